@@ -1,6 +1,6 @@
 """A mix of many small members beside one dataset of the same samples: start, epoch and memory.
 
-    python benchmarks/mix_members.py [--members 200] [--samples 1000] [--workers 2] [--rounds 3]
+    python benchmarks/mix_members.py [--members 200] [--samples 1000] [--workers 2] [--rounds 2]
 
 Tars of `--samples` samples of 2 KB, one for each member, raw bytes, batch 256, from the local disk. In turn, each in a
 process of its own: one dataset of all tars, and a mix of one dataset for each. Three starts: `index`, where the cache
@@ -8,7 +8,7 @@ folder is new; `engine starts`, where it has the manifests; and `engine runs`, w
 The trainer makes two epochs. Printed are medians: seconds of `iter()` and to the first batch after it; CPU seconds of
 all processes up to there (of an engine that runs, since its start); seconds and CPU seconds of the second epoch; and at
 its end the proportional set size of rank, workers and engine. Prints a table and keeps it in
-benchmarks/results/mix_members-<date>.txt.
+benchmarks/results/mix_members-<date>.txt. A round takes two minutes.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=200)
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--run", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run:

@@ -14,21 +14,20 @@ import select
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self, TypeVar
-
-from msgspec.structs import replace
 
 from streamer import errors
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.launcher import connect, pause_before_restart
+from streamer.client.manifest_asks import ManifestAsk, manifest_folders
 from streamer.client.restarts import Restarts
 from streamer.client.session import Session, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import explained
 from streamer.config import format_bytes
-from streamer.errors import ClosedError, EngineUnavailableError, ManifestError, ServiceError
+from streamer.errors import ClosedError, EngineUnavailableError, ServiceError
 from streamer.wire.messages import (
     CacheShared,
     Content,
@@ -50,6 +49,10 @@ from streamer.wire.messages import (
 logger = logging.getLogger(__name__)
 
 _ROOT_ID = "root-id"
+
+# Requests that a process sends before they are answered. The engine looks for manifests one after the other where they
+# are known; where they are built, more at once would only share its requests and its memory.
+_ASKED_AT_ONCE = 8
 
 _Answer = TypeVar("_Answer", bound=Message)
 
@@ -90,35 +93,12 @@ class EngineClient:
         progress: Callable[[IndexProgress], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> Path:
-        """Finds or builds a manifest (`request.request` and `request.options` are filled in).
+        """The folder of a manifest as this process sees it, found or built; see `manifest_folders`."""
+        return next(self.manifests([ManifestAsk(request, progress, on_note)]))
 
-        Args:
-            request: which manifest.
-            progress: called while it is built.
-            on_note: called with each line about objects that were left out.
-
-        Returns:
-            The manifest's folder as this process sees it.
-
-        Raises:
-            ManifestError, StoreError, ConfigError: as the engine reports.
-        """
-        answer = self.ask(
-            lambda number: replace(request, request=number, options=self.settings.encoded_options()),
-            ManifestReady,
-            progress,
-        )
-        if on_note is not None:
-            for note in answer.notes:
-                on_note(note)
-        folder = self.roots()[0] / "manifests" / answer.digest
-        if not folder.is_dir():
-            raise ManifestError(
-                f"the engine has the manifest {answer.digest}, but {folder} is not visible to this process; "
-                "mount the cache folder here and set STREAMER_CACHE_DIR",
-                path=str(folder),
-            )
-        return folder
+    def manifests(self, asks: Iterable[ManifestAsk]) -> Iterator[Path]:
+        """As `manifest`, for several."""
+        return manifest_folders(self, asks)
 
     def open_session(self, spec: SessionSpec) -> Session:
         """Opens a session; a refusal arrives as an error of its first `ready` or `wait`."""
@@ -345,24 +325,42 @@ class EngineClient:
         progress: Callable[[IndexProgress], None] | None = None,
     ) -> _Answer:
         """Sends a request until it is answered; again when the engine dies over it."""
-        number = next(self._numbers)
+        return next(self.ask_each([request], kind, progress))
+
+    def ask_each(
+        self,
+        requests: Iterable[Callable[[int], Message]],
+        kind: type[_Answer],
+        progress: Callable[[IndexProgress], None] | None = None,
+    ) -> Iterator[_Answer]:
+        """As `ask`, for several, of which a few are sent before they are answered. Yields the answers in order."""
+        rest = iter(requests)
+        unanswered: dict[int, Callable[[int], Message]] = {}
         asked: Connection | None = None
         while True:
-            if asked is not self._connected():
-                asked = self._connected()
-                self.post(request(number))
+            unsent = [] if asked is self._connected() else list(unanswered)
+            asked = self._connected()
+            for request in itertools.islice(rest, _ASKED_AT_ONCE - len(unanswered)):
+                unsent.append(next(self._numbers))
+                unanswered[unsent[-1]] = request
+            for number in unsent:
+                self.post(unanswered[number](number))
+            if unsent:
                 continue
-            self.pump(None)
+            if not unanswered:
+                return
+            number = next(iter(unanswered))
             match self._answers.pop(number, None):
                 case None:
-                    pass
+                    self.pump(None)
                 case IndexProgress() as step:
                     if progress is not None:
                         progress(step)
                 case Failed() as failure:
                     raise explained(_error(failure), self._connected().welcome.pid)
                 case answer if isinstance(answer, kind):
-                    return answer
+                    del unanswered[number]
+                    yield answer
                 case other:
                     raise ServiceError(f"the engine answered {kind.__name__} with {type(other).__name__}")
 

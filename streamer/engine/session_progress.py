@@ -179,7 +179,8 @@ class SessionProgress:
             return self.done - 1
         limit = min(self.want, self._known_step)
         if self._urgent:
-            limit = min(limit, min(use.first for use in self._urgent.values()) - 1)
+            # The first one: uses come in order.
+            limit = min(limit, next(iter(self._urgent.values())).first - 1)
         if self._ahead:
             limit = min(limit, self._ahead[0].first - 1)
         if (use := self.next_use()) is not None:
@@ -188,7 +189,7 @@ class SessionProgress:
 
     def is_blocking(self, use: Use) -> bool:
         """The consumer has read everything that is open and cannot continue without this use."""
-        return use.number < 0 or (self.through() < self.done and use.first <= self.done)
+        return use.number < 0 or (use.first <= self.done and self.through() < self.done)
 
     def holds(self, chunk: int) -> bool:
         """Held or open."""

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError, ManifestError
-from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.arrow_ipc.reader import read_table
 from streamer.manifest.columns import BinaryColumn, Table
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Content, Root, Run, decode_root, file_name
+from streamer.manifest.mmap_file import map_file
 from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord, SampleName
 from streamer.unique import unique
 
@@ -294,16 +295,18 @@ class Manifest:
 
 
 def _open_table(path: Path, root: Root, name: str, part: int) -> Table:
-    where = path / file_name(name, part)
-    expected = root.file_bytes[where.name]
-    actual = where.stat().st_size if where.is_file() else -1
-    if actual != expected:
-        found = "is missing" if actual < 0 else f"has {actual} bytes"
+    file = file_name(name, part)
+    where, expected = path / file, root.file_bytes[file]
+    try:
+        mapping = map_file(where)
+    except OSError as error:
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be mapped: {error}"
+        raise ManifestCorruptError(f"{where} {what}; index again", path=str(where), expected=expected) from error
+    if len(mapping) != expected:
         raise ManifestCorruptError(
-            f"{where} {found}, expected {expected}; index again", path=str(where), expected=expected
+            f"{where} has {len(mapping)} bytes, expected {expected}; index again", path=str(where), expected=expected
         )
-    kinds = root.content.schemas[name]
-    table = map_table(where, kinds)
+    table = read_table(mapping, root.content.schemas[name], str(where))
     run: Run = root.content.parts[part].tables[name]
     if any(len(column) != run.count for column in table.values()):
         raise ManifestCorruptError(f"{where}: not the {run.count} rows expected", path=str(where))

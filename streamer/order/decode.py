@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
 from streamer.order.bijection import permute
@@ -15,6 +16,61 @@ _BLOCK = 1 << 14
 
 # (N,) lanes and (N,) piece numbers in them -> (N,) ordinal of the first sample of each piece.
 PieceStart = Callable[[Integers, Integers], Integers]
+
+
+class Draws(msgspec.Struct, frozen=True, eq=False):
+    """Places in pieces that are shuffled one at a time; of several decoders they are drawn together.
+
+    Attributes:
+        place: (N,) index in the piece.
+        sizes: (N,) samples of the piece.
+        group_keys, piece_keys: (N,) of the two permutations.
+        start: (N,) the first ordinal of the piece.
+    """
+
+    place: Integers
+    sizes: Integers
+    group_keys: Words
+    piece_keys: Words
+    start: Integers
+
+    def ordinals(self) -> Integers:
+        """(N,) the samples."""
+        drawn = permute(self.place, self.sizes, self.group_keys)
+        ordinals: Integers = self.start + permute(drawn, self.sizes, self.piece_keys)
+        return ordinals
+
+
+class OrdinalsTogether:
+    """The samples at places of many orders: a few places of each cost as much as many of one.
+
+    Args:
+        count: of the places, over all orders.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._found = np.empty(count, dtype=np.int64)
+        self._rows: list[Integers] = []
+        self._draws: list[Draws] = []
+
+    def set(self, rows: Integers, ordinals: Integers) -> None:
+        """Samples that are known."""
+        self._found[rows] = ordinals
+
+    def draw(self, rows: Integers, draws: Draws) -> None:
+        """Samples that are drawn later."""
+        self._rows.append(rows)
+        self._draws.append(draws)
+
+    def ordinals(self) -> Integers:
+        """(N,) all of them."""
+        if self._draws:
+            rows = np.concatenate(self._rows)
+            columns = [np.concatenate([getattr(one, name) for one in self._draws]) for name in Draws.__struct_fields__]
+            for i in range(0, len(rows), _BLOCK):
+                part = slice(i, i + _BLOCK)
+                self._found[rows[part]] = Draws(*(column[part] for column in columns)).ordinals()
+        return self._found
 
 
 class LaneDecoder:
@@ -42,8 +98,8 @@ class LaneDecoder:
 
     def _decode(self, places: Integers) -> Integers:
         """Ordinals of sorted places."""
-        if self._deal.window == 1:
-            return self._whole_pieces(places)
+        if (draws := self.draws(places)) is not None:
+            return draws.ordinals()
         lanes, groups = self._groups(places)
         found = np.empty(len(places), dtype=np.int64)
         done = 0
@@ -60,16 +116,16 @@ class LaneDecoder:
             done = stop
         return found
 
-    def _whole_pieces(self, places: Integers) -> Integers:
-        """The same where one piece is open at a time, as in a mix of many members: then a group is a piece."""
-        deal = self._deal
+    def draws(self, places: Integers) -> Draws | None:
+        """Places in any order, where one piece is open at a time, as in a mix of many members; None: elsewhere."""
+        if self._deal.window != 1:
+            return None
+        deal = self._deal  # a group is a piece
         piece = np.searchsorted(deal.prefix, places, side="right") - 1
         lanes = np.searchsorted(deal.first, piece, side="right") - 1
         number, sizes = piece - deal.first[lanes], deal.prefix[piece + 1] - deal.prefix[piece]
-        drawn = permute(places - deal.prefix[piece], sizes, fold_each(self._group_keys[lanes], number))
-        index = permute(drawn, sizes, fold_each(self._piece_keys[lanes], number))
-        ordinals: Integers = self._piece_start(lanes, number) + index
-        return ordinals
+        group_keys, piece_keys = (fold_each(keys[lanes], number) for keys in (self._group_keys, self._piece_keys))
+        return Draws(places - deal.prefix[piece], sizes, group_keys, piece_keys, self._piece_start(lanes, number))
 
     def _groups(self, places: Integers) -> tuple[Integers, Integers]:
         """Lane and number of every group that holds one of the sorted places, in their order."""

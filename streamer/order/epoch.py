@@ -10,7 +10,7 @@ import numpy as np
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.cut import LaneCut, cut_lanes, epoch_state, lane_starts
 from streamer.order.deal import Deal
-from streamer.order.decode import LaneDecoder
+from streamer.order.decode import LaneDecoder, OrdinalsTogether
 from streamer.order.hashing import TAG_GROUP, TAG_PIECE, Chunks, Flags, Integers, Words, fold, fold_each
 from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
@@ -104,10 +104,22 @@ class EpochOrder:
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.spec.lanes)
         if self.spec.shuffle == "none":
             return real
-        lanes = (real + self.shift) % self.spec.lanes
-        places = self.lane_start[lanes] + real // self.spec.lanes
+        return self._decoder.ordinals(self._places(real))
+
+    def add_ordinals(self, positions: Integers, rows: Integers, together: OrdinalsTogether) -> None:
+        """As `ordinals`, for `rows` of those of many orders; no padding."""
+        draws = None if self.spec.shuffle == "none" else self._decoder.draws(self._places(positions))
+        if draws is None:
+            together.set(rows, self.ordinals(positions))
+        else:
+            together.draw(rows, draws)
+
+    def _places(self, positions: Integers) -> Integers:
+        """Places in the lanes, which are filled."""
+        lanes = (positions + self.shift) % self.spec.lanes
         self.fill(unique(lanes))
-        return self._decoder.ordinals(places)
+        places: Integers = self.lane_start[lanes] + positions // self.spec.lanes
+        return places
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """The chunks that a rank uses in a run of batches, by lane; never narrower than the truth."""

@@ -266,10 +266,17 @@ class ChunkTable:
         """Finds `least_rank` anew, after quota or owners changed. O(chunks)."""
         rows = group.rows[(self.owner[group.rows] == group.index) & (self.state[group.rows] != State.BELOW)]
         step = RANK_BITS - SELECTION_BITS
-        cost = np.bincount(self.rank[rows] >> step, weights=self.cost[rows], minlength=1 << SELECTION_BITS)
-        from_above = np.cumsum(cost[::-1])
-        fitting = int(np.searchsorted(from_above, group.quota_bytes, side="right"))
-        group.least_rank = ((1 << SELECTION_BITS) - fitting) << step
+        bins = self.rank[rows] >> step
+        if len(rows) < 1 << SELECTION_BITS:
+            # A sum over all bins takes 0.7 ms: for each of 200 members, 0.15 s (2026-11-24).
+            from_above = np.argsort(bins)[::-1]
+            fitting = int(np.searchsorted(np.cumsum(self.cost[rows[from_above]]), group.quota_bytes, side="right"))
+            lowest = int(bins[from_above[fitting]]) + 1 if fitting < len(rows) else 0
+        else:
+            cost = np.bincount(bins, weights=self.cost[rows], minlength=1 << SELECTION_BITS)
+            fitting = int(np.searchsorted(np.cumsum(cost[::-1]), group.quota_bytes, side="right"))
+            lowest = (1 << SELECTION_BITS) - fitting
+        group.least_rank = lowest << step
 
     def is_home(self, row: int) -> bool:
         """Among peers, this engine keeps the chunk for all (`placement.homes.Place.HOME`)."""

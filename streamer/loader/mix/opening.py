@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import resource
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -29,6 +31,7 @@ from streamer.loader.rank.rank_stream import Identity, StreamNames
 from streamer.loader.samples.maker import SampleRules
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.skipping import SkipRules
+from streamer.loader.waiting import watched
 from streamer.order.mix import MixSource, MixSpec
 from streamer.order.mix.explain import cautions, explain
 from streamer.order.plan import LastBatch, check_last_batch
@@ -38,11 +41,12 @@ from streamer.order.spec import shuffle_mode
 logger = logging.getLogger(__name__)
 
 Stream = TypeVar("Stream", bound=PreparedStream)
+Result = TypeVar("Result")
 
 # Measured: 651 with 200 members in a rank, 53 without (2026-11-23).
 _DESCRIPTORS_PER_MEMBER, _OTHER_DESCRIPTORS = 4, 512
-# Manifests that are requested at the same time.
-_OPENED_AT_ONCE = 8
+# Members whose annotations are requested at the same time.
+_JOINED_AT_ONCE = 8
 
 
 class MixOpening:
@@ -211,7 +215,10 @@ class MixOpening:
         }
         pools = _share_connections([opening for _, opening in distinct.values()])
         try:
-            with ThreadPoolExecutor(min(_OPENED_AT_ONCE, len(distinct)), "streamer-open") as pool:
+            for connections in pools:
+                _find([one for one in distinct.values() if one[1].connections is connections], connections)
+            # Together, because some may still have to ask for their annotations.
+            with ThreadPoolExecutor(min(_JOINED_AT_ONCE, len(distinct)), "streamer-open") as pool:
                 found = dict(zip(distinct, pool.map(_open, distinct.values()), strict=True))
         finally:
             for connections in pools:
@@ -280,9 +287,34 @@ def _share_connections(openings: Sequence[Opening]) -> list[EngineConnections]:
     return [connections for _, connections in shared]
 
 
+def _find(members: Sequence[tuple[str, Opening]], connections: EngineConnections) -> None:
+    """Opens the manifests of members that share connections, over one of them."""
+    environment = Environment.read()
+    unknown = deque((name, opening) for name, opening in members if _named(name, opening.settled) is None)
+    asks = [_named(name, partial(opening.ask, environment)) for name, opening in unknown]
+    if not asks:
+        return
+
+    def waited_for() -> str:
+        return unknown[0][1].waited_for() if unknown else ""
+
+    with watched(logger, waited_for), connections.for_requests() as connection:
+        folders = connection.manifests(asks)
+        while unknown:
+            name, opening = unknown[0]
+            folder = _named(name, partial(next, folders))
+            _named(name, partial(opening.found, folder))
+            unknown.popleft()
+
+
 def _open(member: tuple[str, Opening]) -> OpenedDataset:
     name, opening = member
+    return _named(name, lambda: opening.opened)
+
+
+def _named(name: str, work: Callable[[], Result]) -> Result:
+    """An error says which member it is about."""
     try:
-        return opening.opened
+        return work()
     except StreamerError as error:
         raise error.of_member(name) from error

@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_path
+from streamer.client.manifest_asks import ManifestAsk
 from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import as_transform
@@ -72,6 +73,7 @@ class Opening:
         # Not a method: the connections are kept by open sessions, and must not keep this object.
         self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
         self._streams = StreamNames()
+        self._found: Manifest | None = None
         self._opened: OpenedDataset | None = None
         self._explained: set[str] = set()
         self._announcer = Announcer(0)
@@ -108,13 +110,14 @@ class Opening:
     def opened(self) -> OpenedDataset:
         """The manifest and the selected samples; the first use does the I/O."""
         if self._opened is None:
-            with watched(logger, self._waited_for):
-                manifest = self._settled() or self._found()
-                joined = self._join(manifest)
-                choices = (*kept(manifest, joined), *self.choices)
+            if (manifest := self._found) is None:
+                with watched(logger, self.waited_for):
+                    manifest = self.settled() or self.found(self._listed())
+            joined = self._join(manifest)
             with self.connections.for_requests() as connection:
                 place = connection.settings.runtime_dir / "selections"
             SampleDecoder(self.options.decode, allow_pickle=self.options.allow_pickle).check(manifest.facts.fields)
+            choices = (*kept(manifest, joined), *self.choices)
             self._opened = OpenedDataset(manifest, choose(manifest, choices, place), joined)
         return self._opened
 
@@ -146,12 +149,9 @@ class Opening:
         )
         stream = self._streams.name(self._stream(), batch_size, plain)
         skip_rules = SkipRules(options.on_error, options.error_budget)
+        free = options.free_parts
         identity = Identity(
-            rank_config=rank_config,
-            stream=stream,
-            free_parts=options.free_parts,
-            skip_rules=skip_rules,
-            peers=options.peers,
+            rank_config=rank_config, stream=stream, free_parts=free, skip_rules=skip_rules, peers=options.peers
         )
         if (growing := options.growing) is None:
             return Prepared(self.connections, recipe, data, identity)
@@ -226,7 +226,7 @@ class Opening:
         digest, failure = "", None
         try:
             # A rank that has not opened the manifest takes part too: another one may have opened it for len().
-            with watched(logger, self._waited_for):
+            with watched(logger, self.waited_for):
                 digest = self._digests() if self._opened is None else self._current()
         except StreamerError as error:
             failure = error
@@ -235,7 +235,7 @@ class Opening:
             return False
         manifest, _, annotations = digest.partition("+")
         self.shared.replace(manifest, annotations)
-        self._opened = None
+        self._opened = self._found = None
         logger.info("%s changed: %d samples now", self.options.place, self.samples)
         return True
 
@@ -286,10 +286,10 @@ class Opening:
         """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
         self.connections.close()
 
-    def _found(self) -> Manifest:
-        """Requests the manifest from the engine; if another process was faster, its result counts."""
-        path = self._listed()
-        return open_held(path.parent / self.shared.settle_manifest(path.name))
+    def found(self, folder: Path) -> Manifest:
+        """Opens the manifest that the engine has answered with; if another process was faster, its result counts."""
+        self._found = open_held(folder.parent / self.shared.settle_manifest(folder.name))
+        return self._found
 
     def _digests(self) -> str:
         """Of the manifest and of the annotations in use."""
@@ -308,7 +308,8 @@ class Opening:
             return None
         folder = manifest.path.parent / self.shared.annotations
         if not self.shared.annotations or not folder.is_dir():
-            table = self._table(given)
+            with watched(logger, self.waited_for):
+                table = self._table(given)
             folder = table.with_name(self.shared.settle_annotations(table.name))
         return JoinRules(folder, given.missing, given.on)
 
@@ -324,13 +325,16 @@ class Opening:
 
     def _listed(self) -> Path:
         """The folder of the current manifest."""
-        rank_config = self.rank_config()
         with self.connections.for_requests() as connection:
-            self._announcer = Announcer(rank_config.rank)
-            request = self.options.manifest_request(rank_config)
-            return connection.manifest(request, self._announcer, self._announcer.note)
+            return connection.manifest(*self.ask(Environment.read()))
 
-    def _waited_for(self) -> str:
+    def ask(self, environment: Environment) -> ManifestAsk:
+        """The request for the manifest."""
+        rank_config = detect(self.options.rank, self.options.world_size, environment)
+        self._announcer = Announcer(rank_config.rank)
+        return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
+
+    def waited_for(self) -> str:
         """What the opening waits for, in words; any thread. "": another process says it."""
         options, rank, worker = self.options, self.rank_config(), get_worker_info()
         if rank.rank % max(1, rank.world_size // rank.nodes) or (worker is not None and worker.id):
@@ -344,13 +348,14 @@ class Opening:
             f"longer than index_limit={options.index_limit:g} s is refused"
         )
 
-    def _settled(self) -> Manifest | None:
+    def settled(self) -> Manifest | None:
         """The manifest that another process of this dataset has found; None: there is none, or its folder is gone."""
         if not self.shared.manifest:
             return None
         with self.connections.for_requests() as connection:
             path = connection.roots()[0] / "manifests" / self.shared.manifest
-        return open_held(path) if path.is_dir() else None
+        self._found = open_held(path) if path.is_dir() else None
+        return self._found
 
     def _order(self, global_batch: int) -> OrderSpec:
         options = self.options

@@ -6,6 +6,7 @@ half-written.
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Sequence
 
@@ -41,3 +42,13 @@ def receive(end: socket.socket, most_descriptors: int) -> tuple[bytes, list[int]
     except ConnectionResetError:
         return None
     return (raw, descriptors) if raw else None
+
+
+def readable(descriptor: int, seconds: float) -> bool:
+    """Waits until a descriptor can be read; returns whether it can.
+
+    Not by select(2): it fails for descriptors above 1023, which a mix of many members has.
+    """
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import socket
 import threading
@@ -178,7 +177,7 @@ class ForkedPool:
 
     def wait(self, seconds: float) -> None:
         """Waits until the server reports something, and receives it."""
-        select.select([self._end], [], [], seconds)
+        datagrams.readable(self._end.fileno(), seconds)
         self.pump()
 
     def close(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from streamer.fork_lock import unforked
+from streamer.loader.workers.datagrams import readable
 from streamer.loader.workers.fork_protocol import ProcessContext, memory_file
 
 
@@ -80,7 +80,7 @@ class SpawnedProcess:
         """Waits for its end; returns whether it has ended."""
         if self.exit_descriptor < 0:
             return False
-        return bool(select.select([self.exit_descriptor], [], [], seconds)[0])
+        return readable(self.exit_descriptor, seconds)
 
     def result(self) -> tuple[int, int]:
         """Reaps it; unlike Popen.wait, also returns its memory."""

@@ -30,11 +30,20 @@ def map_table(path: Path, schema: Schema) -> Table:
         mapping = map_file(path)
     except OSError as error:
         raise ManifestCorruptError(f"{path}: cannot be mapped: {error}", path=str(path)) from error
-    layout = read_layout(mapping, str(path))
+    return read_table(mapping, schema, str(path))
+
+
+def read_table(mapping: memoryview, schema: Schema, where: str) -> Table:
+    """The columns of a file's bytes, as read-only views of them.
+
+    Raises:
+        ManifestCorruptError: not such a file, another schema, or an offset that points outside.
+    """
+    layout = read_layout(mapping, where)
     if [field.name for field in layout.fields] != list(schema):
         found = ", ".join(field.name for field in layout.fields)
-        raise ManifestCorruptError(f"{path}: has columns {found}; expected {', '.join(schema)}", path=str(path))
-    cursor = _Cursor(mapping, layout, str(path))
+        raise ManifestCorruptError(f"{where}: has columns {found}; expected {', '.join(schema)}", path=where)
+    cursor = _Cursor(mapping, layout, where)
     return {name: cursor.column(kind) for name, kind in schema.items()}
 
 

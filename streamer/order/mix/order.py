@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from streamer.order.decode import OrdinalsTogether
 from streamer.order.hashing import Integers
 from streamer.order.mix.codes import SampleCodes
 from streamer.order.mix.needs import Draw, member_needs
@@ -99,14 +100,14 @@ class MixOrder:
         members, counts = self._places.find(lanes, slots)
         start = self._starts[members]
         stream = start + self.lanes * counts + (lanes - start - self._turns[members]) % self.lanes
-        found = np.empty_like(stream)
+        passes, together = np.empty_like(stream), OrdinalsTogether(len(stream))
         arranged = np.argsort(members, kind="stable")
         stops = np.cumsum(np.bincount(members, minlength=len(self._streams)))
         for member in unique(members).tolist():
             mine = arranged[stops[member - 1] if member else 0 : stops[member]]
-            passes, ordinals = self._streams[member].ordinals(stream[mine], int(self._turns[member]))
-            found[mine] = self.codes.encode(members[mine], passes - self._first_passes[member], ordinals)
-        return found
+            turn = int(self._turns[member])
+            passes[mine] = self._streams[member].add_ordinals(stream[mine], turn, mine, together)
+        return self.codes.encode(members, passes - self._first_passes[members], together.ordinals())
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """The chunks that a rank uses in a run of batches, by member and pass; never narrower than the truth."""

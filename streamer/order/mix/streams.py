@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from streamer.errors import ManifestError
 from streamer.order.bijection import permute
+from streamer.order.decode import OrdinalsTogether
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Integers, fold, fold_each
 from streamer.order.mix.spec import MixMember
@@ -65,13 +66,14 @@ class _Pass:
         self._tabled = tabled
         self._asked = False
 
-    def ordinals(self, places: Integers) -> Integers:
-        """Ordinals at some places of the pass."""
+    def add_ordinals(self, places: Integers, rows: Integers, together: OrdinalsTogether) -> None:
+        """The ordinals at some places of the pass."""
         # Not at the first use: the first batch of 200 members would wait 0.3 s for their tables.
-        if not (self._tabled and self._asked):
+        if self._tabled and self._asked:
+            together.set(rows, self._table[places].astype(np.int64))
+        else:
             self._asked = True
-            return self.order.ordinals(places)
-        return self._table[places].astype(np.int64)
+            self.order.add_ordinals(places, rows, together)
 
     @cached_property
     def _table(self) -> npt.NDArray[np.uint16]:
@@ -113,24 +115,29 @@ class MemberStream:
         """Whether its window holds all of its chunks."""
         return int(np.count_nonzero(self.chunks.samples)) <= self.member.order.window
 
-    def ordinals(self, stream: Integers, turn: int) -> tuple[Integers, Integers]:
-        """Pass and ordinal at some stream positions, both (N,).
+    def add_ordinals(self, stream: Integers, turn: int, rows: Integers, together: OrdinalsTogether) -> Integers:
+        """Adds the ordinals at some stream positions to those of other members.
 
         Args:
             stream: (N,) positions.
             turn: position Q lies in lane (Q + turn) mod L.
+            rows: (N,) their rows among those of all members.
+            together: takes the ordinals.
+
+        Returns:
+            (N,) the passes.
         """
         passes, places = np.divmod(stream, self.member.samples)
         if self.member.order.shuffle == "none":
-            return passes, places
-        if not self.has_lanes:
+            together.set(rows, places)
+        elif not self.has_lanes:
             keys = fold_each(fold(self.member.order.seed, TAG_SMALL), passes)
-            return passes, permute(places, np.full_like(places, self.member.samples), keys)
-        found = np.empty_like(stream)
-        for number in unique(passes).tolist():
-            mine = np.flatnonzero(passes == number)
-            found[mine] = self._pass(number, turn).ordinals(places[mine])
-        return passes, found
+            together.set(rows, permute(places, np.full_like(places, self.member.samples), keys))
+        else:
+            for number in unique(passes).tolist():
+                mine = np.flatnonzero(passes == number)
+                self._pass(number, turn).add_ordinals(places[mine], rows[mine], together)
+        return passes
 
     def order(self, number: int, turn: int) -> EpochOrder:
         """One pass: an epoch whose first position lies in the lane where the stream is."""
@@ -156,7 +163,7 @@ class MemberStream:
 
         Args:
             number: of the pass.
-            turn: as of `ordinals`.
+            turn: as of `add_ordinals`.
             lanes: (N,) the lanes, at least one.
             begin: (N,) the first index of each run.
             end: (N,) one past its last one.

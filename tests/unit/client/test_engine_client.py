@@ -8,15 +8,17 @@ import subprocess
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from streamer.client import launcher
 from streamer.client.engine_client import EngineClient
+from streamer.client.manifest_asks import ManifestAsk
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
-from streamer.errors import ClosedError, ConfigError, EngineUnavailableError
+from streamer.errors import ClosedError, ConfigError, EngineUnavailableError, ObjectNotFoundError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
@@ -53,6 +55,23 @@ def test_a_closed_client_says_so(client):
     client.close()
     with pytest.raises(ClosedError):
         client.statistics()
+
+
+@pytest.mark.process
+def test_several_manifests_are_asked_for_together(client, tmp_path):
+    """In order, over one connection, also when the engine dies meanwhile; a missing one is an error in its turn."""
+    folders = [tmp_path / f"data{number:02}" for number in range(20)]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "a.bin").write_bytes(bytes([number]) * 100)
+    asks = [ManifestAsk(GetManifest(0, [str(folder)], "auto")) for folder in (*folders, tmp_path / "missing")]
+    found = client.manifests(asks)
+    first = [Manifest.open(next(found)).object(0).url for _ in range(3)]
+    os.kill(client.welcome.pid, signal.SIGKILL)
+    rest = [Manifest.open(next(found)).object(0).url for _ in folders[3:]]
+    assert [Path(url.removeprefix("file://")).parent for url in first + rest] == folders
+    with pytest.raises(ObjectNotFoundError, match="missing"):
+        next(found)
 
 
 def test_options_that_cannot_travel_are_a_config_error(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from streamer.cache.folder import open_folder
 from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.client.manifest_asks import ManifestAsk
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.formats.chunkfile import relative_path
@@ -152,6 +153,9 @@ class FakeClient:
         for note in self.engine.notes:
             on_note(note)
         return found
+
+    def manifests(self, asks: Iterable[ManifestAsk]) -> Iterator[Path]:
+        return (self.manifest(*ask) for ask in asks)
 
     def roots(self) -> list[Path]:
         return [self.engine.root]

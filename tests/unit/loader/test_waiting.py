@@ -224,7 +224,7 @@ def test_an_engine_that_starts_slowly_is_said_with_its_log(make_dataset, folder,
     for options, said in (({}, True), ({"engine": "unix:/run/none.sock"}, False)):
         found = make_dataset(folder, **options)._opening
         monkeypatch.setattr(type(found.connections), "connected", False)
-        text = found._waited_for()
+        text = found.waited_for()
         assert bool(text) == said
         assert not said or (text.startswith("the engine of ") and "to start; log /" in text)
 

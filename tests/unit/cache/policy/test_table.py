@@ -7,6 +7,8 @@ import pytest
 
 from streamer.cache.policy.table import (
     CHUNK_ALLOWANCE_BYTES,
+    RANK_BITS,
+    SELECTION_BITS,
     ChunkTable,
     State,
     as_keys,
@@ -86,3 +88,17 @@ def test_a_million_chunks_take_little_memory() -> None:
     table.intern(as_keys(keys), np.full(len(keys), 1), np.zeros(len(keys), np.int16))
     columns = [value for value in vars(table).values() if isinstance(value, np.ndarray)]
     assert sum(column.nbytes for column in columns) <= 50 * len(keys)
+
+
+@pytest.mark.parametrize("quota_share", [0.0, 0.3, 0.999, 1.0, 2.0])
+def test_few_chunks_are_selected_as_many_are(quota_share: float) -> None:
+    """By the sums of their costs from the highest rank down; equal bins of ranks go together."""
+    random, table = np.random.default_rng(4), ChunkTable()
+    group = table.group("few")
+    group.rows = table.rows_of(random.bytes(16 * 500), random.integers(1, 1 << 20, 500), group)
+    table.rank[group.rows] = random.integers(0, 300, 500) << (RANK_BITS - SELECTION_BITS)
+    group.quota_bytes = int(table.cost.sum() * quota_share)
+    table.select(group)
+    bins = table.rank >> (RANK_BITS - SELECTION_BITS)
+    least = next(least for least in range(301) if table.cost[bins >= least].sum() <= group.quota_bytes)
+    assert group.least_rank == least << (RANK_BITS - SELECTION_BITS)

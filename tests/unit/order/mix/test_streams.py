@@ -7,6 +7,8 @@ import pytest
 
 from streamer.errors import ManifestError
 from streamer.order import EpochOrder, OrderSpec
+from streamer.order.decode import OrdinalsTogether
+from streamer.order.hashing import Integers
 from streamer.order.mix.spec import MixMember
 from streamer.order.mix.streams import MemberChunks, MemberStream
 from streamer.order.schedule import lane_runs, piece_runs
@@ -22,13 +24,23 @@ def _stream(samples: int, shuffle: Shuffle = "block", cut: Cut = "fixed", window
     return MemberStream(MixMember("m", spec, samples), chunks)
 
 
+def ordinals_of(stream: MemberStream, positions: Integers, turn: int) -> tuple[Integers, Integers]:
+    """Pass and ordinal at some positions, which come in the other order than those of another member."""
+    together = OrdinalsTogether(2 * len(positions))
+    rows = np.arange(len(positions))
+    other = _stream(500, window=8)
+    other.add_ordinals(positions, turn, len(positions) + rows, together)
+    passes = stream.add_ordinals(positions, turn, len(positions) - 1 - rows, together)
+    return passes, together.ordinals()[: len(positions)][::-1]
+
+
 @pytest.mark.parametrize("samples", [1, 31, 32, 100, 333, 4099])
 @pytest.mark.parametrize("shuffle", ["block", "none"])
 @pytest.mark.parametrize("turn", [0, 5])
 def test_each_pass_has_every_sample_once(samples: int, shuffle: Shuffle, turn: int) -> None:
     """Also without lanes, and with lanes that the samples do not fill evenly."""
     stream = _stream(samples, shuffle)
-    passes, ordinals = stream.ordinals(np.arange(5 * samples), turn)
+    passes, ordinals = ordinals_of(stream, np.arange(5 * samples), turn)
     assert passes.tolist() == np.repeat(np.arange(5), samples).tolist()
     assert (np.sort(ordinals.reshape(5, samples), axis=1) == np.arange(samples)).all()
     if shuffle == "none":
@@ -36,11 +48,12 @@ def test_each_pass_has_every_sample_once(samples: int, shuffle: Shuffle, turn: i
 
 
 @pytest.mark.parametrize("samples", [336, 4096, 4104])
-def test_a_pass_that_begins_in_lane_zero_is_an_epoch_of_the_dataset(samples: int) -> None:
-    """Bit for bit, with a table and without."""
-    stream = _stream(samples)
+@pytest.mark.parametrize("window", [8, 16])
+def test_a_pass_that_begins_in_lane_zero_is_an_epoch_of_the_dataset(samples: int, window: int) -> None:
+    """Bit for bit, with a table and without, with one chunk open in each lane and with two."""
+    stream = _stream(samples, window=window)
     for number in range(3):
-        _, ordinals = stream.ordinals(number * samples + np.arange(samples), 0)
+        _, ordinals = ordinals_of(stream, number * samples + np.arange(samples), 0)
         alone = EpochOrder(stream.member.order, stream.chunks.samples, number).ordinals(np.arange(samples))
         assert np.array_equal(ordinals, alone)
 
@@ -50,7 +63,7 @@ def test_a_lane_of_the_stream_keeps_its_chunks(cut: Cut) -> None:
     """Lane (Q + turn) mod L of any pass draws from the chunks that `all_chunks` says, of a fixed cut few more."""
     stream, turn = _stream(333, cut=cut), 3
     positions = np.arange(20 * 333)
-    _, ordinals = stream.ordinals(positions, turn)
+    _, ordinals = ordinals_of(stream, positions, turn)
     chunks = np.searchsorted(stream.chunks.first, ordinals, side="right") - 1
     for lane in range(8):
         used = set(chunks[(positions + turn) % 8 == lane].tolist())
@@ -77,7 +90,7 @@ def test_pieces_cover_the_samples_of_runs(shuffle: Shuffle, window: int) -> None
     found = stream.pieces(2, 5, np.array(list(runs)), begin, end)
     for lane, run in runs.items():
         first = 2 * 333 + (lane - 5 - 2 * 333) % stream.lanes
-        _, ordinals = stream.ordinals(first + stream.lanes * np.arange(*run), 5)
+        _, ordinals = ordinals_of(stream, first + stream.lanes * np.arange(*run), 5)
         used = np.searchsorted(stream.chunks.first, ordinals, side="right") - 1
         mine = found.lane == lane
         bounds = zip(found.begin[mine].tolist(), found.end[mine].tolist(), strict=True)
