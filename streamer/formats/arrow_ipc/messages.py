@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.formats.arrow_ipc.flatbuffer import Table
+from streamer.flatbuffer import Table
 
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
 PREFIX_BYTES = 8

@@ -9,7 +9,7 @@ import json
 
 import msgspec
 
-from streamer.formats.arrow_ipc.flatbuffer import FlatbufferError, Table
+from streamer.flatbuffer import FlatbufferError, Table
 from streamer.formats.arrow_ipc.messages import PREFIX_BYTES, schema_of
 from streamer.formats.parquet.schema import (
     BOOLEAN,
