@@ -55,7 +55,8 @@ class Job:
             "pause_seconds": 0.02,
             **settings,
         }
-        self._runtime, self._errors = folder / "r", folder / "stderr.txt"
+        # Not on the disk that is filled: its last line would be lost.
+        self._runtime, self._errors = folder / "r", folder.with_name(f"{folder.name}-stderr.txt")
         root = str(SCRIPT.parent.parent.parent)
         path = [(environment or {}).get("PYTHONPATH", ""), root]
         variables = {**os.environ, "STREAMER_RUNTIME_DIR": str(self._runtime), "PYTHONPATH": os.pathsep.join(path)}
