@@ -6,8 +6,8 @@ Parquet files of 110 KB images; one recoder recodes their chunks again and again
 a message every millisecond. In turn, `--rounds` times, for `--seconds` each: with the recoder idle, beside a process
 that has nothing to do with it (it copies 8 MiB for 6 ms, about a recoder's time for a chunk, and answers the loop),
 and with the recoder busy all the time. Printed is how long a message waits for the loop, the median of the rounds.
-Hand-over is the CPU of this process per GB fetched: into the recoder's memory, and the look at what it made;
-publishing is not in it. Results are kept in benchmarks/results/.
+Hand-over is the CPU of this process per GB fetched: job, answer and the look at what the recoder made; publishing is
+not in it. Results are kept in benchmarks/results/.
 
 A timer of the loop would not do as a clock: it is due at whole milliseconds, and every other event that the loop
 handles before puts it off by up to one more.
@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,8 @@ from formats import Disk, content_of
 from formats_data import WAYS, make
 from report import kept
 
+from streamer.fetch.buffer_pool import BufferPool, ChunkBuffer
+from streamer.fetch.fetcher import Fetched
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
@@ -62,20 +64,27 @@ while asked.recv(16):
 
 
 class Work:
-    """The chunks of a dataset, fetched."""
+    """The chunks of a dataset, in memory as the fetcher leaves them.
+
+    Args:
+        manifest: of the dataset.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self.chunks: list[tuple[Chunk, Sequence[bytes]]] = []
+        self.chunks: list[tuple[Chunk, ChunkBuffer]] = []
+        pool = BufferPool(1 << 40)
         for number in range(manifest.chunks):
             chunk = manifest.chunk(number)
-            self.chunks.append((chunk, [content_of(extent) for extent in chunk.extents]))
+            buffer = ChunkBuffer(pool, chunk.fetch_bytes, shared=True)
+            buffer.view()[:] = b"".join(content_of(extent) for extent in chunk.extents)
+            self.chunks.append((chunk, buffer))
         self.nbytes = sum(chunk.fetch_bytes for chunk, _ in self.chunks)
 
     async def once(self, pool: RecoderPool) -> None:
-        for chunk, parts in self.chunks:
+        for chunk, buffer in self.chunks:
             job = Job.of(self._manifest, chunk)
-            async with pool.recode(job, chunk, parts, due=lambda: 0.0):
+            async with pool.recode(job, chunk, Fetched(buffer, lambda given: None).content, due=lambda: 0.0):
                 pass
 
 

@@ -83,6 +83,7 @@ class Fetchers:
         for key in list(self._open):
             self._close(key)
         await self._tasks.__aexit__(None, None, None)
+        self.memory.buffers.clear()
 
     @asynccontextmanager
     async def of(self, options: Mapping[str, object]) -> AsyncIterator[Fetcher]:

@@ -183,9 +183,10 @@ class InFlight:
 
     async def from_store(self, fetch: Fetch) -> Fetched:
         """The bytes of a chunk as its store has them."""
-        chunk = fetch.dataset.manifest.chunk(fetch.chunk)
+        manifest = fetch.dataset.manifest
+        chunk = manifest.chunk(fetch.chunk)
         async with self._fetchers.of_chunk(chunk, fetch.dataset.options) as fetcher:
-            return await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner)
+            return await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner, shared=manifest.recoded)
 
     async def take(self, fetch: Fetch, fetched: Fetched) -> None:
         """Publishes what its store sent, recoded where the format needs it."""
@@ -205,8 +206,7 @@ class InFlight:
 
     async def _recode(self, fetch: Fetch, chunk: Chunk, fetched: Fetched) -> None:
         job = Job.of(fetch.dataset.manifest, chunk)
-        making = self._recoders.recode(job, chunk, fetched.parts, due=fetch.due, copied=fetched.close)
-        async with making as recoded:
+        async with self._recoders.recode(job, chunk, fetched.content, due=fetch.due) as recoded:
             self._listener.chunk_resized(fetch.key, chunkfile.file_bytes(len(recoded.content), chunk.samples + 1))
             await self._publish(fetch, chunk, [recoded.content], recoded.offsets)
 

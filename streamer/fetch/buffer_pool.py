@@ -5,12 +5,18 @@ holes and fault in page by page: 2.1 GB resident for 0.5 GB of chunks under way,
 piece that is copied at once is still in the processor's cache and its memory serves the next piece; the buffers here
 are faulted in once, by huge pages where the kernel has them: 0.7 GB and 4,000-9,000 faults (two cores, loopback,
 2 to 6 GB in chunks of 8 MiB, 2026-11-20).
+
+A shared buffer is a file in memory, for a recoder that maps what was fetched: the engine copies nothing. A copy of 8 MiB
+took .12 CPU s/GB more, and a message waited .30 instead of .13 ms for the engine's loop (99 %, two cores, 2026-11-24).
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
+import os
 import sys
+import weakref
 from collections import deque
 
 # Smaller chunks share no huge page; a length is rounded up to this.
@@ -23,6 +29,8 @@ LARGEST_SHARE = 1.25
 
 # An idle engine keeps no more: 32 chunks of 8 MiB to begin with again.
 IDLE_BYTES = 256 << 20
+# A shared buffer takes two descriptors; shorter chunks are cheaper to copy.
+SHARED_FROM_BYTES = 1 << 20
 
 
 class Buffer:
@@ -30,13 +38,20 @@ class Buffer:
 
     Args:
         size_bytes: its length.
+        shared: whether another process can map it.
 
     Attributes:
         view: as much of it as was asked for.
+        descriptor: of its file in memory, if it is shared.
     """
 
-    def __init__(self, size_bytes: int) -> None:
-        self._memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    def __init__(self, size_bytes: int, shared: bool = False) -> None:
+        self.descriptor = _memory_file(size_bytes) if shared else None
+        if self.descriptor is None:
+            self._memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            weakref.finalize(self, os.close, self.descriptor)
+            self._memory = mmap.mmap(self.descriptor, size_bytes, flags=mmap.MAP_SHARED)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.size_bytes = size_bytes
@@ -78,10 +93,15 @@ class BufferPool:
     def __repr__(self) -> str:
         return f"BufferPool({self.mapped_bytes} of {self.most_bytes} bytes, {self._lent} lent, {len(self._free)} free)"
 
-    def take(self, length: int) -> Buffer:
-        """Lends a buffer with room for `length` bytes; their values are arbitrary."""
-        size = size_bytes(length)
-        buffer = self._fitting(size) or self._mapped(size)
+    def take(self, length: int, shared: bool = False) -> Buffer:
+        """Lends a buffer with room for `length` bytes; their values are arbitrary.
+
+        Args:
+            length: in bytes.
+            shared: whether another process is to map it; only done from `SHARED_FROM_BYTES` on.
+        """
+        size, shared = size_bytes(length), shared and length >= SHARED_FROM_BYTES
+        buffer = self._fitting(size, shared) or self._mapped(size, shared)
         buffer.lend(length)
         self._lent += 1
         return buffer
@@ -95,18 +115,23 @@ class BufferPool:
             self.mapped_bytes -= buffer.size_bytes
         self._shrink(self.most_bytes if self._lent else min(self.most_bytes, IDLE_BYTES))
 
-    def _fitting(self, size: int) -> Buffer | None:
+    def clear(self) -> None:
+        """Unmaps the free buffers."""
+        self._shrink(0)
+
+    def _fitting(self, size: int, shared: bool) -> Buffer | None:
         """The buffer used last is the likeliest to be in some cache."""
         for number in range(len(self._free) - 1, -1, -1):
             buffer = self._free[number]
-            if size <= buffer.size_bytes <= LARGEST_SHARE * size:
+            fits = size <= buffer.size_bytes <= LARGEST_SHARE * size
+            if fits and shared == (buffer.descriptor is not None):
                 del self._free[number]
                 return buffer
         return None
 
-    def _mapped(self, size: int) -> Buffer:
+    def _mapped(self, size: int, shared: bool) -> Buffer:
         self._shrink(self.most_bytes - size)
-        buffer = Buffer(size)
+        buffer = Buffer(size, shared)
         self.mapped_bytes += size
         return buffer
 
@@ -125,10 +150,12 @@ class ChunkBuffer:
     Args:
         pool: where it comes from.
         length: of the chunk, in bytes.
+        shared: see `BufferPool.take`.
     """
 
-    def __init__(self, pool: BufferPool, length: int) -> None:
+    def __init__(self, pool: BufferPool, length: int, shared: bool = False) -> None:
         self._pool = pool
+        self._shared = shared
         self._buffer: Buffer | None = None
         self.length = length
 
@@ -138,14 +165,27 @@ class ChunkBuffer:
     def view(self) -> memoryview:
         """The chunk's bytes."""
         if self._buffer is None:
-            self._buffer = self._pool.take(self.length)
+            self._buffer = self._pool.take(self.length, self._shared)
         return self._buffer.view
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of a file that begins with the chunk's bytes, if the buffer is shared."""
+        return None if self._buffer is None else self._buffer.descriptor
 
     def clear(self) -> None:
         """Gives the buffer back; idempotent."""
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
             self._pool.give(buffer)
+
+
+def _memory_file(size_bytes: int) -> int:
+    """A file without a name, of fixed length: a mapping of it is never cut off."""
+    descriptor = os.memfd_create("streamer-fetched", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, size_bytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return descriptor
 
 
 def size_bytes(length: int) -> int:

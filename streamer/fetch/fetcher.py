@@ -34,12 +34,14 @@ class Fetched:
 
     Attributes:
         parts: views whose concatenation is the chunk's bytes. They end with `close`.
+        content: the bytes as one view, or the descriptor of a file in memory that begins with them. Until `close`.
     """
 
     def __init__(self, buffer: ChunkBuffer, give_back: Callable[[ChunkBuffer], None]) -> None:
         self._buffer: ChunkBuffer | None = buffer
         self._give_back = give_back
         self.parts = [buffer.view()]
+        self.content = self.parts[0] if buffer.descriptor is None else buffer.descriptor
 
     def __repr__(self) -> str:
         return f"Fetched({self._buffer or 'closed'})"
@@ -59,6 +61,7 @@ class Fetched:
         """Gives the memory back; idempotent."""
         buffer, self._buffer = self._buffer, None
         self.parts = []
+        self.content = memoryview(b"")
         if buffer is not None:
             self._give_back(buffer)
 
@@ -112,7 +115,9 @@ class Fetcher:
         for endpoint in endpoints:
             await endpoint.store.aclose()
 
-    async def fetch(self, chunk: Chunk, *, due: Due | None = None, owner: Owner = no_owner) -> Fetched:
+    async def fetch(
+        self, chunk: Chunk, *, due: Due | None = None, owner: Owner = no_owner, shared: bool = False
+    ) -> Fetched:
         """Fetches the bytes of a chunk's extents, in order.
 
         Args:
@@ -120,6 +125,7 @@ class Fetcher:
             due: when its first reader needs it, in seconds on the loop's clock; read again while it waits.
                 None: now.
             owner: the job whose share of requests and bytes it takes.
+            shared: whether another process is to map it; see `BufferPool.take`.
 
         Raises:
             StoreError: see Transfer.run; the other ranges of the chunk are cancelled.
@@ -129,7 +135,7 @@ class Fetcher:
         due = due or _asked_now()
         reserved = sum(extent.length for extent in ranges)
         charged = await self._memory.acquire(WaitQueue(due, owner), reserved)
-        buffer = ChunkBuffer(self._buffers, reserved)
+        buffer = ChunkBuffer(self._buffers, reserved, shared)
         give_back = partial(self._give_back, charged)
         try:
             await self._fetch_all(ranges, partial(WaitQueue, due, owner), buffer.view)

@@ -1,4 +1,4 @@
-"""A recoder: `python -m streamer.recode SOCKET INBOX OUTBOX`, three inherited descriptors.
+"""A recoder: `python -m streamer.recode SOCKET MEMORY`, two inherited descriptors.
 
 It waits for one job at a time and ends with its socket, in the middle of a job, too.
 """
@@ -6,6 +6,7 @@ It waits for one job at a time and ends with its socket, in the middle of a job,
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import resource
 import socket
@@ -37,8 +38,8 @@ _LIBRARY_BYTES = 512 << 20
 class Process:
     """The recoder's side of the socket and of the shared memory."""
 
-    def __init__(self, end: socket.socket, inbox: SharedMemory, outbox: SharedMemory) -> None:
-        self._end, self._inbox, self._outbox = end, inbox, outbox
+    def __init__(self, end: socket.socket, memory: SharedMemory) -> None:
+        self._end, self._memory = end, memory
         self._recoders = Recoders()
         # While it works anything that happens to the socket, which can only be its end, kills this process.
         fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
@@ -46,27 +47,33 @@ class Process:
 
     def serve(self) -> None:
         """Answers jobs until the engine closes its end."""
-        while frame := self._end.recv(MOST_ANSWER_BYTES):
-            start = decode_start(frame)
+        while True:
+            frame, descriptors, *_ = socket.recv_fds(self._end, MOST_ANSWER_BYTES, 1)
+            if not frame:
+                return
             fcntl.fcntl(self._end, fcntl.F_SETFL, self._flags | os.O_ASYNC)
-            answer = self._answer(start.fetch_bytes, start.job_bytes)
+            answer = self._answer(decode_start(frame).job_bytes, descriptors)
             fcntl.fcntl(self._end, fcntl.F_SETFL, self._flags)
             self._end.send(encode(answer))
 
-    def _answer(self, fetch_bytes: int, job_bytes: int) -> Answer:
-        content = self._inbox.view(fetch_bytes + job_bytes)
-        job = decode_job(bytes(content[fetch_bytes:]))
+    def _answer(self, job_bytes: int, descriptors: list[int]) -> Answer:
+        job = decode_job(bytes(self._memory.view(job_bytes)))
         limit_memory(job)
         started = time.process_time()
+        content = _mapped(descriptors[0], job.fetch_bytes) if descriptors else self._behind(job_bytes, job.fetch_bytes)
         try:
-            written, samples = recode(job, self._recoders.of(job), content[:fetch_bytes], _Outbox(self._outbox).write)
+            written, samples = recode(job, self._recoders.of(job), content, _Outbox(self._memory).write)
         except Exception as error:  # noqa: BLE001 - a format may raise anything; the engine is told
             return _refusal(error, job)
         return Done(written, samples, time.process_time() - started)
 
+    def _behind(self, start: int, length: int) -> memoryview:
+        """Copied, because the records overwrite it."""
+        return memoryview(bytes(self._memory.view(start + length)[start:]))
+
 
 class _Outbox:
-    """Writes to the outbox from its beginning."""
+    """Writes to the shared memory from its beginning."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
@@ -76,8 +83,16 @@ class _Outbox:
         self._at = self._memory.write(buffers, self._at)
 
 
+def _mapped(descriptor: int, length: int) -> memoryview:
+    """The first bytes of a file, which is closed."""
+    try:
+        return memoryview(mmap.mmap(descriptor, length, prot=mmap.PROT_READ)) if length else memoryview(b"")
+    finally:
+        os.close(descriptor)
+
+
 def limit_memory(job: Job) -> None:
-    """Bounds what this process has by the libraries, the fetched bytes, the records twice and the outbox."""
+    """Bounds what this process has by the libraries, the fetched bytes, the records twice and where they go."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 3 * job.most_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -101,10 +116,10 @@ def _refusal(error: BaseException, job: Job) -> Refused:
 def main(arguments: list[str]) -> None:
     """Runs with the descriptors that the engine has passed."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    end, inbox, outbox = map(int, arguments)
-    for descriptor in (end, inbox, outbox):
+    end, memory = map(int, arguments)
+    for descriptor in (end, memory):
         os.set_inheritable(descriptor, False)
-    Process(socket.socket(fileno=end), SharedMemory("inbox", inbox), SharedMemory("outbox", outbox)).serve()
+    Process(socket.socket(fileno=end), SharedMemory("memory", memory)).serve()
     # Nothing is to be cleaned up: the memory belongs to the engine.
     os._exit(0)
 

@@ -19,7 +19,6 @@ from streamer.manifest.annotations import ANNOTATIONS, Head
 from streamer.manifest.blocks import Block, encode_hints
 from streamer.manifest.builder.publish import publish_annotations
 from streamer.manifest.columns import BinaryColumn
-from streamer.manifest.mmap_file import map_file
 from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord
 from streamer.recode.messages import Job
 from streamer.recode.results import Recoded
@@ -42,8 +41,8 @@ def parsing(url: str) -> Iterator[None]:
         raise ManifestError(f"annotations {url}: {reason}", url=url, reason=reason) from error
 
 
-async def mapped_file(options: TableOptions, record: ObjectRecord, place: Path, fetcher: Fetcher) -> memoryview:
-    """The bytes of the file, on the disk below `place` as long as they are in use.
+async def fetch_annotations(options: TableOptions, record: ObjectRecord, place: Path, fetcher: Fetcher) -> Path:
+    """Fetches the file to the disk, below `place`.
 
     Raises:
         ConfigError: it is too long, or of a kind that is not read.
@@ -58,9 +57,7 @@ async def mapped_file(options: TableOptions, record: ObjectRecord, place: Path, 
         )
     file = place / "annotations"
     await fetch_file(record, file, fetcher)
-    content = await asyncio.to_thread(map_file, file) if record.size else memoryview(b"")
-    file.unlink()
-    return content
+    return file
 
 
 async def fetch_file(record: ObjectRecord, file: Path, fetcher: Fetcher) -> None:

@@ -10,7 +10,7 @@ from streamer.fetch import Fetcher
 from streamer.formats.annotations.parsed import TableOptions
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.staging import workplace
-from streamer.recode.annotation_file import chunk_of, job_of, mapped_file, parsing, publish
+from streamer.recode.annotation_file import chunk_of, fetch_annotations, job_of, parsing, publish
 from streamer.recode.pool import RecoderPool
 
 
@@ -32,9 +32,10 @@ async def build_table(
         StoreError: it cannot be read.
     """
     with workplace(root) as place, parsing(options.url):
-        content = await mapped_file(options, record, place, fetcher)
+        file = await fetch_annotations(options, record, place, fetcher)
         loop = asyncio.get_running_loop()
         now = loop.time()
-        async with recoders.recode(job_of(options, record), chunk_of(record), [content], due=lambda: now) as made:
-            del content
-            return await in_thread(None, publish, made, place, root)
+        job, chunk = job_of(options, record), chunk_of(record)
+        with file.open("rb") as content:
+            async with recoders.recode(job, chunk, content.fileno(), due=lambda: now) as made:
+                return await in_thread(None, publish, made, place, root)

@@ -1,6 +1,8 @@
 """What the engine and a recoder tell each other: one msgpack datagram each way per job.
 
-The job itself, with its hints and facts, is in the inbox behind the fetched bytes: it may be longer than a datagram.
+The job itself, with its hints and facts, is where the records go: it may be longer than a datagram. So are the fetched
+bytes of a short chunk, behind the job; of others the datagram brings the descriptor of the memory that they were
+fetched into.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
         facts: of the dataset.
         hint: of the chunk; see `manifest.blocks`.
         samples: of the chunk; -1: unknown.
-        fetch_bytes: in the inbox.
+        fetch_bytes: of the chunk.
         planned_bytes: of its records and their table.
     """
 
@@ -77,14 +79,13 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """There is a job in the inbox, in the `job_bytes` behind the `fetch_bytes`."""
+    """There is a job, in the first `job_bytes` of the shared memory."""
 
-    fetch_bytes: int
     job_bytes: int
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The records and their table are in the outbox.
+    """The records and their table are in the shared memory.
 
     Attributes:
         local_bytes: of both.
@@ -125,7 +126,7 @@ def encode(message: Job | Start | Answer) -> bytes:
 
 
 def decode_job(raw: bytes) -> Job:
-    """What the inbox has behind the bytes."""
+    """What the shared memory begins with."""
     return _JOB.decode(raw)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -14,10 +14,10 @@ from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import budget_bytes
 from streamer.manifest.model import Chunk
 from streamer.manifest.protocols import Examine, Examined
-from streamer.recode.messages import Done, Job, Start
-from streamer.recode.process import RecoderEndedError, RecoderProcess
+from streamer.recode.messages import Done, Job
+from streamer.recode.process import Content, RecoderEndedError, RecoderProcess
 from streamer.recode.results import Recoded, checked, examining, failure
-from streamer.recode.shared import KEPT_BYTES, Buffer
+from streamer.recode.shared import KEPT_BYTES
 
 # The rest of the cores is for the trainer's workers, which decode every sample of every epoch.
 _CORES_EACH = 4
@@ -117,17 +117,14 @@ class RecoderPool:
         return [recoder.pid for recoder in self._recoders if recoder.pid is not None]
 
     @asynccontextmanager
-    async def recode(
-        self, job: Job, chunk: Chunk, parts: Sequence[Buffer], *, due: Due, copied: Callable[[], None] | None = None
-    ) -> AsyncIterator[Recoded]:
+    async def recode(self, job: Job, chunk: Chunk, content: Content, *, due: Due) -> AsyncIterator[Recoded]:
         """Recodes a chunk; the records stay until the end of the context.
 
         Args:
             job: what to do.
             chunk: where the bytes are from.
-            parts: its fetched bytes.
+            content: its fetched bytes; they stay as they are until the end of the context.
             due: when its first reader needs it, on the loop's clock.
-            copied: called when `parts` are not needed any more.
 
         Raises:
             RecodeError: two recoders could not do it; names object, range, format and reason.
@@ -137,11 +134,8 @@ class RecoderPool:
         recoder = await self._take(due, size)
         begun = self._loop.time()
         try:
-            start = await recoder.fill(parts, job)
-            if copied is not None:
-                copied()
-            done = await self._run(recoder, start, job, chunk)
-            recoded = checked(recoder.memory[1], done, job, chunk)
+            done = await self._run(recoder, content, job, chunk)
+            recoded = checked(recoder.memory, done, job, chunk)
             self.count.add(job, done)
             # Released at the end, because an error would keep it with its traceback.
             with recoded.content:
@@ -167,15 +161,15 @@ class RecoderPool:
         """
         now = self._loop.time()
         with examining(asked) as chunk:
-            async with self.recode(Job.examine(asked), chunk, [content], due=lambda: now) as made:
+            async with self.recode(Job.examine(asked), chunk, content, due=lambda: now) as made:
                 return made.examined
 
-    async def _run(self, process: RecoderProcess, start: Start, job: Job, chunk: Chunk) -> Done:
+    async def _run(self, process: RecoderProcess, content: Content, job: Job, chunk: Chunk) -> Done:
         """Tries in a fresh process once more."""
         failures = []
         for _ in range(_TRIES):
             try:
-                answer = await process.run(start, job.most_seconds)
+                answer = await process.run(job, content)
             except RecoderEndedError as error:
                 failures.append(f"its recoder ended: {error}")
                 block = -1

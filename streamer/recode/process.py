@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -28,6 +28,10 @@ _SETTINGS = {
 }
 
 
+# The bytes themselves, or the descriptor of a file that begins with them.
+Content: TypeAlias = Buffer | int
+
+
 class RecoderEndedError(Exception):
     """A recoder has ended, hangs, or does not make sense; says which."""
 
@@ -36,11 +40,11 @@ class RecoderProcess:
     """A process and the memory that it shares with the engine. One job at a time; on the engine's loop.
 
     Attributes:
-        memory: inbox and outbox; they outlive the process.
+        memory: has the job, then what came of it; it outlives the process.
     """
 
     def __init__(self) -> None:
-        self.memory = SharedMemory("streamer-recoder-inbox"), SharedMemory("streamer-recoder-outbox")
+        self.memory = SharedMemory("streamer-recoder")
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
@@ -52,32 +56,35 @@ class RecoderProcess:
         """None: it is not running."""
         return None if self._process is None else self._process.pid
 
-    async def fill(self, parts: Sequence[Buffer], job: Job) -> Start:
-        """Copies the fetched bytes and the job to the inbox; they stay for a second try."""
-        encoded = encode(job)
-        await in_thread(None, self.memory[0].write, [*parts, encoded])
-        return Start(job.fetch_bytes, len(encoded))
-
-    async def run(self, start: Start, most_seconds: float) -> Answer:
-        """Runs the job in the inbox, in a new process if there is none.
+    async def run(self, job: Job, content: Content) -> Answer:
+        """Runs a job, in a new process if there is none.
 
         Raises:
             RecoderEndedError: there is no answer; the process is gone afterwards.
         """
         loop = asyncio.get_running_loop()
+        encoded = encode(job)
+        parts: list[Buffer] = [encoded]
+        descriptors: list[int] = []
+        if isinstance(content, int):
+            descriptors.append(content)
+        else:
+            parts.append(content)
+        await in_thread(None, self.memory.write, parts)
         try:
             if self._socket is None:
                 await in_thread(None, self._start)
             assert self._socket is not None
-            async with asyncio.timeout(most_seconds):
-                await loop.sock_sendall(self._socket, encode(start))
+            # It waits for a job, so that this one finds room.
+            socket.send_fds(self._socket, [encode(Start(len(encoded)))], descriptors)
+            async with asyncio.timeout(job.most_seconds):
                 frame = await loop.sock_recv(self._socket, MOST_ANSWER_BYTES)
             if not frame:
                 raise RecoderEndedError(await self.end())
             return decode_answer(frame)
         except TimeoutError as error:
             await self.end()
-            raise RecoderEndedError(f"no answer after {most_seconds:.0f} s") from error
+            raise RecoderEndedError(f"no answer after {job.most_seconds:.0f} s") from error
         except OSError as error:
             raise RecoderEndedError(f"{await self.end()} ({error})") from error
         except msgspec.MsgspecError as error:
@@ -90,7 +97,7 @@ class RecoderProcess:
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        descriptors = (theirs.fileno(), *(each.descriptor for each in self.memory))
+        descriptors = theirs.fileno(), self.memory.descriptor
         # -P: a file random.py in the working directory must not shadow the standard library.
         command = [sys.executable, "-P", "-m", "streamer.recode", *map(str, descriptors)]
         try:
@@ -125,11 +132,9 @@ class RecoderProcess:
 
     async def trim(self) -> None:
         """Gives the memory of a large chunk back."""
-        for each in self.memory:
-            await in_thread(None, each.trim)
+        await in_thread(None, self.memory.trim)
 
     async def close(self) -> None:
         """Ends the process and gives the memory back; views of it stay valid."""
         await self.end()
-        for each in self.memory:
-            each.close()
+        self.memory.close()

@@ -91,10 +91,9 @@ class RecodedChunks:
 
     async def _made(self, manifest: Manifest, chunk: Chunk, fetcher: Fetcher) -> RecodedChunk:
         now = asyncio.get_running_loop().time()
-        with await fetcher.fetch(chunk) as fetched:
+        with await fetcher.fetch(chunk, shared=True) as fetched:
             job = Job.of(manifest, chunk)
-            making = self._recoders.recode(job, chunk, fetched.parts, due=lambda: now, copied=fetched.close)
-            async with making as recoded:
+            async with self._recoders.recode(job, chunk, fetched.content, due=lambda: now) as recoded:
                 return RecodedChunk(await in_thread(None, bytes, recoded.content), recoded.offsets)
 
     def _keep(self, key: bytes, found: RecodedChunk) -> None:

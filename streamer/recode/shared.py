@@ -1,11 +1,10 @@
-"""Memory that the engine and a recoder share: a file without a name, written by one and mapped by the other."""
+"""Memory that the engine and a recoder share: a file without a name. It has the job, then the records."""
 
 from __future__ import annotations
 
 import fcntl
 import mmap
 import os
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,11 +13,6 @@ import numpy as np
 KEPT_BYTES = 32 << 20
 # Shorter buffers are copied without leaving the GIL: numpy takes a microsecond for each.
 _LARGE_BYTES = 16 << 10
-# After this much a copy sleeps for an instant, which lets the engine's loop run where both share a core: with 8 MiB in
-# one piece the loop answers .86 ms late at 99 %, so .30 ms (two cores, 2026-11-23). Yielding without a sleep takes 20
-# times as long beside two busy processes.
-_PIECE_BYTES = 2 << 20
-_INSTANT_SECONDS = 1e-6
 
 Buffer = memoryview | bytes
 
@@ -93,10 +87,5 @@ def _copy(buffer: Buffer, mapping: mmap.mmap, at: int) -> int:
     if len(buffer) < _LARGE_BYTES:
         mapping[at:end] = buffer
     else:
-        target, source = np.frombuffer(mapping, np.uint8, len(buffer), at), np.frombuffer(buffer, np.uint8)
-        for begin in range(0, len(buffer), _PIECE_BYTES):
-            piece = slice(begin, begin + _PIECE_BYTES)
-            np.copyto(target[piece], source[piece])
-            if piece.stop <= len(buffer):
-                time.sleep(_INSTANT_SECONDS)
+        np.copyto(np.frombuffer(mapping, np.uint8, len(buffer), at), np.frombuffer(buffer, np.uint8))
     return end

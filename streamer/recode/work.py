@@ -1,4 +1,4 @@
-"""What a recoder does with a job: each block to its format, the records and the table of their starts to the outbox."""
+"""What a recoder does with a job: each block to its format, records and the table of their starts to what is shared."""
 
 from __future__ import annotations
 

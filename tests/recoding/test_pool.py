@@ -16,6 +16,7 @@ import pytest
 
 from streamer.engine.engine import Engine
 from streamer.errors import RecodeError
+from streamer.fetch.buffer_pool import BufferPool, ChunkBuffer
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 from streamer.recode import messages, pool
@@ -33,6 +34,13 @@ def fetched(chunk: Chunk) -> bytes:
     return b"".join(path.read_bytes()[extent.start : extent.stop] for path, extent in pieces)
 
 
+def memory_files(pid: int) -> str:
+    """What a process has mapped and opened."""
+    process = Path(f"/proc/{pid}")
+    opened = (os.readlink(each) for each in (process / "fd").iterdir())
+    return "\n".join([(process / "maps").read_text(), *opened])
+
+
 def until(condition: Callable[[], bool]) -> None:
     """Waits; the test's own limit of time is the bound."""
     while not condition():
@@ -42,11 +50,8 @@ def until(condition: Callable[[], bool]) -> None:
 async def recoded(engine: Engine, manifest: Manifest, number: int = 0) -> list[bytes]:
     """The samples of a chunk, straight from a recoder."""
     chunk = manifest.chunk(number)
-    copies: list[bool] = []
     job = messages.Job.of(manifest, chunk)
-    making = engine.recoders.recode(job, chunk, [fetched(chunk)], due=lambda: 0.0, copied=lambda: copies.append(True))
-    async with making as made:
-        assert copies == [True]
+    async with engine.recoders.recode(job, chunk, fetched(chunk), due=lambda: 0.0) as made:
         assert made.offsets[-1] == len(made.content)
         return [
             bytes(made.content[start + 4 : stop])
@@ -60,6 +65,41 @@ async def test_the_samples_of_all_blocks(engine: Engine, write: Callable[..., Pa
     assert [await recoded(engine, manifest, number) for number in (0, 1)] == [[*WORDS[0], *WORDS[1]], [b"six"]]
     assert len(engine.recoders.pids) == 1
     assert (engine.recoders.count.recoded_chunks, engine.recoders.count.recode_failures) == (2, 0)
+
+
+async def test_fetched_bytes_in_shared_memory(engine: Engine, write: Callable[..., Path], tmp_path: Path) -> None:
+    """A recoder maps them where they are, a second one too; none keeps a descriptor or a mapping."""
+    samples = [[os.urandom(1 << 20), b"second", f"!kill {tmp_path}/done".encode()]]
+    manifest = await indexed(engine, write(samples))
+    chunk, buffers = manifest.chunk(0), BufferPool(1 << 30)
+    job = messages.Job.of(manifest, chunk)
+    for _ in range(3):
+        buffer = ChunkBuffer(buffers, chunk.fetch_bytes, shared=True)
+        buffer.view()[:] = fetched(chunk)
+        assert buffer.descriptor is not None
+        async with engine.recoders.recode(job, chunk, buffer.descriptor, due=lambda: 0.0) as made:
+            records = zip(made.offsets[:-2].tolist(), made.offsets[1:-1].tolist(), strict=True)
+            assert [bytes(made.content[start + 4 : stop]) for start, stop in records] == samples[0]
+        [pid] = engine.recoders.pids
+        held = await asyncio.to_thread(memory_files, pid)
+        assert "streamer-recoder" in held
+        assert "streamer-fetched" not in held
+        buffer.clear()
+    assert engine.recoders.count.recode_failures == 1
+
+
+async def test_long_samples_arrive_through_the_engine(engine: Engine, write: Callable[..., Path]) -> None:
+    """Fetched into memory that their recoder maps."""
+    samples = [[os.urandom(1 << 20), b"second"]]
+    manifest = await indexed(engine, write(samples))
+    chunk = manifest.chunk(0)
+    async with engine.fetchers.of_chunk(chunk, {}) as fetcher:
+        with await fetcher.fetch(chunk, shared=True) as found:
+            assert isinstance(found.content, int)
+            async with engine.recoders.recode(
+                messages.Job.of(manifest, chunk), chunk, found.content, due=lambda: 0.0
+            ) as made:
+                assert bytes(made.content[4 : 4 + (1 << 20)]) == samples[0][0]
 
 
 async def test_a_process_knows_no_credentials(
@@ -155,17 +195,16 @@ async def test_it_ends_with_the_engine_in_mid_job(engine: Engine, write: Callabl
 
 
 def _leave_in_mid_job(job: bytes, content: bytes, busy: Path) -> None:
-    inbox, outbox = SharedMemory("inbox"), SharedMemory("outbox")
-    inbox.write([content, job])
+    memory = SharedMemory("test")
+    memory.write([job, content])
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    descriptors = (theirs.fileno(), inbox.descriptor, outbox.descriptor)
+    descriptors = (theirs.fileno(), memory.descriptor)
     command = [sys.executable, "-m", "streamer.recode", *map(str, descriptors)]
     environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, pass_fds=descriptors, env=environment) as process:
         theirs.close()
-        ours.send(messages.encode(messages.Start(len(content), len(job))))
+        ours.send(messages.encode(messages.Start(len(job))))
         until(busy.exists)
         ours.close()
         assert process.wait() == -signal.SIGIO
-    inbox.close()
-    outbox.close()
+    memory.close()

@@ -39,14 +39,6 @@ def test_what_is_written_is_seen(writer: SharedMemory, reader: SharedMemory) -> 
     assert bytes(reader.view(200_012)) == b"short" + long + b"endmore" + long
 
 
-@pytest.mark.parametrize("length", [2 << 20, (4 << 20) + 1, 5_000_000])
-def test_a_buffer_is_copied_in_pieces(writer: SharedMemory, length: int) -> None:
-    """Which is not seen."""
-    content = np.random.default_rng(1).bytes(length)
-    writer.write([b"before", content, b"behind"])
-    assert bytes(writer.view(length + 12)) == b"before" + content + b"behind"
-
-
 def test_the_next_job_is_shorter(writer: SharedMemory, reader: SharedMemory) -> None:
     """A view is as long as asked, however long the file is."""
     writer.write([b"a long job"])

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from streamer.fetch.buffer_pool import GRAIN_BYTES, IDLE_BYTES, BufferPool, ChunkBuffer, size_bytes
+from streamer.fetch.buffer_pool import (
+    GRAIN_BYTES,
+    IDLE_BYTES,
+    SHARED_FROM_BYTES,
+    BufferPool,
+    ChunkBuffer,
+    size_bytes,
+)
 
 MiB = 1 << 20
 
@@ -76,6 +85,56 @@ def test_much_smaller_chunk_gets_a_slab_of_its_own() -> None:
     pool = BufferPool(64 * MiB)
     pool.give(pool.take(8 * MiB))
     assert pool.take(6 * MiB).size_bytes == 6 * MiB
+
+
+def descriptors() -> int:
+    """Open in this process."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd")
+def test_another_process_can_map_a_shared_slab() -> None:
+    """As long as it is lent; its file cannot be cut or lengthened under the mapping, and is closed with the slab."""
+    before = descriptors()
+    pool = BufferPool(8 * MiB)
+    chunk = ChunkBuffer(pool, 2 * MiB, shared=True)
+    chunk.view()[:3] = b"abc"
+    assert chunk.descriptor is not None
+    with mmap.mmap(chunk.descriptor, 2 * MiB, prot=mmap.PROT_READ) as other:
+        assert other[:3] == b"abc"
+    for length in (MiB, 3 * MiB):
+        with pytest.raises(PermissionError):
+            os.ftruncate(chunk.descriptor, length)
+    chunk.clear()
+    assert chunk.descriptor is None
+    pool.clear()
+    assert (pool.mapped_bytes, descriptors()) == (0, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd")
+def test_a_shared_slab_is_lent_again_as_such() -> None:
+    """Neither as one of one's own, nor the other way round."""
+    pool = BufferPool(64 * MiB)
+    shared, own = pool.take(2 * MiB, shared=True), pool.take(2 * MiB)
+    pool.give(shared)
+    pool.give(own)
+    assert pool.take(2 * MiB) is own
+    assert pool.take(2 * MiB, shared=True) is shared
+    assert pool.take(SHARED_FROM_BYTES - 1, shared=True).descriptor is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mremap")
+def test_a_shared_slab_that_somebody_still_reads_is_forgotten() -> None:
+    """Its file is closed; the reader keeps the bytes."""
+    before = descriptors()
+    pool = BufferPool(8 * MiB)
+    buffer = pool.take(2 * MiB, shared=True)
+    buffer.view[:3] = b"abc"
+    held = buffer.view[:3]
+    pool.give(buffer)
+    assert (pool.mapped_bytes, bytes(held)) == (0, b"abc")
+    del held, buffer
+    assert descriptors() == before
 
 
 def test_chunk_that_waits_has_no_slab() -> None:
