@@ -171,8 +171,8 @@ async def test_sizes_that_are_understated(write: Callable[..., Path], tmp_path: 
         finally:
             watch.stop()
         assert 1_000_000 < watch.peak_bytes <= engine.cache.limit_bytes
-        async with asyncio.timeout(10):  # the last files are still being removed
-            while accounted(engine) != engine.cache.space.charged_bytes:
+        async with asyncio.timeout(10):
+            while accounted(engine) != engine.cache.space.charged_bytes:  # noqa: ASYNC110 the last files are being removed
                 await asyncio.sleep(0.01)
         assert engine.policy.statistics().kept_bytes <= engine.cache.limit_bytes
 
