@@ -6,7 +6,6 @@ It waits for one job at a time and ends with its socket, in the middle of a job,
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import resource
 import socket
@@ -28,7 +27,7 @@ from streamer.recode.messages import (
     decode_start,
     encode,
 )
-from streamer.recode.shared import Buffer, SharedMemory
+from streamer.recode.shared import Buffer, SharedMemory, mapped
 from streamer.recode.work import BlockError, Recoders, recode
 
 # Address space for the libraries that a format imports: pyarrow and numpy map 320 MiB (2026-11-23).
@@ -60,7 +59,7 @@ class Process:
         job = decode_job(bytes(self._memory.view(job_bytes)))
         limit_memory(job)
         started = time.process_time()
-        content = _mapped(descriptors[0], job.fetch_bytes) if descriptors else self._behind(job_bytes, job.fetch_bytes)
+        content = _content(descriptors, job.fetch_bytes) if descriptors else self._behind(job_bytes, job.fetch_bytes)
         try:
             written, samples = recode(job, self._recoders.of(job), content, _Outbox(self._memory).write)
         except Exception as error:  # noqa: BLE001 - a format may raise anything; the engine is told
@@ -83,12 +82,12 @@ class _Outbox:
         self._at = self._memory.write(buffers, self._at)
 
 
-def _mapped(descriptor: int, length: int) -> memoryview:
+def _content(descriptors: list[int], length: int) -> memoryview:
     """The first bytes of a file, which is closed."""
     try:
-        return memoryview(mmap.mmap(descriptor, length, prot=mmap.PROT_READ)) if length else memoryview(b"")
+        return mapped(descriptors[0], length)
     finally:
-        os.close(descriptor)
+        os.close(descriptors[0])
 
 
 def limit_memory(job: Job) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -41,8 +42,8 @@ def parsing(url: str) -> Iterator[None]:
         raise ManifestError(f"annotations {url}: {reason}", url=url, reason=reason) from error
 
 
-async def fetch_annotations(options: TableOptions, record: ObjectRecord, place: Path, fetcher: Fetcher) -> Path:
-    """Fetches the file to the disk, below `place`.
+async def fetch_annotations(options: TableOptions, record: ObjectRecord, place: Path, fetcher: Fetcher) -> BinaryIO:
+    """Fetches the file to the disk of `place`, as one without a name: the folder is published without it.
 
     Raises:
         ConfigError: it is too long, or of a kind that is not read.
@@ -57,7 +58,9 @@ async def fetch_annotations(options: TableOptions, record: ObjectRecord, place: 
         )
     file = place / "annotations"
     await fetch_file(record, file, fetcher)
-    return file
+    content = file.open("rb")
+    file.unlink()
+    return content
 
 
 async def fetch_file(record: ObjectRecord, file: Path, fetcher: Fetcher) -> None:

@@ -32,10 +32,9 @@ async def build_table(
         StoreError: it cannot be read.
     """
     with workplace(root) as place, parsing(options.url):
-        file = await fetch_annotations(options, record, place, fetcher)
         loop = asyncio.get_running_loop()
         now = loop.time()
         job, chunk = job_of(options, record), chunk_of(record)
-        with file.open("rb") as content:
+        with await fetch_annotations(options, record, place, fetcher) as content:
             async with recoders.recode(job, chunk, content.fileno(), due=lambda: now) as made:
                 return await in_thread(None, publish, made, place, root)

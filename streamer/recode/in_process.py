@@ -12,14 +12,13 @@ from pathlib import Path
 from streamer.errors import ConfigError, RecodeError, StreamerError
 from streamer.fetch import Fetcher
 from streamer.formats.annotations.parsed import TableOptions
-from streamer.manifest.mmap_file import map_file
 from streamer.manifest.model import Chunk, ObjectRecord
 from streamer.manifest.protocols import Examine, Examined
 from streamer.manifest.staging import workplace
 from streamer.recode.annotation_file import chunk_of, fetch_annotations, job_of, parsing, publish
 from streamer.recode.messages import Done, Job
 from streamer.recode.results import Recoded, checked, examining, failure
-from streamer.recode.shared import Buffer
+from streamer.recode.shared import Buffer, mapped
 from streamer.recode.work import BlockError, Recoders, recode
 
 
@@ -79,8 +78,8 @@ async def build_table_here(options: TableOptions, record: ObjectRecord, root: Pa
         StoreError: it cannot be read.
     """
     with workplace(root) as place, parsing(options.url):
-        file = await fetch_annotations(options, record, place, fetcher)
-        content = await asyncio.to_thread(map_file, file) if record.size else memoryview(b"")
+        with await fetch_annotations(options, record, place, fetcher) as file:
+            content = mapped(file.fileno(), record.size)
         made = await asyncio.to_thread(recode_here, Recoders(), job_of(options, record), chunk_of(record), content)
         return root / publish(made, place, root)
 

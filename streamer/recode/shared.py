@@ -81,6 +81,15 @@ class SharedMemory:
         return self._mapping
 
 
+def mapped(descriptor: int, length: int) -> memoryview:
+    """The first bytes of a file, read-only; unmapped with the last view of them.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    return memoryview(mmap.mmap(descriptor, length, prot=mmap.PROT_READ)) if length else memoryview(b"")
+
+
 def _copy(buffer: Buffer, mapping: mmap.mmap, at: int) -> int:
     """Copies a buffer to offset `at`; returns where it ends."""
     end = at + len(buffer)

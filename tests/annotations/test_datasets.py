@@ -19,6 +19,7 @@ from streamer import Annotations, MixedDataset, StreamingDataLoader, StreamingDa
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, DecodeError, ManifestError
+from streamer.manifest.annotations import HEAD_NAME, ROWS_NAME
 from tests.tars import tar_of
 
 COUNT = 24
@@ -268,9 +269,11 @@ def test_a_removed_cache_folder_gets_its_tables_back(
     digest = dataset._opening.prepare(4, None).facts()["annotations"]
     with StreamingDataLoader(dataset, batch_size=5, num_workers=1, collate_fn=list) as loader:
         list(loader)
+    published = cache / "manifests" / str(digest)
+    assert {file.name for file in published.iterdir()} == {HEAD_NAME, ROWS_NAME}, "not what it is made from"
     table.write_text("file_name,tag\n")
     shutil.rmtree(cache.rename(tmp_path / "away"))
     assert opened(folder, cache_dir=cache)[2]  # its chunk is fetched: the engine sees that the folder is gone
-    assert (cache / "manifests" / str(digest)).is_dir()
+    assert published.is_dir()
     with StreamingDataLoader(dataset, batch_size=5, num_workers=1, collate_fn=list) as loader:
         assert {int(s["npy"][0]): s["tag"] for batch in loader for s in batch} == {n: 3 * n for n in range(COUNT)}
