@@ -64,13 +64,13 @@ class RecoderProcess:
         """
         loop = asyncio.get_running_loop()
         encoded = encode(job)
-        parts: list[Buffer] = [encoded]
         descriptors: list[int] = []
         if isinstance(content, int):
             descriptors.append(content)
+            # A few hundred bytes: handing them to a thread costs more, as the loop then waits for the GIL.
+            self.memory.write([encoded])
         else:
-            parts.append(content)
-        await in_thread(None, self.memory.write, parts)
+            await in_thread(None, self.memory.write, [encoded, content])
         try:
             if self._socket is None:
                 await in_thread(None, self._start)
