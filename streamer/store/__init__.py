@@ -5,7 +5,7 @@ curl/               S3 and web servers by libcurl
 obstore_store.py    S3, Google, Azure, web servers by obstore (Rust); obstore_clients.py builds its clients
 fsspec_store.py     any url that fsspec knows
 local_store.py      files
-boto_keys.py        AWS credentials
+boto_keys.py        AWS credentials; key_ring.py renews those that expire
 urls, patterns, versions, options, option_names, redirects, reached, failures     pure parts
 """
 

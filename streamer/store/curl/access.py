@@ -5,12 +5,10 @@ Nothing here sends a request but boto, when it looks for credentials.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import ssl
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,9 +17,10 @@ from urllib.parse import parse_qs, quote, urlsplit
 import msgspec
 
 from streamer.errors import ConfigError
-from streamer.store import boto_keys, failures
+from streamer.store import boto_keys
 from streamer.store.boto_keys import Keys
 from streamer.store.curl.signature import Signer
+from streamer.store.key_ring import KeyRing
 from streamer.store.obstore_clients import certificates, options_refused, s3_client
 from streamer.store.options import Translation, family
 from streamer.store.redirects import MOST_IN_CLUSTER, OF_WEB_SERVERS, Redirects
@@ -30,10 +29,6 @@ from streamer.store.urls import Address, shown
 if TYPE_CHECKING:
     from obstore.store import S3Store
 
-# The time between two look-ups of keys that expire; boto renews them long before.
-_KEYS_SECONDS = 60.0
-# The same after a look-up that failed, for a metadata service that is not up yet.
-_KEYS_AGAIN_SECONDS = 1.0
 # Where distributions keep the certificates that they trust, where Python's own ssl does not know.
 _BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -48,46 +43,6 @@ _URL_SIGNS = "%/:=&?~+!$,;'@()*[]"
 _PLAIN = re.compile(r"[A-Za-z0-9/_.~-]*")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONNECT_SECONDS = 5.0
-
-
-class KeyRing:
-    """The keys of now. Lives on one event loop.
-
-    Args:
-        find: returns them, perhaps after asking a metadata service; runs in a thread, at most once a minute.
-    """
-
-    def __init__(self, find: Callable[[], Keys]) -> None:
-        self._find = find
-        self._keys: Keys | None = None
-        self._failure: Exception | None = None
-        self._next = float("-inf")
-        self._lock = asyncio.Lock()
-
-    async def keys(self) -> Keys:
-        """The keys; once a minute a request waits until they were looked up again.
-
-        Where that fails, the last ones are used: if they have expired, the store answers so.
-
-        Raises:
-            StoreError: there were never any; all requests that waited for one look-up share its failure.
-        """
-        if time.monotonic() >= self._next:
-            async with self._lock:
-                if time.monotonic() >= self._next:
-                    await self._look()
-        if self._keys is None:
-            assert self._failure is not None, "looked for"
-            raise boto_keys.unobtainable(self._failure) from failures.redacted(self._failure)
-        return self._keys
-
-    async def _look(self) -> None:
-        seconds = _KEYS_SECONDS
-        try:
-            self._keys = await asyncio.to_thread(self._find)
-        except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises becomes ours
-            self._failure, seconds = error, _KEYS_AGAIN_SECONDS
-        self._next = time.monotonic() + seconds
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
