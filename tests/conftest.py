@@ -126,7 +126,8 @@ def _left_over(before: Snapshot, wait_seconds: float = 0.0) -> list[str]:
 
 
 def _ends(thread: threading.Thread, deadline: float) -> bool:
-    if thread.name == "streamer-fork-server":
+    # Python's name for a thread of a library (obstore's) that has called into Python: it cannot be joined.
+    if thread.name == "streamer-fork-server" or isinstance(thread, threading._DummyThread):
         return True
     thread.join(max(0.0, deadline - time.monotonic()))
     # The pool that `asyncio.to_thread` of a loop nobody closed leaves behind is not daemonic: it is reported.

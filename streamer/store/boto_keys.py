@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from streamer.errors import ConfigError, StoreError
+from streamer.errors import AccessDeniedError, ConfigError, StoreError
 from streamer.store import failures
 
 if TYPE_CHECKING:
@@ -57,8 +57,15 @@ class BotoKeys:
         self.region = region
 
     def now(self) -> Keys:
-        """The current keys; may call a metadata service when they are about to expire."""
-        frozen = self._credentials.get_frozen_credentials()
+        """Returns the current keys; may ask their issuer when they are about to expire.
+
+        Raises:
+            StoreError: the issuer did not give any.
+        """
+        try:
+            frozen = self._credentials.get_frozen_credentials()
+        except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises becomes ours
+            raise unobtainable(error) from failures.redacted(error)
         return Keys(frozen.access_key, frozen.secret_key, frozen.token)
 
     @property
@@ -104,7 +111,22 @@ def find(profile: str | None) -> BotoKeys | None:
 
 
 def unobtainable(error: Exception) -> StoreError:
-    """The StoreError for an error of boto, without its text, which may quote the output of a program."""
+    """Returns the StoreError for an error of boto, without its text, which may quote the output of a program.
+
+    An issuer that refuses is an AccessDeniedError with the operation and the code; everything else is worth another
+    try.
+    """
+    if isinstance(error, StoreError):
+        return error
+    response, operation = getattr(error, "response", None), getattr(error, "operation_name", None)
+    if isinstance(response, Mapping) and operation:
+        code = str(response.get("Error", {}).get("Code", ""))
+        return AccessDeniedError(
+            f"the issuer of the AWS credentials answered {operation} with {code}; check the role, its trust policy "
+            "and the sign-in",
+            status=None,
+            code=code or None,
+        )
     return StoreError(
         f"the AWS credentials cannot be obtained now ({type(error).__name__}); "
         "check the metadata service, the role or the sign-in",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -142,7 +142,9 @@ def _provide(found: boto_keys.BotoKeys) -> S3Credential:
 
 
 def _credential(keys: Keys, ends: datetime | None = None) -> S3Credential:
-    return {"access_key_id": keys.key, "secret_access_key": keys.secret, "token": keys.token, "expires_at": ends}
+    # obstore takes no other UTC than datetime's own; botocore's times have dateutil's tzlocal().
+    expires_at = None if ends is None else ends.astimezone(UTC)
+    return {"access_key_id": keys.key, "secret_access_key": keys.secret, "token": keys.token, "expires_at": expires_at}
 
 
 def _google(address: Address, translation: Translation) -> ObjectStore:

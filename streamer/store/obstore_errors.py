@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from streamer.errors import ConfigError, StoreError, StreamerError
+from streamer.errors import AccessDeniedError, ConfigError, StoreError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 
@@ -12,6 +12,8 @@ from streamer.store import failures, versions
 _STATUS = re.compile(r"status code: (\d{3})")
 # Where obstore asks for a machine's role when it has found no other credentials.
 _METADATA = ("http://169.254.169.254/", "http://metadata.google.internal", "http://metadata/")
+# What a provider of credentials raised: obstore has its type and text in its own text only.
+_PROVIDER = re.compile(r"External AWS credential provider: (\w+): (.*)", re.DOTALL)
 _STATUS_OF_TYPE = {
     "FileNotFoundError": 404,
     "NotFoundError": 404,
@@ -27,6 +29,9 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
         return ConfigError(f"{url}: obstore cannot take this url or option: {error}", field="url")
     if any(server in str(error).partition("\n\nDebug source")[0] for server in _METADATA):
         return failures.no_credentials(url)
+    if provider := _PROVIDER.search(str(error).partition("\n\nDebug source")[0]):
+        kind = AccessDeniedError if provider[1] == AccessDeniedError.__name__ else StoreError
+        return kind(provider[2], url=url, status=None)
     answer = _answer(error)
     if answer.status == 412 and target is not None:
         return versions.changed(target, None)
