@@ -23,6 +23,7 @@ from streamer.errors import (
     StoreTimeoutError,
     StreamerError,
 )
+from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
 from streamer.store.base import PIECE_BYTES, StoreStatistics, Take
@@ -47,6 +48,8 @@ MOST_PARTS = 9_000
 PARTS_AT_ONCE = 4
 # As many as S3 answers at once.
 PAGE_OBJECTS = 1000
+# Requests for empty objects of a page, which may be folder markers.
+HEADS_AT_ONCE = 16
 
 T = TypeVar("T")
 
@@ -181,7 +184,19 @@ class ObstoreStore:
             prefix = urls.split(folder).key or None
             pages = aiter(list_pages(self._connected(), prefix, offset=after, chunk_size=PAGE_OBJECTS))
             while (page := await _in_time(anext(pages, None), folder)) is not None:
-                yield [self._record(meta) for meta in page]
+                yield await self._without_markers(folder, [self._record(meta) for meta in page])
+
+    async def _without_markers(self, folder: str, page: Page) -> Page:
+        """Drops folder markers: empty objects whose key ends in "/", which consoles make for "Create folder".
+
+        obstore cuts the slash, so that a marker looks like an empty object. One with objects below it, or above the
+        folder, is a marker; the store is asked whether any other one is there without the slash.
+        """
+        followers = zip(page, [*page[1:], None], strict=True)
+        empty = [record for record, after in followers if record.size == 0 and not _is_folder(folder, record, after)]
+        heads = await bounded_map(lambda record: self._head(record.url), empty, HEADS_AT_ONCE)
+        objects = {head.url for head in heads if head is not None}
+        return [record for record in page if record.size or record.url in objects]
 
     async def _head(self, url: str) -> ObjectRecord | None:
         self._counters.requests += 1
@@ -245,6 +260,11 @@ class ObstoreStore:
         if self._process != os.getpid():
             raise failures.after_fork(self._root, self._process)
         return self._client
+
+
+def _is_folder(folder: str, record: ObjectRecord, after: ObjectRecord | None) -> bool:
+    """Whether an empty object is the folder itself, or has the next object of the listing below it."""
+    return record.url + "/" == folder or (after is not None and after.url.startswith(record.url + "/"))
 
 
 async def _in_time(answer: Awaitable[T], url: str) -> T:
