@@ -112,7 +112,9 @@ class Catalog:
         from streamer.cache.catalog_database import DATABASE_ERRORS, open_database
 
         try:
-            cache = self._cache = self._cache or open_database(self._directory)
+            if self._cache is None:  # by identity: an empty one is false, and costs a query
+                self._cache = open_database(self._directory)
+            cache = self._cache
             with cache.transact():
                 for key in removed:
                     cache.delete(key)

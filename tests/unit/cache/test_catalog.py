@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sqlite3
 from pathlib import Path
@@ -69,6 +70,18 @@ def test_the_first_write_makes_it(tmp_path: Path) -> None:
     catalog.write({KEY: CatalogRow(4711, "digest")})
     catalog.close()
     assert contents(tmp_path / "catalog") == {KEY: CatalogRow(4711, "digest")}
+
+
+def test_an_empty_one_keeps_its_connection(tmp_path: Path) -> None:
+    """Ten writes without a row open nothing that the first one had not opened."""
+    catalog = Catalog(tmp_path / "catalog")
+    catalog.open()
+    catalog.write({}, removed=[KEY])
+    opened = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        catalog.write({}, removed=[KEY])
+    assert len(os.listdir("/proc/self/fd")) == opened
+    catalog.close()
 
 
 def test_rows_are_removed(folder: Path) -> None:
