@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 
 
 class Wakeup:
@@ -14,10 +15,9 @@ class Wakeup:
 
     def __init__(self) -> None:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # No `__del__`: at the interpreter's exit the names of its module may be gone.
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
         self.wants_work = False
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
 
     def fileno(self) -> int:
         """Readable after a signal."""

@@ -20,6 +20,7 @@ import fcntl
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import context, reduction
 from typing import Protocol
@@ -162,15 +163,13 @@ class EpochCell:
 
     def _attach(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        # No `__del__`: at the interpreter's exit the names of its module may be gone.
+        weakref.finalize(self, os.close, descriptor).atexit = False
         self._threads = threading.Lock()
 
     def _map(self) -> None:
         self._memory = mmap.mmap(self._descriptor, _TABLE.itemsize)
         self._table = np.frombuffer(self._memory, _TABLE)[0:1].reshape(())
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
-            os.close(self._descriptor)
 
     def __reduce__(self) -> tuple[Callable[..., EpochCell], tuple[object, ...]]:
         """For a process that is being started: the same memory. Otherwise: a copy with its own number."""

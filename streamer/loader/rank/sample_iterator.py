@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -63,7 +63,7 @@ class SampleIterator(Iterator[object]):
         resumed: called with the epoch when a saved state is loaded.
     """
 
-    _session: StepSession | None
+    _session: StepSession | None = None  # also where __init__ fails
 
     def __init__(
         self, prepared: RankStream, progress: Progress, ledger: SkipLedger, resumed: Callable[[int], None]
@@ -113,8 +113,8 @@ class SampleIterator(Iterator[object]):
             self._session.close()
             self._session = None
 
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # __init__ may have failed before
+    def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not exiting():  # then the names of the modules may be gone, and the session ends with the process
             self.close()
 
     def _enter(self) -> None:
