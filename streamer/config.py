@@ -277,6 +277,21 @@ def check_variables(variables: Mapping[str, str] | None = None) -> None:
             raise ConfigError(f"{name} is no setting; there are {', '.join(sorted(known))}", field=name)
 
 
+def check_socket_path(path: Path) -> Path:
+    """The path of a unix socket, as given.
+
+    Raises:
+        ConfigError: the kernel cannot take it: sun_path has 108 bytes including the final zero (unix(7)).
+    """
+    if (length := len(os.fsencode(path))) > 107:
+        raise ConfigError(
+            f"the socket path {path} has {length} bytes, the kernel takes 107; set STREAMER_RUNTIME_DIR, or the "
+            "service's socket_path, to a shorter one",
+            field="runtime_dir",
+        )
+    return path
+
+
 def read_token(path: Path) -> str:
     """The token of a file, without the white space around it.
 

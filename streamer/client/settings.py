@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamer.config import Environment, read_token
+from streamer.config import Environment, check_socket_path, read_token
 from streamer.errors import ConfigError
-
-# sun_path has 108 bytes including the final zero (unix(7)).
-MAX_SOCKET_PATH_BYTES = 107
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +75,8 @@ class ClientSettings:
                     f"engine={self.engine!r}: write unix:/path/to/socket, or leave it out",
                     field="engine",
                 )
-            return _checked(Path(path))
-        return _checked(self.runtime_dir / f"{self.engine_id}.sock")
+            return check_socket_path(Path(path))
+        return check_socket_path(self.runtime_dir / f"{self.engine_id}.sock")
 
     def token(self) -> str:
         """The token for the engine; "" for none.
@@ -102,13 +99,3 @@ class ClientSettings:
                 f"storage_options must hold plain values (texts, numbers, lists, dicts): {error}",
                 field="storage_options",
             ) from error
-
-
-def _checked(path: Path) -> Path:
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise ConfigError(
-            f"the socket path {path} has {len(os.fsencode(path))} bytes, the kernel takes {MAX_SOCKET_PATH_BYTES}; "
-            "set STREAMER_RUNTIME_DIR to a shorter folder",
-            field="runtime_dir",
-        )
-    return path

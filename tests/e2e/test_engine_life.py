@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import os
 import select
 import signal
@@ -17,6 +19,7 @@ import pytest
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
+from streamer.config import CacheConfig, EngineConfig
 from streamer.errors import (
     CacheError,
     CacheVersionError,
@@ -26,6 +29,7 @@ from streamer.errors import (
     ProtocolVersionError,
 )
 from streamer.manifest.table import Manifest
+from streamer.service.lifecycle import run
 from streamer.wire.frames import encode, event_decoder
 from streamer.wire.messages import PROTOCOL, Advance, Failed, GetManifest, GetStatistics, Hello, Welcome
 
@@ -229,6 +233,24 @@ def test_an_engine_address_that_cannot_be_is_a_config_error(settings, engine):
     external = ClientSettings(cache_dir=settings.cache_dir, runtime_dir=settings.runtime_dir, engine=engine)
     with pytest.raises(ConfigError):
         EngineClient(external).statistics()
+
+
+def test_the_longest_socket_path_that_the_kernel_takes_serves(settings, tmp_path):
+    """All 107 bytes: the name under which the engine binds is no longer than that."""
+    folder = tmp_path / ("r" * (107 - len(f"{tmp_path}//{settings.engine_id}.sock")))
+    longest = dataclasses.replace(settings, runtime_dir=folder)
+    assert len(os.fsencode(longest.socket_path)) == 107
+    with EngineClient(longest) as client:
+        last = engine_pid(client)
+    wait_gone(last)
+    assert not longest.socket_path.exists()
+
+
+def test_a_service_refuses_a_socket_path_that_is_too_long(settings):
+    """Nobody could connect to it."""
+    config = EngineConfig(cache=CacheConfig(directory=settings.cache_dir), socket_path=Path("/" + "x" * 107))
+    with pytest.raises(ConfigError, match="has 108 bytes, the kernel takes 107"):
+        asyncio.run(run(config, lambda: None))
 
 
 def test_an_empty_prefix_is_a_manifest_error(settings, tmp_path):
