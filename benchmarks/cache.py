@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import checkout  # noqa: F401
 import numpy as np
 from cache_mixes import HEADER as MIX_HEADER
 from cache_mixes import outcomes as mix_outcomes
@@ -36,7 +37,7 @@ from streamer.cache.policy.table import charged_bytes
 from streamer.cache.writer import ChunkBytes
 from streamer.config import CacheConfig
 from streamer.order import EpochOrder, OrderSpec, RankPlan
-from streamer.testing.cache_simulation import JobPlan, Order, Simulation, lru_hit_rates
+from tests.simulation.cache import JobPlan, Order, Simulation, lru_hit_rates
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 EPOCHS, OPEN, AHEAD = 4, 24, 12

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from streamer.testing.mix_simulation import CHUNK_COST, MIXES, MixMember, MixUses, draw_uses, play, static_bound
+from tests.simulation.mixes import CHUNK_COST, MIXES, MixMember, MixUses, draw_uses, play, static_bound
 
 SHARES = (0.1, 0.3, 0.5)
 EPOCHS, WARM = 6, 3

@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 
+import checkout  # noqa: F401
 import numpy as np
 from numpy.typing import NDArray
 from report import kept
 
-from streamer.testing.peer_simulation import PeerSimulation
+from tests.simulation.peers import PeerSimulation
 
 EPOCHS = 3
 Needs = list[NDArray[np.int64]]

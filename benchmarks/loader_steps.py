@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
+import checkout  # noqa: F401
 import numpy as np
 from bounds import Bounds
 from loader_samples import KINDS
@@ -19,7 +20,7 @@ from loader_ways import Mapped, warmed_up
 from torch.utils.data import DataLoader
 
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.testing import FakeDataset
+from tests.fake_dataset import FakeDataset
 
 
 def slow_array(epoch: int, ordinal: int) -> object:

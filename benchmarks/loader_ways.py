@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import checkout  # noqa: F401
 import numpy as np
 import psutil
 import torch
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.ring import shared_memory as memory
-from streamer.testing import FakeDataset
+from tests.fake_dataset import FakeDataset
 
 try:
     import spdl.pipeline as spdl

@@ -22,7 +22,7 @@ from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import StallReport
 from streamer.order.plan import LastBatch
-from streamer.testing import FakeDataset, FakePrepared, FakeRecipe, FakeSource
+from tests.fake_dataset import FakeDataset, FakePrepared, FakeRecipe, FakeSource
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

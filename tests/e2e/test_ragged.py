@@ -13,7 +13,7 @@ import torch
 
 from streamer import MixedDataset, Ragged, StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError
-from streamer.testing import poison_freed_slots
+from tests.inspection import poison_freed_slots
 from tests.tars import tar_of
 
 COUNT, BATCH = 60, 8

@@ -15,7 +15,8 @@ import pytest
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.workers import fork_server as fork_servers
 from streamer.loader.workers.fork_server import stop_fork_server
-from streamer.testing import FakeDataset, inspect
+from tests.fake_dataset import FakeDataset
+from tests.inspection import inspect
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -15,7 +15,7 @@ import pytest
 TRAINER = """
 import numpy as np
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.testing import FakeDataset
+from tests.fake_dataset import FakeDataset
 
 scale = 3
 

@@ -15,7 +15,8 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.testing import FakeDataset, FakeRecipe, inspect
+from tests.fake_dataset import FakeDataset, FakeRecipe
+from tests.inspection import inspect
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

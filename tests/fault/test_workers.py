@@ -23,7 +23,8 @@ import pytest
 
 from streamer.errors import WorkerError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.testing import FakeDataset, FakeRecipe, inspect
+from tests.fake_dataset import FakeDataset, FakeRecipe
+from tests.inspection import inspect
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -394,7 +395,7 @@ UNGUARDED = """
     import sys, os
     import numpy as np
     from streamer.loader.dataloader import StreamingDataLoader
-    from streamer.testing import FakeDataset
+    from tests.fake_dataset import FakeDataset
     import beside
 
     class Point:
@@ -429,7 +430,8 @@ ENDLESS = """
     import os, signal, sys, time
     import numpy as np
     from streamer.loader.dataloader import StreamingDataLoader
-    from streamer.testing import FakeDataset, inspect
+    from tests.fake_dataset import FakeDataset
+    from tests.inspection import inspect
 
     # Python leaves SIGINT ignored where the shell that runs these tests in the background ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.table import charged_bytes
 from streamer.errors import CacheFullError
-from streamer.testing.cache_simulation import JobPlan, JobRun, Order, Simulation, lru_hit_rates
+from tests.simulation.cache import JobPlan, JobRun, Order, Simulation, lru_hit_rates
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 FEW_SHARES = [0.1, pytest.param(0.25, marks=pytest.mark.slow), 0.5, pytest.param(0.75, marks=pytest.mark.slow), 0.9]

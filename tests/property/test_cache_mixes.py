@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.testing.mix_simulation import CHUNK_COST, MIXES, MixMember, play, static_bound
+from tests.simulation.mixes import CHUNK_COST, MIXES, MixMember, play, static_bound
 
 WARM = 3
 

@@ -7,7 +7,7 @@ import pytest
 
 from streamer.placement.members import Member
 from streamer.placement.rendezvous import cells, first_members
-from streamer.testing.peer_simulation import Counts, PeerSimulation
+from tests.simulation.peers import Counts, PeerSimulation
 
 CHUNKS = 1200
 

@@ -8,7 +8,7 @@ from torch.utils.data import Subset
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError, StateError
-from streamer.testing import FakeDataset
+from tests.fake_dataset import FakeDataset
 
 
 def sample(epoch: int, ordinal: int) -> object:

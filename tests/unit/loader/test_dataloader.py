@@ -30,7 +30,7 @@ from streamer.errors import (
 from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.skipping import Skipped
-from streamer.testing import FakeDataset, FakeRecipe
+from tests.fake_dataset import FakeDataset, FakeRecipe
 
 # By value: workers would import this module otherwise, and torch with it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

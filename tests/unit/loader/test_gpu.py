@@ -20,7 +20,8 @@ from streamer.loader.device.prefetcher import CudaMover, DevicePrefetcher
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.ring.pinning import Pinner, TorchCuda
 from streamer.loader.ring.ring import Limits, Ring
-from streamer.testing import FakeDataset, copy_with, poison_freed_slots
+from tests.fake_dataset import FakeDataset
+from tests.inspection import copy_with, poison_freed_slots
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.testing import FakeDataset
+from tests.fake_dataset import FakeDataset
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -9,7 +9,7 @@ import torch.utils.data
 
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.testing import FakeDataset
+from tests.fake_dataset import FakeDataset
 
 OTHER = {
     "shuffle": True,

@@ -21,8 +21,8 @@ from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.feed.waits import who
 from streamer.loader.rank import agreement, index_progress
 from streamer.loader.waiting import Notice, watched
-from streamer.testing import FakeDataset
 from streamer.wire.messages import IndexProgress
+from tests.fake_dataset import FakeDataset
 
 logger = logging.getLogger("streamer.loader.test_waiting")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -10,7 +10,7 @@ from PIL import Image
 from streamer import StreamingDataLoader
 from streamer.errors import ConfigError
 from streamer.loader.batch.mismatch import explain
-from streamer.testing import FakeDataset
+from tests.fake_dataset import FakeDataset
 
 
 def picture(height: int, width: int) -> np.ndarray:

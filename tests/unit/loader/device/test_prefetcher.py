@@ -13,7 +13,8 @@ from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.device.contiguous import Packed
 from streamer.loader.device.prefetcher import CudaMover, DevicePrefetcher, Normalize, check_device, map_tensors
-from streamer.testing import FakeDataset, copy_with, poison_freed_slots
+from tests.fake_dataset import FakeDataset
+from tests.inspection import copy_with, poison_freed_slots
 
 Pair = namedtuple("Pair", "left right")
 

@@ -18,7 +18,7 @@ from streamer.loader.feed.supply import FedSupply
 from streamer.loader.ring.ring import Limits
 from streamer.loader.workers.batch_maker import MakerRules
 from streamer.loader.workers.pool import WorkerConfig
-from streamer.testing import FakeDataset, FakeRecipe
+from tests.fake_dataset import FakeDataset, FakeRecipe
 
 
 def plan_of(threads: int, span: int) -> FeedPlan:

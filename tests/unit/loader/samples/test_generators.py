@@ -15,7 +15,7 @@ import torch
 from streamer import StreamingDataLoader
 from streamer.loader.samples.generators import OwnGenerators, warn_of_generators
 from streamer.loader.samples.seeding import SeededCode
-from streamer.testing import FakeDataset
+from tests.fake_dataset import FakeDataset
 
 
 class Holder:

@@ -22,7 +22,7 @@ from streamer.loader.contracts import BatchedSource, ChunkUnreadableError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.samples.maker import CachedBytes
 from streamer.loader.workers.batch_maker import BatchMaker, MakerRules
-from streamer.testing import inspect, poison_freed_slots
+from tests.inspection import inspect, poison_freed_slots
 from tests.tars import tar_of
 
 COUNT, NUMBERS = 40, 2100

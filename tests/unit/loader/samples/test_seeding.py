@@ -12,7 +12,7 @@ import torch
 
 from streamer.loader.samples.seeding import collate_seed, kept_globals, sample_seeds, seed_globals
 from streamer.loader.workers.batch_maker import BatchMaker, MakerRules, SampleFailedError
-from streamer.testing import FakeRecipe
+from tests.fake_dataset import FakeRecipe
 
 SAMPLES, BATCH = 96, 16
 Make = Callable[[int, int], object]

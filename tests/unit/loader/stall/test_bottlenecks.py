@@ -20,7 +20,7 @@ from streamer.loader.stall.causes import LOST, MADE, NETWORK, RING, START, WINDO
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.stats import EngineView, LoaderStats, TrainerClock
 from streamer.order.plan import LastBatch
-from streamer.testing import FakeDataset, FakePrepared, FakeRecipe, FakeSource
+from tests.fake_dataset import FakeDataset, FakePrepared, FakeRecipe, FakeSource
 
 MS = 1_000_000
 BATCH = 4
@@ -322,7 +322,7 @@ def test_chunks_come_late_without_workers(clock, monkeypatch):
         session.want(step)
         session.allow(step)
 
-    monkeypatch.setattr("streamer.testing.fake_dataset.FakeSession.wait", wait)
+    monkeypatch.setattr("tests.fake_dataset.FakeSession.wait", wait)
     found = trained(clock, dataset)
     assert found.bottleneck is Bottleneck.STORE
     assert found.waiting["network"] == pytest.approx(40 / 56)

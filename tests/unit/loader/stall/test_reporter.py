@@ -17,7 +17,7 @@ from streamer.loader.headspace import Headspace
 from streamer.loader.stall.report import Snapshot, StallReport
 from streamer.loader.stall.reporter import ReportRules, StallReporter
 from streamer.loader.stall.stats import LoaderStats
-from streamer.testing import FakeDataset
+from tests.fake_dataset import FakeDataset
 
 
 class Loader:

@@ -17,7 +17,7 @@ from streamer.loader.workers.batch_maker import MakerRules
 from streamer.loader.workers.handle import WorkerHandle
 from streamer.loader.workers.pool import Pool, WorkerConfig
 from streamer.loader.workers.protocol import Message, Ready
-from streamer.testing import FakeRecipe
+from tests.fake_dataset import FakeRecipe
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -7,7 +7,7 @@ import pytest
 
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.table import charge
-from streamer.testing.cache_simulation import JobPlan, Simulation
+from tests.simulation.cache import JobPlan, Simulation
 
 COST = charge(4096)
 
