@@ -260,7 +260,8 @@ def read_by_chunk(
 
 def _hole(content: memoryview, field: Field, decoder: SampleDecoder, rows: Rows) -> Hole | None:
     shape = rows.shapes.get(field.name)
-    if shape is None:
+    # A checksum that is in the sample needs the bytes that would be in the hole.
+    if shape is None or field.checked:
         return None
     try:
         plain = decoder.plain_array(field)
@@ -269,7 +270,9 @@ def _hole(content: memoryview, field: Field, decoder: SampleDecoder, rows: Rows)
     if plain is None or RowShape(plain.dtype, plain.shape) != shape:
         return None
     hole = Hole(field.name, _offset(content, field), plain.head, shape)
-    return hole if hole.stop - hole.start == len(field.content) else None
+    # What was unpacked is elsewhere.
+    inside = hole.start >= 0 and hole.stop <= len(content)
+    return hole if inside and hole.stop - hole.start == len(field.content) else None
 
 
 def _offset(content: memoryview, field: Field) -> int:

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+import zipfile
 from collections import deque
 from itertools import chain
 from pathlib import Path
@@ -304,6 +305,37 @@ def test_every_byte_is_checked(make_dataset, fake_engine, npy):
         fake_engine.path(chunk).unlink()
         with pytest.raises(ChunkUnreadableError, match="missing"):
             batches.make([11])
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_arrays_of_zip_archives(make_dataset, fake_engine, tmp_path, method):
+    """What is unpacked has no place in its sample's bytes; what is not has a checksum that needs all its bytes."""
+    # What cannot be compressed has one length.
+    drawn = {f"{n:03}.npy": np.random.default_rng(n).integers(0, 256, 8000, np.uint8) for n in range(COUNT)}
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
+        for name, numbers in drawn.items():
+            archive.writestr(name, npy_of(numbers))
+    with StreamingDataLoader(make_dataset(tmp_path), 8, 1, worker_type="thread") as loader:
+        for _ in range(2):
+            found: dict[str, np.ndarray] = {}
+            for batch in loader:
+                found |= {key: row.numpy().copy() for key, row in zip(batch["__key__"], batch["npy"], strict=True)}
+            assert found.keys() == drawn.keys()
+            assert all((found[key] == drawn[key]).all() for key in drawn)
+
+
+def test_a_byte_of_an_array_in_a_zip_archive_is_another(make_dataset, fake_engine, tmp_path):
+    """Is an error of that sample, whichever batch it is in."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number in range(COUNT):
+            archive.writestr(f"{number:03}.npy", npy_of(array(number)))
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    content[content.index(array(39).tobytes()) + 1000] ^= 1
+    (tmp_path / "a.zip").write_bytes(content)
+    with StreamingDataLoader(make_dataset(tmp_path), 8, 1, worker_type="thread", on_error="skip") as loader:
+        keys = [key for batch in loader for key in batch["__key__"]]
+        assert "039.npy" not in keys
+        assert loader.stats().skipped == 1
 
 
 def test_a_transform_is_never_given_a_row(make_dataset, fake_engine, npy):
