@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 
 from streamer.config import FetchConfig
 from streamer.errors import StreamerError, ThrottledError
@@ -15,7 +14,7 @@ from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.outage import Notify, OutageWatch
 from streamer.fetch.pacing import Pacing
 from streamer.fetch.presence_clock import PresenceClock
-from streamer.fetch.retry import RetryBudget, asked_seconds
+from streamer.fetch.retry import Outcomes, RetryBudget, asked_seconds
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.base import ObjectStore
@@ -66,6 +65,7 @@ class Endpoint:
         self.pacing = Pacing(lambda: self.control.climbing, self.time())
         self.gate = FairGate(self.control.size)
         self.retries = RetryBudget()
+        self.outcomes = Outcomes()
         self.budget = HedgeBudget(config.hedge_requests_share, config.hedge_bytes_share)
         self.rates = Sampled()
         self.last_success: float | None = None
@@ -153,11 +153,12 @@ class Endpoint:
         """Whether waiting cannot help: no request was ever served, and its certificate is refused."""
         return self.last_success is None and bool(error.details.get("untrusted"))
 
-    def isolated(self, error: StreamerError, first_failure: float, served: float) -> bool:
+    def isolated(self, error: StreamerError, first_failure: float, served: float, earlier: Outcomes) -> bool:
         """Whether a failure is the request's own, not the endpoint's.
 
-        It is when the store answered (a 500, not a refusal), or when others were sent and served between the first
-        failure and this try. Requests under way when a store stops may end after others
+        It is when others were sent and served between the first failure and this try, and few of them failed: behind a
+        gateway one of whose two servers is down, one range in 256 fails eight times in a row. A refusal (503) is the
+        endpoint's. Requests under way when a store stops may end after others
         have failed, and a try that began before the endpoint was back fails after others were served: neither proves
         anything (a stop took the requests of 30 ms with it, and nine ranges were given up after 8 s, 2026-11-20).
 
@@ -165,9 +166,11 @@ class Endpoint:
             error: of this try.
             first_failure: of the range.
             served: `newest_served` as this try began.
+            earlier: `outcomes` at the first failure.
         """
-        has_answer = error.details.get("status") is not None and not isinstance(error, ThrottledError)
-        return has_answer or served > first_failure
+        if isinstance(error, ThrottledError) or served <= first_failure:
+            return False
+        return self.outcomes.since(earlier).ordinary
 
     async def probe(self, tally: Tally) -> None:
         """Requests one byte of the object served last, at most once a second, to see whether the endpoint works.
@@ -180,12 +183,16 @@ class Endpoint:
             return
         self._probed = now
         tally.requests += 1
-        with suppress(StreamerError, TimeoutError):
+        try:
             async with asyncio.timeout(_PROBE_PATIENCE_SECONDS):
                 await self.store.get(good.object, good.start, good.start + 1, tally.received)
-            self.last_success = self.time()
-            self.watch.progressed(self.last_success)
-            self.newest_served = max(self.newest_served, now)
+        except (StreamerError, TimeoutError):
+            self.outcomes.failed += 1
+            return
+        self.outcomes.served += 1
+        self.last_success = self.time()
+        self.watch.progressed(self.last_success)
+        self.newest_served = max(self.newest_served, now)
 
     async def refresh(self) -> None:
         """Renews the credentials, once for all requests refused together."""

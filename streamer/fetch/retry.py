@@ -61,6 +61,22 @@ def asked_seconds(error: StreamerError) -> float:
     return min(asked, MOST_ASKED_SECONDS) if isinstance(asked, (int, float)) and asked > 0 else 0.0
 
 
+class Outcomes(msgspec.Struct):
+    """How the first tries of ranges ended, and probes. Not all tries: those of one bad object would outnumber them."""
+
+    served: int = 0
+    failed: int = 0
+
+    def since(self, earlier: Outcomes) -> Outcomes:
+        """Those that were added after `earlier`."""
+        return Outcomes(self.served - earlier.served, self.failed - earlier.failed)
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether at most a fifth failed, for which `attempts` are enough."""
+        return 4 * self.failed <= self.served
+
+
 class Failing(msgspec.Struct, frozen=True):
     """How a range fails. A body that arrives in pieces is no failure, unless it stalls while others' do not.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from copy import copy
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from streamer.fetch.request import MakeView, RequestSpec
 from streamer.fetch.retry import (
     SILENT_TRIES,
     Failing,
+    Outcomes,
     asked_seconds,
     effort,
     expired,
@@ -83,6 +85,7 @@ class Transfer:
         self._started = 0.0
         self._progressed = 0.0
         self._first_failure = 0.0
+        self._outcomes = Outcomes()
         self._last_failure = 0.0
         self._sent = 0.0
         self._served = float("-inf")
@@ -128,6 +131,7 @@ class Transfer:
             return await self._recover(error)
         finally:
             gate.release(owner=owner)
+        self._endpoint.outcomes.served += self._attempts == 1
         return 0.0
 
     def _spec(self) -> RequestSpec:
@@ -185,6 +189,7 @@ class Transfer:
         Raises:
             StoreError: there is none.
         """
+        self._endpoint.outcomes.failed += self._attempts == 1
         self._count_failure()
         self._count_stall(error)
         self._endpoint.failed(error, self._sent)
@@ -213,6 +218,7 @@ class Transfer:
         """Counts a failed try; the count starts again if at least PROGRESS_BYTES arrived since the first failure."""
         if self._position - self._good >= PROGRESS_BYTES or not self._failed_tries:
             self._good, self._failed_tries, self._first_failure = self._position, 0, self._endpoint.time()
+            self._outcomes = copy(self._endpoint.outcomes)
             self._progressed = self._endpoint.time() if self._position > self._extent.start else self._started
         self._failed_tries += 1
         self._last_failure = self._endpoint.time()
@@ -235,7 +241,7 @@ class Transfer:
             silent=self._is_silence(error),
             quiet_seconds=endpoint.watch.quiet_seconds(),
             stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
-            isolated=endpoint.isolated(error, self._first_failure, self._served),
+            isolated=endpoint.isolated(error, self._first_failure, self._served, self._outcomes),
             hopeless=endpoint.is_hopeless(error),
         )
 

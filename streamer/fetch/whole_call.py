@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import TypeVar
 
 from streamer.config import FetchConfig
-from streamer.errors import StoreError, StreamerError, ThrottledError
+from streamer.errors import StoreError, StreamerError
 from streamer.fetch.endpoint import Endpoint
-from streamer.fetch.retry import Failing, asked_seconds, effort, expired, gives_up, pause_seconds, retryable
+from streamer.fetch.retry import Failing, Outcomes, asked_seconds, effort, expired, gives_up, pause_seconds, retryable
 from streamer.fetch.statistics import Tally
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ class WholeCall:
         self._tries = 0
         self._started = endpoint.time()
         self._refreshed = False
+        self._first_failure = 0.0
+        self._outcomes = Outcomes()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
         """The result of `work`, which must make the call anew each time.
@@ -48,10 +51,11 @@ class WholeCall:
         try:
             while True:
                 self._tries += 1
+                served = endpoint.newest_served
                 try:
                     return await work()
                 except StreamerError as error:
-                    pause = await self._recover(error)
+                    pause = await self._recover(error, served)
                 await asyncio.sleep(pause)
         finally:
             if self._is_watched:
@@ -62,13 +66,15 @@ class WholeCall:
         """A part of the answer is here."""
         self._endpoint.watch.progressed(self._endpoint.time())
 
-    async def _recover(self, error: StreamerError) -> float:
-        """The pause before the next try.
+    async def _recover(self, error: StreamerError, served: float) -> float:
+        """The pause before the next try; `served` is the endpoint's `newest_served` as the last one began.
 
         Raises:
             StoreError: there is none.
         """
         self._endpoint.watch.failed(error)
+        if self._tries == 1:
+            self._first_failure, self._outcomes = self._endpoint.time(), copy(self._endpoint.outcomes)
         if expired(error) and not self._refreshed:
             self._refreshed = True
             await self._endpoint.refresh()
@@ -79,7 +85,7 @@ class WholeCall:
             idle_seconds=idle,
             silent=False,
             quiet_seconds=self._endpoint.watch.quiet_seconds(),
-            isolated=isinstance(error.details.get("status"), int) and not isinstance(error, ThrottledError),
+            isolated=self._endpoint.isolated(error, self._first_failure, served, self._outcomes),
             hopeless=self._endpoint.is_hopeless(error),
         )
         if not retryable(error) or gives_up(failing, self._config):
