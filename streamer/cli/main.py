@@ -22,6 +22,7 @@ DESCRIPTION = "Train on data in object storage that is larger than the local dis
 EXAMPLES = """\
 begin here:
   streamer demo                              the whole path on this machine, with a bucket of its own
+  streamer doctor s3://bucket/train/         what this machine has and lacks, and whether the data can be read
   streamer index s3://bucket/train/          what a dataset has, before the first job lists it
   streamer serve --cache-bytes 200GB         the engine as a service, for many jobs or a sidecar
 
@@ -57,6 +58,7 @@ class Entry(NamedTuple):
 
 COMMANDS = (
     Entry("demo", "streamer.cli.demo_command"),
+    Entry("doctor", "streamer.cli.doctor_command"),
     Entry("index", "streamer.cli.index_command"),
     Entry("pack", "streamer.cli.packing.pack_command"),
     Entry("verify", "streamer.cli.packing.verify_command"),

@@ -69,6 +69,11 @@ class BotoKeys:
         return Keys(frozen.access_key, frozen.secret_key, frozen.token)
 
     @property
+    def source(self) -> str:
+        """Where boto found them, in its own word, for example "iam-role" or "assume-role-with-web-identity"."""
+        return str(getattr(self._credentials, "method", "") or "unknown")
+
+    @property
     def expires_at(self) -> datetime | None:
         """When they expire; None: never."""
         expiry = getattr(self._credentials, "_expiry_time", None)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from botocore.session import Session
 
+from streamer.cli.doctor.reach import url_findings
 from streamer.errors import AccessDeniedError, StoreError
 from streamer.store import ObjectStore, open_store
 from tests.clouds.issuers import KINDS, Issuer, issuing, set_up
@@ -69,3 +70,19 @@ async def test_an_issuer_that_refuses(
         assert isinstance(caught.value, AccessDeniedError)
         assert "AssumeRole" in str(caught.value)
         assert "AccessDenied" in str(caught.value)
+
+
+async def test_the_doctor_names_their_source_and_their_end(
+    issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither key nor token is shown; an end within ten minutes is a warning."""
+    set_up("IRSA", issuer, tmp_path, monkeypatch)
+    (first, *_) = await url_findings("s3://expiring/train/", {})
+    assert (first.subject, first.state) == ("credentials", "warning")
+    assert "assume-role-with-web-identity" in first.fact
+    assert "until" in first.fact
+    assert "secret" not in first.fact
+    issuer.refuses = "AccessDenied"
+    (first, *_) = await url_findings("s3://expiring/train/", {})
+    assert first.state == "problem"
+    assert "AssumeRoleWithWebIdentity" in first.fact

@@ -1,0 +1,24 @@
+"""What a check of `streamer doctor` says."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+# "missing" is nothing that streamer needs; "problem" ends a job, "warning" slows it down or may end it.
+State = Literal["ok", "missing", "warning", "problem"]
+
+
+class Finding(NamedTuple):
+    """One line of the report.
+
+    Attributes:
+        state: how serious it is.
+        subject: what was looked at, in a word or two.
+        fact: what was found, with numbers; never a secret.
+        advice: what to do; "" where nothing is.
+    """
+
+    state: State
+    subject: str
+    fact: str
+    advice: str = ""

@@ -1,0 +1,154 @@
+"""Checks of a url: who asks, where, how long the answer takes, and by how much the clocks differ."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from streamer.cli.doctor.finding import Finding
+from streamer.config import format_bytes
+from streamer.errors import StreamerError
+from streamer.store import boto_keys, open_store
+from streamer.store.options import ENDPOINT_VARIABLES, Translation, family, translate
+from streamer.store.urls import Address, shown, split
+
+if TYPE_CHECKING:
+    from streamer.manifest.model import ObjectRecord
+    from streamer.store import ObjectStore
+
+# S3 refuses requests that are signed with a time more than 15 minutes away.
+_SKEW_SECONDS = 60.0
+_CLOCK_SECONDS = 5.0
+_GOOD_SECONDS = 600.0
+
+
+async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
+    """Lists the first objects below a url and reads a byte of one."""
+    address = split(url)
+    found: list[Finding] = []
+    if (kind := family(address.scheme)) is not None:
+        translation = translate(address, options)
+        found += _keys(translation) if kind == "s3" else []
+        found += _clock(_endpoint(address, translation))
+    store = open_store(url, options)
+    try:
+        found += await _objects(store, url)
+    except (StreamerError, OSError) as error:
+        found.append(Finding("problem", "url", str(error), "see docs/deploy/credentials.md and docs/trouble.md"))
+    finally:
+        await store.aclose()
+    return found
+
+
+def _keys(translation: Translation) -> Iterator[Finding]:
+    """Where S3's keys come from and when they end; no key is shown."""
+    if translation.config.get("skip_signature"):
+        yield Finding("ok", "credentials", "none: anonymous, as the storage options say")
+        return
+    if boto_keys.of_options(translation.config) is not None:
+        yield Finding("ok", "credentials", "of the storage options")
+        return
+    try:
+        keys = boto_keys.find(translation.profile)
+    except StreamerError as error:
+        yield Finding("problem", "credentials", str(error))
+        return
+    if keys is None:
+        own = boto_keys.of_environment() is not None
+        fact = "of the environment" if own else "none that botocore finds; obstore looks for a role of this machine"
+        yield Finding("ok" if own else "warning", "credentials", fact, "" if own else "docs/deploy/credentials.md")
+        return
+    yield _found_keys(keys)
+
+
+def _found_keys(keys: boto_keys.BotoKeys) -> Finding:
+    region = f", region {keys.region}" if keys.region else ", no region configured"
+    try:
+        keys.now()
+    except StreamerError as error:
+        return Finding("problem", "credentials", f"{keys.source}: {error}")
+    fact, end = f"{keys.source}{region}", keys.expires_at
+    if end is None:
+        return Finding("ok", "credentials", f"{fact}, without an end")
+    left = (end - datetime.now(UTC)).total_seconds()
+    fact += f", until {end.astimezone(UTC):%H:%M:%S} UTC ({left / 60:.0f} min)"
+    if left < _GOOD_SECONDS:
+        return Finding(
+            "warning", "credentials", fact, "they end within ten minutes; they are renewed where they can be"
+        )
+    return Finding("ok", "credentials", fact)
+
+
+def _endpoint(address: Address, translation: Translation) -> str:
+    """A server of the store, which says the time."""
+    given = translation.config.get("endpoint") or translation.config.get("base_url")
+    if given:
+        return str(given)
+    kind = family(address.scheme)
+    if kind == "http":
+        return address.root
+    account = address.root.partition("@")[2] or f"{translation.config.get('account_name')}.blob.core.windows.net"
+    return {
+        "s3": next(filter(None, map(os.environ.get, ENDPOINT_VARIABLES)), "https://s3.amazonaws.com"),
+        "gs": "https://storage.googleapis.com",
+        "az": f"https://{account}",
+    }[str(kind)]
+
+
+def _clock(endpoint: str) -> Iterator[Finding]:
+    """The difference between this machine's clock and that of the store, which refuses signatures of another time."""
+    host = urlsplit(endpoint).netloc.rpartition("@")[2]
+    try:
+        with urlopen(Request(endpoint, method="HEAD"), timeout=_CLOCK_SECONDS) as answer:
+            date = answer.headers["Date"]
+    except HTTPError as refusal:  # an answer too, and it has the time
+        date = refusal.headers["Date"]
+        refusal.close()
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error
+        yield Finding("problem", "endpoint", f"{host}: {reason}", "check the endpoint, the proxy and the network")
+        return
+    if not date:
+        yield Finding("ok", "endpoint", f"{host} answers")
+        return
+    skew = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
+    fact = f"{host} answers; this machine's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} its own"
+    if abs(skew) > _SKEW_SECONDS:
+        yield Finding(
+            "problem", "endpoint", fact, "set the clock (chrony, systemd-timesyncd): signatures carry the time"
+        )
+    else:
+        yield Finding("ok", "endpoint", fact)
+
+
+async def _objects(store: ObjectStore, url: str) -> list[Finding]:
+    started = time.monotonic()
+    page = await _first_page(store, url)
+    listed = time.monotonic() - started
+    if not page:
+        return [Finding("problem", "url", f"{shown(url)}: nothing is there", "check the prefix")]
+    record = max(page, key=lambda record: record.size)
+    fact = f"{shown(url)}: {len(page):,} objects in the first page, listed in {listed:.2f} s"
+    found = [Finding("ok", "url", fact)]
+    if record.size:
+        started = time.monotonic()
+        await store.get(record, 0, 1, lambda piece: None)
+        read = time.monotonic() - started
+        name = shown(record.url)
+        found.append(Finding("ok", "read", f"{name} ({format_bytes(record.size)}): first byte after {read:.3f} s"))
+    return found
+
+
+async def _first_page(store: ObjectStore, url: str) -> list[ObjectRecord]:
+    async with aclosing(store.list(url)) as pages:
+        async for page in pages:
+            return list(page)
+    return []

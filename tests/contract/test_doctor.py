@@ -1,0 +1,81 @@
+"""`streamer doctor URL`: what it says of servers that it can and cannot read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from streamer.cli.doctor.finding import Finding
+from streamer.cli.doctor.reach import url_findings
+
+pytestmark = pytest.mark.usefixtures("warm_runtime")
+
+
+class _Clock(BaseHTTPRequestHandler):
+    """Has one object, and a clock that may be wrong."""
+
+    ahead = timedelta()
+
+    def do_HEAD(self) -> None:
+        self._answer(b"")
+
+    def do_GET(self) -> None:
+        self._answer(b"x")
+
+    def _answer(self, content: bytes) -> None:
+        self.send_response_only(206 if content else 200)
+        self.send_header("Date", format_datetime(datetime.now(UTC) + self.ahead, usegmt=True))
+        self.send_header("Content-Length", str(len(content) or 1))
+        self.send_header("ETag", '"x"')
+        if content:
+            self.send_header("Content-Range", "bytes 0-0/1")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words: object) -> None:
+        """The tests read no log of requests."""
+
+
+@contextmanager
+def _web_server(ahead: timedelta) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Clock,), {"ahead": ahead}))
+    thread = threading.Thread(target=server.serve_forever, name="clock", kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _by_subject(found: list[Finding]) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in found}
+
+
+@pytest.mark.parametrize(("ahead", "state"), [(timedelta(), "ok"), (timedelta(minutes=20), "problem")])
+async def test_a_web_server_and_its_clock(ahead: timedelta, state: str) -> None:
+    """A byte is read; a clock that is wrong by minutes is a problem that is named with its size."""
+    with _web_server(ahead) as root:
+        found = _by_subject(await url_findings(f"{root}/x.bin", {}))
+    assert (found["url"].state, found["read"].state) == ("ok", "ok")
+    assert found["endpoint"].state == state
+    if ahead:
+        assert "1200 s behind" in found["endpoint"].fact or "1199 s behind" in found["endpoint"].fact
+
+
+async def test_an_endpoint_that_does_not_answer(unused_tcp_port: int) -> None:
+    """The problem names host and port, and no key."""
+    options = {"key": "AKIAEXAMPLE", "secret": "hidden", "endpoint_url": f"http://127.0.0.1:{unused_tcp_port}"}
+    found = _by_subject(await url_findings("s3://bucket/train/", options))
+    assert found["endpoint"].state == "problem"
+    assert f"127.0.0.1:{unused_tcp_port}" in found["endpoint"].fact
+    assert found["credentials"].state == "ok"
+    assert "hidden" not in str(found)
+    assert "AKIAEXAMPLE" not in str(found)
