@@ -142,6 +142,8 @@ class EngineConfig:
     lookahead_bytes: int = 512 * MiB
     # What a service serves and with which credentials; empty: any url, with the options that the client sends.
     datasets: tuple[DatasetConfig, ...] = ()
+    # Clients may not name what is of this machine: a service without datasets, whose clients have other rights.
+    guarded: bool = False
     service: ServiceConfig = field(default_factory=lambda: ServiceConfig())
     peers: PeersConfig = field(default_factory=lambda: PeersConfig())
 

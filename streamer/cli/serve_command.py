@@ -24,7 +24,7 @@ Runs the engine in the foreground, as a service for all jobs of this machine or 
 one setting, STREAMER_ENGINE, and, where they see the cache folder at another path, STREAMER_CACHE_DIR. The service
 stays until SIGTERM or Ctrl-C, which let finish what is on its way; SIGHUP reads the configuration again. One engine
 per cache folder. With [[datasets]] in its configuration the service holds the credentials: it serves these and
-nothing else, and trainers need none.
+nothing else, and trainers need none. Without them it serves every url but those of its own machine.
 """
 
 EXAMPLES = """\

@@ -61,7 +61,7 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.cache = ChunkCache(config.cache)
-        self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets), self._notify)
+        self.fetchers = Fetchers(config.fetch, UrlAllowlist(config.datasets, guarded=config.guarded), self._notify)
         self.recoders = RecoderPool(config.fetch.memory_bytes)
         # Called with the key of storage options and a sentence for the sessions that have them; "": for all.
         self.on_notice: Callable[[str, str], None] | None = None
@@ -155,7 +155,7 @@ class Engine:
         limit = config.cache.limit_bytes
         if limit is not None and limit != self.config.cache.limit_bytes:
             await self._resize(limit)
-        self.fetchers.allowlist = UrlAllowlist(config.datasets)
+        self.fetchers.allowlist = UrlAllowlist(config.datasets, guarded=config.guarded)
         self.datasets.reload(self.fetchers.allowlist)
         self.config = config
         self.wake()

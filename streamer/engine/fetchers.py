@@ -90,7 +90,7 @@ class Fetchers:
         """The fetcher for these storage options, open until the end of the block at least."""
         key = options_key(options)
         if key not in self._open:
-            opener, notify = partial(_open, options, self._config), partial(self._notify, key)
+            opener, notify = partial(self._open_store, options), partial(self._notify, key)
             self._open[key] = _Pooled(Fetcher(self._config, opener, self.memory, notify))
             await self._open[key].fetcher.__aenter__()
         pooled = self._open[key]
@@ -131,6 +131,9 @@ class Fetchers:
         total["waiting"] -= self.memory.gate.waiting * max(0, len(self._open) - 1)
         return total
 
+    def _open_store(self, options: Mapping[str, object], url: str) -> ObjectStore:
+        return open_store(url, options, client=self._config.client, guarded=self.allowlist.guarded)
+
     def _close(self, key: str) -> None:
         fetcher = self._open.pop(key).fetcher
         counts = asdict(fetcher.statistics())
@@ -143,7 +146,3 @@ async def _close_later(fetcher: Fetcher) -> None:
         await fetcher.__aexit__(None, None, None)
     except (StreamerError, OSError) as error:
         logger.warning("%r was not closed in order: %s", fetcher, error)
-
-
-def _open(options: Mapping[str, object], config: FetchConfig, url: str) -> ObjectStore:
-    return open_store(url, options, client=config.client)

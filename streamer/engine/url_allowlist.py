@@ -35,9 +35,11 @@ class UrlAllowlist:
 
     Args:
         datasets: what is served; empty: everything, with the options that clients send.
+        guarded: everything but what is of this machine (`store.guard`).
     """
 
-    def __init__(self, datasets: Sequence[DatasetConfig] = ()) -> None:
+    def __init__(self, datasets: Sequence[DatasetConfig] = (), *, guarded: bool = False) -> None:
+        self.guarded = guarded
         entries = [_Entry(_comparable(dataset.url), dataset.storage_options) for dataset in datasets]
         self._entries = sorted(entries, key=lambda entry: len(entry.prefix), reverse=True)
 

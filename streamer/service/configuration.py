@@ -43,7 +43,7 @@ _SECTIONS: dict[str, type[object]] = {
     "peers": PeersConfig,
 }
 # Fields of EngineConfig that have a section of their own, or no meaning for a service.
-_ELSEWHERE = frozenset(["cache", "fetch", "datasets", "service", "peers", "grace_seconds"])
+_ELSEWHERE = frozenset(["cache", "fetch", "datasets", "service", "peers", "grace_seconds", "guarded"])
 # Where a variable of `Environment.service`, or an option of the command line, belongs.
 _PLACES = {
     "cache_dir": ("cache", "directory"),
@@ -104,6 +104,7 @@ def _assembled(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineCo
         service=_section(ServiceConfig, tables["service"], "[service]"),
         peers=_section(PeersConfig, tables["peers"], "[peers]"),
         datasets=datasets,
+        guarded=not datasets,
         grace_seconds=None,
     )
 

@@ -41,6 +41,11 @@ MOST_THREADS = 32
 # How long a starting engine waits for the one that is leaving the same folder: its grace time and what follows.
 LOCK_SECONDS = 10.0
 _LOCK_RETRY_SECONDS = 0.05
+_OPEN_TO_ALL = (
+    "no [[datasets]] in the configuration: all clients read every bucket and web server that this service "
+    "reaches, with its credentials where they send none; local files, loopback and link-local addresses are refused; "
+    "name what is served in [[datasets]]"
+)
 
 
 class Life:
@@ -86,6 +91,8 @@ class Life:
         _make_cache_dir(config.cache.directory)
         raise_descriptor_limit()
         collect_rarely()
+        if config.guarded:
+            logger.warning(_OPEN_TO_ALL)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
         if config.cache.group is not None:
             # The group comes in by the folder's mode; below it a umask of 077 would keep it out of new manifests.

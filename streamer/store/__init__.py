@@ -6,7 +6,7 @@ obstore_store.py    S3, Google, Azure, web servers by obstore (Rust); obstore_cl
 fsspec_store.py     any url that fsspec knows
 local_store.py      files
 boto_keys.py        AWS credentials; key_ring.py renews those that expire
-urls, patterns, versions, options, option_names, redirects, reached, failures     pure parts
+urls, patterns, versions, options, option_names, redirects, reached, failures, guard     pure parts
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from streamer.errors import ConfigError
+from streamer.store import guard
 from streamer.store.base import ObjectStore, StoreStatistics
 from streamer.store.local_store import LocalStore
 from streamer.store.option_names import check
@@ -34,7 +35,11 @@ _CURL_FAMILIES = ("s3", "http")
 
 
 def open_store(
-    url: str, storage_options: Mapping[str, object] | None = None, *, client: Client = "auto"
+    url: str,
+    storage_options: Mapping[str, object] | None = None,
+    *,
+    client: Client = "auto",
+    guarded: bool = False,
 ) -> ObjectStore:
     """Opens the store that serves `url`'s bucket, container, host or file system.
 
@@ -46,20 +51,24 @@ def open_store(
         client: what reads S3 and web servers. "auto": libcurl on Linux, elsewhere obstore; fsspec (said in the log)
             where an option has no counterpart. "curl" or "obstore": that one, or a ConfigError where it cannot.
             "fsspec": for every url but files. Google and Azure are read by obstore, other urls by fsspec.
+        guarded: a client has chosen url and options, and may not have what is of this machine.
 
     Raises:
         ConfigError: an empty url, one without a bucket, an option that the store does not have, or a `client` that
             cannot serve it.
+        AccessDeniedError: a guarded url of this machine.
     """
     if client not in get_args(Client):
         raise ConfigError(f"client={client!r} is not one of {', '.join(get_args(Client))}", field="client")
     address, options = split(url), dict(storage_options or {})
+    if guarded:
+        _check_guarded(address, options, client)
     if address.scheme == "file":
         return LocalStore()
     check(address, options)
     store: ObjectStore | None = None
     if client != "fsspec" and family(address.scheme) is not None:
-        store = _native(address, options, client)
+        store = _native(address, options, client, guarded=guarded)
     if store is None:
         _without_redirects(address, options)
         # Imported here: an engine that needs no fsspec starts 5 ms sooner.
@@ -69,7 +78,9 @@ def open_store(
     return store
 
 
-def _native(address: Address, options: Mapping[str, object], client: Client) -> ObjectStore | None:
+def _native(
+    address: Address, options: Mapping[str, object], client: Client, *, guarded: bool = False
+) -> ObjectStore | None:
     """The store by libcurl or obstore; None: fsspec must serve it."""
     translation = translate(address, options)
     if translation.unknown:
@@ -83,11 +94,22 @@ def _native(address: Address, options: Mapping[str, object], client: Client) -> 
         from streamer.store.curl.access import make_access
         from streamer.store.curl.store import CurlStore
 
-        return CurlStore(address.root, make, partial(make_access, address, translation), way)
+        access = partial(make_access, address, translation)
+        if guarded and (place := guard.chosen_place(address, translation)) is not None:
+            from streamer.store.curl.guarded import GuardedStore
+
+            return GuardedStore(address.root, make, access, way, place=place)
+        return CurlStore(address.root, make, access, way)
     _without_redirects(address, options)
     from streamer.store.obstore_store import ObstoreStore
 
     return ObstoreStore(address.root, make, way)
+
+
+def _check_guarded(address: Address, options: Mapping[str, object], client: Client) -> None:
+    kind = family(address.scheme)
+    translation = None if kind is None else translate(address, options)
+    guard.check(address, translation, is_curl=kind in _CURL_FAMILIES and _is_curl(client))
 
 
 def _without_counterpart(address: Address, unknown: Sequence[str], client: Client) -> None:

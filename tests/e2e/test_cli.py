@@ -36,10 +36,16 @@ def images(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def service(environment: Mapping[str, str]) -> Iterator[str]:
-    """`streamer serve`; gives what a trainer sets as STREAMER_ENGINE."""
+def service(environment: Mapping[str, str], tmp_path: Path) -> Iterator[str]:
+    """`streamer serve` of everything in a folder; gives what a trainer sets as STREAMER_ENGINE."""
+    config = tmp_path / "streamer.toml"
+    config.write_text(f"[[datasets]]\nurl = '{tmp_path}'\n")
     process = subprocess.Popen(
-        [*COMMAND, "serve"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        [*COMMAND, "serve", "--config", config],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     assert process.stdout is not None
     assert process.stderr is not None

@@ -113,7 +113,8 @@ def ends(place: Path, pid: int) -> bool:
 
 def test_torchrun_sh_starts_one_service_for_all_jobs(place, example):
     """The first job starts it; the second finds it, with the cache; it ends by SIGTERM."""
-    more = {"RANKS": "2", "STREAMER_RUNTIME_DIR": f"{place}/run"}
+    (place / "streamer.toml").write_text(f"[[datasets]]\nurl = '{place}/data/'\n")
+    more = {"RANKS": "2", "STREAMER_RUNTIME_DIR": f"{place}/run", "STREAMER_CONFIG": f"{place}/streamer.toml"}
     arguments = (ROOT / "deploy" / "torchrun.sh", EXAMPLE, "--url", f"{place}/data/", "--epochs", "1")
     assert_exact(example, run(place, *arguments, "--step-seconds", "0", **more))
     first = service_of(place)

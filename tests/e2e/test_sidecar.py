@@ -181,6 +181,26 @@ def test_it_serves_its_datasets_and_nothing_else(sidecar):
     assert sidecar.log.read_text().count("sends storage_options: not used") == 1
 
 
+def test_without_datasets_it_serves_nothing_of_its_machine(sidecar):
+    """It says at its start that it is open; files, loopback and link-local addresses are refused, at once."""
+    sidecar.configure(datasets="")
+    sidecar.start()
+    assert "no [[datasets]] in the configuration" in sidecar.log.read_text()
+    with sidecar.client(
+        storage_options={"key": "k", "secret": "s", "endpoint_url": f"http://{sidecar.http}"}
+    ) as client:
+        for url in (f"{sidecar.data}/", f"file://{sidecar.data}/", "s3://bucket/train/"):
+            with pytest.raises(AccessDeniedError, match="datasets"):
+                client.manifest(GetManifest(0, [url], "auto"))
+    with sidecar.client() as client:
+        for url in (f"http://{sidecar.http}/metrics", "http://169.254.169.254/latest/meta-data/"):
+            with pytest.raises(AccessDeniedError, match="datasets"):
+                client.manifest(GetManifest(0, [url], "auto"))
+        with pytest.raises(AccessDeniedError, match="local file"):  # which it would write
+            client.manifest(GetManifest(0, ["s3://bucket/"], "auto", manifest=f"{sidecar.root}/private/"))
+    assert sidecar.stop() == 0
+
+
 def test_two_datasets_have_their_own_options(sidecar):
     """Each is found by its url; fsspec's memory store needs options that the trainer does not know."""
     other = sidecar.root / "other"

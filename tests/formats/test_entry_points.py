@@ -118,8 +118,9 @@ def test_a_class_that_is_no_format(installed: Path) -> None:
 @pytest.mark.usefixtures("installed")
 def test_not_installed_where_the_engine_runs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the format, what provides it, and the Python where it is missing."""
+    (tmp_path / "streamer.toml").write_text(f"[[datasets]]\nurl = '{data}'\n")
     served = subprocess.Popen(
-        [sys.executable, "-m", "streamer", "serve", "--socket", str(tmp_path / "s")],
+        [sys.executable, "-m", "streamer", "serve", "--socket", tmp_path / "s", "--config", tmp_path / "streamer.toml"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -58,6 +58,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         connect_seconds: until a connection stands.
         redirects: which ones are followed.
         proxy: None: what libcurl finds in the environment.
+        guarded: no connection to this machine; see `store.guard`.
     """
 
     base: str = ""
@@ -70,6 +71,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     connect_seconds: float = _CONNECT_SECONDS
     redirects: Redirects = OF_WEB_SERVERS
     proxy: str | None = None
+    guarded: bool = False
 
     def address(self, name: str) -> str:
         """Where an object is: of its key, or of its url."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ import pycurl
 
 from streamer.errors import ConfigError, StoreError
 from streamer.manifest.model import ObjectRecord
-from streamer.store import failures, versions
+from streamer.store import failures, guard, versions
 from streamer.store.base import Take
 from streamer.store.curl.access import Access
 from streamer.store.redirects import host_of
@@ -68,6 +69,8 @@ class Handle:
         self.easy = _easy(access)
         self.easy.setopt(pycurl.HEADERFUNCTION, self._lines.append)
         self.easy.setopt(pycurl.WRITEFUNCTION, self._write)
+        if access.guarded:
+            self.easy.setopt(pycurl.OPENSOCKETFUNCTION, self._open_socket)
 
     def bind(self, target: ObjectRecord, asked: tuple[int, int], take: Take) -> None:
         """Starts a request, which ends with `unbind`."""
@@ -147,6 +150,15 @@ class Handle:
             return failures.unreachable(url, failures.INVALID)
         return failures.unreachable(url, _REASONS.get(code, f"the request failed (libcurl {code})"))
 
+    def _open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> socket.socket | int:
+        """The socket of a connection; none to an address of this machine."""
+        family, kind, protocol, where = address
+        if guard.is_own(where[0]):
+            assert self._target is not None, "bound"
+            self.failure = guard.refusal(self._target.url, f"its address is {where[0]}")
+            return int(pycurl.SOCKET_BAD)
+        return _Socket(family, kind, protocol)
+
     def _write(self, piece: bytes) -> int | None:
         """Receives a piece of the body; returns another number than its length to end the transfer."""
         try:
@@ -223,6 +235,13 @@ class Handle:
         code = failures.code_of(self._answer.decode("latin-1"))
         after = failures.asked_seconds(headers.get(b"retry-after", b"").decode("latin-1"))
         return failures.error_of(self._target.url, failures.Answer(status, code, after))
+
+
+class _Socket(socket.socket):
+    """A socket of which libcurl keeps a copy: this one closes with its object."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _easy(access: Access) -> pycurl.Curl:

@@ -1,0 +1,91 @@
+"""A CurlStore whose url a client has chosen, of a service without [[datasets]]: never an address of this machine.
+
+Names are refused by what they resolve to. libcurl asks before each connection, those of redirects too. obstore cannot
+ask: the name is resolved before each of its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import msgspec
+
+from streamer.manifest.model import ObjectRecord
+from streamer.store import guard, versions
+from streamer.store.base import PIECE_BYTES, Take
+from streamer.store.curl.access import Access
+from streamer.store.curl.store import CurlStore
+from streamer.store.obstore_store import MakeClient, Page
+from streamer.store.reached import Reached
+from streamer.store.redirects import host_of
+
+
+class GuardedStore(CurlStore):
+    """As CurlStore.
+
+    Args:
+        place: the url to which the client's choice leads.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        make_client: MakeClient,
+        make_access: Callable[[], Access | None],
+        way: Reached,
+        *,
+        place: str,
+    ) -> None:
+        super().__init__(root, make_client, lambda: _guarded(make_access()), way)
+        self._place = place
+
+    async def get(
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
+        """See ObjectStore.get."""
+        if target.version.startswith(versions.VERSION) or await self._find_access() is None:  # obstore reads it
+            await self._allowed()
+        await super().get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+
+    async def put(self, url: str, content: bytes) -> None:
+        """See ObjectStore.put."""
+        await self._allowed()
+        await super().put(url, content)
+
+    async def put_file(self, url: str, path: Path) -> ObjectRecord:
+        """See ObjectStore.put_file."""
+        await self._allowed()
+        return await super().put_file(url, path)
+
+    async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
+        await self._allowed()
+        async for page in super()._pages(folder, after):
+            yield page
+
+    async def _head(self, url: str) -> ObjectRecord | None:
+        await self._allowed()
+        return await super()._head(url)
+
+    async def _allowed(self) -> None:
+        """Raises AccessDeniedError where the name is one of this machine's; one that does not resolve fails later."""
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host_of(self._place), None, type=socket.SOCK_STREAM)
+        except OSError:
+            return
+        for *_, where in found:
+            if guard.is_own(str(where[0])):
+                raise guard.refusal(self._root, f"its address is {where[0]}")
+
+
+def _guarded(access: Access | None) -> Access | None:
+    return None if access is None else msgspec.structs.replace(access, guarded=True)

@@ -1,0 +1,86 @@
+"""What a service without [[datasets]] refuses, where its clients choose urls and options: its own machine; pure.
+
+A client of such a service acts with the service's rights. Without this rule it could read the service's files, mounted
+secrets among them, and through loopback and link-local addresses its neighbours in the pod and the credentials that
+clouds hand out to machines.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
+
+from streamer.errors import AccessDeniedError
+from streamer.store.options import Translation, family
+from streamer.store.redirects import host_of
+from streamer.store.urls import Address, shown
+
+_OWN_NETWORKS = tuple(
+    map(
+        ip_network,
+        (
+            *("127.0.0.0/8", "::1/128"),
+            *("0.0.0.0/8", "::/128"),  # Linux connects them to loopback
+            *("169.254.0.0/16", "fe80::/10"),
+            "fd00:ec2::/32",  # metadata of AWS by IPv6 (EC2 user guide, "Use the Instance Metadata Service")
+            "168.63.129.16/32",  # Azure's host (Azure docs, "What is IP address 168.63.129.16?")
+            "100.100.100.200/32",  # metadata of Alibaba Cloud (ECS user guide, "Instance metadata")
+        ),
+    )
+)
+# Clients take other signs in an address for different things.
+_PLAIN_HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII)
+
+
+def is_own(host: str) -> bool:
+    """Whether an IP address is of this machine, of its link, or where its cloud tells its credentials."""
+    with suppress(ValueError):
+        address = ip_address(host.partition("%")[0])
+        address = getattr(address, "ipv4_mapped", None) or address
+        return any(address in network for network in _OWN_NETWORKS)
+    return host == "localhost" or host.endswith(".localhost")
+
+
+def refusal(url: str, what: str) -> AccessDeniedError:
+    """The error of a client that asks for something of this machine."""
+    return AccessDeniedError(
+        f"{shown(url)}: {what}; a service without [[datasets]] reads no local files, no loopback and no link-local "
+        "addresses for its clients: name the url in [[datasets]] of its configuration",
+        url=shown(url),
+    )
+
+
+def check(address: Address, translation: Translation | None, *, is_curl: bool) -> None:
+    """Refuses what can be seen without resolving a name.
+
+    Args:
+        address: of a url that a client names.
+        translation: of its options; None: neither S3, Google, Azure nor a web server.
+        is_curl: libcurl reads S3 and web servers. It asks before each connection, obstore does not.
+
+    Raises:
+        AccessDeniedError: a local file, an address of this machine, or one that would not be asked for.
+    """
+    if address.scheme == "file":
+        raise refusal(address.key, "it is a local file")
+    if translation is None or translation.unknown:
+        raise refusal(address.root, "only fsspec could read it")
+    if "application_credentials" in translation.config:
+        raise refusal(address.root, "the token in storage_options is a file")
+    place = chosen_place(address, translation)
+    if place is None:
+        return
+    if not _PLAIN_HOST.fullmatch(urlsplit(place).netloc) or is_own(host_of(place)):
+        raise refusal(address.root, f"its address is {shown(place)}")
+    if not is_curl:
+        raise refusal(address.root, "libcurl does not read it, and its address is the client's choice")
+
+
+def chosen_place(address: Address, translation: Translation) -> str | None:
+    """Where a client's url and options lead; None: where the operator's environment or the cloud says."""
+    if family(address.scheme) == "http":
+        return address.root
+    endpoint = translation.config.get("endpoint") or translation.config.get("base_url")
+    return None if endpoint is None else str(endpoint)

@@ -1,0 +1,113 @@
+"""A guarded store connects to no address of this machine, whatever names and redirects lead there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+
+from streamer.errors import AccessDeniedError
+from streamer.manifest.model import ObjectRecord
+from streamer.store import guard, open_store
+
+CONTENT = b"what another service of this machine says"
+
+
+class Neighbour(BaseHTTPRequestHandler):
+    """Answers ranges; `/away` is a redirect to another address of this machine."""
+
+    seen: list[str]
+
+    def do_GET(self) -> None:
+        self.seen.append(f"{self.command} {self.headers['Host'].partition(':')[0]}")
+        if self.path == "/away":
+            self.send_response(302)
+            self.send_header("Location", f"http://127.0.0.2:{self.server.server_address[1]}/a")
+            self.end_headers()
+            return
+        self.send_response(206 if "Range" in self.headers else 200)
+        if "Range" in self.headers:
+            self.send_header("Content-Range", f"bytes 0-{len(CONTENT) - 1}/{len(CONTENT)}")
+        self.send_header("Content-Length", str(len(CONTENT)))
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(CONTENT)
+
+    do_HEAD = do_PUT = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Not to the log of the tests."""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    Neighbour.seen = []
+    server = ThreadingHTTPServer(("", 0), Neighbour)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+async def read(url: str, *, guarded: bool, **options: object) -> bytes:
+    """The content of an object at a url; its listing is not asked."""
+    store = open_store(url, options, guarded=guarded)
+    pieces: list[bytes] = []
+    try:
+        record = ObjectRecord(url, len(CONTENT), "etag:1")
+        await store.get(record, 0, len(CONTENT), lambda piece: pieces.append(bytes(piece)))
+        return b"".join(pieces)
+    finally:
+        await store.aclose()
+
+
+@pytest.mark.parametrize("host", ["127.1", "0x7f000001", "2130706433", "0"])
+async def test_names_of_this_machine(host: str, port: int) -> None:
+    """No literal address, but they resolve to one: refused before a connection is made, and not tried again."""
+    url = f"http://{host}:{port}/a"
+    assert await read(url, guarded=False) == CONTENT
+    Neighbour.seen.clear()
+    with pytest.raises(AccessDeniedError, match=r"its address is (127\.0\.0\.1|0\.0\.0\.0)"):
+        await read(url, guarded=True)
+    assert Neighbour.seen == []
+
+
+async def test_a_redirect_to_this_machine(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A web server elsewhere may send its clients here. 127.0.0.1 plays it: only 127.0.0.2 counts as ours."""
+    monkeypatch.setattr(guard, "_OWN_NETWORKS", (ip_network("127.0.0.2/32"),))
+    url = f"http://127.0.0.1:{port}/away"
+    assert await read(url, guarded=False) == CONTENT
+    Neighbour.seen.clear()
+    with pytest.raises(AccessDeniedError, match=r"its address is 127\.0\.0\.2"):
+        await read(url, guarded=True)
+    assert Neighbour.seen == ["GET 127.0.0.1"]
+    assert await read(f"http://127.0.0.1:{port}/a", guarded=True) == CONTENT
+
+
+async def test_what_obstore_asks(port: int, tmp_path: Path) -> None:
+    """Heads, listings and puts of a client's endpoint, and objects with a version id."""
+    options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.1:{port}"}
+    url = "s3://bucket/a"
+    (tmp_path / "file").write_bytes(CONTENT)
+    store = open_store(url, options, guarded=True)
+    versioned = ObjectRecord(url, len(CONTENT), "version:1")
+    try:
+        for asked in (
+            anext(aiter(store.list(url))),
+            anext(aiter(store.list("s3://bucket/folder/"))),
+            store.put(url, b"x"),
+            store.put_file(url, tmp_path / "file"),
+            store.get(versioned, 0, len(CONTENT), lambda piece: None),
+        ):
+            with pytest.raises(AccessDeniedError, match=r"its address is 127\.0\.0\.1"):
+                await asked
+    finally:
+        await store.aclose()
+    assert Neighbour.seen == []
