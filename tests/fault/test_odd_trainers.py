@@ -42,8 +42,8 @@ def train():
 
 def run(command: list[str], folder: Path, text: str | None = None) -> str:
     """Runs it; gives what it printed."""
-    # One thread each: the cores are shared with the rest of the tests.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # One thread each: the cores are shared with the rest of the tests. The checkout has the fakes.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         command, input=text, capture_output=True, text=True, cwd=folder, env=environment, timeout=240, check=False
     )

@@ -1,21 +1,23 @@
-"""Seeds the generators that user code holds, for each sample.
+"""Seeds, for each sample, the generators that user code holds.
 
-Every worker has a copy of such a generator. If nothing seeds it, all workers draw the same numbers, and which sample
-receives which of them depends on the time. A generator is therefore found once in each worker, and its state is set
-before each sample: 2 us for numpy's, 5 us for Python's (2026-11-23).
+Every worker has a copy of such a generator: without a seed, all workers draw the same numbers, and which sample gets
+which of them depends on the time. The user's objects are looked at once, before the first sample; nothing is called.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import logging
 import random
 import sys
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 
-from streamer.loader.samples.user_code import reachable
 from streamer.order.hashing import fold
 
 logger = logging.getLogger(__name__)
@@ -24,9 +26,10 @@ logger = logging.getLogger(__name__)
 Seed = Callable[[int], object]
 
 _LOW = 0xFFFFFFFF
-_PCG = (np.random.PCG64, np.random.PCG64DXSM)
-# The methods with which libraries (albumentations, MONAI, ...) set the generators of their transforms.
-_SETTERS = ("set_random_seed", "set_random_state")
+# A function, a composition, its list, a step, its generator. Objects that are looked at, and items of one container.
+_LEVELS, _MOST_OBJECTS, _MOST_ITEMS = 5, 500, 100
+# They hold no generators.
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, np.ndarray, np.generic, type, types.ModuleType)
 
 
 class OwnGenerators:
@@ -41,41 +44,18 @@ class OwnGenerators:
     """
 
     def __init__(self, user_code: Iterable[object]) -> None:
-        self._user_code = tuple(user_code)
         self.found: list[Seed] = []
         self.refused: list[str] = []
-        # Kept, so that no number is used twice.
-        self._held: list[object] = []
-        self._settled = not self._user_code
-        self._look()
+        for thing in _held(user_code):
+            if is_generator(thing):
+                self._add(_name(thing), _seed_of(thing))
+            elif method := _seeding_method(thing):
+                self._add(f"{_name(thing)}.{method}", _seed_by(thing, method))
 
     def seed(self, mixed: int) -> None:
         """Seeds each of them differently from 64 bits."""
         for number, seed in enumerate(self.found):
             seed(fold(mixed, number))
-
-    def look_again(self) -> bool:
-        """Whether the first call of the user code has made further generators; later calls are not considered."""
-        if self._settled:
-            return False
-        self._settled, before = True, self._held
-        self._look()
-        return not {id(thing) for thing in self._held} <= {id(thing) for thing in before}
-
-    def _look(self) -> None:
-        self.found, self.refused, self._held = [], [], []
-        things = list(reachable(self._user_code))
-        known = _global_generators()
-        for thing in things:
-            if is_generator(thing) and not any(thing is other for other in known):
-                self._held.append(thing)
-                self._add(_name(thing), _seed_of(thing))
-        for thing in things:
-            name = next((name for name in _SETTERS if callable(getattr(type(thing), name, None))), None)
-            # Only where no generator is found: albumentations seeds all transforms with one number, and its flips
-            # would always agree.
-            if name is not None and not any(map(is_generator, reachable([thing]))):
-                self._add(f"{_name(thing)}.{name}", _seed_by(getattr(thing, name)))
 
     def _add(self, name: str, seed: Seed | None) -> None:
         if seed is None:
@@ -114,55 +94,97 @@ def is_generator(thing: object) -> bool:
     return torch is not None and isinstance(thing, torch.Generator)
 
 
-def _global_generators() -> list[object]:
-    """Those that are seeded as such."""
+def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yields the code of a function, and of the functions in its body."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from nested_code(constant)
+
+
+def _held(roots: Iterable[object]) -> Iterator[object]:
+    """Yields the roots and what they hold, each once, in the same order in every process.
+
+    Not the global generators, which are seeded as such, and not what an object holds that has a method to seed it.
+    """
     torch = sys.modules.get("torch")
-    found: list[object] = [random._inst, np.random.mtrand._rand]
-    return found if torch is None else [*found, torch.default_generator]
+    shared = [random._inst, np.random.mtrand._rand, *([torch.default_generator] if torch else [])]
+    # Kept, so that no number is used twice.
+    seen: dict[int, object] = {id(thing): thing for thing in shared}
+    level = list(roots)
+    for _ in range(_LEVELS):
+        parts: list[object] = []
+        for thing in level:
+            if isinstance(thing, _PLAIN) or id(thing) in seen or len(seen) > _MOST_OBJECTS:
+                continue
+            seen[id(thing)] = thing
+            yield thing
+            if not is_generator(thing) and _seeding_method(thing) is None:
+                parts += islice(_parts(thing), _MOST_ITEMS)
+        level = parts
+
+
+def _parts(thing: object) -> Iterator[object]:
+    """Attributes, items, arguments and closures; of a function also the globals that it names."""
+    if isinstance(thing, types.FunctionType):
+        yield from (*(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())
+        for cell in thing.__closure__ or ():
+            with contextlib.suppress(ValueError):  # not assigned yet
+                yield cell.cell_contents
+        names = dict.fromkeys(name for code in nested_code(thing.__code__) for name in code.co_names)
+        yield from (thing.__globals__[name] for name in names if name in thing.__globals__)
+    elif isinstance(thing, functools.partial):
+        yield from (thing.func, *thing.args, *thing.keywords.values())
+    elif isinstance(thing, types.MethodType):
+        yield from (thing.__self__, thing.__func__)
+    elif isinstance(thing, types.BuiltinMethodType):
+        yield thing.__self__
+    else:
+        if isinstance(thing, list | tuple):
+            yield from thing
+        elif isinstance(thing, dict):
+            yield from thing.values()
+        yield from getattr(thing, "__dict__", {}).values()
+        yield vars(type(thing)).get("__call__")
 
 
 def _name(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def _seed_by(setter: Callable[[int], object]) -> Seed | None:
+def _seeding_method(thing: object) -> str | None:
+    """The method with which albumentations, MONAI and others set the generators of a transform."""
+    names = ("set_random_state", "set_random_seed")
+    return next((name for name in names if callable(getattr(type(thing), name, None))), None)
+
+
+def _seed_by(thing: object, method: str) -> Seed | None:
     """The way to seed by a method; None: it needs other arguments."""
+    setter = getattr(thing, method)
+    parameters = list(inspect.signature(setter).parameters)
+    if parameters == ["random_generator", "py_random"]:
+        # One pair for all steps: albumentations 2.0.8 gives each step the same number in `set_random_seed`, so that two
+        # flips would always agree.
+        numpy, python = np.random.Generator(np.random.PCG64(0)), random.Random(0)
+        seeds = list(filter(None, map(_seed_of, (numpy, python))))
+        return lambda mixed: ([seed(mixed) for seed in seeds], setter(numpy, python))
     try:
         inspect.signature(setter).bind(0)
-    except (TypeError, ValueError):
+    except TypeError:
         return None
     return lambda mixed: setter(mixed & _LOW)
 
 
 def _seed_of(generator: object) -> Seed | None:
     """The way to seed a generator in place; None: there is none."""
+    if isinstance(generator, np.random.Generator):
+        return _seed_of(generator.bit_generator)
+    if isinstance(generator, np.random.BitGenerator):
+        bits, kind = generator, type(generator)
+        is_numpys = kind.__module__.startswith("numpy.")
+        return (lambda mixed: setattr(bits, "state", kind(mixed).state)) if is_numpys else None
     if isinstance(generator, random.Random):
         return None if isinstance(generator, random.SystemRandom) else generator.seed
     if isinstance(generator, np.random.RandomState):
         return lambda mixed: generator.seed(mixed & _LOW)
-    if isinstance(generator, np.random.Generator):
-        return _seed_of_bits(generator.bit_generator)
-    if isinstance(generator, np.random.BitGenerator):
-        return _seed_of_bits(generator)
     return lambda mixed: generator.manual_seed(mixed >> 1)  # type: ignore[attr-defined]  # torch's
-
-
-def _seed_of_bits(bits: np.random.BitGenerator) -> Seed | None:
-    if isinstance(bits, _PCG):
-        state = {"state": 0, "inc": 1}
-        blank = {"bit_generator": type(bits).__name__, "state": state, "has_uint32": 0, "uinteger": 0}
-
-        def seed_pcg(mixed: int) -> None:
-            state["state"] = mixed << 64 | fold(mixed, 0)
-            bits.state = blank  # type: ignore[assignment]
-
-        return seed_pcg
-    try:
-        bits.state = {**type(bits)(0).state, **bits.state}  # unchanged
-    except (TypeError, ValueError, AttributeError):
-        return None
-
-    def seed_bits(mixed: int) -> None:
-        bits.state = type(bits)(mixed).state
-
-    return seed_bits

@@ -59,9 +59,6 @@ def seed_globals(mixed: int) -> None:
 class SeededCode:
     """Runs user code with the generators seeded that it may draw from. Used by one thread.
 
-    If the first call imports torch or makes a generator, it may have drawn from it before it was seeded: the code runs
-    again.
-
     Args:
         user_code: transforms, decoders, collate functions.
         seeds_globals: whether the global generators are seeded, too.
@@ -71,46 +68,12 @@ class SeededCode:
         self._own = OwnGenerators(user_code)
         self._seeds_globals = seeds_globals
 
-    def run(
-        self,
-        mixed: int,
-        function: Callable[[Argument], Made],
-        argument: Argument,
-        renew: Callable[[], Argument] | None = None,
-    ) -> Made:
-        """Runs the code.
-
-        Args:
-            mixed: the seed.
-            function: the code.
-            argument: its argument.
-            renew: makes the argument for the second run; None: the same argument.
-        """
-        had_torch = self._seed(mixed)
-        try:
-            made = function(argument)
-        except Exception:
-            if not self._drew_unseeded(had_torch):
-                raise
-        else:
-            if not self._drew_unseeded(had_torch):
-                return made
-            del made
-        if renew is not None:
-            argument = renew()
-        self._seed(mixed)
-        return function(argument)
-
-    def _seed(self, mixed: int) -> bool:
-        """Seeds the generators; returns whether torch is imported."""
+    def run(self, mixed: int, function: Callable[[Argument], Made], argument: Argument) -> Made:
+        """Runs the function once, after seeding with 64 bits."""
         if self._seeds_globals:
             seed_globals(mixed)
         self._own.seed(mixed)
-        return "torch" in sys.modules
-
-    def _drew_unseeded(self, had_torch: bool) -> bool:
-        imported = self._seeds_globals and not had_torch and "torch" in sys.modules
-        return self._own.look_again() or imported
+        return function(argument)
 
 
 class SampleDraws:

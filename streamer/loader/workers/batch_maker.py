@@ -201,8 +201,7 @@ class BatchMaker:
         if not self._rules.seed_globals:
             return collate_fn(loaded.samples)
         seed = collate_seed(self._rules.seed, job.epoch, int(job.ordinals[0]))
-        # The function may have changed the samples: they are loaded again.
-        return self._collate_code.run(seed, collate_fn, loaded.samples, renew=lambda: self._load_job(job).samples)
+        return self._collate_code.run(seed, collate_fn, loaded.samples)
 
     def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
         """The stages of a batch that took `load` nanoseconds since the source's clock was `before`."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickletools
 import sys
+import sysconfig
 import types
 from collections.abc import Iterable, Iterator
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from streamer.loader.samples.user_code import LIBRARIES, nested_code
+from streamer.loader.samples.generators import nested_code
 
+LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))))
 # A fork server has these anyway, or must not import them.
 _EXCLUDED = frozenset(["__main__", "__mp_main__", "builtins", "sys"])
 

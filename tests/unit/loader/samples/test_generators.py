@@ -28,25 +28,6 @@ class Holder:
         return draw(self.kept["deep"][0])
 
 
-class Slotted:
-    __slots__ = ("__kept",)
-
-    def __init__(self, kept: object) -> None:
-        self.__kept = kept
-
-    def __call__(self, sample: object) -> object:
-        return draw(self.__kept)
-
-
-class Shared:
-    """One generator for all objects of the class."""
-
-    kept = np.random.default_rng(5)
-
-    def __call__(self, sample: object) -> object:
-        return draw(self.kept)
-
-
 class Listed(list):
     """A list with attributes, as some compositions are."""
 
@@ -66,17 +47,6 @@ class Computed(dict):
 
     def __call__(self, sample: object) -> object:
         return draw(self.kept)
-
-
-class ByProperty:
-    """A property that draws."""
-
-    @property
-    def shift(self) -> float:
-        return draw(_module_wide)
-
-    def __call__(self, sample: object) -> object:
-        return self.shift
 
 
 def draw(kept: object) -> float:
@@ -115,11 +85,8 @@ KINDS = {
     "torch": lambda: torch.Generator().manual_seed(1),
 }
 PLACES = {
-    "slot": lambda: Slotted(np.random.default_rng(1)),
-    "class": Shared,
     "list": lambda: Listed(np.random.default_rng(1)),
     "computed": lambda: Computed(kept=np.random.default_rng(1)),
-    "property": ByProperty,
     "global": lambda: by_global,
     "closure": by_closure,
     "default": lambda: by_default,
@@ -156,33 +123,6 @@ def test_each_generator_draws_differently():
     assert drawn(both, [1, 2, 3]) == [False] * 3
 
 
-def test_one_that_the_first_call_makes_is_seeded_too():
-    """The usual way to have one per worker; the first sample is made again."""
-
-    class Lazy:
-        rng = None
-
-        def __call__(self, sample):
-            self.rng = self.rng or np.random.default_rng()
-            return self.rng.random()
-
-    assert drawn(Lazy(), [7, 8]) == drawn(Lazy(), [7, 8])
-
-
-def test_one_that_the_first_call_replaces_is_seeded_too():
-    """As after a test for the process: the copy that was sent is not the one that is drawn from."""
-
-    class Renewed:
-        rng, fresh = np.random.default_rng(1), False
-
-        def __call__(self, sample):
-            if not self.fresh:
-                self.rng, self.fresh = np.random.default_rng(), True
-            return self.rng.random()
-
-    assert drawn(Renewed(), [7, 8]) == drawn(Renewed(), [7, 8])
-
-
 def test_a_method_seeds_what_cannot_be_seen():
     """Generators of a C extension, for example; with the seed of the sample."""
 
@@ -198,6 +138,47 @@ def test_a_method_seeds_what_cannot_be_seen():
     assert drawn(Opaque(), [1, 2, 1])[0] == Opaque.seen[-1]
     assert len(set(Opaque.seen)) == 2
     assert all(0 <= seed < 2**32 for seed in Opaque.seen)
+
+
+def test_the_steps_of_a_composition_draw_differently():
+    """As albumentations has them: its `set_random_seed` gives all steps the same numbers, so it is not called."""
+
+    class Flip:
+        def set_random_state(self, random_generator, py_random):
+            self.numpy, self.python = random_generator, py_random
+
+        def set_random_seed(self, seed):
+            raise AssertionError(seed)
+
+    class Both(Flip):
+        steps = [Flip(), Flip()]
+
+        def set_random_state(self, random_generator, py_random):
+            for step in self.steps:
+                step.set_random_state(random_generator, py_random)
+
+        def __call__(self, sample):
+            return [(step.numpy.random(), step.python.random()) for step in self.steps]
+
+    found = drawn(Both(), [1, 2, 1])
+    assert found[0] == found[2] != found[1]
+    assert found[0][0] != found[0][1]
+
+
+def test_code_runs_once_for_each_sample():
+    """Also where its first call makes a generator."""
+    calls = []
+
+    class Lazy:
+        rng = None
+
+        def __call__(self, sample):
+            calls.append(sample)
+            self.rng = self.rng or np.random.default_rng()
+            return self.rng.random()
+
+    drawn(Lazy(), [7, 8])
+    assert len(calls) == 2
 
 
 def test_copies_in_other_processes_are_seeded_alike():

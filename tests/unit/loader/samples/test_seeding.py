@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -124,43 +123,6 @@ def test_what_a_sample_draws_is_its_own(make):
     assert made(maker) == seeded(make)
 
 
-@pytest.mark.usefixtures("own_generators")
-@pytest.mark.parametrize("first", [0, 3, 16, 50])
-def test_what_is_drawn_from_torch_by_the_sample_that_imports_it(monkeypatch, first):
-    """Its generator could not be seeded before: the sample is made again, and only that one."""
-    calls: list[int] = []
-
-    def imports(epoch: int, ordinal: int) -> object:
-        calls.append(ordinal)
-        if ordinal < first:
-            return random.random()
-        sys.modules["torch"] = torch
-        return float(torch.rand(1)), random.random()
-
-    expected = seeded(imports)
-    monkeypatch.delitem(sys.modules, "torch")
-    calls.clear()
-    maker = maker_of(imports)
-    assert made(maker) == expected
-    assert calls == [*range(first + 1), *range(first, SAMPLES)]
-    assert made(maker) == expected
-
-
-@pytest.mark.usefixtures("own_generators")
-def test_a_sample_that_imports_torch_and_fails_because_of_what_it_drew(monkeypatch):
-    """What counts is what it does when torch is seeded: here its error has the number that its seed gives."""
-
-    def fails(epoch: int, ordinal: int) -> object:
-        sys.modules["torch"] = torch
-        raise ValueError(str(float(torch.rand(1))))
-
-    monkeypatch.delitem(sys.modules, "torch")
-    with pytest.raises(SampleFailedError) as caught:
-        maker_of(fails).load(0, 0)
-    seed_globals(sample_seed(17, 0, 0))
-    assert str(caught.value.__cause__) == str(float(torch.rand(1)))
-
-
 def drawn_by_collate(maker: BatchMaker) -> list[object]:
     return [maker.collate(maker.load(0, batch)) for batch in range(SAMPLES // BATCH)]
 
@@ -189,26 +151,6 @@ def test_what_a_collate_function_draws_after_a_skipped_sample():
     collate = lambda samples: (random.random(), float(np.random.rand()))  # noqa: E731
     maker = BatchMaker(FakeRecipe(SAMPLES, BATCH, fails).open(), MakerRules(17, collate, on_error="skip"))
     assert drawn_by_collate(maker) == drawn_by_collate(maker_of(never, collate))
-
-
-@pytest.mark.usefixtures("own_generators")
-def test_what_is_drawn_from_torch_by_the_collate_function_that_imports_it(monkeypatch):
-    """The first batch is put together again, of samples made again: the function may have changed them."""
-    calls: list[int] = []
-
-    def make(epoch: int, ordinal: int) -> dict[str, object]:
-        return {"n": ordinal}
-
-    def collate(samples: list[object]) -> object:
-        calls.append(len(calls))
-        sys.modules["torch"] = torch
-        return [sample.pop("n") for sample in samples], float(torch.rand(1))
-
-    expected = drawn_by_collate(maker_of(make, collate))
-    monkeypatch.delitem(sys.modules, "torch")
-    calls.clear()
-    assert drawn_by_collate(maker_of(make, collate)) == expected
-    assert len(calls) == SAMPLES // BATCH + 1
 
 
 @pytest.mark.usefixtures("own_generators")
