@@ -2,7 +2,7 @@
 
 | extension | value |
 | --- | --- |
-| jpg png webp bmp gif tif ... | uint8 array, height x width x RGB (decode/images.py: unusual ones) |
+| jpg png webp bmp gif tif ... | uint8 array, height x width x RGB, not turned by EXIF; else `ImageDecoder` |
 | cls cls2 index inx id | int |
 | json jsn, jsonl | the JSON document; list of the lines |
 | txt text transcript | str |

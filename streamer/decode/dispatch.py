@@ -16,7 +16,7 @@ from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import PICTURES, field_name
 
 FieldDecoder = Callable[[bytes], object]
-# "auto": by extension. None: bytes. A mapping: overrides for some extensions (None: bytes). A callable gets
+# "auto": by extension. None: bytes. A mapping: overrides for some fields or extensions (None: bytes). A callable gets
 # (field name, bytes).
 DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
 
@@ -160,13 +160,15 @@ class SampleDecoder:
         if callable(self.rule):
             call = self.rule
             return lambda content: call(name, bytes(content))
-        ending = extension(name)
-        if field.kind and ending not in self._given:
+        known = field_name(name)
+        if known not in self._given:
+            known = known.rpartition(".")[2]
+        if field.kind and known not in self._given:
             return self._reader_of_kind(field)
-        if ending == _PACKED and _PACKED not in self._readers:
+        if known == _PACKED and _PACKED not in self._readers:
             inner = self._readers.get(extension(name.rpartition(".")[0]), bytes)
             return unpacking(inner, _name_of(inner))
-        return self._readers.get(ending, bytes)
+        return self._readers.get(known, bytes)
 
     def _reader_of_kind(self, field: Field) -> _Reader:
         reader = self._readers.get(field.kind) or decoder_of(field.kind)
@@ -202,7 +204,7 @@ def check_rule(rule: DecodeRule) -> None:
     if not isinstance(rule, Mapping):
         raise ConfigError(
             f"decode={rule!r}: use 'auto', None (raw bytes), a function of (field name, bytes), or a dict from "
-            "extension to function",
+            "extension or field to function",
             field="decode",
         )
     for name, reader in rule.items():
@@ -211,10 +213,10 @@ def check_rule(rule: DecodeRule) -> None:
 
 
 def _given(rule: DecodeRule) -> dict[str, _Reader]:
-    """The decoders of the user's rule, by extension."""
+    """The decoders of the user's rule, by field ("mask.png", which goes before "png") or extension."""
     if not isinstance(rule, Mapping):
         return {}
-    return {extension(name): _of_bytes(reader) for name, reader in rule.items()}
+    return {field_name(name.lstrip(".")): _of_bytes(reader) for name, reader in rule.items()}
 
 
 def _table(given: Mapping[str, _Reader], allow_pickle: bool) -> dict[str, _Reader]:

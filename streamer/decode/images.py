@@ -2,8 +2,10 @@
 
 The result is the same for every installed library, within one level (tests/unit/decode/test_images.py):
 
-* grey, palette, black-and-white and 16-bit pictures become 8-bit RGB; 16 bits keep their high byte;
-* CMYK and YCCK become RGB; transparency is dropped, not blended (like `convert("RGB")` of Pillow);
+* grey, palette and black-and-white pictures become RGB; CMYK and YCCK, too;
+* more than 8 bits for a value (PNG, TIFF, PGM of 16, TIFF of floats) are refused, because 8 do not hold them:
+  `ImageDecoder(mode="stored")` gives values as they are stored, those of palettes, too, `mode="rgb8"` reduces 16 bits;
+* transparency is dropped, not blended (like `convert("RGB")` of Pillow);
 * EXIF orientation is *not* applied: the pixels are as stored, like in torchvision's ImageFolder;
 * of an animation only the first frame is decoded;
 * a truncated or damaged file is an error, never a partly grey picture.
@@ -16,10 +18,13 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +32,12 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError
 from streamer.formats.names import PICTURES
 
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+
 Picture = NDArray[np.uint8]
+# Of other types and shapes in mode "stored".
+Stored = NDArray[Any]
 Content = bytes | bytearray | memoryview
 
 # In place of a field's name: the picture of a sample, whatever its extension.
@@ -38,7 +48,24 @@ _JPEG_END = b"\xff\xd9"
 # OpenCV 4 fills a truncated JPEG with grey and only prints a warning; the end mark must be near the end
 # (some cameras pad with a block of zeros).
 _JPEG_TAIL_BYTES = 4096
-_Attempt = Callable[[Content, "ImageDecoder", Picture | None], Picture]
+_Attempt = Callable[[Content, "ImageDecoder", Picture | None], Stored]
+_MODES = ("rgb", "rgb8", "stored")
+# Pillow's modes of more than 8 bits, its names of data of 16, those of PPM that it scales, and what it reads as 8.
+_DEEP_MODES, _DEEP_DATA = ("I", "F"), ";16"
+_SCALED, _MOST_8 = re.compile(r"'(?:L|RGB)', (\d+)"), 255
+_PERHAPS_REDUCED = frozenset(["JPEG2000", "AVIF"])
+_STORED_MODES = frozenset(["L", "P", "LA", "RGB", "RGBA"])
+
+
+class TooDeepError(ValueError):
+    """A picture whose values do not fit into 8 bits."""
+
+    def __init__(self, what: str, *, has_16: bool) -> None:
+        shorter = ", mode='rgb8' makes RGB of 8 bits" if has_16 else ""
+        super().__init__(
+            f"its values are {what}, which 8 bits do not hold; decode= with ImageDecoder(mode='stored') keeps them"
+            f"{shorter}"
+        )
 
 
 def picture_field(name: str, fields: Iterable[object], where: str) -> str:
@@ -71,20 +98,34 @@ def picture_field(name: str, fields: Iterable[object], where: str) -> str:
 class ImageDecoder:
     """Decodes any picture to an array of shape (height, width, 3), uint8, RGB.
 
+        StreamingDataset(url, decode={"png": ImageDecoder(mode="stored")})  # masks with a palette, depths of 16 bits
+
     Attributes:
         min_height: JPEGs are decoded at the smallest scale of 1/8 .. 8/8 with at least this many rows; 0: full size.
         min_width: the same for columns.
+        mode: "rgb": as above; values of more than 8 bits are refused. "rgb8": 16 bits are reduced to 8. "stored":
+            values as they are stored: (height, width) for grey, and for palettes, whose indices are kept; with a third
+            axis for RGB and RGBA; uint8, uint16, int32 or float32. Fewer than 8 bits of grey are 0 to 255. Needs
+            Pillow; for 16 bits of RGB and several floats OpenCV, too.
+
+    Raises:
+        ConfigError: no such mode.
     """
 
     min_height: int = 0
     min_width: int = 0
+    mode: Literal["rgb", "rgb8", "stored"] = "rgb"
 
-    def __call__(self, content: Content, out: Picture | None = None) -> Picture:
+    def __post_init__(self) -> None:
+        if self.mode not in _MODES:
+            raise ConfigError(f"ImageDecoder: mode={self.mode!r} is none of {', '.join(_MODES)}", field="decode")
+
+    def __call__(self, content: Content, out: Picture | None = None) -> Stored:
         """Decodes.
 
         Args:
             content: the file's bytes.
-            out: C-contiguous uint8 array; written and returned if the picture has its shape.
+            out: C-contiguous uint8 array; written and returned if the picture has its shape and type.
 
         Returns:
             `out` when it fits, else a fresh array.
@@ -94,9 +135,11 @@ class ImageDecoder:
             ConfigError: neither simplejpeg, OpenCV nor Pillow is installed.
         """
         refusals: list[str] = []
-        for name, attempt in _attempts(bytes(content[:3]) == _JPEG_MAGIC):
+        for name, attempt in _attempts(bytes(content[:3]) == _JPEG_MAGIC, self.mode == "stored"):
             try:
                 return attempt(content, self, out)
+            except TooDeepError:  # another decoder may change values without a word
+                raise
             except Exception as refusal:  # noqa: BLE001 - each library has its own; all are reported below
                 refusals.append(f"{name}: {refusal}")
         raise ValueError("; ".join(refusals))
@@ -105,10 +148,14 @@ class ImageDecoder:
 decode_image = ImageDecoder()
 
 
-def _attempts(is_jpeg: bool) -> Iterator[tuple[str, _Attempt]]:
+def _attempts(is_jpeg: bool, stored: bool) -> Iterator[tuple[str, _Attempt]]:
     """The installed decoders, fastest first."""
     chain: tuple[tuple[str, _Attempt], ...] = (("cv2", _by_opencv), ("PIL.Image", _by_pillow))
-    if is_jpeg:
+    if stored:
+        # OpenCV has no indices of palettes.
+        _loaded("PIL.Image")
+        chain = (("PIL.Image", _stored_by_pillow), ("cv2", _stored_by_opencv))
+    elif is_jpeg:
         chain = (("simplejpeg", _by_simplejpeg), *chain)
     found = False
     for name, attempt in chain:
@@ -125,6 +172,9 @@ def _attempts(is_jpeg: bool) -> Iterator[tuple[str, _Attempt]]:
 @cache
 def library(name: str) -> ModuleType | None:
     """The optional module `name`, or None where it is not installed."""
+    if name == "cv2":
+        # Its log names no sample, the error that a decoder raises does.
+        os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     try:
         module = importlib.import_module(name)
     except ImportError:
@@ -135,9 +185,9 @@ def library(name: str) -> ModuleType | None:
     return module
 
 
-def place(picture: Picture, out: Picture | None) -> Picture:
-    """Copies `picture` into `out` where the shapes agree."""
-    if out is None or picture is out or picture.shape != out.shape:
+def place(picture: Stored, out: Picture | None) -> Stored:
+    """Copies `picture` into `out` where shapes and types agree."""
+    if out is None or picture is out or picture.shape != out.shape or picture.dtype != out.dtype:
         return picture
     np.copyto(out, picture)
     return out
@@ -146,7 +196,7 @@ def place(picture: Picture, out: Picture | None) -> Picture:
 def _loaded(name: str) -> ModuleType:
     module = library(name)
     if module is None:
-        raise ConfigError(f"{name} is not installed", field="decode")
+        raise ConfigError(f"{name} is not installed; `pip install 'streamer-data[images]'`", field="decode")
     return module
 
 
@@ -164,32 +214,79 @@ def _by_simplejpeg(content: Content, decoder: ImageDecoder, out: Picture | None)
 
 def _by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
     cv2 = _loaded("cv2")
+    # Without the depth it reduces 16 bits to 8.
+    depth = 0 if decoder.mode == "rgb8" else cv2.IMREAD_ANYDEPTH
+    picture = _read_by_opencv(content, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION | depth)
+    if picture.dtype != np.uint8:
+        raise TooDeepError(str(picture.dtype), has_16=picture.dtype == np.uint16)
+    cv2.cvtColor(picture, cv2.COLOR_BGR2RGB, dst=picture)
+    return place(picture, out)
+
+
+def _stored_by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> Stored:
+    picture = _read_by_opencv(content, _loaded("cv2").IMREAD_UNCHANGED)
+    order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(picture.shape[-1] if picture.ndim == 3 else 0)
+    return place(picture if order is None else np.ascontiguousarray(picture[:, :, order]), out)
+
+
+def _read_by_opencv(content: Content, flags: int) -> Stored:
     raw = np.frombuffer(content, np.uint8)
     if raw.size == 0:
         raise ValueError("no bytes")
     if bytes(raw[:3]) == _JPEG_MAGIC and _JPEG_END not in bytes(raw[-_JPEG_TAIL_BYTES:]):
         raise ValueError("the JPEG's end is missing")
-    picture = cv2.imdecode(raw, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    picture: Stored | None = _loaded("cv2").imdecode(raw, flags)
     if picture is None:
         raise ValueError("not a picture that OpenCV reads")
-    cv2.cvtColor(picture, cv2.COLOR_BGR2RGB, dst=picture)
-    return place(picture, out)
+    return picture
 
 
 def _by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
+    with _opened(content, decoder) as image:
+        deep = image.mode.startswith(_DEEP_MODES)
+        if not deep and not _is_reduced(image):
+            return place(np.array(image.convert("RGB")), out)
+        has_32 = image.mode == "F" or "32" in _data(image)
+        if decoder.mode != "rgb8" or has_32:
+            raise TooDeepError("of 32 bits" if has_32 else "of 16 bits", has_16=not has_32)
+        return place(_high_bytes(np.asarray(image)) if deep else np.array(image.convert("RGB")), out)
+
+
+def _stored_by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> Stored:
+    with _opened(content, decoder) as image:
+        if _is_reduced(image) or image.format in _PERHAPS_REDUCED:
+            raise ValueError(f"Pillow may change the values of this picture to its mode {image.mode}")
+        if image.mode not in _STORED_MODES and not image.mode.startswith(_DEEP_MODES):
+            return place(np.array(image.convert("L" if image.mode == "1" else "RGB")), out)
+        # Of PGM, and of PNG in older versions, Pillow makes int32.
+        short, found = image.mode == "I" and _DEEP_DATA in _data(image), np.array(image)
+        return place(found.astype(np.uint16 if short else found.dtype.newbyteorder("="), copy=False), out)
+
+
+def _opened(content: Content, decoder: ImageDecoder) -> ImageFile:
     image_module = _loaded("PIL.Image")
     try:
-        opened = image_module.open(io.BytesIO(content))
+        image: ImageFile = image_module.open(io.BytesIO(content))
     except _loaded("PIL").UnidentifiedImageError:
         # Its message names the object in memory.
         raise ValueError("not a picture that Pillow reads") from None
-    with opened as image:
-        if decoder.min_height or decoder.min_width:
-            # draft() never goes below the requested size in either direction; other formats ignore it.
-            image.draft("RGB", (max(1, decoder.min_width), max(1, decoder.min_height)))
-        if image.mode.startswith("I;16") or image.mode == "I":
-            return place(_high_bytes(np.asarray(image)), out)
-        return place(np.array(image.convert("RGB")), out)
+    if decoder.min_height or decoder.min_width:
+        # draft() never goes below the requested size in either direction; other formats ignore it.
+        image.draft("RGB", (max(1, decoder.min_width), max(1, decoder.min_height)))
+    return image
+
+
+def _data(image: ImageFile) -> str:
+    """Pillow's name of the data of a picture, and more."""
+    return str(image.tile[0][3]) if image.tile else ""
+
+
+def _is_reduced(image: ImageFile) -> bool:
+    """Whether Pillow gives other values than those of the file: 8 bits of 16 in colours, scaled ones, 32 of 64."""
+    data = _data(image)
+    if image.format == "PPM" and (scaled := _SCALED.search(data)) is not None:
+        return int(scaled[1]) > _MOST_8
+    return "64F" in data or (_DEEP_DATA in data and not image.mode.startswith(_DEEP_MODES))
 
 
 def _high_bytes(grey: NDArray[np.integer]) -> Picture:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, DecodeError
 
 RunLengths: TypeAlias = dict[str, Any]
 Segmentation: TypeAlias = list[list[float]] | RunLengths
@@ -27,6 +27,7 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
 
     Raises:
         ConfigError: pycocotools is not installed, or the sample lacks one of them.
+        DecodeError: an object has no segmentation, only a box.
     """
     try:
         from pycocotools import mask
@@ -38,6 +39,13 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
     if missing:
         raise ConfigError(f"coco_masks: the sample has no {missing[0]!r}; name it in fields=", field="fields")
     height, width = sample["height"], sample["width"]
+    if boxes := [number for number, each in enumerate(sample["segmentation"]) if not each]:
+        raise DecodeError(
+            f"coco_masks: {len(boxes)} of {len(sample['segmentation'])} objects have no segmentation (the first is "
+            f"number {boxes[0]}); leave such objects out before, with their boxes and labels",
+            sample=str(sample.get("__key__", "")),
+            field="segmentation",
+        )
     encoded = [_encoded(segmentation, height, width) for segmentation in sample["segmentation"]]
     found = np.zeros((len(encoded), height, width), np.uint8)
     for number, runs in enumerate(encoded):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode.arrays import Content
-from streamer.decode.images import Picture, decode_image
+from streamer.decode.images import Stored, decode_image
 from streamer.formats.peers.dtypes import LITDATA_NUMPY, LITDATA_TORCH, dtype_of
 
 Array = NDArray[Any]
@@ -65,11 +65,12 @@ def decode_litdata_tensor(content: memoryview) -> Array:
     return _numbered_array(content, "<" if not any(content[1:4]) and not any(content[5:8]) else ">", LITDATA_TORCH)
 
 
-def decode_pixels(content: memoryview) -> Picture:
+def decode_pixels(content: memoryview) -> Stored:
     """Reads a picture of Pillow's as its pixels: uint32 width, height and length of the mode, mode, pixels.
 
     Returns:
-        uint8, height x width x RGB, as `decode_image` gives encoded pictures.
+        uint8, height x width x RGB, as `decode_image` gives encoded pictures; of modes with more than 8 bits uint16,
+        int32 or float32, height x width, as they are.
 
     Raises:
         ValueError: another layout.
@@ -85,7 +86,8 @@ def decode_pixels(content: memoryview) -> Picture:
     from PIL import Image
 
     opened = Image.frombytes(mode, (width, height), bytes(pixels))
-    return np.array(opened.convert("RGB"))
+    found = np.array(opened if mode.startswith(("I", "F")) else opened.convert("RGB"))
+    return found.astype(found.dtype.newbyteorder("="), copy=False)
 
 
 def decode_parts(content: memoryview, decode: Decoder, head: int) -> list[object]:

@@ -64,7 +64,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several.
         drop_last: torch's word for last_batch="drop".
         decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
-            extension; see `streamer.decode`.
+            extension or field; see `streamer.decode`.
         transform: sample dict -> anything. A parameter called `rng` is given a numpy Generator that depends only on
             seed, epoch and sample; one called `out` a dict with the rows of the sample's arrays in the batch, by
             field, possibly empty: arrays that are written there and returned are not copied again.

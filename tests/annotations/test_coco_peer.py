@@ -15,6 +15,7 @@ from pycocotools import mask
 from pycocotools.coco import COCO
 
 from streamer.decode import coco_masks
+from streamer.errors import DecodeError
 from tests.annotations.test_parsing import table
 
 CATEGORIES = [{"id": number, "name": f"c{number}", "supercategory": "x"} for number in range(1, 91) if number % 7]
@@ -100,6 +101,18 @@ def test_a_segmentation_without_area_is_an_empty_mask() -> None:
     sample = {"segmentation": [[[1, 1, 2, 2]]], "height": 3, "width": 4}
     assert not coco_masks(sample).any()
     assert coco_masks(sample | {"segmentation": []}).shape == (0, 3, 4)
+
+
+@pytest.mark.parametrize("absent", [{}, {"segmentation": []}, {"segmentation": None}])
+def test_an_object_without_a_segmentation_has_no_mask(tmp_path: Path, absent: dict[str, object]) -> None:
+    """Its box is all there is: an error that says which one, and no mask of zeros."""
+    document = instances(1, 3)
+    del document["annotations"][1]["segmentation"]
+    document["annotations"][1] |= absent
+    content = json.dumps(document).encode()
+    joiner = table(tmp_path, "instances.json", content, fields=("segmentation", "height", "width"))
+    with pytest.raises(DecodeError, match=r"1 of 3 objects have no segmentation \(the first is number 1\)"):
+        coco_masks(joiner.values(document["images"][0]["file_name"], ()))
 
 
 @pytest.mark.slow

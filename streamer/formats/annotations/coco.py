@@ -68,7 +68,7 @@ class _Object(msgspec.Struct):
     area: float = 0.0
     iscrowd: int = 0
     keypoints: list[float] = []
-    segmentation: msgspec.Raw = msgspec.Raw(b"[]")
+    segmentation: msgspec.Raw = msgspec.Raw(b"null")
     caption: str = ""
 
 

@@ -47,6 +47,25 @@ def test_rules_know_jpeg_and_jpg_as_one():
         assert decode("k", [field("jpg", b"12345"), field("jpeg", b"1")]) == {"__key__": "k", "jpg": 5, "jpeg": 1}
 
 
+def test_a_rule_for_a_field_goes_before_one_for_its_extension():
+    """And is for that field only: images and masks of a sample are both PNG."""
+    fields = [field("png", b"1"), field("seg.PNG", b"22"), field("nii.gz", b"333")]
+    rule = {"seg.png": len, ".png": None, "nii.gz": len}
+    assert SampleDecoder(rule)("k", fields) == {"__key__": "k", "png": b"1", "seg.PNG": 2, "nii.gz": 3}
+
+
+def test_a_picture_that_is_refused_is_named(encode):
+    """With sample, field and what to write."""
+    deep = encode(np.array([[0, 300]], np.uint16), "PNG")
+    refusal = r"sample 'k': field 'depth.png' .* ImageDecoder\(mode='stored'\) keeps them, mode='rgb8' makes RGB"
+    with pytest.raises(DecodeError, match=refusal):
+        SampleDecoder()("k", [field("depth.png", deep)])
+    decode = SampleDecoder({"depth.png": ImageDecoder(mode="stored")})
+    row = {"depth.png": np.zeros((1, 2), np.uint16)}
+    assert decode("k", [field("depth.png", deep)], row)["depth.png"] is row["depth.png"]
+    assert row["depth.png"].tolist() == [[0, 300]]
+
+
 def test_gz_is_unpacked_and_decoded_by_the_extension_before():
     """As WebDataset does, under the field's whole name; what has no decoder is unpacked bytes."""
     fields = [

@@ -61,15 +61,115 @@ def test_cmyk_becomes_rgb(picture, encode):
     assert close(decode_image(content), picture, 24)
 
 
-def test_sixteen_bits_keep_their_high_byte(picture):
-    """16-bit grey and colour PNGs are not clipped to white."""
+VALUES = np.array([[0, 1, 255, 256, 300, 65535]], np.uint16)
+
+
+def deep_pictures() -> dict[str, tuple[bytes, np.ndarray]]:
+    """Pictures of more than 8 bits, and what is stored in them."""
     import cv2
 
-    deep = picture.astype(np.uint16) * 257
+    colours = np.stack([VALUES, VALUES // 2, VALUES // 3], axis=2)
+    floats, whole = (VALUES / 7).astype(np.float32), VALUES.astype(np.int32) * 100
+    clear = np.dstack([colours, VALUES])
+
+    def written(ending: str, values: np.ndarray) -> bytes:
+        return cv2.imencode(ending, values)[1].tobytes()
+
+    return {
+        "grey png": (written(".png", VALUES), VALUES),
+        "grey tiff": (written(".tif", VALUES), VALUES),
+        "grey pgm": (written(".pgm", VALUES), VALUES),
+        "rgb png": (written(".png", colours[:, :, ::-1]), colours),
+        "rgb tiff": (written(".tif", colours[:, :, ::-1]), colours),
+        "rgb ppm": (written(".ppm", colours[:, :, ::-1]), colours),
+        "rgba png": (written(".png", clear[:, :, [2, 1, 0, 3]]), clear),
+        "pgm to 1000": (b"P5\n2 1\n1000\n\x01\x00\x03\xe8", np.array([[256, 1000]], np.uint16)),
+        "floats": (written(".tif", floats), floats),
+        "integers": (written(".tif", whole), whole),
+        "rgb floats": (written(".tif", np.dstack([floats] * 3)), np.dstack([floats] * 3)),
+    }
+
+
+@pytest.mark.parametrize("name", deep_pictures())
+def test_more_than_eight_bits_are_never_reduced_without_a_word(installed, name):
+    """Refused by default, with the way to have them; "stored" gives the values, or is an error where nothing can."""
+    content, expected = deep_pictures()[name]
+    with pytest.raises(ValueError, match=r"ImageDecoder\(mode='stored'\) keeps them|cannot|not a picture") as refused:
+        decode_image(content)
+    alone = installed == "Pillow"
+    assert "mode='stored'" in str(refused.value) or (alone and name == "rgb floats")
+    assert ("mode='rgb8'" in str(refused.value)) == (name not in {"floats", "integers", "rgb floats"})
+    if alone and name in {"rgb png", "rgb tiff", "rgb ppm", "rgba png", "pgm to 1000", "rgb floats"}:
+        with pytest.raises(ValueError, match="Pillow"):
+            ImageDecoder(mode="stored")(content)
+    else:
+        found = ImageDecoder(mode="stored")(content)
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert np.array_equal(found, expected)
+        assert found.dtype.isnative
+
+
+def test_sixteen_bits_become_eight_where_that_is_asked_for(picture):
+    """16-bit grey and colour PNGs are not clipped to white; of floats there are no eight bits."""
+    import cv2
+
+    reduce, deep = ImageDecoder(mode="rgb8"), picture.astype(np.uint16) * 257
     grey = cv2.imencode(".png", deep[:, :, 1])[1].tobytes()
     colour = cv2.imencode(".png", deep[:, :, ::-1])[1].tobytes()
-    assert np.array_equal(decode_image(grey), np.repeat(picture[:, :, 1:2], 3, axis=2))
-    assert np.array_equal(decode_image(colour), picture)
+    assert np.array_equal(reduce(grey), np.repeat(picture[:, :, 1:2], 3, axis=2))
+    assert np.array_equal(reduce(colour), picture)
+    for name in ("floats", "integers"):
+        with pytest.raises(ValueError, match="values are of 32 bits"):
+            reduce(deep_pictures()[name][0])
+
+
+def test_the_indices_of_a_palette_are_kept_where_that_is_asked_for(encode):
+    """Of a mask they are the numbers of the classes: of PNG, GIF and TIFF, with 1 to 8 bits."""
+    classes = np.arange(12, dtype=np.uint8).reshape(3, 4) % 7
+    mask = Image.fromarray(classes).convert("P")
+    mask.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200, 9, 9, 9, 8, 8, 8, 7, 7, 7, 6, 6, 6])
+    for kind in ("PNG", "GIF", "TIFF"):
+        content = encode(mask, kind)
+        found = ImageDecoder(mode="stored")(content)
+        assert (found.dtype, found.tolist()) == (np.uint8, classes.tolist()), kind
+        assert close(decode_image(content), pillow_rgb(content), 0)
+
+
+def test_eight_bits_as_they_are_stored(picture, encode):
+    """Grey without colours, transparency, black and white as 0 and 255; CMYK as RGB; a JPEG at a smaller scale."""
+    stored = ImageDecoder(mode="stored")
+    grey = Image.fromarray(picture).convert("L")
+    assert np.array_equal(stored(encode(grey, "PNG")), np.array(grey))
+    clear = np.dstack([picture, picture[:, :, 0]])
+    assert np.array_equal(stored(encode(clear, "PNG")), clear)
+    white = stored(encode(grey.convert("1"), "PNG"))
+    assert (white.dtype, set(white.flat)) == (np.uint8, {0, 255})
+    cmyk = encode(Image.fromarray(picture).convert("CMYK"), "JPEG", quality=95)
+    assert close(stored(cmyk), pillow_rgb(cmyk), 1)
+    large = encode(np.zeros((400, 640), np.uint8), "JPEG")
+    assert ImageDecoder(min_height=100, min_width=120, mode="stored")(large).shape == (100, 160)
+
+
+def test_a_place_of_another_type_is_left_alone():
+    """A row that a picture of 8 bits had is no place for 16."""
+    content, expected = deep_pictures()["grey png"]
+    place = np.full(VALUES.shape, 7, np.uint8)
+    assert np.array_equal(ImageDecoder(mode="stored")(content, place), expected)
+    assert (place == 7).all()
+
+
+def test_a_mode_that_there_is_not():
+    """Names those that there are."""
+    with pytest.raises(ConfigError, match="mode='grey' is none of rgb, rgb8, stored"):
+        ImageDecoder(mode="grey")
+
+
+def test_values_as_stored_need_pillow(monkeypatch):
+    """OpenCV gives the colours of a palette, so it is not asked alone."""
+    found = images.library
+    monkeypatch.setattr(images, "library", lambda name: None if name == "PIL.Image" else found(name))
+    with pytest.raises(ConfigError, match=r"PIL.Image is not installed; `pip install 'streamer-data\[images\]'`"):
+        ImageDecoder(mode="stored")(deep_pictures()["grey png"][0])
 
 
 def test_transparency_is_dropped_not_blended(picture, encode):

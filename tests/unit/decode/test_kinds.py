@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
 from streamer.decode.dispatch import SampleDecoder
+from streamer.decode.peers import decode_pixels
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 
@@ -69,3 +72,13 @@ def test_pickles_are_refused_by_kind():
     with pytest.raises(ConfigError, match="allow_pickle"):
         decoded(b"\x80\x04N.", "pickle")
     assert decoded(b"\x80\x04N.", "pickle", allow_pickle=True) is None
+
+
+@pytest.mark.parametrize(("mode", "dtype"), [("I;16", "<u2"), ("I;16B", ">u2"), ("I", "<i4"), ("F", "<f4")])
+def test_pixels_of_more_than_eight_bits_keep_their_values(mode, dtype):
+    """Pictures as Pillow has them in memory, which MDS and LitData write."""
+    values = np.array([[0, 1, 255], [256, 300, 65535]], dtype)
+    head = struct.pack("<III", 3, 2, len(mode)) + mode.encode()
+    found = decode_pixels(memoryview(head + values.tobytes()))
+    assert found.dtype == np.dtype(dtype).newbyteorder("=")
+    assert found.tolist() == values.tolist()

@@ -182,3 +182,15 @@ def test_a_missing_field_names_the_way_to_any_picture(picture):
     """The folder has jpg and png."""
     with pytest.raises(ConfigError, match=r"has no field 'jpg'; .*'image' is the picture of a sample, whatever"):
         OnField("jpg")({"__key__": "a", "png": picture}, rng=rng())
+
+
+@pytest.mark.parametrize("step", [Resize((8, 8)), CentreCrop(8), HorizontalFlip(1.0), HorizontalFlip(0.0)])
+@pytest.mark.parametrize("shape", [(16, 16), (16, 16, 3), (8, 8, 3)])
+def test_pictures_of_another_type_are_not_written_to_the_row(step, shape):
+    """A row of 8 bits and three colours is left alone, and what is returned is the picture."""
+    deep = np.full(shape, 40_000, np.uint16)
+    row = np.full((8, 8, 3), 7, np.uint8)
+    found = step(deep, rng=rng(), out=row)
+    assert found.dtype == np.uint16
+    assert (found == 40_000).all()
+    assert (row == 7).all()
