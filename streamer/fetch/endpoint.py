@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from streamer.config import FetchConfig
-from streamer.errors import StreamerError, ThrottledError
+from streamer.errors import AccessDeniedError, StreamerError, ThrottledError
 from streamer.fetch import hedge
 from streamer.fetch.concurrency import LATENCY_INFLATION, WindowControl, size_class
 from streamer.fetch.fair_gate import FairGate
@@ -14,7 +14,7 @@ from streamer.fetch.hedge import HedgeBudget, Sampled
 from streamer.fetch.outage import Notify, OutageWatch
 from streamer.fetch.pacing import Pacing
 from streamer.fetch.presence_clock import PresenceClock
-from streamer.fetch.retry import Outcomes, RetryBudget, asked_seconds
+from streamer.fetch.retry import Outcomes, RetryBudget, asked_seconds, denied_seconds, expired, of_keys
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
 from streamer.store.base import ObjectStore
@@ -77,7 +77,7 @@ class Endpoint:
         # When the youngest of those that were served was sent.
         self.newest_served = float("-inf")
         self._limit_logged = False
-        self._outage_seconds = config.outage_seconds
+        self._config = config
         self._hedging = config.hedge
         self._first_byte: dict[int, Sampled] = {}
         self._refreshed = float("-inf")
@@ -145,7 +145,7 @@ class Endpoint:
             patience: seconds within which another request must have been served.
         """
         now, served = self.time(), self.last_success
-        if self.newest_answered > started + ORDER_SECONDS or now - started >= self._outage_seconds:
+        if self.newest_answered > started + ORDER_SECONDS or now - started >= self._config.outage_seconds:
             return False
         return served is not None and served > max(started, now - patience)
 
@@ -193,6 +193,26 @@ class Endpoint:
         self.last_success = self.time()
         self.watch.progressed(self.last_success)
         self.newest_served = max(self.newest_served, now)
+
+    async def is_denied_for_good(self, error: AccessDeniedError, since: float, tally: Tally) -> bool:
+        """Whether a refusal is final: of one object or one kind of request, or of everything for too long.
+
+        While it is not, credentials are looked for again, once for all requests that were refused together.
+
+        Args:
+            error: the refusal.
+            since: when the first one came.
+            tally: what is counted.
+        """
+        most = denied_seconds(error, self._config, served=self.last_success is not None)
+        if self.time() - since >= most or (expired(error) and error.details.get("fixed")):
+            return True
+        if not of_keys(error):
+            await self.probe(tally)
+            if self.newest_served >= since:
+                return True
+        await self.refresh()
+        return False
 
     async def refresh(self) -> None:
         """Renews the credentials, once for all requests refused together."""

@@ -13,7 +13,7 @@ from streamer.errors import (
     StoreError,
     StreamerError,
 )
-from streamer.store.failures import EXPIRED_CODES
+from streamer.store.failures import EXPIRED_CODES, OTHER_KEYS_CODES
 
 _PERMANENT = (AccessDeniedError, ObjectNotFoundError, ObjectChangedError, ConfigError)
 # 408 and 425 ask for another try; they and 429 arrive as their own types or with these numbers.
@@ -39,8 +39,36 @@ def retryable(error: StreamerError) -> bool:
 
 
 def expired(error: StreamerError) -> bool:
-    """Whether renewed credentials may help: S3 names the reason, Google and Azure answer an old token with 401."""
-    return error.details.get("code") in EXPIRED_CODES or error.details.get("status") == 401
+    """Whether other credentials may help: S3 names the reason, Google and Azure answer an old token with 401."""
+    return error.details.get("code") in (*EXPIRED_CODES, *OTHER_KEYS_CODES) or error.details.get("status") == 401
+
+
+# Of a machine's clock; what is signed later is taken.
+_SKEWED_CODE = "RequestTimeTooSkewed"
+# A first start waits so long for a metadata server that does not answer: those of Kubernetes need some seconds after
+# the pod's start (Google, "Troubleshoot GKE authentication").
+FIRST_SECONDS = 6.0
+
+
+def of_keys(error: StreamerError) -> bool:
+    """Whether a refusal is of the credentials, whatever they are asked for."""
+    return expired(error) or error.details.get("code") == _SKEWED_CODE or error.details.get("status") is None
+
+
+def denied_seconds(error: AccessDeniedError, config: FetchConfig, *, served: bool) -> float:
+    """For how long a refusal of everything is worth looking for other credentials; 0: it is final.
+
+    Keys are rotated, a sign-in is renewed, a policy is mended, a clock is set after a virtual machine was resumed: what
+    was served before is worth the time of an outage.
+
+    Args:
+        error: the refusal.
+        config: bounds.
+        served: the endpoint has served requests.
+    """
+    if served:
+        return config.outage_seconds
+    return FIRST_SECONDS if error.details.get("soon") else 0.0
 
 
 def pause_seconds(attempt: int, start: float, longest: float, draw: float) -> float:

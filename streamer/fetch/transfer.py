@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from streamer.errors import StoreError, StoreTimeoutError, StreamerError, ThrottledError
+from streamer.errors import AccessDeniedError, StoreError, StoreTimeoutError, StreamerError, ThrottledError
 from streamer.fetch import hedge
 from streamer.fetch.hedged_attempt import HedgedAttempt
 from streamer.fetch.request import MakeView, RequestSpec
@@ -200,12 +200,18 @@ class Transfer:
             self._refreshed = True
             await self._endpoint.refresh()
             pause = 0.0
-        elif not retryable(error) or await self._is_last(error):
+        elif await self._is_over(error):
             raise self._final(error) from error
         else:
             pause = 0.0 if error.details.get("outpaced") else self._pause(error)
         self._context.tally.retries += 1
         return pause
+
+    async def _is_over(self, error: StreamerError) -> bool:
+        """Whether another try cannot help, or was the last one."""
+        if isinstance(error, AccessDeniedError):
+            return await self._endpoint.is_denied_for_good(error, self._first_failure, self._context.tally)
+        return not retryable(error) or await self._is_last(error)
 
     async def _is_last(self, error: StreamerError) -> bool:
         """Whether to give up. Without other requests a probe shows whether the object or the endpoint fails."""

@@ -9,7 +9,7 @@ from copy import copy
 from typing import TypeVar
 
 from streamer.config import FetchConfig
-from streamer.errors import StoreError, StreamerError
+from streamer.errors import AccessDeniedError, StoreError, StreamerError
 from streamer.fetch.endpoint import Endpoint
 from streamer.fetch.retry import Failing, Outcomes, asked_seconds, effort, expired, gives_up, pause_seconds, retryable
 from streamer.fetch.statistics import Tally
@@ -80,6 +80,17 @@ class WholeCall:
             await self._endpoint.refresh()
             return 0.0
         idle = self._endpoint.time() - self._started
+        if await self._is_over(error, idle, served):
+            raise self._final(error, idle) from error
+        self._tally.retries += 1
+        config = self._config
+        pause = pause_seconds(self._tries, config.backoff_start_seconds, config.backoff_max_seconds, random.random())
+        return max(pause, asked_seconds(error))
+
+    async def _is_over(self, error: StreamerError, idle: float, served: float) -> bool:
+        """Whether another try cannot help, or was the last one."""
+        if isinstance(error, AccessDeniedError):
+            return await self._endpoint.is_denied_for_good(error, self._first_failure, self._tally)
         failing = Failing(
             tries=self._tries,
             idle_seconds=idle,
@@ -88,12 +99,7 @@ class WholeCall:
             isolated=self._endpoint.isolated(error, self._first_failure, served, self._outcomes),
             hopeless=self._endpoint.is_hopeless(error),
         )
-        if not retryable(error) or gives_up(failing, self._config):
-            raise self._final(error, idle) from error
-        self._tally.retries += 1
-        config = self._config
-        pause = pause_seconds(self._tries, config.backoff_start_seconds, config.backoff_max_seconds, random.random())
-        return max(pause, asked_seconds(error))
+        return not retryable(error) or gives_up(failing, self._config)
 
     def _final(self, error: StreamerError, idle: float) -> StreamerError:
         if self._tries == 1 or not isinstance(error, StoreError):

@@ -5,7 +5,7 @@ curl/               S3 and web servers by libcurl
 obstore_store.py    S3, Google, Azure, web servers by obstore (Rust); obstore_clients.py builds its clients
 fsspec_store.py     any url that fsspec knows
 local_store.py      files
-boto_keys.py        AWS credentials; key_ring.py renews those that expire
+credentials/        where they are looked for, and how they are renewed
 urls, patterns, versions, options, option_names, redirects, reached, failures, guard     pure parts
 """
 
@@ -87,9 +87,11 @@ def _native(
         _without_counterpart(address, translation.unknown, client)
         return None
     # Imported here: 4 ms that the engine spends while its client makes the order, not while it starts (2026-11-22).
+    from streamer.store.credentials.rings import ring_of
     from streamer.store.obstore_clients import make_client
 
-    make, way = partial(make_client, address, translation), reached(address, translation)
+    ring, way = ring_of(address, translation), reached(address, translation)
+    make = partial(make_client, address, translation, ring)
     if family(address.scheme) in _CURL_FAMILIES and _is_curl(client):
         from streamer.store.curl.access import make_access
         from streamer.store.curl.store import CurlStore
@@ -98,12 +100,12 @@ def _native(
         if guarded and (place := guard.chosen_place(address, translation)) is not None:
             from streamer.store.curl.guarded import GuardedStore
 
-            return GuardedStore(address.root, make, access, way, place=place)
-        return CurlStore(address.root, make, access, way)
+            return GuardedStore(address.root, make, access, way, ring, place=place)
+        return CurlStore(address.root, make, access, way, ring)
     _without_redirects(address, options)
     from streamer.store.obstore_store import ObstoreStore
 
-    return ObstoreStore(address.root, make, way)
+    return ObstoreStore(address.root, make, way, ring)
 
 
 def _check_guarded(address: Address, options: Mapping[str, object], client: Client) -> None:

@@ -6,6 +6,7 @@ urls; its text, with secrets struck out, stays in `__cause__`.
 
 from __future__ import annotations
 
+import html
 import math
 import os
 import re
@@ -43,20 +44,36 @@ class Answer(msgspec.Struct, frozen=True):
         status: of HTTP; None when there was no answer at all.
         code: the store's error code, e.g. "SlowDown"; shown in messages.
         retry_after_seconds: as the store asked.
+        message: the store's own sentence; shown where the request is refused.
     """
 
     status: int | None
     code: str = ""
     retry_after_seconds: float | None = None
+    message: str = ""
 
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_MOST_OF_SENTENCE = 200
 
 
 def code_of(body: str) -> str:
     """The error code in an XML answer; empty: none."""
     found = _CODE.search(body)
     return found[1] if found else ""
+
+
+def message_of(body: str) -> str:
+    """The store's own sentence in an XML answer; empty: none."""
+    found = _MESSAGE.search(body)
+    return html.unescape(found[1]) if found else ""
+
+
+def sentence(text: str) -> str:
+    """A text of a store or an issuer as messages show it: one line of at most 200 characters, without secrets."""
+    line = " ".join(_SECRET.sub(r"\1***", text).replace(";", ",").split())
+    return line if len(line) <= _MOST_OF_SENTENCE else line[: _MOST_OF_SENTENCE - 3] + "..."
 
 
 def asked_seconds(retry_after: str | None) -> float | None:
@@ -73,7 +90,12 @@ def error_of(url: str, answer: Answer) -> StoreError:
     kind, advice = _KINDS.get(answer.status or 0, (StoreError, ""))
     if answer.code in EXPIRED_CODES:
         kind, advice = AccessDeniedError, "the credentials have expired; renew them"
+    elif answer.code in OTHER_KEYS_CODES:
+        kind = AccessDeniedError
+    advice = _ADVICE.get(answer.code, advice)
     answered = " ".join(str(word) for word in (answer.status, answer.code) if word)
+    if answer.status in _SENTENCED and (own := sentence(answer.message)):
+        answered += f" ({own})"
     return kind(
         f"{shown(url)}: the store answered {answered or 'nothing'}" + (f"; {advice}" if advice else ""),
         url=shown(url),
@@ -84,6 +106,22 @@ def error_of(url: str, answer: Answer) -> StoreError:
 
 
 EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
+# Keys that were rotated away, or are of another store; AWS answers 400 to a token that is damaged.
+OTHER_KEYS_CODES = ("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId")
+# Answers whose sentence says more than their code: the missing action, the key of KMS, the role.
+_SENTENCED = (400, 401, 403)
+_ADVICE = {
+    **dict.fromkeys(
+        OTHER_KEYS_CODES,
+        "the store does not know this key: it was deleted or rotated, or belongs to another endpoint (endpoint_url)",
+    ),
+    "InvalidObjectState": "the object is archived; restore it, or take it out of the dataset",
+    "RequestTimeTooSkewed": "the clock of this machine is wrong; set it (chrony or ntp)",
+    "SignatureDoesNotMatch": "check the secret key, and that no proxy changes the request",
+    "AuthorizationPermissionMismatch": 'give this identity the role "Storage Blob Data Reader" on the container',
+    "AuthorizationFailure": "check the firewall and the networks of the storage account, and its keys' permission",
+    "KMS.DisabledException": "the KMS key of the object is disabled",
+}
 _ACCESS = "check the credentials (key, secret, token, profile, anon=True) and the bucket's policy"
 _SLOWER = "it asks for fewer requests"
 _KINDS: dict[int, tuple[type[StoreError], str]] = {
@@ -102,6 +140,8 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     504: (StoreTimeoutError, ""),
 }
 
+
+_ISSUER_ADVICE = "check the metadata server, the role and its trust policy, or the sign-in"
 
 UNRESOLVED = "the name of the endpoint cannot be resolved"
 NO_CONNECTION = "no connection"
@@ -133,14 +173,42 @@ def redirected(url: str, status: int, host: str) -> StoreError:
     )
 
 
-def no_credentials(url: str) -> AccessDeniedError:
-    """None were found anywhere."""
+def no_credentials(url: str, why: str = "", *, soon: bool = False) -> AccessDeniedError:
+    """Returns the error for a machine on which none were found.
+
+    Args:
+        url: what was asked for.
+        why: what the metadata server said, or did not say.
+        soon: they may be there in a moment: nothing answers where a pod's metadata server needs some seconds.
+    """
     return AccessDeniedError(
         f"{shown(url)}: no credentials were found: neither in storage_options, nor in the environment, nor in a "
-        "profile, nor does this machine have a role; set them, or anon=True (gs: token='anon') for a public bucket",
+        f"profile, nor does this machine have a role{f' ({why})' if why else ''}; set them, or anon=True (gs: "
+        "token='anon') for a public bucket",
         url=shown(url),
         status=None,
+        soon=soon,
     )
+
+
+def unobtainable(url: str, what: str, advice: str = _ISSUER_ADVICE) -> StoreError:
+    """Returns the error for an issuer of credentials that gives none now: worth another try."""
+    return StoreError(
+        f"{shown(url)}: the credentials cannot be obtained now ({what}); {advice}", url=shown(url), status=None
+    )
+
+
+def refused_by_issuer(url: str, what: str, advice: str = _ISSUER_ADVICE, *, soon: bool = False) -> AccessDeniedError:
+    """Returns the error for an issuer of credentials that refuses.
+
+    Args:
+        url: what was asked for.
+        what: the issuer's answer.
+        advice: what to do.
+        soon: it may give some in a moment.
+    """
+    text = f"{shown(url)}: the issuer of the credentials refuses: {what}; {advice}"
+    return AccessDeniedError(text, url=shown(url), status=None, soon=soon)
 
 
 def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from msgspec.structs import replace
 
 from streamer.errors import ConfigError
-from streamer.store import boto_keys
-from streamer.store.boto_keys import Keys
+from streamer.store.credentials import boto_keys
+from streamer.store.credentials.boto_keys import Keys
+from streamer.store.credentials.key_ring import AnyRing, Issued
 from streamer.store.options import Translation, family
 from streamer.store.urls import Address
 
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
         S3Store,
     )
 
+
+class TokenCredential(TypedDict):
+    """A bearer token as obstore takes it, of Google's and Azure's stores."""
+
+    token: str
+    expires_at: datetime | None
+
+
 # The library's timeout covers a whole body; a slow link must not break a good one. Our own deadline is on progress.
 _REQUEST_TIMEOUT = timedelta(hours=1)
 # Ours are on top, they see each 503.
@@ -40,19 +49,22 @@ _PART_TIMEOUT = timedelta(minutes=5)
 _PART_RETRIES: RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(minutes=10)}
 
 
-def make_client(address: Address, translation: Translation, *, uploads: bool = False) -> ObjectStore:
+def make_client(
+    address: Address, translation: Translation, ring: AnyRing | None = None, *, uploads: bool = False
+) -> ObjectStore:
     """The client for one root.
 
     Args:
         address: the root's.
         translation: of the options.
+        ring: has the credentials, waited for before; None: options have them, or obstore finds them by itself.
         uploads: repeats a part that fails, and gives up one that hangs.
 
     Raises:
         ConfigError: an option that obstore refuses, or an unreadable CA file; names the option's url, not its value.
     """
     with options_refused(address, translation):
-        return _MAKERS[cast("str", family(address.scheme))](address, replace(translation, uploads=uploads))
+        return _MAKERS[cast("str", family(address.scheme))](address, replace(translation, uploads=uploads), ring)
 
 
 @contextmanager
@@ -96,19 +108,15 @@ def certificates(path: str) -> bytes:
         raise ConfigError(f"verify={path!r} cannot be read: {error.strerror}", field="verify") from error
 
 
-def _s3(address: Address, translation: Translation) -> ObjectStore:
+def _s3(address: Address, translation: Translation, ring: AnyRing | None) -> ObjectStore:
     provider: S3CredentialProvider | None = None
-    region: str | None = None
-    config = translation.config
-    keys = boto_keys.of_options(config)
+    keys = boto_keys.of_options(translation.config)
     if keys is not None and keys.secret:
         # By a provider: of the options alone, obstore would add the environment's session token to them.
-        provider = partial(_credential, keys)
-    elif keys is None and "skip_signature" not in config:
-        found = boto_keys.find(translation.profile)
-        if found is not None:
-            provider, region = partial(_provide, found), found.region
-    return s3_client(address, translation, provider, region)
+        provider = partial(_credential, Issued(keys))
+    elif ring is not None and ring.issued.credentials is not None:
+        provider = lambda: _credential(ring.issued)  # noqa: E731
+    return s3_client(address, translation, provider, None if ring is None else ring.issued.region)
 
 
 def s3_client(
@@ -137,17 +145,17 @@ def s3_client(
     )
 
 
-def _provide(found: boto_keys.BotoKeys) -> S3Credential:
-    return _credential(found.now(), found.expires_at)
+def _credential(issued: Issued[Keys]) -> S3Credential:
+    keys = issued.credentials
+    return {
+        "access_key_id": keys.key,
+        "secret_access_key": keys.secret,
+        "token": keys.token,
+        "expires_at": issued.ends,
+    }
 
 
-def _credential(keys: Keys, ends: datetime | None = None) -> S3Credential:
-    # obstore takes no other UTC than datetime's own; botocore's times have dateutil's tzlocal().
-    expires_at = None if ends is None else ends.astimezone(UTC)
-    return {"access_key_id": keys.key, "secret_access_key": keys.secret, "token": keys.token, "expires_at": expires_at}
-
-
-def _google(address: Address, translation: Translation) -> ObjectStore:
+def _google(address: Address, translation: Translation, ring: AnyRing | None) -> ObjectStore:
     from obstore.store import GCSStore
 
     return GCSStore(
@@ -155,10 +163,18 @@ def _google(address: Address, translation: Translation) -> ObjectStore:
         config=cast("GCSConfig", translation.config),
         client_options=_client_options(translation),
         retry_config=_retries(translation),
+        credential_provider=_tokens(ring),
     )
 
 
-def _azure(address: Address, translation: Translation) -> ObjectStore:
+def _tokens(ring: AnyRing | None) -> Callable[[], TokenCredential] | None:
+    """What gives obstore the token of now; None: it finds one by itself."""
+    if ring is None or ring.issued.credentials is None:
+        return None
+    return lambda: {"token": ring.issued.credentials, "expires_at": ring.issued.ends}
+
+
+def _azure(address: Address, translation: Translation, ring: AnyRing | None) -> ObjectStore:
     from obstore.store import AzureStore
 
     container, _, host = address.root.partition("://")[2].partition("@")
@@ -168,17 +184,18 @@ def _azure(address: Address, translation: Translation) -> ObjectStore:
         config=cast("AzureConfig", config),
         client_options=_client_options(translation),
         retry_config=_retries(translation),
+        credential_provider=_tokens(ring),
     )
 
 
-def _http(address: Address, translation: Translation) -> ObjectStore:
+def _http(address: Address, translation: Translation, ring: AnyRing | None) -> ObjectStore:
     from obstore.store import HTTPStore
 
     translation.client.setdefault("allow_http", address.scheme == "http")
     return HTTPStore(address.root, client_options=_client_options(translation), retry_config=_retries(translation))
 
 
-_MAKERS: dict[str, Callable[[Address, Translation], ObjectStore]] = {
+_MAKERS: dict[str, Callable[[Address, Translation, AnyRing | None], ObjectStore]] = {
     "s3": _s3,
     "gs": _google,
     "az": _azure,

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 
-from streamer.errors import AccessDeniedError, ConfigError, StoreError, StreamerError
+from streamer.errors import ConfigError, StoreError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
+from streamer.store.credentials import metadata
 
 # obstore 0.12 has no attribute for the status; its message begins "... status code: 503 Service Unavailable: <body>".
 _STATUS = re.compile(r"status code: (\d{3})")
-# Where obstore asks for a machine's role when it has found no other credentials.
-_METADATA = ("http://169.254.169.254/", "http://metadata.google.internal", "http://metadata/")
-# What a provider of credentials raised: obstore has its type and text in its own text only.
-_PROVIDER = re.compile(r"External AWS credential provider: (\w+): (.*)", re.DOTALL)
+# Where obstore asks for credentials by itself: a machine's metadata server, or an issuer of tokens.
+_ASKED = re.compile(r"Error performing \w+ https?://([^/\s]+)")
+_METADATA = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata")
+_ISSUERS = re.compile(r"oauth2\.googleapis\.com|login\.\w+\.\w+|sts[\w.-]*\.amazonaws\.com[\w.]*")
 _STATUS_OF_TYPE = {
     "FileNotFoundError": 404,
     "NotFoundError": 404,
     "PreconditionError": 412,
     "PermissionDeniedError": 403,
-    "UnauthenticatedError": 401,
 }
 
 
@@ -27,22 +27,32 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
     """Our error for obstore's; by type first, then by the status in the first line of its text."""
     if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
         return ConfigError(f"{url}: obstore cannot take this url or option: {error}", field="url")
-    if any(server in str(error).partition("\n\nDebug source")[0] for server in _METADATA):
+    text = str(error).partition("\n\nDebug source")[0]
+    answer = _answer(error, text)
+    if (found := _ASKED.search(text)) and (failure := _of_issuer(url, found[1].lower(), answer)):
+        return failure
+    if type(error).__name__ == "UnauthenticatedError" and answer.status is None:
         return failures.no_credentials(url)
-    if provider := _PROVIDER.search(str(error).partition("\n\nDebug source")[0]):
-        kind = AccessDeniedError if provider[1] == AccessDeniedError.__name__ else StoreError
-        return kind(provider[2], url=url, status=None)
-    answer = _answer(error)
     if answer.status == 412 and target is not None:
         return versions.changed(target, None)
     return _unanswered(url, error) if answer.status is None else failures.error_of(url, answer)
 
 
-def _answer(error: Exception) -> failures.Answer:
-    text = str(error)
-    found = _STATUS.search(text.partition("\n\nDebug source")[0])
+def _of_issuer(url: str, host: str, answer: failures.Answer) -> StreamerError | None:
+    """The error where it was not the store that was asked."""
+    if host in _METADATA:
+        return metadata.failure(url, metadata.Answer(answer.status, is_connected=False))
+    if not _ISSUERS.fullmatch(host):
+        return None
+    if answer.status is None or answer.status >= 500 or answer.status == 429:
+        return failures.unobtainable(url, f"{host} answered {answer.status or 'nothing'}")
+    return failures.refused_by_issuer(url, f"{host} answered {answer.status}")
+
+
+def _answer(error: Exception, text: str) -> failures.Answer:
+    found = _STATUS.search(text)
     status = int(found[1]) if found else _STATUS_OF_TYPE.get(type(error).__name__)
-    return failures.Answer(status, failures.code_of(text))
+    return failures.Answer(status, failures.code_of(str(error)), message=failures.message_of(text))
 
 
 def _unanswered(url: str, error: Exception) -> StoreError:

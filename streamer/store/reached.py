@@ -18,21 +18,24 @@ class Reached(msgspec.Struct, frozen=True):
     Attributes:
         credentials: what signs them.
         endpoint: where they go, and what says so.
+        fixed: the credentials stay what they are as long as this process lives.
     """
 
     credentials: str
     endpoint: str
+    fixed: bool = False
 
     def explain(self, error: StreamerError) -> StreamerError:
         """The same error; a refusal says with which credentials, a missing connection to where."""
-        if isinstance(error, AccessDeniedError) and error.details.get("status") in (401, 403):
-            fact, _, advice = error.message.partition("; ")
-            text = f"{fact} to a request {self.credentials}; {advice}"
-        elif isinstance(error, StoreError) and error.details.get("unreached"):
-            text = f"{error.message}; tried {self.endpoint}"
-        else:
-            return error
-        return type(error)(text, **error.details)
+        if isinstance(error, AccessDeniedError):
+            text = error.message
+            if error.details.get("status") in (401, 403):
+                fact, _, advice = text.partition("; ")
+                text = f"{fact} to a request {self.credentials}; {advice}"
+            return AccessDeniedError(text, **{**error.details, "fixed": self.fixed})
+        if isinstance(error, StoreError) and error.details.get("unreached"):
+            return type(error)(f"{error.message}; tried {self.endpoint}", **error.details)
+        return error
 
 
 def reached(address: Address, translation: Translation, variables: Mapping[str, str] = os.environ) -> Reached:
@@ -42,20 +45,22 @@ def reached(address: Address, translation: Translation, variables: Mapping[str, 
         return Reached(
             "without credentials (for a server that asks for them: headers in storage_options)", address.root
         )
-    return Reached(_credentials(str(kind), translation, variables), _endpoint(str(kind), translation, variables))
+    found, fixed = _credentials(str(kind), translation, variables)
+    return Reached(found, _endpoint(str(kind), translation, variables), fixed)
 
 
-def _credentials(kind: str, translation: Translation, variables: Mapping[str, str]) -> str:
+def _credentials(kind: str, translation: Translation, variables: Mapping[str, str]) -> tuple[str, bool]:
+    """What signs requests, and whether it is fixed."""
     config = translation.config
     if config.get("skip_signature"):
-        return "without credentials (anonymous, as storage_options says)"
+        return "without credentials (anonymous, as storage_options says)", True
     if translation.profile is not None:
-        return f"with the profile {translation.profile!r}"
+        return f"with the profile {translation.profile!r}", False
     if any(name in config for name in _OPTIONS[kind]):
-        return "with the credentials in storage_options"
+        return "with the credentials in storage_options", True
     if name := next((name for name in _VARIABLES[kind] if variables.get(name)), None):
-        return f"with the credentials of the environment ({name})"
-    return "with the credentials that this machine has (default profile or role)"
+        return f"with the credentials of the environment ({name})", name in _VALUES
+    return "with the credentials that this machine has (default profile or role)", False
 
 
 def _endpoint(kind: str, translation: Translation, variables: Mapping[str, str]) -> str:
@@ -81,6 +86,8 @@ _VARIABLES = {
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"),
     "az": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET"),
 }
+# Those that hold a secret, not the place of one.
+_VALUES = ("AWS_ACCESS_KEY_ID", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET")
 _CLOUDS = {
     "gs": "Google, because storage_options names no endpoint_url",
     "az": "Azure, because storage_options names no account_host or connection_string",

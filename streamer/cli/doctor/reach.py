@@ -16,7 +16,9 @@ from urllib.request import Request, urlopen
 from streamer.cli.doctor.finding import Finding
 from streamer.config import format_bytes
 from streamer.errors import StreamerError
-from streamer.store import boto_keys, open_store
+from streamer.store import open_store
+from streamer.store.credentials.key_ring import Issued
+from streamer.store.credentials.rings import finder_of
 from streamer.store.options import ENDPOINT_VARIABLES, Translation, family, translate
 from streamer.store.urls import Address, shown, split
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _SKEW_SECONDS = 60.0
 _CLOCK_SECONDS = 5.0
 _GOOD_SECONDS = 600.0
+_PAGE = "docs/deploy/credentials.md"
 
 
 async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
@@ -36,7 +39,7 @@ async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]
     found: list[Finding] = []
     if (kind := family(address.scheme)) is not None:
         translation = translate(address, options)
-        found += _keys(translation) if kind == "s3" else []
+        found += [] if kind == "http" else _credentials(address, translation)
         found += _clock(_endpoint(address, translation))
     store = open_store(url, options)
     try:
@@ -48,38 +51,33 @@ async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]
     return found
 
 
-def _keys(translation: Translation) -> Iterator[Finding]:
-    """Where S3's keys come from and when they end; no key is shown."""
-    if translation.config.get("skip_signature"):
-        yield Finding("ok", "credentials", "none: anonymous, as the storage options say")
-        return
-    if boto_keys.of_options(translation.config) is not None:
-        yield Finding("ok", "credentials", "of the storage options")
+def _credentials(address: Address, translation: Translation) -> Iterator[Finding]:
+    """Where they come from and when they end; none is shown."""
+    find = finder_of(address, translation)
+    if find is None:
+        anonymous = translation.config.get("skip_signature")
+        fact = "none: anonymous, as the storage options say" if anonymous else "of the options or the environment"
+        yield Finding("ok", "credentials", fact)
         return
     try:
-        keys = boto_keys.find(translation.profile)
+        issued = find()
     except StreamerError as error:
-        yield Finding("problem", "credentials", str(error))
+        yield Finding("problem", "credentials", str(error), _PAGE)
         return
-    if keys is None:
-        own = boto_keys.of_environment() is not None
-        fact = "of the environment" if own else "none that botocore finds; obstore looks for a role of this machine"
-        yield Finding("ok" if own else "warning", "credentials", fact, "" if own else "docs/deploy/credentials.md")
+    if issued.credentials is None:
+        fact = "the cloud's own library is not installed, or has nothing to do; obstore looks by itself"
+        yield Finding("warning", "credentials", fact, _PAGE)
         return
-    yield _found_keys(keys)
+    yield _found(issued)
 
 
-def _found_keys(keys: boto_keys.BotoKeys) -> Finding:
-    region = f", region {keys.region}" if keys.region else ", no region configured"
-    try:
-        keys.now()
-    except StreamerError as error:
-        return Finding("problem", "credentials", f"{keys.source}: {error}")
-    fact, end = f"{keys.source}{region}", keys.expires_at
+def _found(issued: Issued[object]) -> Finding:
+    region = f", region {issued.region}" if issued.region else ""
+    fact, end = f"{issued.source}{region}", issued.ends
     if end is None:
         return Finding("ok", "credentials", f"{fact}, without an end")
-    left = (end - datetime.now(UTC)).total_seconds()
-    fact += f", until {end.astimezone(UTC):%H:%M:%S} UTC ({left / 60:.0f} min)"
+    left = issued.seconds_left()
+    fact += f", until {end:%H:%M:%S} UTC ({left / 60:.0f} min)"
     if left < _GOOD_SECONDS:
         return Finding(
             "warning", "credentials", fact, "they end within ten minutes; they are renewed where they can be"

@@ -1,6 +1,6 @@
 """How libcurl reaches one bucket or host, from the same options as obstore's clients.
 
-Nothing here sends a request but boto, when it looks for credentials.
+Nothing here sends a request.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from urllib.parse import parse_qs, quote, urlsplit
 import msgspec
 
 from streamer.errors import ConfigError
-from streamer.store import boto_keys
-from streamer.store.boto_keys import Keys
+from streamer.store.credentials import boto_keys
+from streamer.store.credentials.boto_keys import Keys
+from streamer.store.credentials.key_ring import Issued
 from streamer.store.curl.signature import Signer
-from streamer.store.key_ring import KeyRing
 from streamer.store.obstore_clients import certificates, options_refused, s3_client
 from streamer.store.options import Translation, family
 from streamer.store.redirects import MOST_IN_CLUSTER, OF_WEB_SERVERS, Redirects
@@ -51,8 +51,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         base: what the escaped key is appended to; empty where objects are named by whole urls.
         signer: None: requests are not signed.
-        keys: keys that do not expire.
-        ring: keys that expire.
+        keys: of the options; None: none, or those of a ring.
         headers: header lines of each request.
         bundle, folder: files with trusted certificates.
         connect_seconds: until a connection stands.
@@ -64,7 +63,6 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     base: str = ""
     signer: Signer | None = None
     keys: Keys | None = None
-    ring: KeyRing | None = None
     headers: tuple[str, ...] = ()
     bundle: str | None = None
     folder: str | None = None
@@ -84,12 +82,16 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         return self.headers if self.signer is None or keys is None else self.signer.sign(address, keys)
 
 
-def make_access(address: Address, translation: Translation) -> Access | None:
+def make_access(address: Address, translation: Translation, issued: Issued[Keys | None] | None = None) -> Access | None:
     """The access to a root; None where only obstore finds credentials.
+
+    Args:
+        address: the root's.
+        translation: of the options.
+        issued: what a ring has found; None: there is none.
 
     Raises:
         ConfigError: an option that obstore refuses, a header that HTTP does not take, or an unreadable CA file.
-        StoreError: credentials could not be obtained.
     """
     bundle, folder = trusted()
     if translation.ca_file is not None:
@@ -106,21 +108,18 @@ def make_access(address: Address, translation: Translation) -> Access | None:
             proxy=_proxy(address.root),
         )
     config = translation.config
-    keys, ring, region = boto_keys.of_options(config), None, None
+    keys, region = boto_keys.of_options(config), None
     headers = ("x-amz-request-payer: requester",) if config.get("request_payer") else ()
-    if keys is None and not config.get("skip_signature"):
-        found = boto_keys.find(translation.profile)
-        if found is not None:
-            ring, region = KeyRing(found.now), found.region
-        elif (keys := boto_keys.of_environment()) is None:
+    if issued is not None:
+        if issued.credentials is None:
             return None
+        region = issued.region
     with options_refused(address, translation):
         base, region = _place(s3_client(address, translation, Keys("x", "x"), region))
     return Access(
         base=base,
-        signer=Signer(base, region, headers) if keys or ring else None,
+        signer=Signer(base, region, headers) if keys or issued else None,
         keys=keys,
-        ring=ring,
         headers=headers,
         bundle=bundle,
         folder=folder,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -16,8 +16,10 @@ import msgspec
 from streamer.manifest.model import ObjectRecord
 from streamer.store import guard, versions
 from streamer.store.base import PIECE_BYTES, Take
+from streamer.store.credentials.boto_keys import Keys
+from streamer.store.credentials.key_ring import KeyRing
 from streamer.store.curl.access import Access
-from streamer.store.curl.store import CurlStore
+from streamer.store.curl.store import CurlStore, MakeAccess
 from streamer.store.obstore_store import MakeClient, Page
 from streamer.store.reached import Reached
 from streamer.store.redirects import host_of
@@ -34,12 +36,13 @@ class GuardedStore(CurlStore):
         self,
         root: str,
         make_client: MakeClient,
-        make_access: Callable[[], Access | None],
+        make_access: MakeAccess,
         way: Reached,
+        ring: KeyRing[Keys | None] | None,
         *,
         place: str,
     ) -> None:
-        super().__init__(root, make_client, lambda: _guarded(make_access()), way)
+        super().__init__(root, make_client, lambda issued: _guarded(make_access(issued)), way, ring)
         self._place = place
 
     async def get(

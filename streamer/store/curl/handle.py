@@ -232,9 +232,10 @@ class Handle:
         status, headers = self._head()
         if status == 412:
             return versions.changed(self._target, None)
-        code = failures.code_of(self._answer.decode("latin-1"))
+        body = self._answer.decode("utf-8", "replace")
+        code, message = failures.code_of(body), failures.message_of(body)
         after = failures.asked_seconds(headers.get(b"retry-after", b"").decode("latin-1"))
-        return failures.error_of(self._target.url, failures.Answer(status, code, after))
+        return failures.error_of(self._target.url, failures.Answer(status, code, after, message))
 
 
 class _Socket(socket.socket):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from urllib.parse import urlsplit
 
-from streamer.store.boto_keys import Keys
+from streamer.store.credentials.boto_keys import Keys
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _NO_BODY = sha256(b"").hexdigest()

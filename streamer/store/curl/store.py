@@ -20,6 +20,8 @@ from streamer.errors import AccessDeniedError, ClosedError, ObjectChangedError, 
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.base import PIECE_BYTES, Take
+from streamer.store.credentials.boto_keys import Keys
+from streamer.store.credentials.key_ring import Issued, KeyRing
 from streamer.store.curl.access import Access
 from streamer.store.curl.handle import Handle
 from streamer.store.curl.multi import Multi
@@ -27,6 +29,7 @@ from streamer.store.obstore_store import MakeClient, ObstoreStore
 from streamer.store.reached import Reached
 from streamer.store.urls import shown
 
+MakeAccess = Callable[[Issued[Keys | None] | None], Access | None]
 # Idle connections of all hosts; the window is smaller.
 _IDLE_CONNECTIONS = 1024
 
@@ -37,18 +40,22 @@ class CurlStore(ObstoreStore):
     Args:
         root: what it serves, e.g. "s3://bucket".
         make_client: builds the obstore client, for all but reads.
-        make_access: finds addresses, headers and keys; None: only obstore finds credentials, and reads as well.
+        make_access: finds addresses, headers and keys; None: only obstore finds credentials, and reads as well. Given
+            what the ring has found, if there is one.
         way: with which credentials and where to, for messages.
+        ring: the credentials that must be looked for; None: there are none, or options have them.
     """
 
     def __init__(
         self,
         root: str,
         make_client: MakeClient,
-        make_access: Callable[[], Access | None],
+        make_access: MakeAccess,
         way: Reached,
+        ring: KeyRing[Keys | None] | None = None,
     ) -> None:
-        super().__init__(root, make_client, way)
+        super().__init__(root, make_client, way, ring)
+        self._keys = ring
         self._make_access = make_access
         self._access: Access | None = None
         self._is_found = False
@@ -71,16 +78,16 @@ class CurlStore(ObstoreStore):
         fresh: bool = False,
     ) -> None:
         """See ObjectStore.get; pieces are of 16 KiB, libcurl's own choice."""
+        keys = None if self._keys is None else await self._keys.keys()
         access = self._access if self._is_found else await self._find_access()
         if access is None or target.version.startswith(versions.VERSION):
             await super().get(target, start, stop, take, piece_bytes=piece_bytes)
             return
-        keys = access.keys if access.ring is None else await access.ring.keys()
         multi, handle = self._running(), self._free.pop() if self._free else Handle(access)
         self._counters.requests += 1
         handle.bind(target, (start, stop), take)
         address = access.address(self._key(target.url) if self._is_plain else target.url)
-        headers = access.signed(address, keys)
+        headers = access.signed(address, keys or access.keys)
         try:
             while address:
                 handle.prepare(address, headers, fresh=fresh)
@@ -110,10 +117,13 @@ class CurlStore(ObstoreStore):
                 handle.easy.close()
 
     async def _find_access(self) -> Access | None:
-        """Finds the access once until the next refresh, in a thread, because boto may call an issuer of credentials."""
+        """Finds the access once until the next refresh, in a thread, because it reads files of certificates."""
+        if self._keys is not None:
+            await self._keys.keys()  # before the lock: each of those who wait gets its own error, and in time
         async with self._finding:
             if not self._is_found:
-                self._access = await asyncio.to_thread(self._make_access)
+                issued = None if self._keys is None else self._keys.issued
+                self._access = await asyncio.to_thread(self._make_access, issued)
                 self._is_found = True
         return self._access
 
@@ -127,11 +137,8 @@ class CurlStore(ObstoreStore):
 
     async def prepare(self) -> None:
         """See ObjectStore.prepare."""
-        access = await self._find_access()
-        if access is None:
+        if await self._find_access() is None:
             await super().prepare()
-        elif access.ring is not None:
-            await access.ring.keys()
 
     async def refresh(self) -> None:
         """See ObjectStore.refresh; requests under way keep the old keys."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamer.store.boto_keys import Keys
+from streamer.store.credentials.boto_keys import Keys
 from streamer.store.curl.signature import Signer
 
 KEYS = Keys("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")

@@ -1,0 +1,54 @@
+"""Tokens of Azure as its own library finds them: environment, workload identity, managed identity, `az login`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from streamer.errors import StreamerError
+from streamer.store import failures
+from streamer.store.credentials import metadata
+from streamer.store.credentials.key_ring import Issued
+
+_SCOPE = "https://storage.azure.com/.default"
+_SECRETS = ("account_key", "sas_key", "client_secret")
+_VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN")
+_METADATA = "http://169.254.169.254"
+_TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://storage.azure.com/"
+
+
+def has_secret(config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether options or environment have what signs requests, which obstore takes by itself."""
+    return any(name in config for name in _SECRETS) or any(map(variables.get, _VARIABLES))
+
+
+def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Issued[str | None]:
+    """Looks as Azure's library does, and asks the issuer; no token: azure-identity is missing, and obstore looks.
+
+    Raises:
+        AccessDeniedError: there are none, or their issuer refuses.
+        StoreError: the issuer could not be reached; worth another try.
+    """
+    try:
+        from azure.core.exceptions import ClientAuthenticationError
+        from azure.identity import DefaultAzureCredential
+    except ImportError:
+        return Issued(None)
+    client = {"managed_identity_client_id": str(config["client_id"])} if "client_id" in config else {}
+    tenant = str(config["tenant_id"]) if "tenant_id" in config else None
+    try:
+        with DefaultAzureCredential(**client) as credential:
+            token = credential.get_token(_SCOPE, tenant_id=tenant)
+    except ClientAuthenticationError as error:  # whatever else fails is retried by the library and by the ring
+        raise _failure(root, error, variables) from failures.redacted(error)
+    return Issued(token.token, datetime.fromtimestamp(token.expires_on, UTC), source="azure-identity")
+
+
+def _failure(root: str, error: Exception, variables: Mapping[str, str]) -> StreamerError:
+    """The library tries one way after another, and ends with all their reasons: the metadata server is asked again."""
+    if "AADSTS" in str(error):  # Entra ID has answered
+        code = str(error).partition("AADSTS")[2].partition(":")[0]
+        return failures.refused_by_issuer(root, f"Entra ID says AADSTS{code[:8]}", "check the identity, or: az login")
+    base = variables.get("AZURE_POD_IDENTITY_AUTHORITY_HOST") or _METADATA
+    return metadata.failure(root, metadata.ask(base.rstrip("/") + _TOKEN, {"Metadata": "true"}))

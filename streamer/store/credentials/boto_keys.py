@@ -1,0 +1,151 @@
+"""AWS credentials as boto finds them: environment, profiles, sso, web identity, container, instance.
+
+obstore's own chain does not read profiles, and libcurl has none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from streamer.errors import ConfigError, StreamerError
+from streamer.store import failures
+from streamer.store.credentials import issuer_errors, metadata
+from streamer.store.credentials.key_ring import Issued
+
+if TYPE_CHECKING:
+    from botocore.session import Session
+
+# One try of an issuer; the ring makes others, with more patience than boto's 60 s for each.
+_CONNECT_SECONDS = 5.0
+_READ_SECONDS = 10.0
+_METADATA = "http://169.254.169.254/"
+_ROLES = "latest/meta-data/iam/security-credentials/"
+_HOP_LIMIT = (
+    "in a container the instance's hop limit must be 2: aws ec2 modify-instance-metadata-options "
+    "--http-put-response-hop-limit 2"
+)
+# Settings of a profile that need boto.
+_OF_BOTO = ("aws_access_key_id", "role_arn", "credential_process", "sso_session", "sso_start_url")
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """The keys that sign requests; never shown."""
+
+    key: str
+    secret: str
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return "Keys()"
+
+
+def of_environment(variables: Mapping[str, str] = os.environ) -> Keys | None:
+    """The keys in AWS's own variables, which boto would find, too, where it is installed."""
+    key, secret = variables.get("AWS_ACCESS_KEY_ID"), variables.get("AWS_SECRET_ACCESS_KEY")
+    return Keys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
+
+
+def of_options(config: Mapping[str, object]) -> Keys | None:
+    """The keys in the translated options, with their own token or none."""
+    if "access_key_id" not in config:
+        return None
+    token = config.get("token")
+    secret = str(config.get("secret_access_key", ""))
+    return Keys(str(config["access_key_id"]), secret, None if token is None else str(token))
+
+
+def find(root: str, profile: str | None) -> Issued[Keys | None]:
+    """Looks as boto does, and asks the issuer; no keys: botocore is missing, and obstore looks by itself.
+
+    Raises:
+        ConfigError: botocore is missing where only it finds the keys, or boto finds the configuration wrong.
+        AccessDeniedError: there are none, or their issuer refuses.
+        StoreError: the issuer could not be reached; worth another try.
+    """
+    try:
+        from botocore.config import Config
+        from botocore.session import Session
+    except ImportError:
+        return Issued(_without_boto(profile))
+    with issuer_errors.of_aws(root, profile):
+        session = Session(profile=profile)
+        patience = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
+        session.set_default_client_config(Config(**patience, retries={"total_max_attempts": 1}))
+        credentials, region = session.get_credentials(), session.get_config_variable("region")
+        if credentials is None:
+            raise _no_role(root, session)
+        frozen = credentials.get_frozen_credentials()
+    ends = getattr(credentials, "_expiry_time", None)  # boto has no public name for it
+    keys = Keys(frozen.access_key, frozen.secret_key, frozen.token)
+    # In datetime's own UTC: botocore's times have dateutil's tzlocal(), which obstore refuses.
+    utc = ends.astimezone(UTC) if isinstance(ends, datetime) else None
+    return Issued(keys, utc, region, str(credentials.method or "unknown"))
+
+
+def _no_role(root: str, session: Session, variables: Mapping[str, str] = os.environ) -> StreamerError:
+    """The error for a machine that gives no role's keys: as its metadata server says."""
+    if variables.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return failures.no_credentials(root)
+    base = str(session.get_config_variable("ec2_metadata_service_endpoint") or _METADATA).rstrip("/") + "/"
+    token = metadata.ask(f"{base}latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
+    if token.status != 200:
+        return metadata.failure(root, token, _HOP_LIMIT)
+    headers = {"X-aws-ec2-metadata-token": token.text}
+    roles = metadata.ask(base + _ROLES, headers)
+    if roles.status == 404:
+        return failures.no_credentials(root, "its metadata server knows none")
+    if roles.status != 200:
+        return metadata.failure(root, roles)
+    keys = metadata.ask(base + _ROLES + roles.text.strip(), headers)
+    if keys.status == 200 and (refusal := _refusal(keys.text)):
+        what = f"the metadata server answered {refusal} for the role {roles.text.strip()}"
+        return failures.refused_by_issuer(root, what)
+    return failures.unobtainable(root, f"the metadata server answered {keys.status}")
+
+
+def _refusal(text: str) -> str:
+    """The code in an answer that has no keys."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return ""
+    code = answer.get("Code") if isinstance(answer, Mapping) else None
+    return "" if code in (None, "Success") else str(code)
+
+
+def _without_boto(profile: str | None, variables: Mapping[str, str] = os.environ) -> Keys | None:
+    """The environment's keys; refuses what only boto reads, where obstore would take the machine's role instead."""
+    named = profile or variables.get("AWS_PROFILE")
+    if named is not None and (profile or of_environment(variables) is None):
+        what = f"profile={named!r}" if profile else f"AWS_PROFILE={named!r}"
+        raise ConfigError(f"{what} needs botocore; pip install 'streamer-data[aws]'", field="profile")
+    if (keys := of_environment(variables)) is not None or variables.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
+        return keys
+    for name, file in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
+        path = Path(variables.get(name) or Path.home() / ".aws" / file)
+        if _has_default(path):
+            raise ConfigError(
+                f"{path} has a default profile, which needs botocore; pip install 'streamer-data[aws]', or set "
+                f"{name} to an empty file for the role of this machine",
+                field="profile",
+            )
+    return None
+
+
+def _has_default(path: Path) -> bool:
+    """Whether a file of AWS says where to find credentials when nothing else is said."""
+    parser = ConfigParser(interpolation=None, strict=False)
+    try:
+        parser.read(path, "utf-8")
+    except (OSError, UnicodeDecodeError, ConfigParserError):
+        return True  # boto would refuse it
+    return parser.has_section("default") and any(parser.has_option("default", name) for name in _OF_BOTO)

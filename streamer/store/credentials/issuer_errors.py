@@ -1,0 +1,77 @@
+"""From the errors of the clouds' own libraries, as they look for credentials, to ours, at this one place.
+
+Messages carry no text of a foreign error, because that may quote the output of a program or a token; its text, with
+secrets struck out, stays in `__cause__`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from streamer.errors import ConfigError, StreamerError
+from streamer.store import failures
+
+# Answers of STS that another try may mend.
+_BUSY_CODES = ("Throttling", "ThrottlingException", "RequestLimitExceeded", "IDPCommunicationError", "InternalFailure")
+_WRONG = ("ProfileNotFound", "PartialCredentialsError", "InvalidConfigError", "ConfigParseError", "NoRegionError")
+_SIGN_IN = (
+    *("SSOTokenLoadError", "UnauthorizedSSOTokenError", "SSOError", "PendingAuthorizationExpiredError"),
+    *("TokenRetrievalError", "LoginTokenLoadError", "LoginRefreshTokenError"),
+)
+_STATUS = re.compile(r"non 200 response (\d{3})")
+
+
+@contextmanager
+def of_aws(root: str, profile: str | None) -> Iterator[None]:
+    """Maps what boto raises while it looks for keys."""
+    try:
+        yield
+    except StreamerError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises becomes ours
+        raise _of_boto(root, profile, error) from failures.redacted(error)
+
+
+def _of_boto(root: str, profile: str | None, error: Exception) -> StreamerError:
+    kind = type(error).__name__
+    if kind in _WRONG:
+        named = f"profile={profile!r}: " if profile is not None else ""
+        advice = "; set AWS_REGION" if kind == "NoRegionError" else ""
+        return ConfigError(f"{named}the AWS configuration is not usable ({kind}){advice}", field="profile")
+    if kind in _SIGN_IN:
+        command = "aws sso login" + (f" --profile {profile}" if profile is not None else "")
+        return failures.refused_by_issuer(root, f"no sign-in is valid ({kind})", f"sign in: {command}")
+    if kind in ("EOFError", "RefreshWithMFAUnsupportedError"):
+        advice = "take keys of a session: aws sts get-session-token --serial-number ... --token-code ..."
+        return failures.refused_by_issuer(root, "the profile asks for a code of MFA, which a job cannot enter", advice)
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):
+        return _answered(root, error, response)
+    return _unanswered(root, kind, error)
+
+
+def _answered(root: str, error: Exception, response: Mapping[str, Mapping[str, object]]) -> StreamerError:
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    what = f"{getattr(error, 'operation_name', 'it')} was answered with {code}"
+    sentence = failures.sentence(str(response.get("Error", {}).get("Message", "")))
+    what += f" ({sentence})" if sentence else ""
+    if code in _BUSY_CODES or (isinstance(status, int) and (status >= 500 or status == 429)):
+        return failures.unobtainable(root, what)
+    return failures.refused_by_issuer(root, what, "check the role and its trust policy")
+
+
+def _unanswered(root: str, kind: str, error: Exception) -> StreamerError:
+    """No answer, or none that boto understands."""
+    known = getattr(error, "kwargs", None)
+    facts = known if isinstance(known, Mapping) else {}
+    if facts.get("provider") == "custom-process":
+        advice = "run the program of credential_process by hand"
+        return failures.refused_by_issuer(root, f"credential_process failed ({kind})", advice, soon=True)
+    if found := _STATUS.search(str(facts.get("error_msg", ""))):
+        return failures.unobtainable(root, f"the server of the container's credentials answered {found[1]}")
+    host = urlsplit(str(facts.get("endpoint_url", ""))).netloc
+    return failures.unobtainable(root, f"{kind}, {host}" if host else kind)

@@ -1,0 +1,77 @@
+"""What the metadata server of a cloud's machine says to the clouds' own libraries, which often do not pass it on.
+
+They take a server that is not ready, or busy, for a machine without a role.
+
+Sources: AWS, "Use the Instance Metadata Service to access instance metadata"; Google, "Troubleshoot GKE authentication"
+(the metadata server of a node takes some seconds after a pod's start); Azure, "How to use managed identities for Azure
+resources on an Azure VM to acquire an access token" (404, 410, 429 and 5xx: try again).
+"""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import msgspec
+
+from streamer.errors import StreamerError
+from streamer.store import failures
+
+# It is a hop away; botocore waits as long.
+_SECONDS = 1.0
+_MOST_BYTES = 4096
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An answer, or why there is none.
+
+    Attributes:
+        status: of HTTP; None: none came.
+        text: the beginning of the answer.
+        is_connected: something listens there.
+    """
+
+    status: int | None
+    text: str = ""
+    is_connected: bool = True
+
+
+def ask(url: str, headers: Mapping[str, str], method: str = "GET") -> Answer:
+    """Asks once, past every proxy."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)
+    try:
+        connection.connect()
+    except OSError:
+        return Answer(None, is_connected=False)
+    try:
+        connection.request(method, parts.path + (f"?{parts.query}" if parts.query else ""), headers=dict(headers))
+        response = connection.getresponse()
+        return Answer(response.status, response.read(_MOST_BYTES).decode("utf-8", "replace"))
+    except (OSError, http.client.HTTPException):
+        return Answer(None)
+    finally:
+        connection.close()
+
+
+def is_busy(status: int) -> bool:
+    """Whether the server asks for another try."""
+    return status in (404, 408, 410, 429) or status >= 500
+
+
+def failure(root: str, answer: Answer, hint: str = "") -> StreamerError:
+    """Returns the error for a server that gave no credentials.
+
+    Args:
+        root: what was to be read.
+        answer: its.
+        hint: what silence means there.
+    """
+    if answer.status is None:
+        silence = "its metadata server takes the connection and does not answer" + (f"; {hint}" if hint else "")
+        why = silence if answer.is_connected else "no metadata server answers"
+        return failures.no_credentials(root, why, soon=True)
+    if is_busy(answer.status):
+        return failures.unobtainable(root, f"the metadata server answered {answer.status}")
+    return failures.no_credentials(root, f"the metadata server answered {answer.status}")

@@ -1,0 +1,38 @@
+"""Which credentials of a root must be looked for: those that neither options nor obstore's own chain have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from streamer.store.credentials import azure_tokens, boto_keys, google_tokens
+from streamer.store.credentials.key_ring import AnyRing, Issued, KeyRing
+from streamer.store.options import Translation, family
+from streamer.store.urls import Address, shown
+
+Find = Callable[[], Issued[Any]]
+
+
+def ring_of(address: Address, translation: Translation) -> AnyRing | None:
+    """The ring of a root; None: its requests are not signed, or the options have what signs them.
+
+    Nothing is looked for yet.
+    """
+    find = finder_of(address, translation)
+    return None if find is None else KeyRing(shown(address.root), find)
+
+
+def finder_of(address: Address, translation: Translation) -> Find | None:
+    """What looks for the credentials of a root once; None: as in `ring_of`."""
+    config, root = translation.config, shown(address.root)
+    kind = family(address.scheme)
+    if config.get("skip_signature"):
+        return None
+    if kind == "s3" and boto_keys.of_options(config) is None:
+        return partial(boto_keys.find, root, translation.profile)
+    if kind == "gs":
+        return partial(google_tokens.find, root, config)
+    if kind == "az" and not azure_tokens.has_secret(config):
+        return partial(azure_tokens.find, root, config)
+    return None

@@ -1,0 +1,186 @@
+"""Credentials that expire: who waits for them, and who does not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from streamer.errors import AccessDeniedError, StoreError
+from streamer.store import failures
+from streamer.store.credentials import key_ring
+from streamer.store.credentials.key_ring import Issued, KeyRing
+
+SECRET = "do-not-show"
+
+
+def issued(name: str, seconds: float | None) -> Issued[str]:
+    """Credentials that last so long."""
+    return Issued(name, None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds))
+
+
+Outcome = Issued[str] | Exception
+
+
+class Finder:
+    """Finds what it is told, in the order of the looks, and counts; what stands beside an Event waits for it."""
+
+    def __init__(self, *outcomes: Outcome | tuple[threading.Event, Outcome]) -> None:
+        self._outcomes = list(outcomes)
+        self.times = 0
+        self.threads: set[str] = set()
+
+    def __call__(self) -> Issued[str]:
+        self.times += 1
+        self.threads.add(threading.current_thread().name)
+        outcome = self._outcomes.pop(0)
+        if isinstance(outcome, tuple):
+            event, outcome = outcome
+            assert event.wait(60)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+@pytest.fixture
+def hanging() -> Iterator[threading.Event]:
+    """Holds looks until the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def ended(ring: KeyRing[str]) -> None:
+    """Until no look is under way."""
+    while ring._looks:
+        await ring._news.wait()
+
+
+def due(ring: KeyRing[str]) -> None:
+    """As if the time of the next look had come."""
+    ring._next = float("-inf")
+
+
+async def test_one_look_for_all_who_wait() -> None:
+    """In a thread of its own; what does not end is not looked for again."""
+    find = Finder(issued("first", None))
+    ring = KeyRing("s3://b", find)
+    assert await asyncio.gather(*(ring.keys() for _ in range(20))) == ["first"] * 20
+    assert await ring.keys() == "first"
+    assert find.times == 1
+    assert find.threads == {key_ring.THREAD_NAME}
+    assert ring._next == float("inf")
+
+
+async def test_a_look_that_fails_is_shared() -> None:
+    """An error of ours that names the kind and not the text; the next look is after a second."""
+    find = Finder(RuntimeError(f"token={SECRET}"), issued("first", None))
+    ring = KeyRing("s3://b", find)
+    found = await asyncio.gather(*(ring.keys() for _ in range(20)), return_exceptions=True)
+    assert {type(error) for error in found} == {StoreError}
+    assert find.times == 1
+    assert "RuntimeError" in str(found[0])
+    assert SECRET not in str(found[0]) + str(found[0].__cause__)  # type: ignore[union-attr]
+    with pytest.raises(StoreError):
+        await ring.keys()
+    assert find.times == 1
+    due(ring)
+    assert await ring.keys() == "first"
+
+
+async def test_nobody_waits_for_a_renewal(hanging: threading.Event) -> None:
+    """Neither for one that is slow, nor for one that fails: the old ones serve, and that is said once."""
+    find = Finder(issued("first", 600), (hanging, issued("second", 3600)))
+    ring = KeyRing("s3://b", find)
+    assert await ring.keys() == "first"
+    due(ring)
+    assert await ring.keys() == "first"
+    assert ring._looks == 1
+    hanging.set()
+    await ended(ring)
+    assert await ring.keys() == "second"
+
+
+async def test_a_failed_renewal_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """It names the issuer's answer and the end of the old ones; the next try is soon."""
+    refusal = failures.refused_by_issuer("s3://b", "AssumeRole was answered with AccessDenied")
+    ring = KeyRing("s3://b", Finder(issued("first", 600), refusal, refusal, issued("second", 3600)))
+    assert await ring.keys() == "first"
+    for _ in range(2):
+        due(ring)
+        assert await ring.keys() == "first"
+        await ended(ring)
+        assert ring._next < float("inf")
+    (record,) = caplog.records
+    assert "could not be renewed" in record.getMessage()
+    assert "AssumeRole" in record.getMessage()
+    assert "valid until" in record.getMessage()
+    due(ring)
+    await ring.keys()
+    await ended(ring)
+    assert await ring.keys() == "second"
+
+
+async def test_ended_ones_are_waited_for_briefly(hanging: threading.Event) -> None:
+    """The message says that it is the issuer that does not answer, sooner than patience with the store ends."""
+    find = Finder(issued("first", 0.05), (hanging, issued("second", None)))
+    ring = KeyRing("s3://b", find)
+    assert await ring.keys() == "first"
+    await asyncio.sleep(0.1)  # until they have ended, by the clock
+    due(ring)
+    with pytest.raises(StoreError, match=r"issuer has not answered for [12]\.\d s"):
+        await ring.keys()
+    hanging.set()
+    assert await ring.keys() == "second"
+
+
+async def test_refused_ones_are_looked_for_again() -> None:
+    """By those who come after the refusal; a look that began before it does not count."""
+    before = threading.Event()
+    find = Finder(issued("first", 600), (before, issued("old", 700)), issued("second", 600))
+    ring = KeyRing("s3://b", find)
+    assert await ring.keys() == "first"
+    due(ring)
+    assert await ring.keys() == "first"
+    ring.refuse()
+    before.set()
+    assert await ring.keys() == "second"
+
+
+async def test_a_hanging_look_gets_others_beside_it(hanging: threading.Event) -> None:
+    """Three at most; what comes late and ends sooner is dropped."""
+    find = Finder(issued("first", 600), *[(hanging, issued("late", 700))] * 3, issued("second", 3600))
+    ring = KeyRing("s3://b", find)
+    await ring.keys()
+    for _ in range(5):
+        due(ring)
+        assert await ring.keys() == "first"
+    assert (ring._looks, find.times) == (3, 4)
+    hanging.set()
+    await ended(ring)
+    due(ring)
+    await ring.keys()
+    await ended(ring)
+    ring._found(issued("late", 700))
+    assert await ring.keys() == "second"
+
+
+async def test_who_is_cancelled_leaves_the_look_to_others(hanging: threading.Event) -> None:
+    """Whoever waits gets them."""
+    ring = KeyRing("s3://b", Finder((hanging, issued("first", None))))
+    first, other = asyncio.create_task(ring.keys()), asyncio.create_task(ring.keys())
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait([first])
+    hanging.set()
+    assert await other == "first"
+
+
+async def test_a_final_refusal_keeps_its_type() -> None:
+    """Nobody waits where waiting does not help."""
+    ring = KeyRing("s3://b", Finder(failures.no_credentials("s3://b")))
+    with pytest.raises(AccessDeniedError, match="no credentials were found"):
+        await ring.keys()
