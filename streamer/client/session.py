@@ -146,6 +146,11 @@ class Session:
             raise self._error
         return self._ready
 
+    @property
+    def idle(self) -> bool:
+        """Everything that was asked for is local: the engine owes nothing. Raises as `ready`."""
+        return self.ready >= self._want
+
     def extend(self, schedule: EpochSchedule) -> None:
         """Sends the engine the chunks of the next epoch."""
         self._check_open()

@@ -76,6 +76,32 @@ def test_epochs_have_the_same_steps_and_uses_stay_level(data: Path, workers: int
 
 
 @pytest.mark.process
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("batch", "workers"), [(10, 0), (10, 2), (400, 2)])
+def test_batches_may_be_in_rounds_that_train_samples_twice(
+    tmp_path: Path, batch: int, workers: int, closing: Close
+) -> None:
+    """64 files of 55 kB: batch 14 of 10 is in a round of all cohorts and in the next, which has begun the next pass."""
+    (tmp_path / "data").mkdir()
+    for number in range(64):
+        (tmp_path / "data" / f"{number:02}.bin").write_bytes(number.to_bytes(1, "big") * 55_000)
+    data = closing(
+        StreamingDataset(
+            tmp_path / "data",
+            cache_dir=tmp_path / "cache",
+            transform=lambda sample: sample["bin"][0],
+            growing=Growing(reuse=3, epoch_samples=60),
+        )
+    )
+    uses = np.zeros(64, int)
+    with StreamingDataLoader(data, batch, workers, report_seconds=None) as loader:
+        for numbers in (numbers for _ in range(6) for numbers in loader):
+            np.add.at(uses, numbers, 1)
+    assert uses.sum() == 6 * max(60, batch)
+    assert uses.max() - uses.min() <= 4
+
+
+@pytest.mark.process
 def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> None:
     """grow=loader.admissions gives the same samples and random numbers, with other workers."""
     with StreamingDataLoader(closing(growing(data)), BATCH, 2, report_seconds=None) as loader:

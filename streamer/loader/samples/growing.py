@@ -58,10 +58,11 @@ class KnownRounds:
 
     def set_rounds(self, rounds: Sequence[Round]) -> None:
         """The rounds of the next batch."""
-        new = [of for of in rounds if of not in self._rounds]
-        # Of the same number with other cohorts: after a state was loaded.
-        kept = [of for of in self._rounds if all(of.number != other.number for other in new)]
-        self._rounds = (kept + new)[-_ROUNDS_KEPT:]
+        # Not of the same number with other cohorts: after a state was loaded.
+        numbers = {of.number for of in rounds}
+        kept = [of for of in self._rounds if of.number not in numbers]
+        # A batch that is larger than the data is in any number of rounds.
+        self._rounds = [*kept, *rounds][-max(_ROUNDS_KEPT, len(rounds)) :]
 
     def at(self, position: int) -> Round:
         """The round of a position of the stream; an IndexError if it was not told."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -280,12 +281,17 @@ class GrowingPrepared(RankStream):
 
     def _room(self, limit_bytes: int, live_bytes: int) -> Room:
         """This rank's room in a cache: its share of `WINDOW_SHARE`, or more where that is too little for its rounds."""
-        rank, least = self.rank_config, self.log.least
+        rank, log, cohorts = self.rank_config, self.log, self._numbers.cohorts
         # The last chunk of each lane belongs to a later cohort as well.
-        reserve = self._cohort_bytes(least) + len(self._plans.lanes) * int(self.manifest.chunk_local_bytes.max())
-        needed = max(live_bytes, self._cohort_bytes(max(self._admissions.fixed_window, least))) + reserve
+        edges = len(self._plans.lanes) * int(self.manifest.chunk_local_bytes.max())
+        added = min(self._admissions.grow or 0, cohorts.per_pass)
+        reserve = self._cohort_bytes(max(log.least, added)) + edges
+        needed = max(live_bytes, self._cohort_bytes(max(self._admissions.fixed_window, log.least))) + reserve
         own = limit_bytes // max(1, rank.world_size // max(1, rank.nodes))
-        return Room(bytes=max(needed, int(WINDOW_SHARE * own)), reserve=reserve, most=max(needed, own))
+        # Cohorts of two passes may be live together; their chunks are the same files.
+        all_data = self._cohort_bytes(cohorts.per_pass) + edges
+        most = math.inf if max(needed, own) >= all_data else max(needed, own)
+        return Room(bytes=max(needed, int(WINDOW_SHARE * own)), reserve=reserve, most=most)
 
     def _session_spec(self, epoch: int, share: Share, schedule: EpochSchedule) -> SessionSpec:
         rank = self.rank_config

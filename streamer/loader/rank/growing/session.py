@@ -14,7 +14,7 @@ import msgspec
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import SessionSpec
 from streamer.config import format_bytes
-from streamer.errors import CacheFullError
+from streamer.errors import BrokenError, CacheFullError
 from streamer.loader.rank.growing.feed import CohortFeed
 from streamer.loader.rank.growing.offers import Offers
 from streamer.loader.rank.step_session import engine_values
@@ -80,12 +80,12 @@ class Room(msgspec.Struct, frozen=True):
         bytes: for all cohorts that are here or asked for.
         reserve: of them, what no round takes: where all that a round trains ends with it, fresh cohorts must arrive
             before its last batch is made.
-        most: rounds that were decided elsewhere may take this.
+        most: rounds that were decided elsewhere may take this; infinite where all data fits.
     """
 
     bytes: int
     reserve: int
-    most: int
+    most: float
 
 
 class Admissions:
@@ -95,20 +95,23 @@ class Admissions:
         log: the known rounds.
         offers: of the ranks.
         grow: cohorts that each round adds; None: those that have arrived on all ranks.
+
+    Attributes:
+        log, offers, grow: as given.
     """
 
     def __init__(self, log: AdmissionLog, offers: Offers, grow: int | None) -> None:
         self.log = log
         self.offers = offers
-        self._grow = grow
+        self.grow = grow
 
     def __repr__(self) -> str:
-        return f"Admissions({self.log!r}, grow={self._grow})"
+        return f"Admissions({self.log!r}, grow={self.grow})"
 
     @property
     def fixed_window(self) -> int:
         """Cohorts that a round trains where each adds as many; 0: as many as there is room for."""
-        return 0 if self._grow is None else min(self.log.reuse * self._grow, self.log.cohorts.per_pass)
+        return 0 if self.grow is None else min(self.log.reuse * self.grow, self.log.cohorts.per_pass)
 
     def decide(self, arrived: int, wake: Callable[[], object]) -> Round | None:
         """The next round; None: other ranks have not said what they have.
@@ -117,7 +120,7 @@ class Admissions:
             arrived: cohorts that are local, from the first one on.
             wake: called once, on any thread, when the answer is there.
         """
-        added = self._grow
+        added = self.grow
         if added is None:
             fresh = max(0, arrived - self.log[len(self.log) - 1].end)
             added = self.offers.agreed(len(self.log), fresh, wake)
@@ -280,6 +283,25 @@ class GrowingSession:
             if self._admissions.decide(offered, self._wake) is None:
                 return
             self._update()
+        self._check_owed()
+
+    def _check_owed(self) -> None:
+        """Makes sure that a batch that is waited for is on its way.
+
+        The rounds of the batch are decided. If all before it is consumed, only the engine can make it ready.
+        """
+        step = self._asked
+        if self._ready < step <= min(self._next, self._wanted) and self._session.idle:
+            raise BrokenError(
+                f"batch {step} of the session would wait for ever: its rounds need cohorts up to {self._due(step)}, "
+                f"the engine was asked for those up to {self._feed.sent} and has brought all of them up to "
+                f"{self._arrived}; please report it, with the arguments of Growing, the batch size and the number of "
+                "samples and chunks",
+                batch=step,
+                needed=self._due(step),
+                asked=self._feed.sent,
+                arrived=self._arrived,
+            )
 
     def _update(self) -> None:
         """Takes in what has arrived, and asks for more."""
@@ -306,19 +328,25 @@ class GrowingSession:
         return log.at(position).end if position < log.stop else 0
 
     def _extend(self) -> None:
-        # What the next batch to be consumed needs is sent in any case. Batches that are made ahead of it may be rounds
-        # away: what they need waits until there is room, which each consumed round makes.
-        rooms = (self._due(self._next), math.inf), (self._due(self._asked), self._room.most), (None, self._room.bytes)
-        # More than all data is never trained in one round.
+        # What the next batch to be consumed needs is sent in any case: also where it is in two rounds that together
+        # train some samples in both of their passes, so more cohorts than a pass has. Batches that are made ahead of it
+        # may be rounds away: what they need waits until there is room, which each consumed round makes. What only
+        # arrives early waits for the pass after this one.
         all_data = self._begin + self._admissions.log.cohorts.per_pass
+        rooms = (
+            (self._due(self._next), math.inf),
+            (self._due(self._asked), self._room.most),
+            (all_data, self._room.bytes),
+        )
         for end, room_bytes in rooms:
-            schedule = self._feed.extend(all_data if end is None else min(end, all_data), room_bytes)
+            schedule = self._feed.extend(end, room_bytes)
             if schedule is not None:
                 self._session.extend(schedule)
         if self._feed.live_bytes > self._room.most:
             raise CacheFullError(
                 f"the rounds of this run take {format_bytes(self._feed.live_bytes)} of the cache on this rank, "
-                f"which has {format_bytes(self._room.most)}: raise cache_bytes to that of the run that is repeated",
+                f"which has {format_bytes(self._room.most)}: raise cache_bytes; a run that is repeated needs what the "
+                "first one had",
                 live_bytes=self._feed.live_bytes,
                 room_bytes=self._room.most,
             )

@@ -1,0 +1,217 @@
+"""Growing datasets of any size, `reuse` and epoch on an engine that brings everything: no batch waits for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from streamer.client.session import Session, SessionSpec
+from streamer.config import RankConfig
+from streamer.engine.session_progress import SessionProgress
+from streamer.errors import BrokenError, CacheFullError
+from streamer.loader.rank.connections import EngineConnections
+from streamer.loader.rank.growing.feed import CohortFeed
+from streamer.loader.rank.growing.prepared import GrowingPrepared
+from streamer.loader.rank.growing.session import GrowingSession
+from streamer.loader.rank.rank_stream import Identity
+from streamer.loader.samples.maker import SampleRules
+from streamer.loader.samples.recipe import SampleRecipe
+from streamer.loader.skipping import SkipRules
+from streamer.order.growing import Growing
+from streamer.order.spec import OrderSpec
+from streamer.wire.messages import PROTOCOL, Advance, Extend, Message, Welcome
+
+BLOCK = 55_000
+
+
+class InstantEngine:
+    """A connection to an engine to which each chunk comes within one look, in the order of the schedule.
+
+    The session and its progress are those of the product; there is no socket between them.
+
+    Args:
+        chunk_bytes: of each chunk.
+        limit_bytes: of the cache.
+    """
+
+    def __init__(self, chunk_bytes: np.ndarray, limit_bytes: int) -> None:
+        self.welcome = Welcome(PROTOCOL, "1", 1, "/", "id", limit_bytes=limit_bytes)
+        self.settings = SimpleNamespace(encoded_options=lambda: b"{}")
+        self.closed = False
+        self._chunk_bytes = chunk_bytes
+        self._event = os.eventfd(0, os.EFD_NONBLOCK)
+        self._session: Session | None = None
+        self.progress = SessionProgress(chunk_bytes)
+
+    def open_session(self, spec: SessionSpec) -> Session:
+        self.progress = SessionProgress(self._chunk_bytes)
+        self._session = Session(self, 1, spec)
+        return self._session
+
+    def post(self, message: Message, quietly: bool = False) -> None:
+        if isinstance(message, Extend):
+            columns = [
+                np.frombuffer(column, kind)
+                for column, kind in ((message.chunk, "<u4"), (message.first, "<i8"), (message.last, "<i8"))
+            ]
+            self.progress.extend(message.epoch, tuple(columns), message.complete)
+        elif isinstance(message, Advance):
+            self.progress.advance(message.done, message.want)
+
+    def post_all(self, messages: Iterator[Message]) -> None:
+        for message in messages:
+            self.post(message)
+
+    def forget(self, session: Session) -> None:
+        self._session = None
+
+    def fileno(self) -> int:
+        return self._event
+
+    def pump(self, timeout_seconds: float = 0.0) -> None:
+        progress, session = self.progress, self._session
+        assert session is not None
+        progress.take_finished()
+        while (use := progress.next_use()) is not None:
+            progress.hold(use)
+        while (use := progress.take_request()) is not None:
+            progress.arrived(use.chunk)
+        for use in progress.openable():
+            progress.opened(use)
+        session.on_ready(progress.through(), 0)
+
+    def shut_down(self) -> None:
+        self.closed = True
+
+    def close(self) -> None:
+        if self._event >= 0:
+            os.close(self._event)
+            self._event = -1
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A growing dataset of one rank; `cache_share`: of all data; `grow`: bytes, or "auto"."""
+
+    chunks: int
+    chunk_samples: int
+    reuse: int
+    epoch_samples: int
+    batch: int
+    lanes: int = 1
+    cache_share: float = 1000.0
+    grow: str | int = "auto"
+
+
+@contextlib.contextmanager
+def prepared(case: Case) -> Iterator[tuple[GrowingPrepared, InstantEngine]]:
+    """The rank's side of a case, and its engine."""
+    samples = np.full(case.chunks, case.chunk_samples, np.int64)
+    sizes = samples * BLOCK
+    spec = OrderSpec("x" * 32, 0, "block", case.lanes, 4 * case.lanes)
+    recipe = SampleRecipe(
+        manifest_path=Path("/"),
+        spec=spec,
+        rank=0,
+        world_size=1,
+        global_batch=case.batch,
+        last_batch="fill",
+        roots=(),
+        rules=SampleRules(),
+    )
+    manifest = SimpleNamespace(digest="x" * 32, chunk_local_bytes=sizes, chunks=case.chunks, samples=int(samples.sum()))
+    data = SimpleNamespace(manifest=manifest, samples=manifest.samples, chunk_samples=samples)
+    engine = InstantEngine(sizes, int(case.cache_share * sizes.sum()))
+    identity = Identity(
+        rank_config=RankConfig(rank=0, world_size=1), stream="", free_parts=frozenset(), skip_rules=SkipRules()
+    )
+    growing = Growing(case.reuse, case.epoch_samples, case.grow)
+    try:
+        yield GrowingPrepared(EngineConnections(lambda: engine), recipe, data, identity, growing), engine
+    finally:
+        engine.close()
+
+
+def consume(made: GrowingPrepared, session: GrowingSession, start: tuple[int, int], steps: int, ahead: int) -> None:
+    """Reads batches in order, as the loader's feeder does: up to `ahead` of them are asked for before the first."""
+    per_epoch = made.plan(0).batches
+    first = start[0] * per_epoch + start[1]
+    asked = 0
+    for step in range(steps):
+        while asked <= min(step + ahead, steps - 1):
+            assert session.step_of(*divmod(first + asked, per_epoch)) == asked
+            session.want(asked + ahead)
+            session.pump()
+            if session.ready < asked:
+                break
+            asked += 1
+        session.step_of(*divmod(first + step, per_epoch))
+        for _ in range(1000):
+            session.want(step)
+            if session.ready >= step:
+                break
+            session.pump()
+        assert session.ready >= step, repr(session)
+        numbers = [of[0] for of in session.rounds(step)]
+        assert numbers == list(range(numbers[0], numbers[-1] + 1))
+        assert len(made.ordinals(*divmod(first + step, per_epoch))) == made.local_batch
+        session.done(step + 1)
+
+
+@contextlib.contextmanager
+def too_small(engine: InstantEngine) -> Iterator[None]:
+    """Allows the refusal of rounds that take more than the whole cache."""
+    try:
+        yield
+    except CacheFullError as error:
+        if error.details["live_bytes"] <= engine.welcome.limit_bytes:
+            raise
+
+
+cases = st.builds(
+    Case,
+    chunks=st.integers(1, 90),
+    chunk_samples=st.integers(1, 6),
+    reuse=st.integers(1, 6),
+    epoch_samples=st.integers(1, 400),
+    batch=st.integers(1, 60),
+    lanes=st.sampled_from([1, 1, 2, 3]),
+    cache_share=st.sampled_from([0.3, 0.9, 1.1, 2.0, 1000.0]),
+    grow=st.sampled_from(["auto", "auto", 10 * BLOCK, 40 * BLOCK]),
+).filter(lambda case: case.chunks * case.chunk_samples >= case.lanes)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(cases, st.sampled_from([1, 5, 8]), st.integers(0, 30))
+@example(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=10), 8, 5)
+@example(Case(chunks=64, chunk_samples=1, reuse=4, epoch_samples=60, batch=12), 8, 0)
+@example(Case(chunks=64, chunk_samples=1, reuse=2, epoch_samples=60, batch=10), 1, 0)
+@example(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=400), 8, 0)
+def test_every_batch_becomes_ready_when_those_before_it_are_consumed(case: Case, ahead: int, resumed: int) -> None:
+    """Through several passes, from the first batch and from any later one, in caches of any size."""
+    with prepared(case) as (made, engine), too_small(engine):
+        steps = min(max(12, -(-3 * case.chunks * case.chunk_samples // case.batch)), 200)
+        for first, count in ((0, min(resumed, steps)), (min(resumed, steps), steps)):
+            start = divmod(first, made.plan(0).batches)
+            with contextlib.closing(made.session(*start)) as session:
+                consume(made, session, start, count, ahead)
+
+
+def test_a_batch_that_nobody_will_bring_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was asked for is here, all before the batch is consumed, and it is not ready."""
+    extend = CohortFeed.extend
+    with prepared(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=10)) as (made, _):
+        monkeypatch.setattr(CohortFeed, "extend", lambda feed, end, room: extend(feed, min(end, 64), room))
+        with (
+            contextlib.closing(made.session(0, 0)) as session,
+            pytest.raises(BrokenError, match=r"for ever: its rounds need cohorts up to 80, .* up to 64 .* up to 64;"),
+        ):
+            consume(made, session, (0, 0), 40, 1)
