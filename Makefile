@@ -27,7 +27,7 @@ help:
 	@echo "make test-pages   README and pages as printed, in an environment made from a wheel, beside the peers; needs the network"
 	@echo "make test-formats the formats on larger files of the peers' writers, and on damaged ones; needs the network"
 	@echo "make audit        the pinned versions against published advisories; needs the network"
-	@echo "make test-docker  the tests of the container images"
+	@echo "make test-docker  the tests of the container images, and of the scripts for SLURM on a real one"
 	@echo "make test-gpu     the tests on a CUDA device, the long ones too"
 
 # Quick when up to date: pip runs only after one of these changed.

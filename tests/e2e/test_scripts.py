@@ -1,4 +1,4 @@
-"""The scripts of deploy/, really run: two ranks each; srun is played by a few lines of shell."""
+"""The script of deploy/ for torchrun, really run, with two ranks. Those for SLURM: test_slurm.py."""
 
 from __future__ import annotations
 
@@ -21,21 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "sidecar_trainer.py"
-# Starts as many processes as it is asked for, two at most, all on this node; ends with the worst of their codes.
-SRUN = """#!/usr/bin/env bash
-tasks=$SLURM_NTASKS_PER_NODE
-while [[ $1 == --* ]]; do
-    case $1 in --ntasks-per-node=*) tasks=${1#*=};; esac
-    shift
-done
-(( tasks > 2 )) && tasks=2
-export SLURM_NTASKS=$tasks SLURM_NODEID=0 SLURM_NNODES=1
-if (( tasks == 1 )); then exec env SLURM_PROCID=0 "$@"; fi
-for (( rank = 0; rank < tasks; rank++ )); do SLURM_PROCID=$rank "$@" & done
-code=0
-for job in $(jobs -p); do wait "$job" || code=$?; done
-exit $code
-"""
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +38,6 @@ def place(example) -> Iterator[Path]:
     for name, content in example.contents()[:80]:
         (root / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (root / "data" / name).write_bytes(content)
-    (root / "bin").mkdir()
-    (root / "bin" / "srun").write_text(SRUN)
-    (root / "bin" / "srun").chmod(0o755)
     yield root
     with contextlib.suppress(OSError, ValueError):
         os.kill(service_of(root)["pid"], signal.SIGKILL)
@@ -64,7 +46,7 @@ def place(example) -> Iterator[Path]:
 
 def environment(place: Path, **more: str) -> dict[str, str]:
     return {
-        "PATH": f"{place}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(place),
         "USER": "somebody",
         "STREAMER_CACHE_DIR": f"{place}/cache",
@@ -123,20 +105,3 @@ def test_torchrun_sh_starts_one_service_for_all_jobs(place, example):
     assert second["pid"] == first["pid"]
     assert second["store_bytes"] == first["store_bytes"] > 0
     assert ends(place, first["pid"])
-
-
-@pytest.mark.parametrize("script", ["train.sbatch", "train-sidecar.sbatch"])
-def test_slurm_scripts_train(place, example, script):
-    """With embedded engines, and with a service that ends with the job; ranks and world size from SLURM's variables."""
-    (place / "train.py").write_text(
-        f"import os, sys\nsys.path.insert(0, {str(EXAMPLE.parent)!r})\nimport sidecar_trainer\n"
-        "os.environ['RANK'] = os.environ['SLURM_PROCID']  # for what it prints\n"
-        f"sidecar_trainer.train({f'{place}/data/'!r}, 1, 0.0)\n"
-    )
-    (place / "streamer.toml").write_text(f"[[datasets]]\nurl = '{place}/data/'\n")
-    text = (ROOT / "deploy" / "slurm" / script).read_text().replace("/tmp/streamer-$SLURM_JOB_UID", f"{place}/run")
-    (place / script).write_text(text)
-    slurm = {"SLURM_JOB_UID": "0", "SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "8"}
-    lines = run(place, "bash", place / script, **slurm)
-    assert_exact(example, lines)
-    assert not (place / "run" / "engine.sock").exists()
