@@ -41,7 +41,7 @@ demo: $(STAMP)
 	$(BIN)/streamer demo
 
 demo-fleet: $(STAMP)
-	$(BIN)/streamer demo --peers
+	$(BIN)/python -m examples.fleet
 
 unit: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m "not process and not slow and not gpu" $(or $(TESTS),tests/unit)

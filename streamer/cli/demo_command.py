@@ -24,7 +24,6 @@ examples:
   streamer demo --seed 18                    other images, another order
   streamer demo --layout folder              the same images as 2,000 small objects
   streamer demo --link 0 --kill-epoch 0      a store without a limit, no process is killed
-  streamer demo --peers                      two jobs on four nodes whose caches act as one; one node is lost
 """
 
 
@@ -42,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kill-epoch", type=int, default=3, metavar="N", help="the engine is killed in it; 0: never (default: 3)"
     )
-    parser.add_argument("--peers", action="store_true", help="engines that share their caches; demo/fleet.png")
     parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
 
 
@@ -51,8 +49,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     _check_installed()
     # A place that cannot be written is found out before the minute, not after it.
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.peers:
-        return _run_fleet(arguments, terminal)
     from streamer.demo import report
     from streamer.demo.run import DemoOptions, run_demo
     from streamer.demo.server import Link
@@ -75,22 +71,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         terminal.line(remark)
     results, curves = report.save(measured, arguments.out)
     terminal.line(f"curves: {curves}   figures: {results}")
-    return Exit.DONE
-
-
-def _run_fleet(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """The demonstration of shared caches; only `--seed` and `--out` apply to it."""
-    from streamer.demo.fleet import report
-    from streamer.demo.fleet.run import FleetOptions, run_fleet
-
-    measured = run_fleet(FleetOptions(seed=arguments.seed), terminal)
-    terminal.line()
-    terminal.table(report.HEADERS, report.table(measured), report.WORDS)
-    terminal.line()
-    for remark in report.remarks(measured):
-        terminal.line(remark)
-    results, picture = report.save(measured, arguments.out)
-    terminal.line(f"picture: {picture}   figures: {results}")
     return Exit.DONE
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.fleet import report as fleet_report
+from examples.fleet.run import FleetOptions, run_fleet
 from streamer.demo import report
-from streamer.demo.fleet import report as fleet_report
-from streamer.demo.fleet.run import FleetOptions, run_fleet
 from streamer.demo.measured import Measured
 from streamer.demo.run import DemoOptions, run_demo
 from streamer.demo.server import Link

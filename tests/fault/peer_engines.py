@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import psutil
 
+from examples.fleet.run import free_ports
 from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.policy.table import charge
-from streamer.demo.fleet.run import free_ports
 from streamer.formats.chunkfile import file_bytes
 from tests.fault.json_process import JsonProcess
 from tests.fault.namespaces import Namespaces

@@ -1,4 +1,4 @@
-"""The program of each rank: `python -m streamer.demo.fleet.train SETTINGS`, one epoch for each line of its input.
+"""The program of each rank: `python -m examples.fleet.train SETTINGS`, one epoch for each line of its input.
 
 Lines of its output say that it is ready, that half of an epoch's samples are read, and that all are.
 """

@@ -13,10 +13,10 @@ from typing import cast
 
 import msgspec
 
+from examples.fleet.train import Epoch, Rank
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.demo.bucket import BUCKET
-from streamer.demo.fleet.train import Epoch, Rank
 from streamer.errors import StreamerError
 
 _LOG_CHARACTERS = 4000
@@ -99,7 +99,7 @@ class Node:
         settings = Rank(f"unix:{self._socket}", seed)
         with (self._folder / "log").open("ab") as log:
             self._rank = subprocess.Popen(
-                [sys.executable, "-m", "streamer.demo.fleet.train", msgspec.json.encode(settings).decode()],
+                [sys.executable, "-m", "examples.fleet.train", msgspec.json.encode(settings).decode()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

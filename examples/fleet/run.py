@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from examples.fleet.nodes import Node, Usage
+from examples.fleet.train import Epoch
 from streamer.demo.bucket import MANIFEST_URL, TARS_URL, fill, storage_options
 from streamer.demo.drawing import pictures
-from streamer.demo.fleet.nodes import Node, Usage
-from streamer.demo.fleet.train import Epoch
 from streamer.demo.run import Screen
 from streamer.demo.server import DemoServer, Link
 from streamer.errors import StreamerError

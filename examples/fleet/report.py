@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from examples.fleet.run import FleetMeasured, Row
 from streamer.config import format_bytes
-from streamer.demo.fleet.run import FleetMeasured, Row
 
 HEADERS = (
     "epoch",

@@ -1,1 +1,0 @@
-"""The demonstration of engines whose caches act as one: `streamer demo --peers`."""
