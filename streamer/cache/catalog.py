@@ -7,8 +7,8 @@ itself runs `pickle.load` on a row that says so (CVE-2025-69872), so a planted r
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from streamer.cache.catalog_row import CatalogRow, ForeignRowError
+from streamer.cache.folder import empty
 from streamer.cache.policy.table import KEY_BYTES
 from streamer.errors import CacheError
 
@@ -68,7 +69,7 @@ class Catalog:
         except FOREIGN_ERRORS as error:
             logger.warning("catalog %s is made anew from the chunk files: %s", self._directory, error)
         self._leave()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._empty()
         return CatalogContents({}, {})
 
     @property
@@ -109,11 +110,11 @@ class Catalog:
         """
         if self._closed:
             raise CacheError(f"the catalog {self._directory} is closed")
-        from streamer.cache.catalog_database import DATABASE_ERRORS, open_database
+        from streamer.cache.catalog_database import DATABASE_ERRORS
 
         try:
             if self._cache is None:  # by identity: an empty one is false, and costs a query
-                self._cache = open_database(self._directory)
+                self._cache = self._open_or_remove()
             cache = self._cache
             with cache.transact():
                 for key in removed:
@@ -126,6 +127,21 @@ class Catalog:
                     cache.set(_USED + dataset, f"{time.time():.3f}")
         except (*DATABASE_ERRORS, OSError) as error:  # OSError: its folder was removed
             raise CacheError(f"cannot write the catalog in {self._directory}: {error}") from error
+
+    def _open_or_remove(self) -> diskcache.Cache:
+        """Opens it. One that a full disk has left unfinished goes, so that the next write makes it anew."""
+        from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
+
+        try:
+            return open_database(self._directory)
+        except FOREIGN_ERRORS:
+            self._empty()
+            raise
+
+    def _empty(self) -> None:
+        """Removes the files. Not the folder: one that is missing is taken for the work of a cleaner."""
+        with contextlib.suppress(OSError):
+            empty(self._directory)
 
     def reopen(self) -> None:
         """Its files were removed: the next `write` makes new ones."""

@@ -84,7 +84,15 @@ def open_database(directory: Path) -> diskcache.Cache:
     directory.mkdir(mode=0o700, exist_ok=True)
     if (directory / DBNAME).exists():
         _refuse_foreign(directory / DBNAME)
-    return diskcache.Cache(str(directory), timeout=5, disk=CatalogDisk, **_SETTINGS)
+    cache = diskcache.Cache.__new__(diskcache.Cache)
+    try:
+        cache.__init__(str(directory), timeout=5, disk=CatalogDisk, **_SETTINGS)
+    except BaseException:
+        # A constructor that fails, on a full disk, leaves its connection open.
+        with contextlib.suppress(AttributeError):
+            cache.close()
+        raise
+    return cache
 
 
 def read_rows(directory: Path) -> Iterator[tuple[bytes | str, bytes | str]]:

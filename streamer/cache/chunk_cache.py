@@ -27,6 +27,7 @@ from streamer.cache.file_jobs import KeyLocks, advise, in_thread, unlink_all
 from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer
 from streamer.cache.folder_guard import FolderGuard
 from streamer.cache.leftover_files import LeftoverFiles
+from streamer.cache.policy.answers import Limits
 from streamer.cache.policy.table import charge
 from streamer.cache.ram_fallback import REFUSALS, RamFallback, Refusal
 from streamer.cache.reconcile import DatasetFiles, reconcile
@@ -121,19 +122,18 @@ class ChunkCache:
             self._layers.append(open_layer(path))
             for key, _ in chunk_files(self._layers[-1]):
                 self._below.setdefault(key, len(self._layers) - 1)
-        charged = sum(map(charge, self._chunks.values()))
-        config = self.config
+        config, charged = self.config, sum(map(charge, self._chunks.values()))
         self.space = DiskSpace(self.folder.path, config.limit_bytes, config.free_floor_bytes, charged)
         self._leftovers = LeftoverFiles(self.folder, self.space)
         return CatalogChanges(found.added, found.removed, set(), found.forgotten)
 
     async def resize(self, limit_bytes: int) -> None:
-        """Another limit for the whole folder. `limit_bytes` follows: tell the policy and evict its victims."""
+        """Another limit for the whole folder. `limits` follow: tell the policy and evict its victims."""
         self.space.resize(limit_bytes)
         await self.measure()
 
     async def measure(self) -> None:
-        """Measures manifests and free space; `limit_bytes` follows."""
+        """Measures manifests and free space; `limits` follow."""
         self.restore()
         with contextlib.suppress(FileNotFoundError):  # it is removed just now
             await in_thread(self._files, self.space.measure)
@@ -186,12 +186,13 @@ class ChunkCache:
 
     @property
     def limit_bytes(self) -> int:
-        """The limit of chunk files, as `table.charge` counts them.
+        """The limit of chunk files, as `table.charge` counts them; see `limits`."""
+        return self.limits.limit_bytes
 
-        The whole limit less manifests and catalog, or what is there and what is free above the floor (as of the last
-        `measure`) if that is less. While the disk refuses writes: its present chunks and the memory fallback.
-        """
-        return self.space.limit_bytes(self._fallback.limit_bytes)
+    @property
+    def limits(self) -> Limits:
+        """What the policy keeps to: less than the user permits while others fill the disk, or it refuses writes."""
+        return self.space.limits(self._fallback.taken_bytes, self._fallback.limit_bytes)
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -267,12 +268,12 @@ class ChunkCache:
             dataset: the manifest's digest, for the catalog.
 
         Returns:
-            Where it is: in the cache folder, or in memory when the disk refused it (full, failing). Then
-            `limit_bytes` is lower: tell the policy and evict its victims.
+            Where it is: in the cache folder, or in memory when the disk refused it. Then `limits` are lower: tell the
+            policy and evict its victims.
 
         Raises:
             CacheFullError: no room within the limit; evict, then try again.
-            CacheError: the disk refused it and memory did not take it either; evict, then try again.
+            CacheError: neither the disk took it nor memory; evict, then try again.
         """
         self._check_open()
         chunk = ChunkBytes(key, parts, sample_offsets, codec)

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from streamer.cache.folder import used_bytes
+from streamer.cache.policy.answers import Limits
 from streamer.cache.policy.table import charge
 from streamer.config import format_bytes
 from streamer.errors import CacheFullError
@@ -33,7 +34,7 @@ class DiskSpace:
 
     Attributes:
         charged_bytes: what chunk files take, reserved bytes included, as `table.charge` counts them.
-        whole_limit_bytes: of the whole folder.
+        whole_limit_bytes: of the whole folder; without one that was set, the share of the most that was free.
         overhead_bytes: what manifests, catalog and folders take of it, as of the last `measure`.
         refused: the disk has refused a write since the last `measure`, or is read-only.
         was_refused: it has, since the start.
@@ -51,10 +52,9 @@ class DiskSpace:
         self._floor_bytes = floor_bytes
         self._unlinks: set[asyncio.Event] = set()
         self.overhead_bytes = FIXED_BYTES
-        self._disk_limit = 0
+        self._disk_limit = self._disk_bytes = 0
+        self._is_set = limit_bytes is not None
         self.whole_limit_bytes = limit_bytes or 0
-        if limit_bytes is None:
-            self.whole_limit_bytes = int(DEFAULT_SHARE * (self.free_bytes() + charged_bytes))
         self.measure()
 
     def __repr__(self) -> str:
@@ -66,37 +66,52 @@ class DiskSpace:
         return max(0, self.whole_limit_bytes - self.overhead_bytes - self.send_bytes)
 
     @property
+    def most_bytes(self) -> int:
+        """What chunks that are in use may take, however full the disk is: what it has no room for goes to memory."""
+        return max(0, self.most_whole_bytes - self.overhead_bytes - self.send_bytes)
+
+    @property
+    def most_whole_bytes(self) -> int:
+        """The limit that was set, or else a share of the whole disk, however full it was at the start."""
+        return self.whole_limit_bytes if self._is_set else int(DEFAULT_SHARE * self._disk_bytes)
+
+    @property
     def send_bytes(self) -> int:
         """What is set aside for files that are being sent to peers: deleted ones take their bytes until then."""
         return min(int(SEND_SHARE * self.whole_limit_bytes), MOST_SEND_BYTES) if self.serves_peers else 0
 
-    def limit_bytes(self, memory_bytes: int) -> int:
-        """The present limit of chunk files.
+    def limits(self, memory_bytes: int, memory_limit_bytes: int) -> Limits:
+        """The present limits of chunk files.
 
         The hard limit, or what is there and what is free above the floor (as of the last `measure`) if that is less.
-        While the disk refuses writes: its present chunks and the memory fallback.
+        While the disk refuses writes: its present chunks.
+
+        Args:
+            memory_bytes: what chunks take in the memory fallback.
+            memory_limit_bytes: what they may take there.
         """
-        disk_limit = self.charged_bytes + memory_bytes if self.refused else self._disk_limit
-        disk_limit -= self.leftover_bytes
-        return max(0, min(self.hard_limit_bytes, disk_limit))
+        room = (self.charged_bytes if self.refused else self._disk_limit) - self.leftover_bytes
+        most = self.most_bytes
+        return Limits(
+            max(0, min(self.hard_limit_bytes, room + memory_bytes)), max(0, min(most, room + memory_limit_bytes)), most
+        )
 
     def resize(self, limit_bytes: int) -> None:
         """Another limit for the whole folder; `measure` it then."""
-        self.whole_limit_bytes = limit_bytes
+        self.whole_limit_bytes, self._is_set = limit_bytes, True
 
     def measure(self) -> None:
         """Measures manifests and free space."""
         self.overhead_bytes = FIXED_BYTES + used_bytes(self._path / "manifests")
         found = os.statvfs(self._path)
         # On a small filesystem (a tmpfs as RAM tier) a floor of 1 GiB would leave nothing.
-        floor = min(self._floor_bytes, int(FLOOR_SHARE * found.f_blocks * found.f_frsize))
-        self._disk_limit = max(0, self.charged_bytes + found.f_bavail * found.f_frsize - floor)
+        self._disk_bytes = found.f_blocks * found.f_frsize
+        floor = min(self._floor_bytes, int(FLOOR_SHARE * self._disk_bytes))
+        present = self.charged_bytes + found.f_bavail * found.f_frsize
+        self._disk_limit = max(0, present - floor)
+        if not self._is_set:
+            self.whole_limit_bytes = max(self.whole_limit_bytes, int(DEFAULT_SHARE * present))
         self.refused = bool(found.f_flag & os.ST_RDONLY)
-
-    def free_bytes(self) -> int:
-        """Free space of the filesystem, as this user may take it."""
-        found = os.statvfs(self._path)
-        return found.f_bavail * found.f_frsize
 
     async def reserve(self, length: int) -> None:
         """Reserves the bytes of a file of this length; waits for running unlinks if it must.
@@ -105,13 +120,13 @@ class DiskSpace:
             CacheFullError: there is no room.
         """
         wanted = charge(length)
-        while self._unlinks and self.charged_bytes + wanted > self.hard_limit_bytes:
+        while self._unlinks and self.charged_bytes + wanted > self.most_bytes:
             await next(iter(self._unlinks)).wait()
-        if self.charged_bytes + wanted > self.hard_limit_bytes:
+        if self.charged_bytes + wanted > self.most_bytes:
             raise CacheFullError(
                 f"no room for a chunk of {format_bytes(length)}: {format_bytes(self.charged_bytes)} of"
-                f" {format_bytes(self.hard_limit_bytes)} are taken in {self._path}",
-                limit_bytes=self.hard_limit_bytes,
+                f" {format_bytes(self.most_bytes)} are taken in {self._path}",
+                limit_bytes=self.most_bytes,
                 taken_bytes=self.charged_bytes,
                 wanted_bytes=wanted,
             )

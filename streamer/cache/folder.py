@@ -109,7 +109,7 @@ def open_folder(path: Path, group: str | None = None) -> Folder:
         _apply(path, permissions)
         _make_subfolders(path, permissions)
         root_id = _root_id(path, permissions, secrets.token_hex(16))
-        _empty(path / "tmp")
+        empty(path / "tmp")
     except (CacheError, ConfigError):
         raise
     except OSError as error:
@@ -175,9 +175,10 @@ def is_empty(path: Path) -> bool:
 
 
 def _cannot_use(path: Path, error: OSError) -> CacheError:
+    where = f" ({error.filename})" if error.filename else ""
     return CacheError(
-        f"cannot use the cache folder {path}: {error.strerror} ({error.filename}); choose another cache_dir"
-        " or correct its permissions",
+        f"cannot use the cache folder {path}: {error.strerror}{where}; choose another cache_dir, or free space or "
+        "correct its permissions there",
         where=str(path),
         errno=error.errno,
     )
@@ -284,7 +285,12 @@ def _root_id(path: Path, permissions: Permissions, new: str) -> str:
     return file.read_text().strip()
 
 
-def _empty(folder: Path) -> None:
+def empty(folder: Path) -> None:
+    """Removes what is in a folder, not the folder.
+
+    Raises:
+        OSError: it is not there, or something in it stays.
+    """
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class RamFallback:
 
     Attributes:
         path: where it is, or would be.
-        limit_bytes: how much it may take; 0 before it is open.
+        limit_bytes: how much it may take.
         chunks: the lengths of its files, by key.
 
     Args:
@@ -52,11 +53,17 @@ class RamFallback:
     def __init__(self, root_id: str, memory: Path = MEMORY_FOLDER) -> None:
         self.path = memory / f"streamer-{os.geteuid()}-{root_id}"
         self.folder: Folder | None = None
-        self.limit_bytes = 0
+        self.limit_bytes = _limit_of(memory)
         self.chunks: dict[bytes, int] = {}
+        self._opening = threading.Lock()
 
     def __repr__(self) -> str:
         return f"RamFallback({str(self.path)!r}, {'in use' if self.folder else 'unused'})"
+
+    @property
+    def taken_bytes(self) -> int:
+        """What its chunks take."""
+        return sum(map(charge, self.chunks.values()))
 
     def open(self, group: str | None) -> Folder:
         """The folder, made when missing.
@@ -64,10 +71,9 @@ class RamFallback:
         Raises:
             CacheError: there is no memory folder.
         """
-        if self.folder is None:
-            self.folder = open_folder(self.path, group)
-            found = os.statvfs(self.path)
-            self.limit_bytes = min(FALLBACK_BYTES, found.f_bavail * found.f_frsize // 4)
+        with self._opening:  # opening empties it: the second of two threads took the file of the first
+            if self.folder is None:
+                self.folder = open_folder(self.path, group)
         return self.folder
 
     def chunk_path(self, key: bytes) -> Path | None:
@@ -87,24 +93,37 @@ class RamFallback:
             CacheError: there is no room here either.
         """
         folder = await in_thread(pool, self.open, refusal.group)
-        if sum(map(charge, self.chunks.values())) + charge(length) > self.limit_bytes:
-            raise CacheError(
-                f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {refusal.path} "
-                f"({os.strerror(refusal.errno)}) nor in {self.path}; free space there",
-                where=str(refusal.path),
-                errno=refusal.errno,
-            )
+        if self.taken_bytes + charge(length) > self.limit_bytes:
+            raise self._full(chunk, length, refusal)
         self.chunks[chunk.key] = length
         try:
             await in_thread(pool, write_chunk, chunk, folder)
-        except BaseException:
+        except BaseException as error:
             del self.chunks[chunk.key]
             folder.chunk_path(chunk.key).unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno in REFUSALS:  # others have filled the memory, too
+                raise self._full(chunk, length, refusal) from error
             raise
         return Published(folder.path, length)
+
+    def _full(self, chunk: ChunkBytes, length: int, refusal: Refusal) -> CacheError:
+        return CacheError(
+            f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {refusal.path} "
+            f"({os.strerror(refusal.errno)}) nor in {self.path}; free space there",
+            where=str(refusal.path),
+            errno=refusal.errno,
+        )
 
     def remove(self) -> None:
         """Removes the folder and what is in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.folder = None
-        self.limit_bytes = 0
+
+
+def _limit_of(memory: Path) -> int:
+    """A share of what is free now, at most a fixed number of bytes; 0 where there is no such folder."""
+    try:
+        found = os.statvfs(memory)
+    except OSError:
+        return 0
+    return min(FALLBACK_BYTES, found.f_bavail * found.f_frsize // 4)

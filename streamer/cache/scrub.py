@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 
 from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.policy.answers import Limits
 
 # 8 TB in eleven days, 4 % of what a SATA SSD reads.
 SCRUB_BYTES_PER_SECOND = 8 << 20
@@ -50,19 +51,19 @@ async def scrub(
 
 
 async def watch_free_space(
-    cache: ChunkCache, on_limit: Callable[[int], None], every_seconds: float = FREE_SPACE_SECONDS
+    cache: ChunkCache, on_limit: Callable[[Limits], None], every_seconds: float = FREE_SPACE_SECONDS
 ) -> None:
     """Lowers the limit while other programs fill the disk, and raises it again when they free it.
 
     Args:
         cache: open.
-        on_limit: called with the new `cache.limit_bytes` when it has changed; tells the policy, evicts its victims.
+        on_limit: called with the new `cache.limits` when they have changed; tells the policy, evicts its victims.
         every_seconds: the pace.
     """
-    known = cache.limit_bytes
+    known = cache.limits
     while True:
         await asyncio.sleep(every_seconds)
         await cache.measure()
-        if cache.limit_bytes != known:
-            known = cache.limit_bytes
+        if cache.limits != known:
+            known = cache.limits
             on_limit(known)

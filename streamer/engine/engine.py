@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.policy.answers import Limits
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.config import EngineConfig, format_bytes
 from streamer.engine.collection import Collection, PartRequest
@@ -88,7 +89,7 @@ class Engine:
             await stack.enter_async_context(self.recoders)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self.datasets = Datasets(self.cache.root, self.fetchers.allowlist)
-            self.policy = CachePolicy(self.cache.limit_bytes, settling=True)
+            self.policy = CachePolicy(self.cache.limits, settling=True)
             self.scheduler = Scheduler(self.policy, self.sessions, PageCache(self.cache, tasks), self._loop)
             in_flight = InFlight(self.cache, self.fetchers, self.recoders, tasks, self.scheduler)
             self.in_flight = self.scheduler.in_flight = in_flight
@@ -128,7 +129,7 @@ class Engine:
             if self._measured < self.manifests.written:
                 self._measured = self.manifests.written
                 await self.cache.measure()
-                self.limit_changed(self.cache.limit_bytes)
+                self.limit_changed(self.cache.limits)
 
     async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int] | None) -> bytes:
         """The chunk-local bytes `[start, stop)`, for looking at a sample; None: the boundaries of a recoded chunk."""
@@ -170,7 +171,7 @@ class Engine:
                 field="limit_bytes",
             )
         await self.cache.resize(limit_bytes)
-        self.scheduler.freed(self.policy.set_limit(self.cache.limit_bytes))
+        self.limit_changed(self.cache.limits)
 
     def room_bytes(self) -> int:
         """Bytes that fit into the kept part without an eviction."""
@@ -237,7 +238,7 @@ class Engine:
         # Of all live data: a small validation set would fit alone, and took the room of the training's chunks for a
         # look-ahead over all of it.
         live_bytes = self.policy.live_bytes({part.dataset for part in session.request.all_parts})
-        affordable_bytes = affordable_lookahead(self.config.lookahead_bytes, self.cache.limit_bytes, live_bytes)
+        affordable_bytes = affordable_lookahead(self.config.lookahead_bytes, self.cache.space.most_bytes, live_bytes)
         openings = session.plan(columns, affordable_bytes, len(self.sessions))
         try:
             freed = self.policy.open_sessions(session.request.job, openings)
@@ -303,9 +304,9 @@ class Engine:
         present = sum(one.request.job == request.job for one in self.sessions.values())
         return Room(
             root=self.cache.root,
-            limit_bytes=self.cache.limit_bytes,
-            whole_bytes=space.whole_limit_bytes,
-            overhead_bytes=space.overhead_bytes,
+            limit_bytes=space.most_bytes,
+            whole_bytes=space.most_whole_bytes,
+            overhead_bytes=space.overhead_bytes + space.send_bytes,
             wanted_bytes=int(str(error.details["wanted_bytes"])),
             others_bytes=int(str(error.details["others_bytes"])),
             to_come=max(0, request.sharers - present),
@@ -355,9 +356,9 @@ class Engine:
             self.in_flight.unlink([key])
         return known
 
-    def limit_changed(self, limit_bytes: int) -> None:
+    def limit_changed(self, limits: Limits) -> None:
         """The limit has changed: manifests were added, or other programs fill or free the disk."""
-        self.scheduler.freed(self.policy.set_limit(limit_bytes))
+        self.scheduler.freed(self.policy.set_limit(limits))
 
     def forget_datasets(self) -> None:
         """Forgets datasets whose manifest was removed; their chunks lose their owner."""
@@ -366,4 +367,4 @@ class Engine:
         for digest in gone:
             self.cache.forget(digest)
         if gone:
-            self.limit_changed(self.cache.limit_bytes)
+            self.limit_changed(self.cache.limits)

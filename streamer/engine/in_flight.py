@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.policy.answers import Limits
 from streamer.engine.datasets import Dataset
 from streamer.engine.fetchers import Fetchers
 from streamer.engine.session import EngineSession
@@ -40,7 +41,7 @@ class Fetch(msgspec.Struct):
     Attributes:
         chunk: its number in the dataset.
         peer_due: when the first peer that waits for it needs it, on the loop's clock.
-        limit_bytes: the cache's new limit, where publishing changed it.
+        limits: the cache's new ones, where publishing changed them.
     """
 
     key: bytes
@@ -49,7 +50,7 @@ class Fetch(msgspec.Struct):
     waiters: list[Waiter] = msgspec.field(default_factory=list)
     task: asyncio.Task[None] | None = None
     peer_due: float = math.inf
-    limit_bytes: int | None = None
+    limits: Limits | None = None
 
     def owner(self) -> str:
         """The job that needs it first; "" without waiters."""
@@ -212,14 +213,14 @@ class InFlight:
 
     async def _publish(self, fetch: Fetch, chunk: Chunk, parts: list[memoryview], offsets: NDArray[np.int64]) -> None:
         await self._evictions_done()
-        before = self._cache.limit_bytes
+        before = self._cache.limits
         digest = fetch.dataset.manifest.digest
         try:
             await self._cache.publish(fetch.key, parts, offsets, codec=chunk.codec, dataset=digest)
         finally:
             # A disk that refuses writes lowers the limit.
-            if self._cache.limit_bytes != before:
-                fetch.limit_bytes = self._cache.limit_bytes
+            if self._cache.limits != before:
+                fetch.limits = self._cache.limits
 
     async def _evict(self, keys: list[bytes]) -> None:
         try:

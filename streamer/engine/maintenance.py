@@ -122,4 +122,4 @@ async def remove_unused_once(engine: Engine) -> None:
     if gone:
         logger.info("%d unused manifests are removed: %s", len(gone), ", ".join(sorted(gone)))
         await engine.cache.measure()
-        engine.limit_changed(engine.cache.limit_bytes)
+        engine.limit_changed(engine.cache.limits)

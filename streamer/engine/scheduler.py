@@ -129,8 +129,8 @@ class Scheduler:
 
     def fetch_finished(self, fetch: Fetch, error: StreamerError | None) -> None:
         """A fetch is over."""
-        if fetch.limit_bytes is not None:
-            self.freed(self._policy.set_limit(fetch.limit_bytes))
+        if fetch.limits is not None:
+            self.freed(self._policy.set_limit(fetch.limits))
         if error is None:
             self._refusals.pop(fetch.key, None)
             for waiter in fetch.waiters:

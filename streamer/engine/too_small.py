@@ -15,9 +15,9 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         root: the folder.
-        limit_bytes: what chunk files may take now.
+        limit_bytes: what chunk files may take.
         whole_bytes: the limit of the whole folder.
-        overhead_bytes: what manifests and the catalog take of it.
+        overhead_bytes: what manifests, the catalog and what is being sent to peers take of it.
         wanted_bytes: what one consumer has open, and one more chunk.
         others_bytes: the same of the sessions that are open.
         to_come: consumers of the same job on this machine that have no session yet.
@@ -39,13 +39,6 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
             need += f", {format_bytes(needed)} for all readers of this machine"
         details = {"limit_bytes": self.limit_bytes, "wanted_bytes": self.wanted_bytes, "needed_bytes": needed}
         least = needed + self.overhead_bytes
-        if least <= self.whole_bytes:
-            return CacheFullError(
-                f"the file system of the cache folder {self.root} is too full, it has room for "
-                f"{format_bytes(self.limit_bytes)} of chunks. Needed are {need}. "
-                f"Free {enough_bytes(needed - self.limit_bytes)} there, choose another cache_dir, or {_LESS}",
-                **details,
-            )
         return CacheFullError(
             f"the limit of {format_bytes(self.whole_bytes)} is too small for the cache {self.root}. Needed are {need}, "
             f"besides {format_bytes(self.overhead_bytes)} of manifests and catalog. "

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from streamer.cache.folder import open_folder, used_bytes
+from streamer.cache.scrub import watch_free_space
 from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
@@ -100,9 +101,12 @@ class Training:
 
 
 @contextlib.asynccontextmanager
-async def training(directory: Path, limit_bytes: int, data: Path) -> AsyncIterator[tuple[Engine, Training]]:
+async def training(
+    directory: Path, limit_bytes: int | None, data: Path, lookahead_bytes: int = 512 * MiB
+) -> AsyncIterator[tuple[Engine, Training]]:
     cache = CacheConfig(directory=directory, limit_bytes=limit_bytes)
-    async with Engine(EngineConfig(cache=cache, settle_seconds=0.0)) as engine:
+    config = EngineConfig(cache=cache, settle_seconds=0.0, lookahead_bytes=lookahead_bytes)
+    async with Engine(config) as engine:
         request = ManifestRequest(urls=(str(data),))
         digest = await engine.manifest(request, lambda text, done, total: None)
         manifest = Manifest.open(engine.cache.root / "manifests" / digest)
@@ -115,12 +119,7 @@ async def test_a_disk_that_others_fill_costs_no_sample(tmp_path: Path, data: Pat
 
         def fill(chunk: int) -> None:
             if chunk == 10:
-                with contextlib.suppress(OSError), open(disk / "others", "wb", buffering=0) as file:
-                    while True:
-                        file.write(bytes(MiB))
-                with contextlib.suppress(OSError), open(disk / "crumbs", "wb", buffering=0) as file:
-                    while True:
-                        file.write(bytes(4096))
+                take_the_rest(disk)
 
         async with training(disk / "cache", 1 << 30, data) as (engine, reader):
             await reader.epoch(fill)
@@ -130,6 +129,67 @@ async def test_a_disk_that_others_fill_costs_no_sample(tmp_path: Path, data: Pat
             memory = engine.cache.roots[1]
             assert memory.exists()
         assert not memory.exists()
+
+
+def take_the_rest(disk: Path) -> None:
+    """Other programs take every byte that is free, also what the cache gives back."""
+    for name, length in (("others", MiB), ("crumbs", 4096)):
+        with contextlib.suppress(OSError), open(disk / name, "ab", buffering=0) as file:
+            while True:
+                file.write(bytes(length))
+
+
+@contextlib.asynccontextmanager
+async def watched(engine: Engine) -> AsyncIterator[None]:
+    """Measures the disk a hundred times as often as in operation, so that seconds are minutes."""
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(watch_free_space(engine.cache, engine.limit_changed, 0.02))
+        yield
+        watch.cancel()
+
+
+@pytest.mark.parametrize("limit", [1 << 30, None])
+async def test_a_disk_that_stays_full_costs_no_sample(tmp_path: Path, data: Path, limit: int | None) -> None:
+    """From the tenth chunk on others take all that is free, for many measurements: no error, and every byte right."""
+    with small_disk(tmp_path / "disk", "64m") as disk:
+        async with training(disk / "cache", limit, data) as (engine, reader), watched(engine):
+            await reader.epoch(lambda chunk: take_the_rest(disk) if chunk >= 10 else None)
+            for _ in range(3):
+                await reader.epoch(lambda chunk: take_the_rest(disk))
+            counts = engine_statistics(engine)
+            assert counts["refused_writes"] > 0
+            assert counts["errors"] == 0
+
+
+@pytest.mark.parametrize("limit", [1 << 30, None])
+async def test_an_engine_may_start_on_a_full_disk(tmp_path: Path, data: Path, limit: int | None) -> None:
+    """It replaces another one: its manifest is there, and nothing else fits. Once others leave, it is used."""
+    with small_disk(tmp_path / "disk", "64m") as disk:
+        async with training(disk / "cache", limit, data):
+            pass
+        take_the_rest(disk)
+        # Little enough that memory does not take all data.
+        async with training(disk / "cache", limit, data, MiB) as (engine, reader), watched(engine):
+            await reader.epoch(lambda chunk: take_the_rest(disk))
+            assert engine_statistics(engine)["errors"] == 0
+            refused = engine_statistics(engine)["refused_writes"]
+            assert refused > 0
+            (disk / "others").unlink()
+            await engine.cache.measure()
+            engine.limit_changed(engine.cache.limits)
+            await reader.epoch()
+            counts = engine_statistics(engine)
+            assert (counts["refused_writes"], counts["errors"]) == (refused, 0)
+            assert len(engine.cache.keys()) > 20
+
+
+def test_a_full_disk_is_named_where_nothing_can_be_made(tmp_path: Path) -> None:
+    """A folder that was never used needs some kB: the error says that the disk is full, and no "(None)"."""
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        take_the_rest(disk)
+        with pytest.raises(CacheError, match=r"No space left on device.*free space") as caught:
+            open_folder(disk / "cache")
+        assert "None" not in str(caught.value)
 
 
 def test_a_read_only_disk_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -50,6 +50,25 @@ class Wait(msgspec.Struct, frozen=True):
 Answer = Hit | Admit | Wait
 
 
+class Limits(msgspec.Struct, frozen=True):
+    """What chunk files may take, as `charged_bytes` counts them (catalog and manifests already taken off).
+
+    Attributes:
+        limit_bytes: C: what the disk has room for, at most what the user permits.
+        passing_bytes: with the memory for chunks that the disk refuses: for what is open and in look-ahead.
+        most_bytes: what the user permits: what must be open may take it, also on a disk that others have filled.
+    """
+
+    limit_bytes: int
+    passing_bytes: int
+    most_bytes: int
+
+    @classmethod
+    def of(cls, limit: Limits | int) -> Limits:
+        """Of a disk that no other program fills."""
+        return cls(limit, limit, limit) if isinstance(limit, int) else limit
+
+
 class Freed(msgspec.Struct, frozen=True):
     """Chunks that an event released.
 

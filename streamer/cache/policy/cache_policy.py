@@ -39,7 +39,7 @@ the rule for several: how they share the kept part, and S; what follows then hol
 
 How the engine drives it (one thread, one loop; every call is synchronous and takes microseconds):
 
-    policy = CachePolicy(limit_bytes, settling=True)
+    policy = CachePolicy(limits, settling=True)
     policy.local(keys, file_bytes, dataset_id) per dataset in the catalog; unlink policy.fit().victims
     policy.add_dataset(id, file_bytes, keys);  policy.connect(job) ... policy.disconnect(job)
     policy.open_session(sid, job, id, open_bytes, lookahead_bytes);  policy.start_epoch(sid, remaining_chunks)
@@ -61,10 +61,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from streamer.cache.policy.admission import Admission
-from streamer.cache.policy.answers import Answer, Freed, PolicyStatistics
+from streamer.cache.policy.answers import Answer, Freed, Limits, PolicyStatistics
 from streamer.cache.policy.partitions import Outcome, Partitions
 from streamer.cache.policy.quotas import hit_bound, join_pools
-from streamer.cache.policy.sessions import Opening, Session, apply_values, refuse_if_too_large, take, windows
+from streamer.cache.policy.sessions import Opening, Session, apply_values, needed, refuse_if_too_large, take, windows
 from streamer.cache.policy.table import VACANT, Places, State, as_keys
 from streamer.config import format_bytes
 from streamer.errors import CacheError
@@ -75,13 +75,12 @@ class CachePolicy:
     """Decides what is fetched to where and what leaves. Owned by the engine, used on its loop only.
 
     Args:
-        limit_bytes: C, for chunk files as `charged_bytes` counts them (catalog and manifests already taken off).
-        settling: True: nothing is evicted for a session until `settle()`, because the clients of an earlier engine
-            are still re-opening theirs.
+        limit: C, or all limits where others may fill the disk.
+        settling: True: nothing is evicted until `settle()`: clients of an earlier engine are re-opening their sessions.
     """
 
-    def __init__(self, limit_bytes: int, *, settling: bool = False) -> None:
-        self._partitions = Partitions(limit_bytes)
+    def __init__(self, limit: Limits | int, *, settling: bool = False) -> None:
+        self._partitions = Partitions(Limits.of(limit))
         self._partitions.settling = settling
         self._table = self._partitions.table
         self._sessions: dict[str, Session] = {}
@@ -131,9 +130,9 @@ class CachePolicy:
         """C."""
         return self._partitions.limit_bytes
 
-    def set_limit(self, limit_bytes: int) -> Freed:
+    def set_limit(self, limit: Limits | int) -> Freed:
         """Sets another limit (a manifest was added, the disk fills up); evicts chunks that are not open if it must."""
-        self._partitions.limit_bytes = limit_bytes
+        self._partitions.limits = Limits.of(limit)
         self._plan()
         return self._trimmed(Outcome())
 
@@ -239,7 +238,7 @@ class CachePolicy:
         for session in opened:
             if session.name in self._sessions or not len(session.group.rows):
                 raise CacheError(f"session {session.name!r}: name taken, or dataset {session.group.name} not added")
-        refuse_if_too_large(self._sessions.values(), opened, self._partitions.limit_bytes)
+        refuse_if_too_large(self._sessions.values(), opened, self._partitions.limits.most_bytes)
         newly = any(job not in session.group.jobs for session in opened)
         for session, opening in zip(opened, openings, strict=True):
             self.connect(job)
@@ -379,7 +378,7 @@ class CachePolicy:
 
     def _plan(self) -> None:
         apply_values(self._sessions.values())
-        self._partitions.plan(windows(self._sessions.values()))
+        self._partitions.plan(windows(self._sessions.values()), needed(self._sessions.values()))
 
     def _trimmed(self, outcome: Outcome) -> Freed:
         """Also continues what a lower limit began: a chunk that was open then may be evicted now."""

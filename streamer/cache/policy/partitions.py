@@ -11,7 +11,7 @@ from itertools import chain
 import msgspec
 import numpy as np
 
-from streamer.cache.policy.answers import Freed
+from streamer.cache.policy.answers import Freed, Limits
 from streamer.cache.policy.emergency import Queues
 from streamer.cache.policy.quotas import share_out, staging_bytes
 from streamer.cache.policy.table import RANK_BITS, ChunkTable, Group, State, charge
@@ -35,9 +35,10 @@ class Partitions:
     Invariants: kept + transit <= limit after every admission; an open chunk never leaves but by `forget`.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.table = ChunkTable()
-        self.limit_bytes = limit_bytes
+        self.limits = limits
+        self.limit_bytes = limits.limit_bytes
         self.staging_bytes = 0
         self.kept_bytes = 0
         self.transit_bytes = 0
@@ -59,12 +60,19 @@ class Partitions:
 
     # --- sums ------------------------------------------------------------------------------------------------
 
-    def plan(self, window_bytes: Mapping[int, int]) -> None:
-        """S and the quotas anew.
+    def plan(self, window_bytes: Mapping[int, int], needed_bytes: int) -> None:
+        """C, S and the quotas anew.
+
+        A disk that others have filled takes nothing from the readers: C is at least what they must have open, and as
+        much of their look-ahead as fits into memory.
 
         Args:
             window_bytes: open and in look-ahead over all sessions, by index of the dataset.
+            needed_bytes: the open chunks of all sessions and one more for each.
         """
+        limits = self.limits
+        window = min(needed_bytes + sum(window_bytes.values()), limits.passing_bytes)
+        self.limit_bytes = max(limits.limit_bytes, window, min(needed_bytes, limits.most_bytes))
         live = [group for group in self.table.groups if group.jobs]
         self.staging_bytes = staging_bytes(live, self.limit_bytes, window_bytes)
         share_out(live, self.kept_limit_bytes)

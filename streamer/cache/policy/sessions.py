@@ -128,13 +128,18 @@ def apply_values(sessions: Collection[Session]) -> None:
         session.group.value = max(session.group.value, session.value)
 
 
+def needed(sessions: Iterable[Session]) -> int:
+    """The bytes of the open chunks of all sessions and of one more for each."""
+    return sum(one.open_bytes + one.group.largest_bytes for one in sessions)
+
+
 def refuse_if_too_large(sessions: Iterable[Session], opened: Sequence[Session], limit_bytes: int) -> None:
     """The open chunks of all sessions and one more for each must fit: then a blocking request can always be admitted.
 
     Raises:
         CacheFullError: they do not; names the numbers and the knobs.
     """
-    others, wanted = (sum(one.open_bytes + one.group.largest_bytes for one in some) for some in (sessions, opened))
+    others, wanted = needed(sessions), needed(opened)
     if others + wanted > limit_bytes:
         raise CacheFullError(
             f"the cache limit of {format_bytes(limit_bytes)} is too small: this session needs"

@@ -45,7 +45,7 @@ async def joined(
     """
     config, space = config or engine.config.peers, engine.cache.space
     space.serves_peers = True
-    engine.limit_changed(engine.cache.limit_bytes)
+    engine.limit_changed(engine.cache.limits)
     me = Member(engine.cache.folder.root_id, config.listen, space.whole_limit_bytes)
     lending = Lending(engine)
     opening = open_peers(

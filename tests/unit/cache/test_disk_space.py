@@ -51,6 +51,6 @@ async def test_while_the_disk_refuses_the_limit_is_what_is_there(space: DiskSpac
     """And what memory takes; the next look at the disk ends that."""
     await space.reserve(100_000)
     space.refused = True
-    assert space.limit_bytes(memory_bytes=5000) == charge(100_000) + 5000
+    assert space.limits(5000, 0).limit_bytes == charge(100_000) + 5000
     space.measure()
-    assert space.limit_bytes(memory_bytes=0) == space.hard_limit_bytes
+    assert space.limits(5000, 0).limit_bytes == space.hard_limit_bytes

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from streamer.cache import ram_fallback
+from streamer.cache.folder import Folder, open_folder
 from streamer.cache.ram_fallback import FALLBACK_BYTES, RamFallback
 
 
@@ -11,7 +18,6 @@ def test_it_exists_only_while_it_is_needed(tmp_path: Path) -> None:
     """Named after the cache folder, private, bounded; a leftover of a killed engine is removed."""
     fallback = RamFallback("a1b2", tmp_path)
     assert not fallback.path.exists()
-    assert fallback.limit_bytes == 0
     folder = fallback.open(None)
     assert fallback.open(None) is folder
     assert fallback.path.name.endswith("-a1b2")
@@ -21,3 +27,25 @@ def test_it_exists_only_while_it_is_needed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     fallback.remove()
     assert fallback.folder is None
+    assert RamFallback("a1b2", tmp_path / "none").limit_bytes == 0
+
+
+def test_two_threads_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening empties it: the second thread would take the file that the first one writes."""
+    opened = list[Path]()
+    both = threading.Barrier(2)
+
+    def slowly(path: Path, group: str | None) -> Folder:
+        opened.append(path)
+        # Whoever is here waits for the other one, who must not come.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.2)
+        return open_folder(path, group)
+
+    monkeypatch.setattr(ram_fallback, "open_folder", slowly)
+    fallback = RamFallback("a1b2", tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(fallback.open, [None, None])
+    assert first is second
+    assert len(opened) == 1
+    fallback.remove()

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.policy.answers import Limits
 from streamer.cache.scrub import scrub, watch_free_space
 from streamer.cache.writer import ChunkBytes
 from streamer.config import CacheConfig
@@ -67,14 +68,14 @@ async def test_the_watch_tells_a_lower_limit_and_a_higher_one(
     class Full:
         f_blocks, f_frsize, f_bavail, f_flag = real.f_blocks, real.f_frsize, 0, 0
 
-    limits: asyncio.Queue[int] = asyncio.Queue()
+    limits: asyncio.Queue[Limits] = asyncio.Queue()
     async with ChunkCache(replace(config, free_floor_bytes=8192)) as cache:
         whole = cache.limit_bytes
         task = asyncio.create_task(watch_free_space(cache, limits.put_nowait, 0.001))
         with monkeypatch.context() as patch:
             patch.setattr(os, "statvfs", lambda path: Full)
-            assert await limits.get() == 0
-        assert await limits.get() == whole
+            assert (await limits.get()).limit_bytes == 0
+        assert (await limits.get()).limit_bytes == whole
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamer.cache.policy.answers import Admit, Wait
+from streamer.cache.policy.answers import Admit, Limits, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.table import charge
 from streamer.errors import CacheFullError
@@ -37,6 +37,28 @@ def test_a_head_of_line_waits_while_a_fetch_is_under_way(policy: CachePolicy) ->
     assert policy.opened("s", 1)
     with pytest.raises(CacheFullError, match="in 1 sessions"):
         policy.need("s", 2, blocking=True)
+
+
+def test_a_disk_that_others_fill_leaves_what_must_be_open(policy: CachePolicy) -> None:
+    """With room for nothing the open chunk and one more fit; with memory for it the look-ahead, too."""
+    policy.set_limit(Limits(limit_bytes=0, passing_bytes=0, most_bytes=9 * COST))
+    assert policy.limit_bytes == 2 * COST
+    for chunk in (1, 2):
+        policy.look_ahead("s", chunk)
+    assert isinstance(policy.need("s", 1, blocking=True), Admit)
+    assert isinstance(policy.need("s", 2), Wait)
+    policy.set_limit(Limits(limit_bytes=0, passing_bytes=9 * COST, most_bytes=9 * COST))
+    assert policy.limit_bytes == 4 * COST
+    policy.close_session("s")
+    assert policy.limit_bytes == 0
+
+
+def test_a_limit_that_was_set_is_not_exceeded_for_what_must_be_open(policy: CachePolicy) -> None:
+    """Only a user's own limit can be too small."""
+    policy.set_limit(Limits(limit_bytes=0, passing_bytes=0, most_bytes=3 * COST))
+    with pytest.raises(CacheFullError, match="too small"):
+        policy.open_session("t", "j", "a", COST, 0)
+    assert policy.limit_bytes == 2 * COST
 
 
 def test_a_need_that_waits_for_room_is_counted_when_it_is_answered(policy: CachePolicy) -> None:
