@@ -97,8 +97,12 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
     import uvloop
 
+    from streamer.cli.doctor.reach import access_findings
     from streamer.cli.link import report as link_report
+    from streamer.loader.rank.dataset_options import absolute
 
+    for finding in access_findings(absolute(arguments.url), arguments.storage_options):
+        terminal.line(f"{finding.subject}: {finding.fact}")
     figures = uvloop.run(_Bench(arguments, terminal).run())
     latency = figures.latency
     terminal.line(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_storage_options
 from streamer.cli.terminal import Terminal
+from streamer.config import counted
 
 if TYPE_CHECKING:
     from streamer.cli.doctor.finding import Finding
@@ -65,6 +66,8 @@ def _show(found: Sequence[Finding], terminal: Terminal) -> None:
         terminal.line(f"{finding.state:<7}  {finding.subject:<{width}}  {finding.fact}")
         if finding.advice:
             terminal.line(f"{'':<7}  {'':<{width}}  -> {finding.advice}")
-    counts = {state: sum(finding.state == state for finding in found) for state in ("problem", "warning")}
+    counts = (
+        counted(sum(finding.state == state for finding in found), f"{state}s") for state in ("problem", "warning")
+    )
     terminal.line()
-    terminal.line(f"{counts['problem']} problems, {counts['warning']} warnings")
+    terminal.line(", ".join(counts))

@@ -34,6 +34,7 @@ import pytest
 POD_TOKEN = "token-of-the-pod"
 SESSION_TOKEN = "token-of-the-session"
 SIGN_IN_TOKEN = "token-of-the-sign-in"
+ARN = "arn:aws:sts::123456789012:assumed-role/reader/session"
 START_URL = "https://example.awsapps.com/start"
 _HOP_HEADERS = ("connection", "transfer-encoding", "host", "content-length")
 
@@ -164,6 +165,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.issuer.refuses:
             error = f"<Error><Type>Sender</Type><Code>{self.issuer.refuses}</Code><Message>refused</Message></Error>"
             return self._answer(403, f"<ErrorResponse>{error}</ErrorResponse>", "text/xml")
+        if action == "GetCallerIdentity":
+            return self._answer(
+                200,
+                f"<{action}Response><{action}Result><Arn>{ARN}</Arn></{action}Result></{action}Response>",
+                "text/xml",
+            )
         keys = "".join(f"<{name}>{value}</{name}>" for name, value in self._keys("SessionToken").items())
         result = f"<{action}Result><Credentials>{keys}</Credentials></{action}Result>"
         return self._answer(200, f"<{action}Response>{result}</{action}Response>", "text/xml")

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from botocore.session import Session
 
-from streamer.cli.doctor.reach import url_findings
+from streamer.cli.doctor.reach import credential_findings, url_findings
 from streamer.errors import AccessDeniedError, StoreError
 from streamer.store import ObjectStore, open_store
-from tests.clouds.issuers import KINDS, Issuer, issuing, set_up
+from streamer.store.options import translate
+from streamer.store.urls import split
+from tests.clouds.issuers import ARN, KINDS, Issuer, issuing, set_up
 from tests.contract.store_contract import listed, read
 
 # A process for credential_process.
@@ -86,3 +88,14 @@ async def test_the_doctor_names_their_source_and_their_end(
     (first, *_) = await url_findings("s3://expiring/train/", {})
     assert first.state == "problem"
     assert "AssumeRoleWithWebIdentity" in first.fact
+
+
+def test_the_doctor_names_whose_they_are(issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STS says it, and is asked for the keys of AWS's own endpoint only."""
+    set_up("IRSA", issuer, tmp_path, monkeypatch)
+    address = split("s3://expiring/train/")
+    named = [finding.subject for finding in credential_findings(address, translate(address, {}))]
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    *_, identity = credential_findings(address, translate(address, {}))
+    assert named == ["credentials"]
+    assert (identity.subject, identity.state, identity.fact) == ("identity", "ok", ARN)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from streamer.cli.doctor.finding import Finding
 from streamer.config import format_bytes
 from streamer.errors import StreamerError
 from streamer.store import open_store
+from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import Issued
 from streamer.store.credentials.rings import finder_of
 from streamer.store.options import ENDPOINT_VARIABLES, Translation, family, translate
@@ -29,19 +30,14 @@ if TYPE_CHECKING:
 # S3 refuses requests that are signed with a time more than 15 minutes away.
 _SKEW_SECONDS = 60.0
 _CLOCK_SECONDS = 5.0
+_STS_SECONDS = 3.0
 _GOOD_SECONDS = 600.0
 _PAGE = "docs/deploy/credentials.md"
 
 
 async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
     """Lists the first objects below a url and reads a byte of one."""
-    address = split(url)
-    found: list[Finding] = []
-    if (kind := family(address.scheme)) is not None:
-        translation = translate(address, options)
-        found += [] if kind == "http" else _credentials(address, translation)
-        found += _clock(_endpoint(address, translation))
-    store = open_store(url, options)
+    found, store = access_findings(url, options), open_store(url, options)
     try:
         found += await _objects(store, url)
     except (StreamerError, OSError) as error:
@@ -51,7 +47,17 @@ async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]
     return found
 
 
-def _credentials(address: Address, translation: Translation) -> Iterator[Finding]:
+def access_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
+    """Says who asks and until when, and which server is asked; empty for urls that only fsspec reads."""
+    address = split(url)
+    if (kind := family(address.scheme)) is None:
+        return []
+    translation = translate(address, options)
+    found = [] if kind == "http" else list(credential_findings(address, translation))
+    return [*found, *_clock(_endpoint(address, translation))]
+
+
+def credential_findings(address: Address, translation: Translation) -> Iterator[Finding]:
     """Where they come from and when they end; none is shown."""
     find = finder_of(address, translation)
     if find is None:
@@ -69,6 +75,32 @@ def _credentials(address: Address, translation: Translation) -> Iterator[Finding
         yield Finding("warning", "credentials", fact, _PAGE)
         return
     yield _found(issued)
+    # Another store's keys are nothing for AWS.
+    if isinstance(issued.credentials, Keys) and not _named_endpoint(translation):
+        yield _identity(issued.credentials, issued.region)
+
+
+def _identity(keys: Keys, region: str | None) -> Finding:
+    """Asks STS whose keys they are, which every identity may (GetCallerIdentity needs no permission)."""
+    try:
+        from botocore.config import Config
+        from botocore.session import Session
+    except ImportError:
+        return Finding("missing", "identity", "no botocore to ask with", "pip install 'streamer-data[aws]'")
+    config = Config(connect_timeout=_STS_SECONDS, read_timeout=_STS_SECONDS, retries={"total_max_attempts": 1})
+    try:
+        sts = Session().create_client(
+            "sts",
+            region_name=region or "us-east-1",
+            aws_access_key_id=keys.key,
+            aws_secret_access_key=keys.secret,
+            aws_session_token=keys.token,
+            config=config,
+        )
+        with closing(sts):
+            return Finding("ok", "identity", str(sts.get_caller_identity()["Arn"]))
+    except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises is one line of the report
+        return Finding("warning", "identity", f"STS does not say whose keys they are ({type(error).__name__})", _PAGE)
 
 
 def _found(issued: Issued[object]) -> Finding:
@@ -87,18 +119,24 @@ def _found(issued: Issued[object]) -> Finding:
 
 def _endpoint(address: Address, translation: Translation) -> str:
     """A server of the store, which says the time."""
-    given = translation.config.get("endpoint") or translation.config.get("base_url")
-    if given:
-        return str(given)
     kind = family(address.scheme)
     if kind == "http":
         return address.root
+    if given := _named_endpoint(translation, kind == "s3"):
+        return given
     account = address.root.partition("@")[2] or f"{translation.config.get('account_name')}.blob.core.windows.net"
     return {
-        "s3": next(filter(None, map(os.environ.get, ENDPOINT_VARIABLES)), "https://s3.amazonaws.com"),
+        "s3": "https://s3.amazonaws.com",
         "gs": "https://storage.googleapis.com",
         "az": f"https://{account}",
     }[str(kind)]
+
+
+def _named_endpoint(translation: Translation, is_s3: bool = True) -> str:
+    """What options or environment name; "" for the cloud's own."""
+    given = translation.config.get("endpoint") or translation.config.get("base_url")
+    variables = ENDPOINT_VARIABLES if is_s3 else ()
+    return str(given or next(filter(None, map(os.environ.get, variables)), ""))
 
 
 def _clock(endpoint: str) -> Iterator[Finding]:
@@ -118,7 +156,9 @@ def _clock(endpoint: str) -> Iterator[Finding]:
         yield Finding("ok", "endpoint", f"{host} answers")
         return
     skew = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
-    fact = f"{host} answers; this machine's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} its own"
+    fact = (
+        f"{host} answers; this machine's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's"
+    )
     if abs(skew) > _SKEW_SECONDS:
         yield Finding(
             "problem", "endpoint", fact, "set the clock (chrony, systemd-timesyncd): signatures carry the time"
