@@ -102,8 +102,7 @@ class Feeder:
     @property
     def head(self) -> BatchTimeline | None:
         """The timeline of the batch that the trainer gets next, while it is being made."""
-        pending = self._run_state.window.head
-        return pending.timeline if pending is not None else None
+        return None if (pending := self._run_state.window.head) is None else pending.timeline
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
         """The engine's counters, over a separate connection, on any thread; None: no answer."""
@@ -193,7 +192,8 @@ class Feeder:
 
     def _run_once(self) -> None:
         while self._asked:
-            self._change_run(self._asked.popleft())
+            self._change_run(self._asked[0])  # in the queue meanwhile: if the thread fails, its trainer is told
+            self._asked.popleft()
         # The next steps mostly request a chunk: one message carries both.
         self._run_state.note_read()
         # Set before dispatching: what the trainer takes from now on signals.

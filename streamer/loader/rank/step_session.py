@@ -13,6 +13,7 @@ import numpy.typing as npt
 from streamer.client.engine_client import EngineClient
 from streamer.client.oneshot import read_statistics, report_finding
 from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.errors import BrokenError
 
 Integers = npt.NDArray[np.int64]
 
@@ -159,6 +160,15 @@ class StepSession:
         epoch, share = self._next_epoch, self._share
         schedule, steps = self._schedule(epoch, share)
         base = self._steps
+        if schedule.final_step != steps - 1:
+            raise BrokenError(
+                f"epoch {epoch} has {steps} batches for this reader, and its schedule names chunks up to batch "
+                f"{schedule.final_step} of them: the engine would be waited for, and is asked for nothing. Please "
+                "report it, with the arguments of the dataset and the loader",
+                epoch=epoch,
+                steps=steps,
+                final_step=schedule.final_step,
+            )
         self._drop_finished_epochs()
         self._bases[epoch] = (base, share)
         first, last = schedule.first + base, schedule.last + base

@@ -123,7 +123,7 @@ class StoreOffers:
             self._least = number, int(self._store.get(key))
         except StreamerError as error:
             self._failure = error
-        except RuntimeError as error:  # of torch: the store is gone
+        except Exception as error:  # noqa: BLE001 - of torch: the store is gone; raised in the feeder, which waits
             self._failure = StateError(f"the ranks cannot agree on round {number}: {error}", round=number)
         self._thread = None
         if not self._closing.is_set():

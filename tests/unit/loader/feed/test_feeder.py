@@ -55,6 +55,21 @@ def test_a_trainer_that_waits_gets_the_error_that_ended_the_feeder():
     assert "no such number" in str(outcome.error)
 
 
+def test_a_feeder_that_fails_between_two_runs_tells_the_trainer_of_the_next_one():
+    """Regression: the run was in neither place where the thread's end looks, and its trainer waited for ever."""
+    feeder = Feeder(plan_of(1, 2))
+    prepared = FakeDataset(12, lambda epoch, ordinal: {"x": ordinal}).prepare(3, last_batch=None)
+    feeder.configure(prepared, MakerRules(prepared.seed))
+    feeder._pool.open_sources = broken
+    run = feeder.run(0, 0)
+    feeder.start()
+    outcome = run.outcomes.get(timeout=60)
+    feeder.close()
+    assert isinstance(outcome, FailedBatch)
+    assert outcome.final
+    assert "no such number" in str(outcome.error)
+
+
 @pytest.mark.parametrize("where", ["pump", "session"])
 @pytest.mark.parametrize("kind", [BrokenError, ZeroDivisionError])
 def test_an_error_that_is_raised_again_keeps_its_traceback(where, kind):

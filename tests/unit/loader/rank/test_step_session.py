@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 
+import msgspec
 import numpy as np
 import pytest
 
 from streamer.client.session import EpochSchedule
+from streamer.errors import BrokenError
 from streamer.loader.rank.sample_iterator import Progress, SampleIterator
 from streamer.loader.rank.step_session import Share, open_bytes
 from streamer.loader.skipping import SkipLedger
@@ -132,6 +134,20 @@ def test_workers_do_not_compare_their_starts(fake_engine, make_dataset, folder):
     prepared = make_dataset(folder)._for_loader().prepare(5)
     prepared.share_session(0, Share(1, 2, 6), endless=False).close()
     assert (fake_engine.sessions[0].spec.start, fake_engine.sessions[0].spec.consumer) == (0, "rank 0 worker 1 of 2")
+
+
+def test_a_schedule_that_ends_before_its_batches_is_an_error(make_dataset, folder, monkeypatch):
+    """The reader of the last batch would wait for an engine that is asked for nothing."""
+    prepared = make_dataset(folder)._for_loader().prepare(10)
+    whole = prepared.schedule
+
+    def shorter(epoch: int, share: Share) -> tuple[EpochSchedule, int]:
+        schedule, steps = whole(epoch, share)
+        return msgspec.structs.replace(schedule, last=np.minimum(schedule.last, steps - 2)), steps
+
+    monkeypatch.setattr(prepared, "schedule", shorter)
+    with pytest.raises(BrokenError, match=r"epoch 2 has 7 batches.*up to batch 5"):
+        prepared.session(2, 3)
 
 
 def test_open_bytes_is_the_highest_tide():
