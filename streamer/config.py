@@ -223,6 +223,8 @@ class Environment:
     log_level: str | None
     log_format: LogFormat = "text"
     token_file: Path | None = None
+    # The TOML file of the engine, one that a trainer starts or `streamer serve`.
+    config: Path | None = None
     # What a service manager says: where to notify, and how often it wants to hear (sd_notify(3)).
     notify_socket: str | None = None
     watchdog_seconds: float | None = None
@@ -246,6 +248,7 @@ class Environment:
             log_level=env.get("STREAMER_LOG") or None,
             log_format=_log_format(env),
             token_file=Path(env["STREAMER_TOKEN_FILE"]) if env.get("STREAMER_TOKEN_FILE") else None,
+            config=Path(os.path.abspath(env["STREAMER_CONFIG"])) if env.get("STREAMER_CONFIG") else None,
             notify_socket=env.get("NOTIFY_SOCKET") or None,
             watchdog_seconds=_integer(env, ("WATCHDOG_USEC",), 0) / 1e6 or None,
             service=_service(env),
@@ -253,9 +256,11 @@ class Environment:
 
 
 # What every process of streamer may find in its environment, and what only `streamer serve` reads.
-_COMMON = frozenset(["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", "TOKEN_FILE", "JOB", "NODE", "NODES"])
+_COMMON = frozenset(
+    ["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", "TOKEN_FILE", "CONFIG", "JOB", "NODE", "NODES"]
+)
 SERVICE_VARIABLES = (
-    *("CONFIG", "SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES"),
+    *("SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES"),
     *("GROUP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
     *("PEERS", "PEERS_LISTEN", "PEERS_TOKEN_FILE", "PEERS_TLS_FOLDER"),
 )

@@ -105,8 +105,9 @@ def configuration(arguments: argparse.Namespace, environment: Environment) -> En
     """
     from streamer.service.configuration import engine_config
 
-    file = arguments.config or (Path(environment.service["config"]) if "config" in environment.service else None)
-    return engine_config(file, environment, {name: getattr(arguments, name) for name in _OPTIONS})
+    return engine_config(
+        arguments.config or environment.config, environment, {name: getattr(arguments, name) for name in _OPTIONS}
+    )
 
 
 def _size(text: str) -> int | str:

@@ -208,6 +208,7 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
         "cache_bytes": settings.cache_bytes,
         "socket": str(settings.socket_path),
         "grace_seconds": settings.grace_seconds,
+        "config": settings.config and str(settings.config),
     }
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:

@@ -26,6 +26,7 @@ class ClientSettings:
         job: the same text for all ranks of a job; "" if unknown.
         connect_seconds: how long an engine that this client does not start may stay away before it is an error.
         token_file: holds what the engine asks for; read at each connect, so it may be renewed.
+        config: the TOML file of an engine started by this client, absolute; None: the defaults.
         grace_seconds: how long an engine started by this client stays after its last connection.
     """
 
@@ -38,6 +39,7 @@ class ClientSettings:
     connect_seconds: float = 60.0
     grace_seconds: float = 3.0
     token_file: Path | None = None
+    config: Path | None = None
 
     @classmethod
     def from_environment(cls, environment: Environment | None = None) -> ClientSettings:
@@ -49,6 +51,7 @@ class ClientSettings:
             engine=env.engine,
             job=env.rank.job,
             token_file=env.token_file,
+            config=env.config,
         )
 
     @property

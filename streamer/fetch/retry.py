@@ -155,7 +155,10 @@ def effort(tries: int, elapsed_seconds: float, quiet_seconds: float, config: Fet
         return ""
     text = f" ({tries} tries in {elapsed_seconds:.1f} s)"
     if quiet_seconds >= config.outage_seconds:
-        text += f"; the store served nothing for {quiet_seconds:.0f} s (`streamer serve` takes a larger outage_seconds)"
+        text += (
+            f"; the store served nothing for {quiet_seconds:.0f} s (a larger outage_seconds in the file that "
+            "STREAMER_CONFIG names waits longer)"
+        )
     return text
 
 

@@ -1,4 +1,4 @@
-"""The configuration of `streamer serve`: a TOML file, STREAMER_* variables over it, command line options over both.
+"""The configuration of an engine: a TOML file, and for `streamer serve` STREAMER_* variables and options over it.
 
     [cache]     directory limit_bytes group free_floor_bytes layers
     [fetch]     memory_bytes window_max range_bytes ...
@@ -80,7 +80,7 @@ def engine_config(path: Path | None, environment: Environment, options: Mapping[
         ConfigError: an unknown setting, or a value that cannot be; names it.
     """
     tables, datasets = _file(path)
-    variables: dict[str, object] = {name: text for name, text in environment.service.items() if name != "config"}
+    variables: dict[str, object] = dict(environment.service)
     variables["token_file"] = environment.token_file
     for source in (variables, options):
         for name, value in source.items():
@@ -91,6 +91,25 @@ def engine_config(path: Path | None, environment: Environment, options: Mapping[
     tables["engine"].setdefault("socket_path", environment.runtime_dir / "engine.sock")
     tables["service"].setdefault("http", DEFAULT_HTTP)
     return _assembled(tables, datasets)
+
+
+def embedded_config(path: Path, engine: EngineConfig) -> EngineConfig:
+    """The configuration of an engine that a trainer starts: [cache], [fetch] and [engine] of a file.
+
+    Args:
+        path: the TOML file, which a service may read as well.
+        engine: what the trainer says; its folder, socket and limit count more than the file.
+
+    Raises:
+        ConfigError: as `engine_config`.
+    """
+    tables, _ = _file(path)
+    tables["cache"]["directory"] = engine.cache.directory
+    if engine.cache.limit_bytes is not None:
+        tables["cache"]["limit_bytes"] = engine.cache.limit_bytes
+    tables["engine"]["socket_path"] = engine.socket_path
+    file = _assembled(tables, ())
+    return replace(file, service=engine.service, peers=engine.peers, guarded=False, grace_seconds=engine.grace_seconds)
 
 
 def _assembled(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineConfig:

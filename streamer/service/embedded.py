@@ -52,9 +52,14 @@ def _configuration(settings: object) -> EngineConfig:
     if not isinstance(settings, dict):
         raise ConfigError("the configuration on stdin is no mapping", field="stdin")
     cache = CacheConfig(directory=Path(settings["cache_dir"]), limit_bytes=settings.get("cache_bytes"))
-    return EngineConfig(
+    config = EngineConfig(
         cache=cache, socket_path=Path(settings["socket"]), grace_seconds=settings.get("grace_seconds", 3.0)
     )
+    if not settings.get("config"):
+        return config
+    from streamer.service.configuration import embedded_config
+
+    return embedded_config(Path(settings["config"]), config)
 
 
 def _report(descriptor: int, line: dict[str, object]) -> None:

@@ -27,6 +27,7 @@ from streamer.errors import (
     EngineUnavailableError,
     ManifestError,
     ProtocolVersionError,
+    StoreError,
 )
 from streamer.manifest.table import Manifest
 from streamer.service.lifecycle import run
@@ -261,6 +262,24 @@ def test_an_empty_prefix_is_a_manifest_error(settings, tmp_path):
             client.manifest(GetManifest(0, [str(tmp_path / "empty")], "auto"))
         last = engine_pid(client)
     wait_gone(last)
+
+
+def test_the_file_of_a_trainer_sets_how_long_a_store_is_waited_for(settings, tmp_path, monkeypatch, unused_tcp_port):
+    """STREAMER_CONFIG names it, relative to the trainer; a minute is the default. A misspelt setting is refused."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STREAMER_CONFIG", "streamer.toml")
+    Path("streamer.toml").write_text("[fetch]\nattempts = 2\noutage_seconds = 0.2\n")
+    options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{unused_tcp_port}"}
+    file = ClientSettings.from_environment().config
+    with EngineClient(dataclasses.replace(settings, storage_options=options, config=file)) as client:
+        with pytest.raises(StoreError, match="larger outage_seconds in the file") as caught:
+            client.manifest(GetManifest(0, ["s3://bucket/train/"], "auto"))
+        last = engine_pid(client)
+    assert float(caught.value.details["elapsed_seconds"]) < 30
+    wait_gone(last)
+    Path("streamer.toml").write_text("[fetch]\noutage = 5\n")
+    with pytest.raises(ConfigError, match="has no setting 'outage'"):
+        EngineClient(dataclasses.replace(settings, config=file)).statistics()
 
 
 def test_an_engine_ends_while_it_waits_for_a_store(settings, unused_tcp_port):

@@ -1,12 +1,13 @@
 """The service's configuration: three sources, one result, nothing unknown."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from streamer.config import DatasetConfig, Environment, check_variables
+from streamer.config import CacheConfig, DatasetConfig, EngineConfig, Environment, check_variables
 from streamer.errors import ConfigError
-from streamer.service.configuration import DEFAULT_HTTP, engine_config
+from streamer.service.configuration import DEFAULT_HTTP, embedded_config, engine_config
 
 FILE = """
 [cache]
@@ -58,6 +59,21 @@ def test_a_file_says_everything(tmp_path):
         DatasetConfig(url="s3://bucket/train/", storage_options={"anon": True}),
         DatasetConfig(url="gs://other/"),
     )
+
+
+def test_an_engine_of_a_trainer_reads_the_same_file(tmp_path):
+    """[cache], [fetch] and [engine]; folder, socket and limit are the trainer's, and nothing of a service applies."""
+    own = EngineConfig(
+        cache=CacheConfig(directory=tmp_path, limit_bytes=7), socket_path=tmp_path / "s", grace_seconds=2
+    )
+    file = written(tmp_path, FILE + "[peers]\nmembers = 'a:1'\n")
+    config = embedded_config(file, own)
+    assert (config.cache.directory, config.cache.limit_bytes, config.cache.group) == (tmp_path, 7, "2000")
+    assert (config.fetch.window_max, config.fetch.hedge) == (32, False)
+    assert (config.socket_path, config.grace_seconds) == (tmp_path / "s", 3.0)
+    assert (config.service, config.peers, config.datasets, config.guarded) == (own.service, own.peers, (), False)
+    unlimited = replace(own, cache=CacheConfig(directory=tmp_path))
+    assert embedded_config(file, unlimited).cache.limit_bytes == 200 * 10**9
 
 
 def test_nothing_said_is_a_service_on_loopback():
