@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from streamer.errors import StreamerError
 from streamer.store import failures
-from streamer.store.credentials import metadata
+from streamer.store.credentials import issuer_errors, metadata
 from streamer.store.credentials.key_ring import Issued
 
 _SCOPE = "https://storage.azure.com/.default"
@@ -35,8 +35,12 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
         from azure.identity import DefaultAzureCredential
     except ImportError:
         return Issued(None)
-    client = {"managed_identity_client_id": str(config["client_id"])} if "client_id" in config else {}
+    # One try of each way: the ring makes others, and meanwhile those who wait learn why.
+    client: dict[str, object] = {"retry_total": 0}
+    if "client_id" in config:
+        client["managed_identity_client_id"] = str(config["client_id"])
     tenant = str(config["tenant_id"]) if "tenant_id" in config else None
+    issuer_errors.quiet("azure.identity")
     try:
         with DefaultAzureCredential(**client) as credential:
             token = credential.get_token(_SCOPE, tenant_id=tenant)
@@ -51,4 +55,5 @@ def _failure(root: str, error: Exception, variables: Mapping[str, str]) -> Strea
         code = str(error).partition("AADSTS")[2].partition(":")[0]
         return failures.refused_by_issuer(root, f"Entra ID says AADSTS{code[:8]}", "check the identity, or: az login")
     base = variables.get("AZURE_POD_IDENTITY_AUTHORITY_HOST") or _METADATA
-    return metadata.failure(root, metadata.ask(base.rstrip("/") + _TOKEN, {"Metadata": "true"}))
+    answer = metadata.ask(base.rstrip("/") + _TOKEN, {"Metadata": "true"})
+    return metadata.failure(root, answer, missing_is_busy=True)

@@ -76,6 +76,7 @@ def find(root: str, profile: str | None) -> Issued[Keys | None]:
         from botocore.session import Session
     except ImportError:
         return Issued(_without_boto(profile))
+    issuer_errors.quiet("botocore.credentials")
     with issuer_errors.of_aws(root, profile):
         session = Session(profile=profile)
         patience = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}

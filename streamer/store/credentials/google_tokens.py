@@ -5,29 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from streamer.errors import ConfigError, StreamerError
 from streamer.store import failures
-from streamer.store.credentials import metadata
+from streamer.store.credentials import issuer_errors, metadata
 from streamer.store.credentials.key_ring import Issued
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
-
-
-class Load(Protocol):
-    """Finds credentials; requests no token yet."""
-
-    def __call__(self, *, scopes: Sequence[str]) -> tuple[Credentials, str | None]:
-        """The credentials, and their project."""
-        ...
-
 
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
 _OF_OBSTORE = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY")
@@ -35,6 +25,9 @@ _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 _METADATA = "169.254.169.254"
 # In the texts of RefreshError, which has no status: of the metadata server, or of an issuer that is not well.
 _IS_BUSY = re.compile(r"metadata server|compute engine|: 5\d\d|status: 5\d\d|unavailable|internal").search
+# Codes of OAuth 2.0 (RFC 6749, 5.2 and RFC 8693, 2.2.2).
+_IS_REFUSED = re.compile(r"invalid_\w+|unauthorized_client|unsupported_grant_type|access_denied").search
+_AWS = "aws:token-type:aws4_request"
 
 
 def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Issued[str | None]:
@@ -44,14 +37,19 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
     missing.
 
     Raises:
-        ConfigError: google-auth is missing for a file of credentials that obstore does not know.
+        ConfigError: a file of credentials that obstore does not know, as an option or where google-auth is missing.
         AccessDeniedError: there are none, or their issuer refuses.
         StoreError: the issuer could not be reached; worth another try.
     """
-    path = config.get("application_credentials") or variables.get(_FILE)
-    kind = _type_of(str(path)) if path else ""
+    option, path = config.get("application_credentials"), variables.get(_FILE)
+    kind = _type_of(str(option or path)) if option or path else ""
     if "service_account_key" in config or any(map(variables.get, _OF_OBSTORE)) or kind == "service_account":
         return Issued(None)
+    if option and kind not in ("", "authorized_user"):  # google-auth warns of taking such files from anywhere
+        raise ConfigError(
+            f"{option}: credentials of the type {kind!r} are taken from {_FILE}, not from storage_options",
+            field="token",
+        )
     try:
         import google.auth
         from google.auth.transport.requests import Request
@@ -62,9 +60,14 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
                 field="token",
             ) from None
         return Issued(None)
+    if option:
+        return Issued(None)
     with _mapped(root, path, variables):
-        load: Load = partial(google.auth.load_credentials_from_file, str(path)) if path else google.auth.default
-        credentials, _ = load(scopes=_SCOPES)
+        issuer_errors.quiet("google.auth")
+        if path and kind == "external_account":
+            credentials = _federated(path)
+        else:
+            credentials, _ = google.auth.default(scopes=_SCOPES)
         credentials.refresh(Request())  # type: ignore[no-untyped-call]
     ends = credentials.expiry
     utc = None if ends is None else ends.replace(tzinfo=UTC)
@@ -78,6 +81,17 @@ def _type_of(path: str) -> str:
     except (OSError, ValueError):
         return ""
     return str(content.get("type", "")) if isinstance(content, Mapping) else ""
+
+
+def _federated(path: str) -> Credentials:
+    """Those of another cloud's identity. `google.auth.default` asks for their project as well, which may fail."""
+    from google.auth import aws, identity_pool, pluggable
+
+    info = json.loads(Path(path).read_bytes())
+    by_program = "executable" in (info.get("credential_source") or {})
+    kind = pluggable if by_program else aws if str(info.get("subject_token_type")).endswith(_AWS) else identity_pool
+    credentials: Credentials = kind.Credentials.from_info(info, scopes=_SCOPES)
+    return credentials
 
 
 @contextmanager
@@ -96,7 +110,8 @@ def _failure(root: str, error: Exception, path: object, variables: Mapping[str, 
         return metadata.failure(root, metadata.ask(f"http://{host}/", {"Metadata-Flavor": "Google"}))
     if kind in ("DefaultCredentialsError", "MalformedError"):
         return ConfigError(f"{root}: {path} is no file of Google's credentials ({kind})", field="token")
-    if kind != "ReauthFailError" and (kind != "RefreshError" or getattr(error, "retryable", False) or _IS_BUSY(text)):
+    is_final = kind in ("RefreshError", "OAuthError", "ReauthFailError") and not getattr(error, "retryable", False)
+    if not is_final or _IS_BUSY(text) or (kind == "OAuthError" and not _IS_REFUSED(text)):
         return failures.unobtainable(root, kind)
     advice = "check the account, its federation and its right to impersonate, or sign in: gcloud auth "
     return failures.refused_by_issuer(root, kind, advice + "application-default login")

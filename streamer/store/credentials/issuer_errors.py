@@ -6,6 +6,7 @@ secrets struck out, stays in `__cause__`.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,13 @@ _SIGN_IN = (
     *("TokenRetrievalError", "LoginTokenLoadError", "LoginRefreshTokenError"),
 )
 _STATUS = re.compile(r"non 200 response (\d{3})")
+
+
+def quiet(library: str) -> None:
+    """Leaves warnings of a failed look to the ring: the libraries log a page or a traceback for each."""
+    logger = logging.getLogger(library)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
 
 
 @contextmanager

@@ -55,23 +55,19 @@ def ask(url: str, headers: Mapping[str, str], method: str = "GET") -> Answer:
         connection.close()
 
 
-def is_busy(status: int) -> bool:
-    """Whether the server asks for another try."""
-    return status in (404, 408, 410, 429) or status >= 500
-
-
-def failure(root: str, answer: Answer, hint: str = "") -> StreamerError:
+def failure(root: str, answer: Answer, hint: str = "", *, missing_is_busy: bool = False) -> StreamerError:
     """Returns the error for a server that gave no credentials.
 
     Args:
         root: what was to be read.
         answer: its.
         hint: what silence means there.
+        missing_is_busy: 404 asks for another try, too.
     """
     if answer.status is None:
         silence = "its metadata server takes the connection and does not answer" + (f"; {hint}" if hint else "")
         why = silence if answer.is_connected else "no metadata server answers"
         return failures.no_credentials(root, why, soon=True)
-    if is_busy(answer.status):
+    if answer.status in (408, 410, 429) or answer.status >= 500 or (missing_is_busy and answer.status == 404):
         return failures.unobtainable(root, f"the metadata server answered {answer.status}")
     return failures.no_credentials(root, f"the metadata server answered {answer.status}")

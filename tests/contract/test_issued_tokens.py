@@ -1,0 +1,165 @@
+"""Tokens that Google's and Azure's own libraries find, and what a store sees of them; the issuers are emulated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from streamer.config import FetchConfig
+from streamer.errors import AccessDeniedError, ConfigError, StoreError
+from streamer.fetch import Fetcher
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.store import ObjectStore, open_store
+from streamer.store.credentials import azure_tokens, google_tokens
+from tests.clouds.token_issuers import TokenIssuer, federated, issuing_tokens, on_azure, on_google
+from tests.contract.store_contract import read
+from tests.contract.telling_server import RAMP, Asked, TellingServer, answer, telling
+
+pytestmark = [pytest.mark.usefixtures("warm_runtime"), pytest.mark.process]
+CLOUDS = ("gs", "az")
+
+
+@pytest.fixture
+def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenIssuer]:
+    """An issuer, and a machine whose only identity is there."""
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "AZURE_", "GCE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    with issuing_tokens() as issuer:
+        on_google(issuer, monkeypatch)
+        on_azure(issuer, monkeypatch)
+        yield issuer
+
+
+@asynccontextmanager
+async def reading(cloud: str) -> AsyncIterator[tuple[TellingServer, ObjectStore, ObjectRecord]]:
+    """A store of each cloud, and an object in it."""
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(0, 10, "Last-Modified: Tue, 24 Nov 2026 00:00:00 GMT"))
+
+    async with telling() as server:
+        server.script = script
+        place = f"http://127.0.0.1:{server.port}"
+        options = {
+            "gs": {"endpoint_url": place},
+            "az": {"connection_string": f"AccountName=account;BlobEndpoint={place}"},
+        }[cloud]
+        store = open_store(f"{cloud}://bucket", options)
+        try:
+            yield server, store, ObjectRecord(f"{cloud}://bucket/o", len(RAMP), "etag:x")
+        finally:
+            await store.aclose()
+
+
+# The pauses of a test; the time of an outage is the real one.
+PATIENT = FetchConfig(backoff_start_seconds=0.05, backoff_max_seconds=0.2)
+
+
+def _tokens(asked: list[Asked]) -> list[str]:
+    return [request.headers["authorization"].removeprefix("Bearer ") for request in asked]
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+async def test_a_machine_with_an_identity_reads(cloud: str, issuer: TokenIssuer) -> None:
+    """With a token of its metadata server, for all requests; once refreshed, with another one."""
+    async with reading(cloud) as (server, store, record):
+        for _ in range(3):
+            assert await read(store, record, 0, 10) == RAMP[:10]
+        await store.refresh()
+        assert await read(store, record, 0, 10) == RAMP[:10]
+    assert len(set(_tokens(server.asked)[:3])) == 1
+    assert _tokens(server.asked)[2:] == issuer.issued
+
+
+async def test_federation_with_impersonation(
+    issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token of another cloud is exchanged, and the account's token is what the store sees."""
+    federated(issuer, tmp_path, monkeypatch)
+    async with reading("gs") as (server, store, record):
+        assert await read(store, record, 0, 10) == RAMP[:10]
+    assert _tokens(server.asked) == ["impersonated-2"]
+    assert issuer.asked[0] == "/v1/token"
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+@pytest.mark.parametrize("status", [503, 410, 429])
+async def test_a_metadata_server_that_is_not_ready_is_waited_for(cloud: str, status: int, issuer: TokenIssuer) -> None:
+    """As a store is: the first look fails, another one succeeds."""
+    issuer.status = status
+    async with reading(cloud) as (_, store, record):
+        with pytest.raises(
+            StoreError, match=rf"cannot be obtained now \(the metadata server answered {status}\)"
+        ) as caught:
+            await read(store, record, 0, 10)
+        assert type(caught.value) is StoreError
+        issuer.status = 200
+        async with Fetcher(PATIENT, lambda root: store) as fetcher:
+            assert await fetcher.read(Extent(record, 0, 10)) == RAMP[:10]
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+async def test_a_failed_renewal_leaves_the_old_token(
+    cloud: str, issuer: TokenIssuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which is valid for some minutes more: no read fails, and a warning says what happened."""
+    issuer.seconds = 200.0
+    async with reading(cloud) as (server, store, record):
+        assert await read(store, record, 0, 10) == RAMP[:10]
+        issuer.status = 503
+        ring = store._ring  # type: ignore[attr-defined]
+        ring._next = float("-inf")  # the time of its renewal
+        for _ in range(3):
+            assert await read(store, record, 0, 10) == RAMP[:10]
+        while ring._looks:
+            await ring._news.wait()
+        assert await read(store, record, 0, 10) == RAMP[:10]
+    assert len(set(_tokens(server.asked))) == 1
+    assert "could not be renewed" in caplog.text
+
+
+async def test_a_machine_without_an_identity(issuer: TokenIssuer) -> None:
+    """Azure says so with 400; no wait."""
+    issuer.status = 400
+    async with reading("az") as (_, store, record):
+        with pytest.raises(AccessDeniedError, match=r"no credentials were found.*answered 400") as caught:
+            await read(store, record, 0, 10)
+        assert not caught.value.details["soon"]
+
+
+def test_a_sign_in_of_azure(issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`az login` alone is enough."""
+    issuer.status = 400
+    (tmp_path / "az").write_text('#!/bin/sh\necho \'{"accessToken": "of-az", "expires_on": 4000000000}\'\n')
+    (tmp_path / "az").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert azure_tokens.find("az://bucket", {}).credentials == "of-az"
+
+
+def test_federation_without_the_library_is_refused(
+    issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, and so is a file of such a type as an option."""
+    path = federated(issuer, tmp_path, monkeypatch)
+    with pytest.raises(ConfigError, match=r"external_account.*GOOGLE_APPLICATION_CREDENTIALS, not from"):
+        google_tokens.find("gs://bucket", {"application_credentials": str(path)})
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    with pytest.raises(ConfigError, match=r"external_account' need google-auth; pip install 'streamer-data\[gcs\]'"):
+        google_tokens.find("gs://bucket", {})
+
+
+def test_a_federation_that_is_refused(issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No account to impersonate: the issuer's refusal, not an answer of the store."""
+    path = federated(issuer, tmp_path, monkeypatch)
+    path.write_text(path.read_text().replace(":generateAccessToken", ":nothing"))
+    with pytest.raises(AccessDeniedError, match="issuer of the credentials refuses: RefreshError"):
+        google_tokens.find("gs://bucket", {})
