@@ -99,6 +99,7 @@ class ClientSettings:
             return json.dumps(dict(self.storage_options), sort_keys=True).encode()
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"storage_options must hold plain values (texts, numbers, lists, dicts): {error}",
+                f"storage_options must hold plain values (texts, numbers, lists, dicts): {error}; leave objects of "
+                "credentials out: the engine finds this machine's identity by itself (docs/deploy/credentials.md)",
                 field="storage_options",
             ) from error

@@ -82,6 +82,10 @@ def _native(
     address: Address, options: Mapping[str, object], client: Client, *, guarded: bool = False
 ) -> ObjectStore | None:
     """The store by libcurl or obstore; None: fsspec must serve it."""
+    if family(address.scheme) == "az" and "@" not in address.root:
+        from streamer.store.credentials.azure_tokens import with_variables
+
+        options = with_variables(options)
     translation = translate(address, options)
     if translation.unknown:
         _without_counterpart(address, translation.unknown, client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 
 from streamer.errors import ConfigError
 from streamer.store.credentials import boto_keys
+from streamer.store.credentials.azure_tokens import has_account
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import AnyRing, Issued
 from streamer.store.options import Translation, family
@@ -45,6 +47,8 @@ _REQUEST_TIMEOUT = timedelta(hours=1)
 _NO_RETRIES: RetryConfig = {"max_retries": 0}
 
 # A part of 8 MiB at 28 kB/s; a shard of a gigabyte must not begin again for one of its parts.
+# Of obstore's texts: what is missing, and types of Google's files.
+_WITHOUT_VALUES = re.compile(r"[\w ]+ must be (?:specified|provided)|unknown variant `\w+`|missing field `\w+`")
 _PART_TIMEOUT = timedelta(minutes=5)
 _PART_RETRIES: RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(minutes=10)}
 
@@ -78,10 +82,16 @@ def options_refused(address: Address, translation: Translation) -> Iterator[None
         raise
     except (BaseError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"{address.root}: the storage options {sorted(translation.config)} do not make a client "
-            f"({type(error).__name__})",
+            f"{address.root}: the storage options {sorted(translation.config)} do not make a client ({_reason(error)})",
             field="storage_options",
-        ) from None  # the foreign text quotes the values
+        ) from None  # the foreign text may quote the values
+
+
+def _reason(error: Exception) -> str:
+    """The foreign text where it has no value in it; else its type."""
+    text = str(error).partition("\n")[0]
+    found = _WITHOUT_VALUES.search(text)
+    return f"{type(error).__name__}: {found[0]}" if found else type(error).__name__
 
 
 def _retries(translation: Translation) -> RetryConfig:
@@ -179,6 +189,13 @@ def _azure(address: Address, translation: Translation, ring: AnyRing | None) -> 
 
     container, _, host = address.root.partition("://")[2].partition("@")
     config = {**({"account_name": host.partition(".")[0]} if host else {}), **translation.config}
+    if not has_account(config):
+        raise ConfigError(
+            f"{address.root}: no storage account is named: set account_name in storage_options or "
+            f"AZURE_STORAGE_ACCOUNT, or write abfs://{container}@ACCOUNT.dfs.core.windows.net",
+            field="storage_options",
+            option="account_name",
+        )
     return AzureStore(
         container,
         config=cast("AzureConfig", config),

@@ -48,6 +48,8 @@ class Issuer:
         seconds: lifetime of the keys, as the issuer states it.
         issued: how many keys were given out.
         refuses: an error code with which every issuer answers; None: they give keys.
+        status: what every issuer answers instead, as one that is not well; 200: they work.
+        well: cleared while no issuer answers at all.
         store: the url of the store behind the gate.
     """
 
@@ -56,6 +58,8 @@ class Issuer:
     url: str = ""
     issued: int = 0
     refuses: str | None = None
+    status: int = 200
+    well: threading.Event = field(default_factory=threading.Event)
     _good: set[tuple[str, str]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -85,12 +89,14 @@ def issuing(store: str, seconds: float = 60.0) -> Iterator[Issuer]:
     handler = type("Handler", (_Handler,), {"issuer": issuer})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = False
+    issuer.well.set()
     issuer.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, name="issuer", kwargs={"poll_interval": 0.05})
     thread.start()
     try:
         yield issuer
     finally:
+        issuer.well.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -104,7 +110,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         if self.path == "/latest/api/token":
-            self._answer(200, SESSION_TOKEN)
+            if self._works():
+                self._answer(200, SESSION_TOKEN)
         else:
             self._store()
 
@@ -115,14 +122,21 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != "/":
             return self._store()
         asked = parse_qs(self._body().decode())
-        return self._assume(asked["Action"][0])
+        return self._assume(asked["Action"][0]) if self._works() else None
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
         for prefix, method in _ISSUERS.items():
             if parts.path.startswith(prefix):
-                return method(self)
+                return method(self) if self._works() else None
         return self._store()
+
+    def _works(self) -> bool:
+        """Waits while no issuer answers; False: it has answered that it is not well."""
+        self.issuer.well.wait()
+        if self.issuer.status != 200:
+            self._answer(self.issuer.status, "{}")
+        return self.issuer.status == 200
 
     def _instance(self) -> None:
         if self.headers.get("x-aws-ec2-metadata-token") != SESSION_TOKEN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import pytest
 from botocore.session import Session
 
 from streamer.cli.doctor.reach import credential_findings, url_findings
+from streamer.config import FetchConfig
 from streamer.errors import AccessDeniedError, StoreError
+from streamer.fetch import Fetcher
 from streamer.store import ObjectStore, open_store
+from streamer.store.credentials import key_ring
 from streamer.store.options import translate
 from streamer.store.urls import split
 from tests.clouds.issuers import ARN, KINDS, Issuer, issuing, set_up
@@ -19,6 +23,8 @@ from tests.contract.store_contract import listed, read
 # A process for credential_process.
 pytestmark = [pytest.mark.usefixtures("warm_runtime", "moto_endpoint"), pytest.mark.process]
 URL = "s3://expiring/train/0.bin"
+# The pauses of a test; the time of an outage is the real one.
+PATIENT = FetchConfig(backoff_start_seconds=0.05, backoff_max_seconds=0.2)
 
 
 @pytest.fixture
@@ -99,3 +105,103 @@ def test_the_doctor_names_whose_they_are(issuer: Issuer, tmp_path: Path, monkeyp
     *_, identity = credential_findings(address, translate(address, {}))
     assert named == ["credentials"]
     assert (identity.subject, identity.state, identity.fact) == ("identity", "ok", ARN)
+
+
+@pytest.mark.parametrize("store", ["obstore", "curl"], indirect=True)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_issuer_that_is_not_ready_is_waited_for(
+    issuer: Issuer, store: ObjectStore, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a store is: some looks fail, and the listing succeeds when it is well. A machine's metadata server, too."""
+    set_up(kind, issuer, tmp_path, monkeypatch)
+    monkeypatch.setattr(key_ring, "_AGAIN_SECONDS", (0.05, 0.1))
+    issuer.status = 503
+    with pytest.raises(StoreError) as caught:
+        await listed(store, "s3://expiring/train/")
+    assert isinstance(caught.value, AccessDeniedError) == (kind == "credential_process")
+    if kind == "instance role":
+        assert "the metadata server answered 503" in str(caught.value)
+
+    async def recover() -> None:
+        await store._ring._news.wait()  # type: ignore[attr-defined]  # of one more look that fails
+        issuer.status = 200
+
+    async with Fetcher(PATIENT, lambda root: store) as fetcher, asyncio.TaskGroup() as group:
+        group.create_task(recover())
+        await fetcher.put(URL, b"content")
+        assert [record.size for page in await fetcher.list("s3://expiring/train/") for record in page] == [7]
+
+
+@pytest.mark.parametrize("store", ["obstore", "curl"], indirect=True)
+@pytest.mark.parametrize("how", ["slow", "failing"])
+async def test_no_read_waits_for_a_renewal(
+    issuer: Issuer,
+    store: ObjectStore,
+    how: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """STS that does not answer, or answers 503, while the keys are valid: reads go on with those, in other threads."""
+    set_up("assume role", issuer, tmp_path, monkeypatch)
+    await store.put(URL, b"content")
+    (record,) = (await listed(store, "s3://expiring/train/")).values()
+    ring = store._ring  # type: ignore[attr-defined]
+    if how == "slow":
+        issuer.well.clear()
+    else:
+        issuer.status = 503
+    ring._next = float("-inf")  # the time of the renewal
+    for _ in range(20):
+        assert await read(store, record, 0, 7) == b"content"
+    assert issuer.issued == 1
+    if how == "slow":
+        assert ring._looks == 1
+        issuer.well.set()
+    while ring._looks:
+        await ring._news.wait()
+    assert (issuer.issued == 2) == (how == "slow")
+    assert ("could not be renewed" in caplog.text) == (how == "failing")
+
+
+@pytest.mark.parametrize("store", ["curl"], indirect=True)
+async def test_keys_that_end_while_their_issuer_is_away(
+    issuer: Issuer, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the issuer, not the store, and comes before the patience with the store ends."""
+    set_up("assume role", issuer, tmp_path, monkeypatch)
+    await store.put(URL, b"content")
+    (record,) = (await listed(store, "s3://expiring/train/")).values()
+    issuer.well.clear()
+    await store.refresh()
+    with pytest.raises(StoreError, match=r"their issuer has not answered for 1\.\d s"):
+        await read(store, record, 0, 7)
+    issuer.well.set()
+    assert await read(store, record, 0, 7) == b"content"
+
+
+@pytest.mark.parametrize("store", ["curl"], indirect=True)
+async def test_a_container_behind_a_hop_limit_of_one(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, issuer: Issuer
+) -> None:
+    """The connection is taken, and no answer to PUT arrives ("Use the Instance Metadata Service", considerations)."""
+    set_up("instance role", issuer, tmp_path, monkeypatch)
+    issuer.well.clear()
+    with pytest.raises(StoreError):
+        await listed(store, "s3://expiring/train/")
+    ring = store._ring  # type: ignore[attr-defined]
+    while ring._looks:
+        await ring._news.wait()
+    with pytest.raises(AccessDeniedError, match=r"hop limit must be 2: aws ec2 modify-instance-metadata-options"):
+        await listed(store, "s3://expiring/train/")
+
+
+@pytest.mark.parametrize("store", ["curl"], indirect=True)
+async def test_a_sign_in_that_has_ended(
+    issuer: Issuer, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message has the command."""
+    set_up("SSO", issuer, tmp_path, monkeypatch)
+    issuer.refuses = "UnauthorizedException"
+    with pytest.raises(AccessDeniedError, match=r"no sign-in is valid .*; sign in: aws sso login"):
+        await listed(store, "s3://expiring/train/")

@@ -14,8 +14,29 @@ from streamer.store.credentials.key_ring import Issued
 _SCOPE = "https://storage.azure.com/.default"
 _SECRETS = ("account_key", "sas_key", "client_secret")
 _VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN")
+_IDENTIFYING = ("connection_string", "account_name", "account_key", "sas_token", "credential", "anon")
 _METADATA = "http://169.254.169.254"
 _TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://storage.azure.com/"
+
+
+def with_variables(options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Mapping[str, object]:
+    """The options, with what the variables of the Azure CLI say where options say nothing; obstore reads others.
+
+    A key is of the account beside it: it is not sent to one that the options name.
+    """
+    if not any(options.get(name) for name in _IDENTIFYING):
+        if connection := variables.get("AZURE_STORAGE_CONNECTION_STRING"):
+            return {"connection_string": connection, **options}
+        named = {"account_name": "AZURE_STORAGE_ACCOUNT", "account_key": "AZURE_STORAGE_KEY"}
+        return {**{name: variables[key] for name, key in named.items() if variables.get(key)}, **options}
+    return options
+
+
+def has_account(config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether a storage account is named."""
+    return any(name in config for name in ("account_name", "endpoint")) or bool(
+        variables.get("AZURE_STORAGE_ACCOUNT_NAME")
+    )
 
 
 def has_secret(config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> bool:

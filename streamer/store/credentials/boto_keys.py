@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from configparser import ConfigParser
-from configparser import Error as ConfigParserError
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,6 +142,9 @@ def _without_boto(profile: str | None, variables: Mapping[str, str] = os.environ
 
 def _has_default(path: Path) -> bool:
     """Whether a file of AWS says where to find credentials when nothing else is said."""
+    from configparser import ConfigParser
+    from configparser import Error as ConfigParserError
+
     parser = ConfigParser(interpolation=None, strict=False)
     try:
         parser.read(path, "utf-8")

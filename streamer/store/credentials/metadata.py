@@ -9,7 +9,6 @@ resources on an Azure VM to acquire an access token" (404, 410, 429 and 5xx: try
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -39,6 +38,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 def ask(url: str, headers: Mapping[str, str], method: str = "GET") -> Answer:
     """Asks once, past every proxy."""
+    import http.client  # slow, and rarely needed
+
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)
     try:

@@ -1,0 +1,44 @@
+"""What the Azure CLI's variables say, where the options say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from streamer.errors import ConfigError
+from streamer.store import open_store
+from streamer.store.credentials.azure_tokens import with_variables
+
+KEY = {"AZURE_STORAGE_ACCOUNT": "mine", "AZURE_STORAGE_KEY": "a2V5"}
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "expected"),
+    [
+        ({}, KEY, {"account_name": "mine", "account_key": "a2V5"}),
+        ({"account_name": "other"}, KEY, {"account_name": "other"}),
+        ({"anon": True}, KEY, {"anon": True}),
+        ({}, {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=a", **KEY}, {"connection_string": "AccountName=a"}),
+        ({"sas_token": "s"}, {"AZURE_STORAGE_CONNECTION_STRING": "AccountName=a"}, {"sas_token": "s"}),
+        ({}, {}, {}),
+    ],
+)
+def test_variables_of_the_command_line(
+    options: Mapping[str, object], variables: Mapping[str, str], expected: Mapping[str, object]
+) -> None:
+    """A connection string goes first; a key of one account is not sent to another."""
+    assert with_variables(options, variables) == expected
+
+
+def test_a_container_without_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is said, with three ways to name it."""
+    for variable in ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"):
+        monkeypatch.delenv(variable, raising=False)
+    store = open_store("az://c", {"account_key": "a2V5"})
+    with pytest.raises(ConfigError, match=r"no storage account is named: set account_name .*AZURE_STORAGE_ACCOUNT, or"):
+        store._connected()  # type: ignore[attr-defined]
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "mine")
+    monkeypatch.setenv("AZURE_STORAGE_KEY", "a2V5")
+    store = open_store("az://c", {"anon": False})
+    assert store._connected() is not None  # type: ignore[attr-defined]
