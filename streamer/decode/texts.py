@@ -22,7 +22,12 @@ def decode_json(content: Content) -> object:
     Raises:
         ValueError: not JSON.
     """
-    document: object = json.loads(bytes(content))
+    try:
+        document: object = json.loads(bytes(content))
+    except json.JSONDecodeError as error:
+        if error.msg.startswith("Extra data"):
+            raise ValueError(f"{error}; JSON lines are read with format='jsonl'") from error
+        raise
     return document
 
 

@@ -18,6 +18,16 @@ def damaged(record: ObjectRecord, reason: str, offset: int, remedy: str = "write
     )
 
 
+def check_filled(record: ObjectRecord) -> None:
+    """Refuses an object without a byte, as a writer that was killed leaves it.
+
+    Raises:
+        ManifestError: it is empty.
+    """
+    if not record.size:
+        raise damaged(record, "it is empty", 0, "delete it if it has no samples")
+
+
 def refused(record: ObjectRecord, what: str, offset: int = 0) -> ManifestError:
     """An object that this format does not read."""
     return ManifestError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import re
+from collections.abc import Generator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -20,13 +21,15 @@ from streamer.formats.base import (
     SampleName,
     Source,
     Span,
+    Survey,
+    Surveying,
 )
-from streamer.formats.failures import damaged, refused
+from streamer.formats.failures import check_filled, damaged, refused
+from streamer.formats.names import is_hidden, is_shard
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.window import Window
 
-_ENDINGS = (".jsonl", ".ndjson", ".jsonlines")
-_PACKED = tuple(f"{ending}.{packing}" for ending in _ENDINGS for packing in ("gz", "zst", "zstd", "bz2", "xz"))
+_ENDINGS = re.compile(r"\.(?:(jsonl|ndjson|jsonlines)|json)(?:\.(?:gz|zst|zstd|bz2|xz))?$")
 _MARK = b"\xef\xbb\xbf"
 _PACKED_STARTS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 # Nothing else is white space between JSON values.
@@ -42,14 +45,21 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
     name = "jsonl"
 
     def accepts(self, key: str) -> bool:
-        """`.jsonl`, `.ndjson` and `.jsonlines`, and packed ones."""
-        return key.lower().endswith((*_ENDINGS, *_PACKED))
+        """`.jsonl`, `.ndjson`, `.jsonlines` and `.json`, and packed ones."""
+        return _ENDINGS.search(key.lower()) is not None and not is_hidden(key)
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Leaves out documents: `.json` beside those whose names say that they are lines, or shards of them."""
+        yield from ()
+        doubts = [_doubt(record.url) for record in accepted]
+        least = min(doubts, default=0)
+        return Survey([Source(record) for record, doubt in zip(accepted, doubts, strict=True) if doubt == least])
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the lines.
 
         Raises:
-            ManifestError: compressed under a plain name, or a line of more than 256 MiB.
+            ManifestError: empty, compressed under a plain name, one document, or a line of more than 256 MiB.
         """
         record = source.record
         if is_packed(record.url):
@@ -64,6 +74,14 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
     def recoder(self, facts: Facts) -> PackedRecoder:
         """Of compressed files."""
         return PackedRecoder(self, facts)
+
+
+def _doubt(url: str) -> int:
+    """How little the name says that a file has lines."""
+    found = _ENDINGS.search(url.lower())
+    if found is None or found[1]:
+        return 0
+    return 1 if is_shard(url) else 2
 
 
 class LineOpener:
@@ -94,6 +112,7 @@ _TEXT = msgspec.json.Decoder(str)
 
 def _walk(record: ObjectRecord, start: int) -> Generator[Need | Span, Answer, None]:
     """The lines from the one that begins at `start` on; holds no more than a window of them."""
+    check_filled(record)
     window, line, blank = Window(record.size, start), start, True
     while (base := window.stop) < record.size:
         yield from window.reach(base, min(base + len(_MARK) + 1, record.size))
@@ -119,7 +138,24 @@ def _begin(record: ObjectRecord, content: memoryview) -> int:
     for magic, packing in _PACKED_STARTS.items():
         if head.startswith(magic):
             raise refused(record, f"is compressed with {packing}; unpack it to plain lines")
-    return len(_MARK) if head.startswith(_MARK) else 0
+    start = len(_MARK) if head.startswith(_MARK) else 0
+    line, end, rest = bytes(content[start:]).partition(b"\n")
+    is_only = not end or (len(content) == record.size and not rest.strip())
+    begins_list = line.lstrip()[:1] == b"[" and not _is_value(line)
+    if begins_list or line.strip() == b"{" or (line.lstrip().startswith(b"[{") and is_only):
+        raise refused(
+            record,
+            "is one JSON document, not a JSON value on each line; write the objects of a list on lines of their own",
+        )
+    return start
+
+
+def _is_value(line: bytes) -> bool:
+    try:
+        _RAW.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _is_blank(content: memoryview, start: int, stop: int) -> bool:

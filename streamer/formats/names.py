@@ -30,6 +30,7 @@ _COMMON = {
     for ending in PICTURES | AUDIO | VIDEO | {"npy", "npz", "cls"}
     for spelling in (ending, ending.upper(), ending.capitalize())
 }
+_SHARD = re.compile(r"\d{5}-of-\d{5}")
 # ".txt.gz", but not the ".5.gz" of "v1.5.gz".
 _PACKED = re.compile(r"\.([a-z][a-z0-9]*)$")
 
@@ -53,6 +54,11 @@ def is_hidden(key: str) -> bool:
     if key.startswith(BESIDE) or f"/{BESIDE}" in key:
         return True
     return not (name := base_name(key)) or name.startswith(".")
+
+
+def is_shard(key: str) -> bool:
+    """Whether a name says that it is one of several: `c4-train.00000-of-01024.json.gz`."""
+    return "-of-" in key and _SHARD.search(key) is not None
 
 
 def is_common(key: str) -> bool:

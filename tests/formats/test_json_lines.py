@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+
 import pytest
 
-from streamer.errors import DecodeError, ManifestError
+from streamer.errors import DecodeError, ManifestError, RecodeError
 from streamer.formats import json_lines
 from streamer.formats.base import Facts, SampleName, Span
 from streamer.formats.json_lines import JsonLines
@@ -64,3 +67,53 @@ def test_what_is_no_json(line):
     """Is a DecodeError."""
     with pytest.raises(DecodeError, match="is not JSON"):
         JsonLines().opener(Facts()).open(memoryview(line), SampleName())
+
+
+def indexed(objects: dict[str, bytes]) -> list[str]:
+    return sorted(source.record.url.rpartition("/")[2] for source, _ in find(JsonLines(), objects).items)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["a.json", "b.JSON"], ["a.json", "b.JSON"]),
+        (["a.json", "b.jsonl", "c.ndjson"], ["b.jsonl", "c.ndjson"]),
+        (["info.json", "c4-train.00000-of-01024.json", "c4-train.00001-of-01024.json"], None),
+        ([".a.json", "b.json", "c.txt"], ["b.json"]),
+    ],
+)
+def test_lines_in_files_that_are_called_json(names, expected):
+    """Where none are called .jsonl or numbered, which makes the others documents."""
+    lines = dict.fromkeys(names, b'{"a": 1}\n{"a": 2}\n')
+    assert indexed(lines) == (expected or names[1:])
+
+
+def test_packed_lines_in_files_that_are_called_json():
+    """As C4 has them, and much of what is on the Hub."""
+    content = gzip.compress(b'{"text": "a"}\n{"text": "b"}\n')
+    ((_, blocks),) = find(JsonLines(), {"c4-train.00000-of-01024.json.gz": content}).items
+    assert [block.samples for block in blocks] == [2]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps([{"a": 1}, {"a": 2}]).encode(),
+        json.dumps([{"a": 1}, {"a": 2}]).encode() + b"\n",
+        json.dumps([{"a": 1}, {"a": 2}], indent=1).encode(),
+        json.dumps({"a": 1, "b": [2]}, indent=4).encode(),
+        b"\xef\xbb\xbf[{\n}]",
+        b'[{"a": 1},\n {"a": 2}]\n',
+    ],
+)
+def test_a_document_is_not_lines(content):
+    """A list of objects, or an object on several lines, plain or packed: an error that says what to write."""
+    for name, written in (("a.json", content), ("a.json.gz", gzip.compress(content))):
+        with pytest.raises((ManifestError, RecodeError), match="one JSON document, not a JSON value on each line"):
+            find(JsonLines(), {name: written})
+
+
+def test_lists_are_lines_too():
+    """A line may be a list, also of objects."""
+    for content in (b'[{"a": 1}]\n[{"a": 2}]\n', b"[1]\n", b"{}"):
+        assert b"".join(line + b"\n" for line in lines_of(content)).strip() == content.strip()

@@ -135,3 +135,21 @@ def test_another_number_of_samples() -> None:
 def test_packings_that_are_not_read() -> None:
     with pytest.raises(ManifestError, match="compressed in a way that is not read"):
         find(WebDataset(), {"a.tar.lz4": b"\x04\x22\x4d\x18"})
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        (WebDataset(), "a.tar.gz"),
+        (TFRecord(), "a.tfrecord"),
+        (TFRecord(), "a.tfrecord.gz"),
+        (JsonLines(), "a.jsonl"),
+        (JsonLines(), "a.jsonl.zst"),
+        (WebDataset(), "a.tar"),
+    ],
+)
+def test_a_file_without_a_byte_is_damaged(found: Format, name: str) -> None:
+    """As a writer that was killed leaves it; `index_errors="skip"` leaves it out."""
+    with pytest.raises(ManifestError, match=rf"{name} is damaged: .* \(at byte 0 of 0\)") as caught:
+        find(found, {name: b""})
+    assert "reason" in caught.value.details

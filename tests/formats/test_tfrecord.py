@@ -170,3 +170,11 @@ def _masked(content: bytes) -> int:
             value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
     value ^= 0xFFFFFFFF
     return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_array_record_is_called_what_it_is():
+    """Its files begin as Riegeli's, and are numbered as TFRecord's."""
+    begin = "83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9"
+    with pytest.raises(ManifestError, match="is ArrayRecord or Riegeli, which streamer does not read") as caught:
+        find(TFRecord(), {"ds-train-00000-of-00002": bytes.fromhex(begin) + bytes(200)})
+    assert "damaged" not in str(caught.value)

@@ -8,7 +8,7 @@ import numpy as np
 
 from streamer.errors import ManifestError, RecodeError
 from streamer.formats.base import Answer, Block, Examine, Examined, Facts, Format, Indexing, Need, Records, Source, Span
-from streamer.formats.failures import refused
+from streamer.formats.failures import check_filled, refused
 from streamer.formats.packed.unpack import UNPACKERS, UnpackError, unpack
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
@@ -40,7 +40,7 @@ def index_packed(inner: Format, source: Source, facts: Facts) -> Indexing:
         facts: of the dataset.
 
     Raises:
-        ManifestError: too large, damaged, or not of the inner format.
+        ManifestError: empty, too large, damaged, or not of the inner format.
     """
     record = source.record
     if record.size > MOST_FETCH_BYTES:
@@ -49,8 +49,7 @@ def index_packed(inner: Format, source: Source, facts: Facts) -> Indexing:
             f"is one compressed stream of {record.size} bytes, of which at most {MOST_FETCH_BYTES} can be read: its "
             "samples are reached by unpacking it from its beginning; unpack it, or pack it as several files",
         )
-    if not record.size:
-        return
+    check_filled(record)
     packing = next(packing for ending, packing in ENDINGS.items() if record.url.lower().endswith(ending)).encode()
     found = yield Examine(record, inner.name, inner.options, facts, packing)
     assert isinstance(found, Examined)
@@ -96,6 +95,8 @@ class PackedRecoder:
 
     def _spans(self, unpacked: memoryview) -> Iterator[tuple[int, int]]:
         """The samples, as the inner format finds them."""
+        if not unpacked:
+            return
         # The names of objects say how they are packed: this one has none.
         record = ObjectRecord("the file", len(unpacked), "")
         steps = self._inner.index(Source(record), self._facts)

@@ -13,7 +13,7 @@ from struct import Struct
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.formats.failures import damaged, refused
+from streamer.formats.failures import check_filled, damaged, refused
 from streamer.formats.window import Window
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Answer, Need, Span
@@ -24,14 +24,17 @@ LEAST_BYTES = 16
 _REVERSED_POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 _GZIP = b"\x1f\x8b"
+# Source: https://github.com/google/riegeli, doc/riegeli_records_file_format.md, "File signature".
+_RIEGELI = bytes.fromhex("83af70d10d884a3f")
 
 
 def walk(record: ObjectRecord, start: int) -> Generator[Need | Span, Answer, None]:
     """The frames of a file, one after the other.
 
     Raises:
-        ManifestError: not a TFRecord, or cut off.
+        ManifestError: not a TFRecord, empty, or cut off.
     """
+    check_filled(record)
     window, at, size = Window(record.size, start), start, record.size
     while at < size:
         if at + HEAD.size > size:
@@ -72,6 +75,8 @@ def _verify(record: ObjectRecord, window: Window, starts: list[int], lengths: li
     at = starts[int(wrong[0])]
     if at == 0 and window.take(0, 2) == _GZIP:
         raise refused(record, "is compressed with gzip; unpack it, or write it without compression")
+    if at == 0 and window.take(0, len(_RIEGELI)) == _RIEGELI:
+        raise refused(record, "is ArrayRecord or Riegeli, which streamer does not read; write it as TFRecord")
     raise damaged(record, "no TFRecord frame: the checksum of the length is wrong", at)
 
 

@@ -32,3 +32,9 @@ def test_a_class_that_is_no_number_is_an_error():
     """A name is not a number."""
     with pytest.raises(ValueError, match="dog"):
         texts.decode_class(b"dog")
+
+
+def test_several_documents_say_what_they_may_be():
+    """JSON lines that are called .json, as C4 has them."""
+    with pytest.raises(ValueError, match=r"Extra data: line 2 .*; JSON lines are read with format='jsonl'"):
+        texts.decode_json(b'{"a": 1}\n{"a": 2}\n')

@@ -37,6 +37,12 @@ from streamer.formats.registry import find_format
         (["data.mdb", "lock.mdb"], "lmdb"),
         (["train.zip", "val.zip"], "zip"),
         (["corpus.bin", "corpus.idx", "README.md"], "tokens"),
+        (["a.ipc", "b.ipc"], "arrow"),
+        (["en/c4-train.00000-of-01024.json.gz", "en/c4-train.00001-of-01024.json.gz", "README.md"], "jsonl"),
+        (["1.txt", "2.txt", "3.txt", "labels.csv"], "folder"),
+        (["1.jpg", "labels.csv", "more.csv"], "folder"),
+        (["a.json", "b.json"], "folder"),
+        (["1.json", "2.json", "attributes.json"], "folder"),
     ],
 )
 def test_detect(keys, name):
@@ -51,15 +57,33 @@ def test_detect(keys, name):
         ("NetCDF", ["era5-2020.nc"]),
         ("Lance", ["_versions/1.manifest", "data/a.lance", "data/b.lance"]),
         ("FFCV", ["train.beton"]),
+        ("CSV", ["train.csv", "test.csv", "README.md", "LICENSE"]),
+        ("CSV", ["train.tsv.gz", "schema.json"]),
+        (r"IDX \(MNIST\)", ["train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"]),
+        (r"IDX \(MNIST\)", ["train-images.idx3-ubyte", "train-labels.idx1-ubyte"]),
+        ("N5", ["attributes.json", "raw/attributes.json", "raw/0/0/0", "raw/0/0/1", "raw/1/0/0"]),
+        ("ArrayRecord", ["ds-train.array_record-00000-of-00002", "ds-train.array_record-00001-of-00002"]),
+        ("ArrayRecord", ["ds.array_record"]),
     ],
 )
 def test_another_kind_of_dataset_is_named(kind, keys):
     """By the names of its objects; its files would have been samples of bytes. To say "folder" takes them so."""
     for order in (keys, keys[::-1]):
-        with pytest.raises(ConfigError, match=rf"this is a dataset in {kind}.*which streamer does not read") as caught:
+        with pytest.raises(
+            ConfigError, match=rf"this is a dataset in {kind}.*streamer (does not read|reads no)"
+        ) as caught:
             chooser("auto")(order)
     assert caught.value.details["field"] == "format"
     assert chooser("folder")(keys).name == "folder"
+
+
+def test_a_single_json_document_is_no_dataset():
+    """A list of objects would be one sample; to say the format takes it as what it is."""
+    for name in ("train.json", "train.json.gz"):
+        with pytest.raises(ConfigError, match=rf"{name} is one JSON document, or lines.*format='jsonl'"):
+            detect([name])
+        assert chooser("folder")([name]).name == "folder"
+        assert chooser("jsonl")([name]).name == "jsonl"
 
 
 @pytest.mark.parametrize(
