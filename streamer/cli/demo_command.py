@@ -82,7 +82,7 @@ def _check_installed() -> None:
     """
     from importlib.util import find_spec
 
-    missing = [name for name in ("torch", "PIL", "matplotlib", "moto", "s3fs") if find_spec(name) is None]
+    missing = [name for name in ("torch", "PIL", "matplotlib", "moto", "s3fs", "aiohttp") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"the demo needs {', '.join(missing)}: pip install 'streamer-data[demo]'", field="demo")
 

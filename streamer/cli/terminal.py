@@ -1,4 +1,4 @@
-"""Output of the commands: rich on an interactive terminal, plain lines elsewhere."""
+"""Output of the commands: rich, where it is installed, on an interactive terminal; plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Protocol, TextIO
 
 # In a log file a line now and then is enough.
@@ -36,7 +37,7 @@ class Terminal:
     @property
     def lively(self) -> bool:
         """Interactive: colours and progress bars."""
-        return self.err.isatty()
+        return self.err.isatty() and find_spec("rich") is not None
 
     def line(self, text: str = "") -> None:
         """A line of the result."""
@@ -73,7 +74,7 @@ class Terminal:
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> None:
         """Aligned columns; the first is text, the others are numbers but for those whose headers are among `words`."""
-        if self.out.isatty():
+        if self.out.isatty() and find_spec("rich") is not None:
             _rich_table(headers, rows, words, self.out)
         else:
             for line in plain_table(headers, rows, words):

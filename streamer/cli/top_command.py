@@ -23,6 +23,7 @@ from streamer.cli.status_view import (
     StatusView,
 )
 from streamer.cli.terminal import Terminal
+from streamer.extras import require
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod, RenderableType
@@ -66,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Looks until q or Ctrl-C, which is how it is meant to end, or as often as asked."""
+    if terminal.out.isatty():
+        require("streamer top", "cli", "rich", field="top")
     with contextlib.suppress(KeyboardInterrupt), engine_client(arguments) as client, _keys() as pause:
         pictures = looks(client, arguments.interval, arguments.count, pause)
         show = _live if terminal.out.isatty() else _plain

@@ -25,6 +25,7 @@ from streamer.config import EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import maintained
 from streamer.errors import CacheError, ConfigError, StreamerError
+from streamer.extras import require
 from streamer.process_memory import collect_rarely
 from streamer.service.admission import group_id
 from streamer.service.limits import raise_descriptor_limit
@@ -233,6 +234,7 @@ def _only_error(error: BaseException) -> BaseException:
 def _among_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[object]:
     if not engine.config.peers.enabled:
         return contextlib.nullcontext()
+    require("[peers]", "peers", "aiohttp", "pycurl", field="peers")
     from streamer.engine.peers.joined import joined  # Only here: without peers nothing of it is imported.
 
     return joined(engine)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
 from streamer.errors import ConfigError, ProtocolError
+from streamer.extras import require
 from streamer.wire.messages import ShareCache
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class CacheSharing:
         """Does what is asked; returns the address where the other engines are answered.
 
         Raises:
-            ConfigError: this engine is a service, or cannot listen on that host.
+            ConfigError: this engine is a service, or cannot listen on that host; or what does is not installed.
             ManifestError: no such dataset here.
             ProtocolError: the columns of the request do not belong together.
         """
@@ -49,6 +50,7 @@ class CacheSharing:
                 "as [peers] members of its configuration says: remove peers=",
                 field="peers",
             )
+        require('peers="auto"', "peers", "aiohttp", "pycurl", field="peers")
         from streamer.engine.peers.by_job import JobPeers  # Only here: without peers nothing of it is imported.
         from streamer.placement.lane_homes import LaneReaders
         from streamer.placement.members import Member

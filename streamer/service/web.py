@@ -18,6 +18,7 @@ import msgspec
 
 from streamer.engine.statistics import Values
 from streamer.errors import ConfigError
+from streamer.extras import require
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -45,11 +46,12 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
         not_ready: why it is not ready; "" when it is.
 
     Raises:
-        ConfigError: not an address, or it is taken.
+        ConfigError: not an address, or it is taken; or what serves it is not installed.
     """
     if address in OFF:
         yield
         return
+    require(f"http={address!r}", "serve", "aiohttp", "prometheus_client", field="http")
     from aiohttp import web
 
     host, port = parse_address(address)

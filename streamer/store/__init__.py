@@ -18,6 +18,7 @@ from functools import partial
 from typing import Literal, get_args
 
 from streamer.errors import ConfigError
+from streamer.extras import require
 from streamer.store import guard
 from streamer.store.base import ObjectStore, StoreStatistics
 from streamer.store.local_store import LocalStore
@@ -32,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 Client = Literal["auto", "curl", "obstore", "fsspec"]
 _CURL_FAMILIES = ("s3", "http")
+_EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 
 def open_store(
@@ -55,7 +57,7 @@ def open_store(
 
     Raises:
         ConfigError: an empty url, one without a bucket, an option that the store does not have, or a `client` that
-            cannot serve it.
+            cannot serve it; or what reads it is not installed.
         AccessDeniedError: a guarded url of this machine.
     """
     if client not in get_args(Client):
@@ -71,6 +73,7 @@ def open_store(
         store = _native(address, options, client, guarded=guarded)
     if store is None:
         _without_redirects(address, options)
+        require(f"{address.root} (read through fsspec)", _extra(address), "fsspec", field="url")
         # Imported here: an engine that needs no fsspec starts 5 ms sooner.
         from streamer.store.fsspec_store import FsspecStore
 
@@ -90,13 +93,15 @@ def _native(
     if translation.unknown:
         _without_counterpart(address, translation.unknown, client)
         return None
+    curl = family(address.scheme) in _CURL_FAMILIES and _is_curl(client)
+    require(address.root, _extra(address), *(["obstore", "pycurl"] if curl else ["obstore"]), field="url")
     # Imported here: 4 ms that the engine spends while its client makes the order, not while it starts (2026-11-22).
     from streamer.store.credentials.rings import ring_of
     from streamer.store.obstore_clients import make_client
 
     ring, way = ring_of(address, translation), reached(address, translation)
     make = partial(make_client, address, translation, ring)
-    if family(address.scheme) in _CURL_FAMILIES and _is_curl(client):
+    if curl:
         from streamer.store.curl.access import make_access
         from streamer.store.curl.store import CurlStore
 
@@ -116,6 +121,11 @@ def _check_guarded(address: Address, options: Mapping[str, object], client: Clie
     kind = family(address.scheme)
     translation = None if kind is None else translate(address, options)
     guard.check(address, translation, is_curl=kind in _CURL_FAMILIES and _is_curl(client))
+
+
+def _extra(address: Address) -> str:
+    """The extra of the distribution that installs what reads a url."""
+    return _EXTRAS.get(family(address.scheme) or "", "stores")
 
 
 def _without_counterpart(address: Address, unknown: Sequence[str], client: Client) -> None:

@@ -150,10 +150,10 @@ def dependencies() -> str:
 
 def build_image(name: str, base: str, cache: Path, extras: str) -> str:
     """The base with wheels of everything that `extras` need, so that a build reaches no network."""
-    wheels = cache / f"wheels-{extras or 'core'}-{dependencies()}"
+    wheels = cache / f"wheels-{extras.replace(',', '-')}-{dependencies()}"
     if not wheels.exists():
-        wanted = f".[{extras}]" if extras else "."
-        run(sys.executable, "-m", "pip", "wheel", "-q", "-c", "constraints.txt", "-w", wheels, wanted, cwd=ROOT)
+        pinned = ("-c", "constraints.txt", "-w", wheels)
+        run(sys.executable, "-m", "pip", "wheel", "-q", *pinned, f".[{extras}]", cwd=ROOT)
     run(sys.executable, "-m", "pip", "wheel", "-q", "-w", wheels, "setuptools>=77", "wheel")
     recipe = (
         f"FROM {base}\nCOPY . /wheels\nRUN rm -f /wheels/streamer_data-*.whl && "
@@ -174,7 +174,8 @@ def build(name: str, file: str, base: str, build_base: str, extras: str) -> str:
 
 @pytest.fixture(scope="module")
 def image(base, cache) -> str:
-    return build("streamer-test", "Dockerfile", base, build_image("build-sidecar", base, cache, ""), "")
+    extras = "stores,peers,serve,cli"
+    return build("streamer-test", "Dockerfile", base, build_image("build-sidecar", base, cache, extras), extras)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,146 @@
+"""What works where none of the extras but torch is installed, and what the errors say of the rest."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from streamer.cli import main
+from streamer.errors import ConfigError
+from streamer.store import open_store
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Of every extra that users are offered, torch apart: a dataset is one of torch's.
+LATER = (
+    *("PIL", "adlfs", "aiohttp", "boto3", "botocore", "cramjam", "cv2", "distributed", "fsspec", "gcsfs"),
+    *("google_crc32c", "h5py", "hdf5plugin", "matplotlib", "moto", "numcodecs", "obstore", "prometheus_client"),
+    *("pyarrow", "pycocotools", "pycurl", "ray", "rich", "s3fs", "simplejpeg"),
+)
+# Read by each Python that starts, the engine's and the workers' too.
+BLOCK = f"import sys\nsys.modules.update(dict.fromkeys({LATER!r}))\n"
+TRAIN = """
+import sys
+import streamer
+from streamer import StreamingDataLoader, StreamingDataset
+
+def longer(sample):
+    return {"value": sample["npy"] + 1, "label": sample["label"]}
+
+dataset = StreamingDataset("data/", cache_dir="cache", transform=longer)
+with StreamingDataLoader(dataset, batch_size=4, num_workers=2) as loader:
+    seen = sorted(value for batch in loader for value in batch["value"][:, 0].tolist())
+    state = loader.state_dict()
+print(seen, dataset.classes, state["epoch"])
+"""
+
+
+def in_a_bare_environment(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command of a Python that finds none of the optional libraries."""
+    (folder / "block").mkdir(exist_ok=True)
+    (folder / "block" / "sitecustomize.py").write_text(BLOCK)
+    variables = {"PYTHONPATH": str(folder / "block"), "STREAMER_RUNTIME_DIR": str(folder / "run")}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_every_extra_is_blocked() -> None:
+    """A new extra is added to the list of modules above; what is blocked is no hard dependency."""
+    modules = {"google-crc32c": "google_crc32c", "opencv-python-headless": "cv2", "pillow": "PIL"}
+    modules |= {"prometheus-client": "prometheus_client"}
+    offered = {name: wanted for name, wanted in PROJECT["optional-dependencies"].items() if name not in ("dev", "fuzz")}
+    named = {re.split(r"[\[>;]", one)[0] for wanted in offered.values() for one in wanted} - {"streamer-data", "torch"}
+    assert {modules.get(name, name) for name in named} <= set(LATER)
+    hard = {re.split(r"[>;]", one)[0] for one in PROJECT["dependencies"]}
+    assert hard == {"cloudpickle", "diskcache", "isal", "msgspec", "nanoarrow", "numpy", "uvloop"}
+
+
+def test_a_local_folder_is_read(tmp_path: Path) -> None:
+    """With an engine, two workers, a transform and classes."""
+    import numpy as np
+
+    for number in range(10):
+        path = tmp_path / "data" / ("cat", "dog")[number % 2] / f"{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.full(3, number))
+    found = in_a_bare_environment(tmp_path, "-c", TRAIN)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.stdout == f"{list(range(1, 11))} ['cat', 'dog'] 1\n"
+
+
+def test_the_commands_answer(tmp_path: Path) -> None:
+    """Their help, an index of a local folder, and a table."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("a")
+    for command in (["--help"], ["index", "data/", "--cache-dir", "cache"], ["show", "--sample", "0", "data/"]):
+        found = in_a_bare_environment(tmp_path, "-m", "streamer", *command)
+        assert found.returncode == 0, found.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "missing", "extra"),
+    [
+        ("s3://bucket/data/", {}, "obstore and pycurl", "s3"),
+        ("s3://bucket/data/", {"session": None}, "fsspec", "s3"),
+        ("gs://bucket/data/", {}, "obstore", "gcs"),
+        ("az://bucket/data/", {"account_name": "a"}, "obstore", "azure"),
+        ("https://host/data/", {}, "obstore and pycurl", "stores"),
+        ("memory://data/", {}, "fsspec", "stores"),
+    ],
+)
+def test_a_url_names_the_extra_that_reads_it(
+    monkeypatch: pytest.MonkeyPatch, url: str, options: dict[str, object], missing: str, extra: str
+) -> None:
+    """When the store is opened, before any request."""
+    for name in LATER:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"needs {missing} in this .*pip install 'streamer-data\[{extra}\]'"):
+        open_store(url, options)
+
+
+def test_a_bucket_without_its_extra_is_one_error(tmp_path: Path) -> None:
+    """In the trainer, from the engine: not a traceback of modules, not a retry."""
+    code = "from streamer import StreamingDataset\nlen(StreamingDataset('s3://bucket/data/', cache_dir='cache'))"
+    found = in_a_bare_environment(tmp_path, "-c", code)
+    assert "ConfigError: s3://bucket needs obstore and pycurl" in found.stderr.splitlines()[-1], found.stderr[-3000:]
+
+
+def test_a_service_with_http_names_its_extra(tmp_path: Path) -> None:
+    """The exit code is that of a wrong setting."""
+    found = in_a_bare_environment(
+        tmp_path, "-m", "streamer", "serve", "--cache-dir", str(tmp_path / "cache"), "--http", "127.0.0.1:0"
+    )
+    assert found.returncode == 2, found.stderr[-3000:]
+    assert "needs aiohttp and prometheus_client" in found.stderr
+    assert "pip install 'streamer-data[serve]'" in found.stderr
+
+
+def test_peers_name_their_extra(tmp_path: Path) -> None:
+    """Those of a service; a job's are asked for the same two."""
+    (tmp_path / "one.toml").write_text('[peers]\nmembers = "127.0.0.1:7070"\nlisten = "127.0.0.1:7070"\n')
+    found = in_a_bare_environment(
+        tmp_path, "-m", "streamer", "serve", "--cache-dir", str(tmp_path / "cache"), "--config", "one.toml"
+    )
+    assert found.returncode == 2, found.stderr[-3000:]
+    assert "[peers] needs aiohttp and pycurl" in found.stderr
+
+
+def test_top_in_a_terminal_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Elsewhere each look is a plain line, which needs nothing."""
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert main.main(["top"]) == 2
+    assert "streamer top needs rich" in capsys.readouterr().err
