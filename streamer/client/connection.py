@@ -9,10 +9,11 @@ import socket
 from pathlib import Path
 
 from streamer import errors
-from streamer.errors import EngineUnavailableError, ProtocolVersionError, ServiceError, StreamerError
+from streamer.errors import EngineUnavailableError, ServiceError, StreamerError
 from streamer.version import VERSION
 from streamer.wire.frames import encode, event_decoder
 from streamer.wire.messages import PROTOCOL, Event, Failed, Hello, Message, Welcome
+from streamer.wire.versions import Side, version_error
 
 _RECEIVE_BYTES = 256 * 1024
 # The engine always reads; only a stopped or killed one blocks a send.
@@ -140,10 +141,5 @@ class Connection:
         if not isinstance(first, Welcome):
             raise ServiceError(f"the engine answered hello with {type(first).__name__}")
         if first.protocol != PROTOCOL:
-            raise ProtocolVersionError(
-                f"the engine speaks protocol {first.protocol} (streamer {first.version}), this client {PROTOCOL} "
-                f"(streamer {VERSION}); install the same version on both sides",
-                engine=first.protocol,
-                client=PROTOCOL,
-            )
+            raise version_error(Side(first.protocol, first.version), Side(PROTOCOL, VERSION))
         return first

@@ -20,7 +20,6 @@ from streamer.engine.statistics import Table, Values, engine_statistics
 from streamer.errors import (
     EngineUnavailableError,
     ProtocolError,
-    ProtocolVersionError,
     ServiceError,
     StreamerError,
 )
@@ -52,6 +51,7 @@ from streamer.wire.messages import (
     Statistics,
     Welcome,
 )
+from streamer.wire.versions import Side, version_error
 
 logger = logging.getLogger(__name__)
 
@@ -159,12 +159,7 @@ class Server:
             self._count["refused"] += 1
             raise
         if hello.protocol != PROTOCOL:
-            raise ProtocolVersionError(
-                f"this engine speaks protocol {PROTOCOL} (streamer {VERSION}), the client {hello.protocol} "
-                f"(streamer {hello.version}); install the same version on both sides",
-                engine=PROTOCOL,
-                client=hello.protocol,
-            )
+            raise version_error(Side(PROTOCOL, VERSION), Side(hello.protocol, hello.version))
         peer.greeted = True
         self._peers[peer].job = hello.job
         self._engine.connect(hello.job)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 import msgspec
 
 from streamer.errors import ProtocolError
 from streamer.wire.messages import Event, Message, Request
+from streamer.wire.versions import foreign_greeting
 
 _LENGTH = struct.Struct(">I")
 
@@ -78,6 +80,9 @@ class FrameDecoder(Generic[M]):
         try:
             return self._decoder.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            with suppress(msgspec.DecodeError):  # of the other direction
+                if (greeting := foreign_greeting(body)) is not None:
+                    return self._decoder.decode(_encoder.encode(greeting))
             raise ProtocolError(f"a frame of {len(body)} bytes is no message: {error}") from error
 
 
