@@ -136,7 +136,9 @@ def _ends(thread: threading.Thread, deadline: float) -> bool:
 
 def _exits(pid: int, deadline: float) -> bool:
     """Whether the process ends and somebody has reaped it; a zombie is left over too."""
-    if "resource_tracker" in _command(pid) or "fork_server_main" in _command(pid):
+    # Each lives as long as this process; `multiprocessing.forkserver` is the default start method of 3.14.
+    servers = ("resource_tracker", "fork_server_main", "multiprocessing.forkserver")
+    if any(name in _command(pid) for name in servers):
         return True
     try:
         handle = os.pidfd_open(pid)
