@@ -12,7 +12,10 @@ unexport PYTHONDONTWRITEBYTECODE
 AUDIT_URL := https://api.osv.dev/
 AUDIT := $(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip --vulnerability-service osv
 AUDITED := $(VENV)/.audited
-.PHONY: help demo demo-fleet unit test check fmt bench audit audit-when-reachable test-faults test-clouds test-pages test-docker test-formats test-gpu
+# What builds and checks a release.
+RELEASE := build/release
+.PHONY: help demo demo-fleet unit test check fmt bench audit audit-when-reachable wheel
+.PHONY: test-faults test-clouds test-pages test-pythons test-docker test-formats test-gpu
 
 help:
 	@echo "make demo         train on a bucket, through the cache, in under 3 minutes; table and curves at the end"
@@ -25,6 +28,8 @@ help:
 	@echo "make test-faults  the slow tests: faults, kills, end to end"
 	@echo "make test-clouds  the tests against emulators of the clouds' stores"
 	@echo "make test-pages   README and pages as printed, in an environment made from a wheel, beside the peers; needs the network"
+	@echo "make test-pythons unit tests, README's program and the demo in other Pythons, with the newest and lowest libraries"
+	@echo "make wheel        the wheel and the sdist in dist/, checked, installed in a fresh environment and tried"
 	@echo "make test-formats the formats on larger files of the peers' writers, and on damaged ones; needs the network"
 	@echo "make audit        the pinned versions against published advisories; needs the network"
 	@echo "make test-docker  the tests of the container images, and of the scripts for SLURM on a real one"
@@ -81,6 +86,18 @@ test-clouds: $(STAMP)
 # Needs a package index.
 test-pages: $(STAMP)
 	$(PYTEST) -m pages --timeout 3600 $(or $(TESTS),tests/pages)
+
+# Needs a package index, and 10 GB below build/. PYTHONS="--debian forky": also that release's, as root with debootstrap.
+test-pythons:
+	$(PYTHON) tests/pythons.py $(PYTHONS)
+
+# Needs a package index.
+wheel:
+	rm -rf dist
+	test -x $(RELEASE)/bin/twine || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/pip install --quiet build twine; }
+	$(RELEASE)/bin/python -m build --outdir dist .
+	$(RELEASE)/bin/twine check --strict dist/*
+	$(PYTHON) tests/try_wheel.py dist
 
 # Needs a package index: the peers' own readers.
 test-formats: $(STAMP)

@@ -122,7 +122,7 @@ def crowded(ranks: int = 64, datasets: int = 20, job: str = "imagenet-vit-b16") 
         }
         for number in range(datasets)
     ]
-    figures = {"pid": 4711, "version": "0.1.0", "uptime_seconds": 3723.5, "connections": ranks, "draining": False}
+    figures = {"pid": 4711, "version": "0.2.0", "uptime_seconds": 3723.5, "connections": ranks, "draining": False}
     figures |= {"store_bytes": 9.4e11, "store_requests": 112_000, "in_flight": 17, "window": 64, "fetches": 12}
     figures |= {"first_byte_p50_seconds": 0.031, "first_byte_p99_seconds": 0.118, "hit_bytes": 4.1e11}
     figures |= {"kept_bytes": 1.61e11, "transit_bytes": 2.3e9, "limit_bytes": 2e11, "hedges": 12, "hedge_wins": 7}

@@ -26,6 +26,7 @@ import msgspec
 from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
 from streamer.manifest.columns import Schema
 from streamer.manifest.model import Codec, Facts
+from streamer.version import VERSION
 
 MAGIC = "streamer-manifest"
 VERSIONS = (1, 2)
@@ -170,8 +171,8 @@ def decode_root(raw: bytes, where: str) -> Root:
         preamble = msgspec.json.decode(raw, type=_Preamble)
         if preamble.magic == MAGIC and preamble.version not in VERSIONS:
             raise ManifestVersionError(
-                f"{where}: manifest of version {preamble.version}, this streamer reads {VERSIONS[0]} to "
-                f"{VERSIONS[-1]}; index again",
+                f"{where}: manifest of version {preamble.version}, streamer {VERSION} reads {VERSIONS[0]} to "
+                f"{VERSIONS[-1]}; index again, or read it with the version that wrote it",
                 path=where,
                 found=preamble.version,
                 expected=VERSIONS[-1],

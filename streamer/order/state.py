@@ -10,6 +10,7 @@ import msgspec
 from streamer.errors import ConfigError, StateError
 from streamer.order.plan import LastBatch, batch_count
 from streamer.order.spec import OrderSpec
+from streamer.version import VERSION
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +180,8 @@ def check_format(saved: Mapping[str, object]) -> None:
     """
     if (found := saved.get("format")) != STATE_FORMAT:
         raise StateError(
-            f"state: format {found!r} cannot be read; this version reads {STATE_FORMAT}",
+            f"state: format {found!r} cannot be read; streamer {VERSION} reads format {STATE_FORMAT}: load it with the "
+            "version that saved it (docs/compatibility.md lists the formats of versions)",
             field="format",
         )
 

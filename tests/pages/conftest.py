@@ -25,8 +25,8 @@ def wheel() -> Path:
 
 
 @pytest.fixture(scope="session")
-def fresh(wheel: Path) -> Path:
-    return fresh_environment(wheel)
+def fresh() -> Path:
+    return fresh_environment()
 
 
 @pytest.fixture(scope="session")

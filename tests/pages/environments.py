@@ -13,6 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BUILT = ROOT / "build" / "pages"
+# Stands behind the install lines of README that work once the package is on the index.
+LATER = "from the first release on"
 INSTALL_SECONDS = 1500
 PEERS = Path(__file__).parent / "peers.txt"
 PEERS_ALONE = Path(__file__).parent / "peers-alone.txt"
@@ -41,27 +43,34 @@ sys.meta_path.insert(0, TorchvisionOperators)
 _PARTS = ("pyproject.toml", "README.md", "LICENSE")
 
 
-def build_wheel() -> Path:
-    """A wheel of the tree as it is; from a copy, because setuptools keeps modules in build/ that are gone."""
-    source, wheels = BUILT / "source", BUILT / "wheels"
-    for folder in (source, wheels):
-        shutil.rmtree(folder, ignore_errors=True)
+def copy_source() -> Path:
+    """A clone as far as pip looks at it; a copy, because setuptools keeps modules in build/ that are gone."""
+    source = BUILT / "source"
+    shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(ROOT / "streamer", source / "streamer", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in _PARTS:
         shutil.copy(ROOT / name, source / name)
+    return source
+
+
+def build_wheel() -> Path:
+    """A wheel of the tree as it is."""
+    source, wheels = copy_source(), BUILT / "wheels"
+    shutil.rmtree(wheels, ignore_errors=True)
     _run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, source)
     (wheel,) = wheels.glob("streamer_data-*.whl")
     return wheel
 
 
-def fresh_environment(wheel: Path) -> Path:
-    """The Python of a new environment, made by the README's first command line and nothing else."""
+def fresh_environment() -> Path:
+    """The Python of a new environment, made in a clone by README's install line and nothing else."""
     folder = BUILT / "fresh"
     shutil.rmtree(folder, ignore_errors=True)
     _run(sys.executable, "-m", "venv", folder)
-    line = install_line()
+    (line,) = (line for line in install_lines() if LATER not in line)
     # The line as it stands; what a user's pip is configured for comes from the environment.
-    _run("sh", "-c", line, PATH=f"{folder / 'bin'}:{os.environ['PATH']}", **_pinned(wheel))
+    pinned = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_QUIET": "1"}
+    _run("sh", "-c", f"cd {copy_source()} && {line}", PATH=f"{folder / 'bin'}:{os.environ['PATH']}", **pinned)
     _check_installed(folder)
     return folder / "bin" / "python"
 
@@ -93,10 +102,9 @@ def _mend_torchvision(folder: Path) -> None:
         subprocess.run(command, capture_output=True, check=True)
 
 
-def install_line() -> str:
-    """The README's own."""
-    (line,) = re.findall(r"^pip install .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    return str(line)
+def install_lines() -> list[str]:
+    """Those of README's blocks, with their comments."""
+    return re.findall(r"^ *pip3? install .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
 
 
 def _pinned(wheel: Path) -> dict[str, str]:
