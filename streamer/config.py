@@ -118,8 +118,10 @@ class CacheConfig:
     directory: Path
     # None: 80 % of the free space plus what the cache holds already.
     limit_bytes: int | None = None
-    # The cache gives way before the disk is full for everybody else.
-    free_floor_bytes: int = 1 * GiB
+    # The cache gives way before the disk is full for everybody else: to this much free space, or this share of the
+    # file system; of both, the larger. None of them: see cache/disk_space.py.
+    free_floor_bytes: int | None = None
+    free_floor_share: float | None = None
     # Read-only folders below the writable one.
     layers: tuple[Path, ...] = ()
     group: str | None = None
@@ -144,6 +146,8 @@ class EngineConfig:
     datasets: tuple[DatasetConfig, ...] = ()
     # Clients may not name what is of this machine: a service without datasets, whose clients have other rights.
     guarded: bool = False
+    # What was read for datasets and service besides the configuration itself: one that changes is read again.
+    secret_files: tuple[Path, ...] = ()
     service: ServiceConfig = field(default_factory=lambda: ServiceConfig())
     peers: PeersConfig = field(default_factory=lambda: PeersConfig())
 

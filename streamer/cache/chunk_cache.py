@@ -123,7 +123,8 @@ class ChunkCache:
             for key, _ in chunk_files(self._layers[-1]):
                 self._below.setdefault(key, len(self._layers) - 1)
         config, charged = self.config, sum(map(charge, self._chunks.values()))
-        self.space = DiskSpace(self.folder.path, config.limit_bytes, config.free_floor_bytes, charged)
+        floor = (config.free_floor_bytes, config.free_floor_share)
+        self.space = DiskSpace(self.folder.path, config.limit_bytes, floor, charged)
         self._leftovers = LeftoverFiles(self.folder, self.space)
         return CatalogChanges(found.added, found.removed, set(), found.forgotten)
 

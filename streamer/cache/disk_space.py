@@ -19,8 +19,9 @@ DEFAULT_SHARE = 0.8
 # For what is being sent to peers.
 SEND_SHARE = 1 / 32
 MOST_SEND_BYTES = 512 << 20
-# The free-space floor is at most this share of the filesystem.
-FLOOR_SHARE = 0.02
+# The default floor of free space: this share of the filesystem, what ext4 keeps for root; less where the default limit
+# leaves less.
+DEFAULT_FLOOR_SHARE = 0.05
 
 
 class DiskSpace:
@@ -29,7 +30,8 @@ class DiskSpace:
     Args:
         path: the folder.
         limit_bytes: of the whole folder; None: a share of the free space.
-        floor_bytes: free space that is left to other programs.
+        floor: free space that is left to other programs: bytes, a share of the filesystem, or the larger of both;
+            None: the default.
         charged_bytes: bytes of its chunk files at the start.
 
     Attributes:
@@ -42,17 +44,23 @@ class DiskSpace:
         leftover_bytes: of the charged bytes, those of files that could not be removed.
     """
 
-    def __init__(self, path: Path, limit_bytes: int | None, floor_bytes: int, charged_bytes: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limit_bytes: int | None,
+        floor: tuple[int | None, float | None],
+        charged_bytes: int,
+    ) -> None:
         self.charged_bytes = charged_bytes
         self.refused = False
         self.was_refused = False
         self.leftover_bytes = 0
         self.serves_peers = False
         self._path = path
-        self._floor_bytes = floor_bytes
+        self._floor_bytes, self._floor_share = floor
         self._unlinks: set[asyncio.Event] = set()
         self.overhead_bytes = FIXED_BYTES
-        self._disk_limit = self._disk_bytes = 0
+        self._disk_limit = self._disk_bytes = self._most_present = 0
         self._is_set = limit_bytes is not None
         self.whole_limit_bytes = limit_bytes or 0
         self.measure()
@@ -104,14 +112,18 @@ class DiskSpace:
         """Measures manifests and free space."""
         self.overhead_bytes = FIXED_BYTES + used_bytes(self._path / "manifests")
         found = os.statvfs(self._path)
-        # On a small filesystem (a tmpfs as RAM tier) a floor of 1 GiB would leave nothing.
         self._disk_bytes = found.f_blocks * found.f_frsize
-        floor = min(self._floor_bytes, int(FLOOR_SHARE * self._disk_bytes))
         present = self.charged_bytes + found.f_bavail * found.f_frsize
-        self._disk_limit = max(0, present - floor)
+        self._most_present = max(self._most_present, present)
+        self._disk_limit = max(0, present - self._floor())
         if not self._is_set:
-            self.whole_limit_bytes = max(self.whole_limit_bytes, int(DEFAULT_SHARE * present))
+            self.whole_limit_bytes = int(DEFAULT_SHARE * self._most_present)
         self.refused = bool(found.f_flag & os.ST_RDONLY)
+
+    def _floor(self) -> int:
+        if self._floor_bytes is None and self._floor_share is None:
+            return int(min(DEFAULT_FLOOR_SHARE * self._disk_bytes, (1 - DEFAULT_SHARE) * self._most_present))
+        return max(self._floor_bytes or 0, int((self._floor_share or 0.0) * self._disk_bytes))
 
     async def reserve(self, length: int) -> None:
         """Reserves the bytes of a file of this length; waits for running unlinks if it must.

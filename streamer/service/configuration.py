@@ -1,6 +1,6 @@
 """The configuration of an engine: a TOML file, and for `streamer serve` STREAMER_* variables and options over it.
 
-    [cache]     directory limit_bytes group free_floor_bytes layers
+    [cache]     directory limit_bytes group free_floor_bytes free_floor_share layers
     [fetch]     memory_bytes window_max range_bytes ...
     [engine]    socket_path lookahead_bytes silent_seconds ...
     [service]   http allow_uids token_file drain_seconds max_connections
@@ -43,7 +43,7 @@ _SECTIONS: dict[str, type[object]] = {
     "peers": PeersConfig,
 }
 # Fields of EngineConfig that have a section of their own, or no meaning for a service.
-_ELSEWHERE = frozenset(["cache", "fetch", "datasets", "service", "peers", "grace_seconds", "guarded"])
+_ELSEWHERE = frozenset(["cache", "fetch", "datasets", "service", "peers", "grace_seconds", "guarded", "secret_files"])
 # Where a variable of `Environment.service`, or an option of the command line, belongs.
 _PLACES = {
     "cache_dir": ("cache", "directory"),
@@ -79,7 +79,7 @@ def engine_config(path: Path | None, environment: Environment, options: Mapping[
     Raises:
         ConfigError: an unknown setting, or a value that cannot be; names it.
     """
-    tables, datasets = _file(path)
+    tables, datasets, files = _file(path)
     variables: dict[str, object] = dict(environment.service)
     variables["token_file"] = environment.token_file
     for source in (variables, options):
@@ -90,7 +90,9 @@ def engine_config(path: Path | None, environment: Environment, options: Mapping[
     tables["cache"].setdefault("directory", environment.cache_dir)
     tables["engine"].setdefault("socket_path", environment.runtime_dir / "engine.sock")
     tables["service"].setdefault("http", DEFAULT_HTTP)
-    return _assembled(tables, datasets)
+    config = _assembled(tables, datasets)
+    token = [] if config.service.token_file is None else [config.service.token_file]
+    return replace(config, secret_files=(*files, *token))
 
 
 def embedded_config(path: Path, engine: EngineConfig) -> EngineConfig:
@@ -103,7 +105,7 @@ def embedded_config(path: Path, engine: EngineConfig) -> EngineConfig:
     Raises:
         ConfigError: as `engine_config`.
     """
-    tables, _ = _file(path)
+    tables, _, _ = _file(path)
     tables["cache"]["directory"] = engine.cache.directory
     if engine.cache.limit_bytes is not None:
         tables["cache"]["limit_bytes"] = engine.cache.limit_bytes
@@ -128,10 +130,10 @@ def _assembled(tables: _Tables, datasets: tuple[DatasetConfig, ...]) -> EngineCo
     )
 
 
-def _file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...]]:
+def _file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...], list[Path]]:
     tables: _Tables = {name: {} for name in _SECTIONS}
     if path is None:
-        return tables, ()
+        return tables, (), []
     found = read_toml(path)
     datasets = found.pop("datasets", [])
     for name, table in found.items():
@@ -144,20 +146,23 @@ def _file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...]]:
         tables[name].update(table)
     if not isinstance(datasets, list):
         raise ConfigError(f"{path}: write [[datasets]] for each dataset", field="datasets")
-    return tables, tuple(_dataset(entry, path) for entry in datasets)
+    files: list[Path] = []
+    return tables, tuple(_dataset(entry, path, files) for entry in datasets), files
 
 
 # ---------------------------------------------------------------- datasets
 
 
-def _dataset(entry: object, path: Path) -> DatasetConfig:
+def _dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig:
+    """One entry; adds its file of options to `files`."""
     where = f"[[datasets]] of {path}"
     if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
         raise ConfigError(f"{where}: each has a url", field="url")
     values = dict(entry)
     file = values.pop("storage_options_file", None)
     if file is not None:
-        values["storage_options"] = {**values.get("storage_options", {}), **_options_of(Path(str(file)))}
+        files.append(Path(str(file)))
+        values["storage_options"] = {**values.get("storage_options", {}), **_options_of(files[-1])}
     known_fields(DatasetConfig, values, where)
     if not isinstance(values.get("storage_options", {}), dict):
         raise ConfigError(f"{where}: storage_options is a table", field="storage_options")
@@ -238,6 +243,7 @@ def _number(name: str, value: object, *, whole: bool) -> int | float:
             number: int | float = int(value) if whole else float(value)
         except ValueError:
             number = -1
-        if number >= 0 and (not whole or not isinstance(value, float)):
+        if number >= 0 and (not whole or not isinstance(value, float)) and (number <= 1 or not name.endswith("_share")):
             return number
-    raise ConfigError(f"{name}={value!r} is not a {'whole ' if whole else ''}number of at least 0", field=name)
+    wanted = "share between 0 and 1" if name.endswith("_share") else f"{'whole ' * whole}number of at least 0"
+    raise ConfigError(f"{name}={value!r} is not a {wanted}", field=name)

@@ -2,7 +2,7 @@
 
 lock the cache folder -> engine -> socket, HTTP -> ready
 SIGTERM: not ready, socket gone -> running fetches finish, requests are answered -> connections end -> unlock
-SIGHUP: the configuration is read again: limit, datasets and their options, who may connect
+SIGHUP, or another file of secrets: the configuration is read again: limit, datasets and their options, who may connect
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from streamer.engine.maintenance import maintained
 from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.extras import require
 from streamer.process_memory import collect_rarely
+from streamer.service import secret_files
 from streamer.service.admission import group_id
 from streamer.service.limits import raise_descriptor_limit
 from streamer.service.peer import Peer
@@ -110,9 +111,11 @@ class Life:
                         self._timing.end("socket")
                         logger.info("listening after %s", self._timing)
                         self._notifier.ready()
-                        watch = tasks.create_task(self._reload_on_signal(engine, server))
+                        watches = [self._reload_on_signal(engine, server), self._reload_on_new_secrets()]
+                        watching = [tasks.create_task(watch) for watch in watches]
                         await self._leave.wait()
-                        watch.cancel()
+                        for watch in watching:
+                            watch.cancel()
                     self._notifier.stopping()
                     await self._drain(engine, server)
                 server.close()
@@ -175,6 +178,12 @@ class Life:
             except StreamerError as error:
                 logger.error("the configuration stays as it was: %s", error)
             self._notifier.ready()
+
+    async def _reload_on_new_secrets(self) -> None:
+        while self._configure is not None:
+            await secret_files.changed(self._config.secret_files)
+            logger.info("a file of secrets has changed")
+            self._reload.set()
 
     async def _reload_now(self, engine: Engine, server: Server) -> None:
         assert self._configure is not None

@@ -28,6 +28,7 @@ from streamer.client.settings import ClientSettings
 from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
+from tests.e2e.keyed_s3 import KeyedS3
 
 STRANGER = 12345
 GROUP = 23456
@@ -63,10 +64,14 @@ class Sidecar:
             f"[service]\nhttp = '{self.http}'\ndrain_seconds = 5\n{service}\n{served}"
         )
 
-    def start(self, *prefix: str, env: dict[str, str] | None = None) -> None:
+    def start(self, *prefix: str, env: dict[str, str] | None = None, look_seconds: float = 5.0) -> None:
+        program = (
+            f"import streamer.service.secret_files as s; s.LOOK_SECONDS = {look_seconds}; "
+            "from streamer.cli.main import main; main()"
+        )
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "streamer", "serve", "--config", str(self.config)],
+                [*prefix, sys.executable, "-c", program, "serve", "--config", str(self.config)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, **(env or {})},
@@ -325,6 +330,32 @@ def test_sighup_reads_the_limit_again(sidecar):
         while "no section [cash]" not in sidecar.log.read_text():
             assert time.monotonic() < deadline
         assert client.statistics()["limit_bytes"] == after["limit_bytes"]
+
+
+def test_a_rotated_secret_is_read(sidecar):
+    """Replaced as kubelet does, by renaming a link: without a signal, jobs go on with the new keys."""
+    secrets = {name: sidecar.root / f"..{name}" for name in ("old", "new")}
+    for name, folder in secrets.items():
+        folder.mkdir()
+        (folder / "bucket.json").write_text(json.dumps({"key": name, "secret": "secret"}))
+    (sidecar.root / "..data").symlink_to(secrets["old"])
+    (sidecar.root / "bucket.json").symlink_to("..data/bucket.json")
+    store = KeyedS3({"bucket": {f"a/{number}.bin": b"x" * 100 for number in range(4)}}, {"bucket": "new"})
+    sidecar.configure(
+        datasets=f"[[datasets]]\nurl = 's3://bucket/'\nstorage_options_file = '{sidecar.root}/bucket.json'\n"
+        f"storage_options = {{ endpoint_url = '{store.options('')['endpoint_url']}' }}\n"
+    )
+    with contextlib.closing(store):
+        sidecar.start(look_seconds=0.05)
+        with sidecar.client() as client:
+            with pytest.raises(AccessDeniedError):
+                client.manifest(GetManifest(0, ["s3://bucket/"], "auto"))
+            (sidecar.root / "..next").symlink_to(secrets["new"])
+            (sidecar.root / "..next").rename(sidecar.root / "..data")
+            deadline = time.monotonic() + 60
+            while "configuration read again" not in sidecar.log.read_text():
+                assert time.monotonic() < deadline
+            client.manifest(GetManifest(0, ["s3://bucket/"], "auto"))
 
 
 def test_systemd_is_notified_when_it_is_ready_and_when_it_stops(sidecar):

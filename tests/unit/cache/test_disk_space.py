@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def space(tmp_path: Path) -> DiskSpace:
     """Room for two files of 100 KB beside an empty folder of manifests."""
     (tmp_path / "manifests").mkdir()
     folder_bytes = (tmp_path / "manifests").stat().st_blocks * 512
-    return DiskSpace(tmp_path, FIXED_BYTES + folder_bytes + 2 * charge(100_000), 0, 0)
+    return DiskSpace(tmp_path, FIXED_BYTES + folder_bytes + 2 * charge(100_000), (0, None), 0)
 
 
 async def test_what_does_not_fit_is_refused_with_the_numbers(space: DiskSpace) -> None:
@@ -54,3 +55,32 @@ async def test_while_the_disk_refuses_the_limit_is_what_is_there(space: DiskSpac
     assert space.limits(5000, 0).limit_bytes == charge(100_000) + 5000
     space.measure()
     assert space.limits(5000, 0).limit_bytes == space.hard_limit_bytes
+
+
+DISK_BYTES = 1000 << 30
+
+
+@pytest.mark.parametrize(
+    ("floor", "free_bytes", "floor_bytes"),
+    [
+        pytest.param((100 << 30, None), 300 << 30, 100 << 30, id="bytes as configured"),
+        pytest.param((None, 0.2), 300 << 30, 200 << 30, id="a share of the disk"),
+        pytest.param((250 << 30, 0.2), 300 << 30, 250 << 30, id="the larger of both"),
+        pytest.param((0, None), 300 << 30, 0, id="none"),
+        pytest.param((None, None), 300 << 30, 50 << 30, id="the default is 5 % of the disk"),
+        pytest.param((None, None), 20 << 30, 4 << 30, id="a fifth of what was free on a full disk"),
+    ],
+)
+def test_the_floor_of_free_space(
+    floor: tuple[int | None, float | None],
+    free_bytes: int,
+    floor_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is configured counts in full: kubelet evicts at 10 % or 15 %, where 2 % of the disk were kept free."""
+    (tmp_path / "manifests").mkdir()
+    disk = (4096, 4096, DISK_BYTES >> 12, free_bytes >> 12, free_bytes >> 12, 100, 100, 100, 0, 255)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(disk))
+    space = DiskSpace(tmp_path, 1 << 50, floor, 0)
+    assert space.limits(0, 0).limit_bytes == pytest.approx(free_bytes - floor_bytes, abs=1)

@@ -104,6 +104,7 @@ def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path
         ("[service]\ndrain_seconds = -1", "drain_seconds"),
         ("[fetch]\nhedge = 'no'", "hedge"),
         ("[fetch]\nwindow_max = 2.5", "window_max"),
+        ("[cache]\nfree_floor_share = 20", "free_floor_share=20 is not a share between 0 and 1"),
         ("[cache]\neviction = 'lru'", "eviction"),
         ("[fetch]\nclient = 'wget'", "client='wget' is not one of auto, curl, obstore"),
         ("[cache]\nlayers = 3", "layers"),
