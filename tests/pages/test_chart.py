@@ -22,7 +22,17 @@ HELM = "helm-python-sdk==0.2.2"
 KUBERNETES = "1.29"
 # The schemas of the Prometheus Operator are not Kubernetes' own.
 CUSTOM = {"PodMonitor", "PrometheusRule"}
+CONFIG = """
+[cache]
+limit_bytes = '1.5TB'
+[service]
+http = '0.0.0.0:9464'
+[[datasets]]
+url = 's3://bucket/train/'
+"""
+NAMED = {"config": CONFIG}
 EVERYTHING = {
+    **NAMED,
     "image": {"repository": "registry.example/streamer", "tag": "1.2.3", "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "pull"}],
     "credentialsSecret": "streamer-bucket",
@@ -59,7 +69,8 @@ def objects(found: dict[str, object]) -> dict[str, dict]:
 
 def test_the_chart_renders_to_what_kubernetes_takes(tmp_path: Path) -> None:
     """With its defaults and with every value set: no word of the linter, valid objects, names that fit together."""
-    for found, everything in zip(rendered({}, EVERYTHING), (False, True), strict=True):
+    least: dict[str, object] = {"serveEveryUrl": True}
+    for found, everything in zip(rendered(least, EVERYTHING), (False, True), strict=True):
         assert "error" not in found
         assert found["lint"]["errors"] == []
         assert [one["error"] for one in found["lint"]["messages"]] == ["icon is recommended"]
@@ -101,7 +112,7 @@ def test_the_chart_brings_its_monitoring() -> None:
 
 def test_the_chart_makes_peers_of_the_engines() -> None:
     """They look up a headless Service of their own pods, and only they reach its port; not without a token."""
-    found, refused = rendered(EVERYTHING, {"peers": {"enabled": True}})
+    found, refused = rendered(EVERYTHING, {**NAMED, "peers": {"enabled": True}})
     made = objects(found)
     template, service, policy = made["DaemonSet"]["spec"]["template"], made["Service"], made["NetworkPolicy"]["spec"]
     (container,) = template["spec"]["containers"]
@@ -123,3 +134,56 @@ def test_a_misspelt_value_is_refused() -> None:
     for values, found in zip(wrong, rendered(*wrong), strict=True):
         (name,) = values
         assert name in str(found["error"])
+
+
+def test_it_says_what_it_serves() -> None:
+    """Without [[datasets]] it is not rendered, with its defaults neither, unless a value says that this is meant."""
+    commented = {"config": "# [[datasets]]\n[service]\nhttp = '0.0.0.0:9464'\n"}
+    for found in rendered({}, commented, {**NAMED, "config": "[cache]\nlimit_bytes = '1GB'\n"}):
+        assert "names no [[datasets]]" in str(found["error"])
+    for found in rendered({"serveEveryUrl": True}, NAMED, {"config": "datasets = [{url = 's3://b/'}]\nhttp='off'"}):
+        assert "error" not in found
+
+
+def test_ports_and_probes_follow_the_configuration() -> None:
+    """Another port, none, and one on loopback that no probe would reach."""
+    other, off, loopback, default = rendered(
+        {"config": CONFIG.replace("9464", "9999")},
+        {"config": CONFIG.replace("0.0.0.0:9464", "off"), "podMonitor": {"enabled": True}},
+        {"config": CONFIG.replace("0.0.0.0:9464", "127.0.0.1:9464")},
+        {"config": "[[datasets]]\nurl = 's3://bucket/train/'\n"},
+    )
+    template = objects(other)["DaemonSet"]["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert container["ports"] == [{"name": "metrics", "containerPort": 9999}]
+    assert container["readinessProbe"]["httpGet"]["port"] == "metrics"
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == "9999"
+    assert "9999, then http://127.0.0.1:9999/" in other["templates"]["streamer/templates/NOTES.txt"]
+    made = objects(off)
+    (container,) = made["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    assert "ports" not in container
+    assert container["livenessProbe"]["exec"]["command"] == ["streamer", "stat", "--json"]
+    assert not {name for name in made["DaemonSet"]["spec"]["template"]["metadata"]["annotations"] if "prom" in name}
+    assert "PodMonitor" not in made
+    kubernetes_validate.validate(made["DaemonSet"], KUBERNETES, strict=True)
+    for found in (loopback, default):
+        assert "loopback" in str(found["error"])
+
+
+def test_the_defaults_suit_nodes_with_accelerators() -> None:
+    """Their taints are tolerated, other systems are left out, and the requests are modest."""
+    (found,) = rendered(NAMED)
+    spec = objects(found)["DaemonSet"]["spec"]["template"]["spec"]
+    assert {"nvidia.com/gpu", "amd.com/gpu"} == {one["key"] for one in spec["tolerations"]}
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert spec["containers"][0]["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
+
+
+def test_the_cache_may_be_a_claim() -> None:
+    """Of a local volume: no folder of the node then but that of the socket."""
+    (found,) = rendered({**NAMED, "cacheClaim": "nvme"})
+    daemon_set = objects(found)["DaemonSet"]
+    kubernetes_validate.validate(daemon_set, KUBERNETES, strict=True)
+    volumes = {volume["name"]: volume for volume in daemon_set["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["cache"] == {"name": "cache", "persistentVolumeClaim": {"claimName": "nvme"}}
+    assert "the claim nvme (read-only) at /cache" in found["templates"]["streamer/templates/NOTES.txt"]

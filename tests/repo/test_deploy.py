@@ -75,6 +75,51 @@ def test_kustomize_adds_the_monitoring(tmp_path):
         assert made["PrometheusRule"]["spec"] == yaml.safe_load(ALERTS.read_text())
 
 
+def is_restricted(spec: dict) -> bool:
+    """Whether Pod Security admits a pod at the level "restricted" (Kubernetes: "Pod Security Standards")."""
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
+    contexts = [{**spec["securityContext"], **one["securityContext"]} for one in containers(spec)]
+    return kinds <= allowed and all(
+        context["runAsNonRoot"] is True
+        and context["seccompProfile"]["type"] == "RuntimeDefault"
+        and context["allowPrivilegeEscalation"] is False
+        and context["capabilities"] == {"drop": ["ALL"]}
+        for context in contexts
+    )
+
+
+def test_pod_security_is_what_the_readme_says():
+    """A sidecar is admitted at the strictest level; an engine of a node is not, because of its host folders."""
+    assert is_restricted(pod_spec(objects(KUBERNETES_FOLDER / "overlays" / "sidecar")))
+    assert not is_restricted(pod_spec(objects(KUBERNETES_FOLDER / "overlays" / "daemonset")))
+
+
+def test_kustomize_gives_the_sidecar_a_volume_of_its_own(tmp_path):
+    """Instead of the node's disk, at the same level of Pod Security."""
+    shutil.copytree(KUBERNETES_FOLDER, tmp_path / "kubernetes")
+    overlay = tmp_path / "kubernetes" / "overlays" / "sidecar"
+    with (overlay / "kustomization.yaml").open("a") as file:
+        file.write("components: [../../components/ephemeral-volume]\n")
+    made = kustomized(overlay)
+    for found in made:
+        kubernetes_validate.validate(found, KUBERNETES, strict=True)
+    spec = pod_spec(made)
+    (cache,) = [volume for volume in spec["volumes"] if volume["name"] == "cache"]
+    assert set(cache) == {"name", "ephemeral"}
+    assert "ephemeral-storage" not in str(spec["initContainers"])
+    assert is_restricted(spec)
+
+
 def test_kustomize_makes_peers_of_the_engines(tmp_path):
     """The name that they look up is a headless Service with their label and port; a policy admits no others to it."""
     shutil.copytree(KUBERNETES_FOLDER, tmp_path / "kubernetes")
@@ -119,6 +164,10 @@ def test_their_configuration_is_one_that_the_service_takes(path, tmp_path):
     environment = Environment.read({"STREAMER_CACHE_DIR": "/cache", "STREAMER_GROUP": "10001", "HOME": "/"})
     engine = engine_config(tmp_path / "streamer.toml", environment, {})
     assert engine.datasets
+    ports = [port["containerPort"] for one in containers(pod_spec(found)) for port in one.get("ports", ())]
+    assert ports == [int(engine.service.http.rpartition(":")[2])]
+    # Above the thresholds at which kubelet evicts pods (10 %, of images 15 %).
+    assert engine.cache.free_floor_share > 0.15
     assert engine.service.drain_seconds < pod_spec(found)["terminationGracePeriodSeconds"]
     mounts = {m["mountPath"] for c in containers(pod_spec(found)) for m in c["volumeMounts"]}
     assert "/etc/streamer-secret" in mounts
