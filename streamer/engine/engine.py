@@ -3,7 +3,7 @@
 engine.py             its life, requests, sessions         session.py           one consumer: callbacks, pace, counts
 scheduler.py          admits, opens, starts fetches        session_progress.py  a consumer's place in its schedule
 uses.py               the entries of a schedule            collection.py        the datasets of a session as one
-in_flight.py          chunks on their way                  fetchers.py          stores and fetchers by credentials
+fetching/             chunks on their way to the cache
 manifests.py          answers requests for manifests       manifest_store.py    the manifests on the disk
 index_cost.py         what an index costs                  page_cache.py        advice to the kernel
 corruption_reports.py chunks that readers found wrong
@@ -34,8 +34,10 @@ from streamer.config import EngineConfig, format_bytes
 from streamer.engine.collection import Collection, PartRequest
 from streamer.engine.corruption_reports import CorruptionReports
 from streamer.engine.datasets import Dataset, Datasets
-from streamer.engine.fetchers import Fetchers
-from streamer.engine.in_flight import InFlight
+from streamer.engine.fetching.fetchers import Fetchers
+from streamer.engine.fetching.in_flight import InFlight
+from streamer.engine.fetching.publisher import Publisher
+from streamer.engine.fetching.sources import Sources, StoreSource
 from streamer.engine.index_cost import Report
 from streamer.engine.manifests import ManifestRequest, Manifests
 from streamer.engine.page_cache import PageCache
@@ -91,7 +93,9 @@ class Engine:
             self.datasets = Datasets(self.cache.root, self.fetchers.allowlist)
             self.policy = CachePolicy(self.cache.limits, settling=True)
             self.scheduler = Scheduler(self.policy, self.sessions, PageCache(self.cache, tasks), self._loop)
-            in_flight = InFlight(self.cache, self.fetchers, self.recoders, tasks, self.scheduler)
+            self.publisher = Publisher(self.cache, self.recoders, tasks, self.scheduler.chunk_resized)
+            self.sources = Sources(StoreSource(self.fetchers, self.publisher))
+            in_flight = InFlight(self.sources, self.publisher, tasks, self.scheduler)
             self.in_flight = self.scheduler.in_flight = in_flight
             self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders, self.datasets)
             self.corruption_reports = CorruptionReports(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from streamer.cache.file_jobs import in_thread
 from streamer.engine.datasets import Datasets
-from streamer.engine.fetchers import Fetchers
+from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, IndexReader, Report
 from streamer.engine.manifest_store import ManifestStore
 from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError

@@ -15,7 +15,7 @@ import numpy as np
 
 from streamer.cache.policy.answers import Admit, Freed, Hit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
-from streamer.engine.in_flight import Fetch, Waiter
+from streamer.engine.fetching.fetches import Fetch, Waiter
 from streamer.engine.session import EngineSession
 from streamer.engine.uses import Use
 from streamer.errors import BrokenError, CacheError, CacheFullError, RecodeError, StreamerError

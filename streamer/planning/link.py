@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from streamer.config import FetchConfig
 from streamer.engine.datasets import Dataset
-from streamer.engine.in_flight import Fetch, Waiter
+from streamer.engine.fetching.fetches import Fetch, Waiter
 from streamer.errors import StreamerError
 from streamer.fetch.ranges import plan_ranges
 from streamer.planning.model import EngineCost, Link

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
-from streamer.engine import fetchers
 from streamer.engine.engine import Engine
+from streamer.engine.fetching import fetchers
 from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
@@ -99,7 +99,7 @@ async def at_rest(engine: Engine, link: Link) -> None:
         await asyncio.sleep(0)
         counts = engine.fetchers.statistics()
         moving = len(engine.in_flight) - int(counts["waiting"]) - len(link.queue)
-        still = 0 if moving or engine.scheduler._wake_pending or engine.in_flight._unlinking else still + 1
+        still = 0 if moving or engine.scheduler._wake_pending or engine.publisher._unlinking else still + 1
         if moving:
             await asyncio.sleep(0.0005)
 

@@ -91,9 +91,8 @@ class JobPeers:
         """Ends the peers of the job before."""
         if self._running is None:
             return
-        in_flight = self._engine.in_flight
-        in_flight.bring = in_flight.bring_from_store
-        await in_flight.finish(_FINISH_SECONDS)
+        self._engine.sources.use_peers(None)
+        await self._engine.in_flight.finish(_FINISH_SECONDS)
         self._ended.set()
         await asyncio.wait([self._running])
         self._job, self._running, self._datasets = None, None, {}

@@ -15,7 +15,7 @@ from streamer.config import PeersConfig
 from streamer.engine.engine import Engine
 from streamer.engine.peers.lending import IDLE_SECONDS, Lending
 from streamer.engine.peers.manifests import MissingManifests
-from streamer.engine.peers.sources import Sources
+from streamer.engine.peers.sources import PeerSource
 from streamer.peers.addresses import joined as joined_address
 from streamer.peers.addresses import split_address
 from streamer.peers.base import Peers
@@ -66,11 +66,13 @@ async def joined(
             missing = MissingManifests(engine, peers.client, lambda: neighbours.members, tasks)
             lending.missing = missing.missing
             await neighbours.known.wait()
-            engine.in_flight.bring, engine.peer_statistics = neighbours.sources.bring, neighbours.statistics
+            engine.sources.use_peers(neighbours.source)
+            engine.peer_statistics = neighbours.statistics
             try:
                 yield neighbours
             finally:
-                engine.in_flight.bring, engine.peer_statistics = engine.in_flight.bring_from_store, None
+                engine.sources.use_peers(None)
+                engine.peer_statistics = None
                 following.cancel()
                 closing.cancel()
                 missing.close()
@@ -104,7 +106,7 @@ class Neighbours:
         self._lending = lending
         self._homes = Homes(me, ())
         self.me = me
-        self.sources = Sources(engine.in_flight, peers.client, self._homes)
+        self.source = PeerSource(engine.sources.store, engine.publisher, peers.client, self._homes)
 
     def __repr__(self) -> str:
         return f"Neighbours({self._homes!r})"
@@ -138,7 +140,7 @@ class Neighbours:
 
     def _use(self, homes: Homes) -> None:
         self._homes = homes
-        self.sources.use(homes)
+        self.source.use(homes)
 
     def statistics(self) -> dict[str, Any]:
         """Counters and levels; one row for each peer in `peers`, and for each member with its weight in `homes`."""
@@ -146,7 +148,7 @@ class Neighbours:
         others = [member for member in self._homes.members if member.id != self._homes.me.id]
         return {
             **self._peers.statistics(),
-            **msgspec.structs.asdict(self.sources.count),
+            **msgspec.structs.asdict(self.source.count),
             "fetched_for_peers": self._lending.fetched_chunks,
             "fetched_for_peers_bytes": self._lending.fetched_bytes,
             "peer_members": len(others),

@@ -14,7 +14,7 @@ from streamer.cache.policy.sessions import Opening
 from streamer.cache.policy.table import as_keys
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
-from streamer.engine.in_flight import Fetch
+from streamer.engine.fetching.fetches import Fetch
 from streamer.errors import CacheFullError, ManifestError, StreamerError
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,9 @@ from collections.abc import Callable
 import msgspec
 
 from streamer.cache.file_jobs import in_thread
-from streamer.engine.in_flight import Fetch, InFlight
+from streamer.engine.fetching.fetches import Fetch
+from streamer.engine.fetching.publisher import Publisher
+from streamer.engine.fetching.sources import StoreSource
 from streamer.engine.peers.race import race
 from streamer.engine.peers.received import Payload, checked
 from streamer.engine.peers.routes import Ask, Found, whom_to_ask
@@ -42,23 +44,25 @@ class _FromPeer(msgspec.Struct, frozen=True):
         self.file.close()
 
 
-class Sources:
-    """Takes over `InFlight.bring`.
+class PeerSource:
+    """A ChunkSource that asks peers, and the store where they cannot or are late.
 
     Args:
-        in_flight: publishes what was brought.
+        store: the other source.
+        publisher: takes what was brought.
         client: asks peers.
         homes: of the members that this engine knows now.
     """
 
-    def __init__(self, in_flight: InFlight, client: PeerClient, homes: Homes) -> None:
+    def __init__(self, store: StoreSource, publisher: Publisher, client: PeerClient, homes: Homes) -> None:
         self.count = SourceCounts()
-        self._in_flight = in_flight
+        self._store = store
+        self._publisher = publisher
         self._client = client
         self.use(homes)
 
     def __repr__(self) -> str:
-        return f"Sources({self._homes!r}, {self.count!r})"
+        return f"PeerSource({self._homes!r}, {self.count!r})"
 
     def use(self, homes: Homes) -> None:
         """There are other members: chunks may be where their homes were."""
@@ -66,25 +70,21 @@ class Sources:
         self._found = Found()
 
     async def bring(self, fetch: Fetch) -> None:
-        """Brings and publishes one chunk.
-
-        Raises:
-            StreamerError: the store cannot be read, or the cache not be written.
-        """
+        """See ChunkSource.bring."""
         ask = self._route(fetch)
         if ask is None:
-            await self._in_flight.bring_from_store(fetch)
+            await self._store.bring(fetch)
             return
         late = asyncio.Event()
-        brought = await race(self._ask(fetch, ask, late.set), late, lambda: self._in_flight.from_store(fetch))
+        brought = await race(self._ask(fetch, ask, late.set), late, lambda: self._store.fetch(fetch))
         try:
             if isinstance(brought, _FromPeer):
-                await self._in_flight.take_ready(fetch, brought.payload.content, brought.payload.offsets)
+                await self._publisher.publish_samples(fetch, brought.payload.content, brought.payload.offsets)
                 self.count.peer_chunks += 1
                 self.count.peer_bytes += len(brought.payload.content)
             else:
                 self.count.peer_hedge_losses += late.is_set()
-                await self._in_flight.take(fetch, brought)
+                await self._publisher.publish(fetch, brought)
         finally:
             brought.close()
 

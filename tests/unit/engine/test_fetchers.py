@@ -9,7 +9,7 @@ import pytest
 
 from streamer.config import FetchClient, FetchConfig
 from streamer.engine.datasets import options_key
-from streamer.engine.fetchers import Fetchers
+from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ClosedError
 from streamer.fetch import Fetched

@@ -10,7 +10,7 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.in_flight import Fetch
+from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.manifests import ManifestRequest
 from streamer.engine.peers.lending import Lending
 
@@ -33,12 +33,13 @@ async def test_the_first_peer_that_needs_a_chunk_says_when_it_is_due(engine: Eng
     lending, key, go = Lending(engine), dataset.key(0), asyncio.Event()
     fetches: list[Fetch] = []
 
-    async def bring(fetch: Fetch) -> None:
-        fetches.append(fetch)
-        await go.wait()
-        await engine.in_flight.bring_from_store(fetch)
+    class Late:
+        async def bring(self, fetch: Fetch) -> None:
+            fetches.append(fetch)
+            await go.wait()
+            await engine.sources.store.bring(fetch)
 
-    engine.in_flight.bring = bring
+    engine.sources.use_peers(Late())
     begun = engine.now()
     for member, due_seconds in (("a", 60.0), ("b", 5.0), ("c", 30.0)):
         assert (await lending.lend(key, digest, member=member, wait=False, due_seconds=due_seconds)).coming

@@ -1,0 +1,113 @@
+"""Chunks in flight: one fetch per chunk key, however many sessions wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from streamer.engine.datasets import Dataset
+from streamer.engine.fetching.fetches import Fetch, Waiter
+from streamer.engine.fetching.publisher import Publisher
+from streamer.engine.fetching.sources import ChunkSource
+from streamer.engine.session import EngineSession
+from streamer.errors import BrokenError, StreamerError
+
+logger = logging.getLogger(__name__)
+
+
+class FetchListener(Protocol):
+    """Is told when fetches end."""
+
+    def fetch_finished(self, fetch: Fetch, error: StreamerError | None) -> None:
+        """A fetch is over, with the error if it failed."""
+        ...
+
+
+class InFlight:
+    """Runs the fetches. Owned by the engine, on its loop.
+
+    Args:
+        source: brings the chunks.
+        publisher: removes the files of evicted chunks.
+        tasks: runs the fetches.
+        listener: the scheduler.
+    """
+
+    def __init__(
+        self, source: ChunkSource, publisher: Publisher, tasks: asyncio.TaskGroup, listener: FetchListener
+    ) -> None:
+        self._source = source
+        self._publisher = publisher
+        self._tasks = tasks
+        self._listener = listener
+        self._fetches: dict[bytes, Fetch] = {}
+
+    def __len__(self) -> int:
+        return len(self._fetches)
+
+    def start(self, key: bytes, waiter: Waiter, victims: Iterable[bytes] = ()) -> None:
+        """Starts the fetch of a chunk; the files of `victims` are removed before it is published."""
+        self.unlink(victims)
+        part, chunk = waiter.session.collection.locate(waiter.chunk)
+        self._begin(Fetch(key, waiter.session.collection.datasets[part], chunk, [waiter]))
+
+    def start_for_peer(self, fetch: Fetch, victims: Iterable[bytes] = ()) -> None:
+        """As `start`, for a chunk that no session of this engine waits for."""
+        self.unlink(victims)
+        self._begin(fetch)
+
+    def find(self, key: bytes) -> Fetch | None:
+        """The running fetch of a chunk."""
+        return self._fetches.get(key)
+
+    def _begin(self, fetch: Fetch) -> None:
+        self._fetches[fetch.key] = fetch
+        fetch.task = self._tasks.create_task(self._run(fetch), name=f"fetch {fetch.key.hex()}")
+
+    def join(self, key: bytes, waiter: Waiter) -> bool:
+        """Adds a waiter to a running fetch; False: there is none."""
+        fetch = self._fetches.get(key)
+        if fetch is not None:
+            fetch.waiters.append(waiter)
+        return fetch is not None
+
+    def leave(self, session: EngineSession) -> None:
+        """The session is closed; its fetches continue for other sessions and for the cache."""
+        for fetch in self._fetches.values():
+            fetch.waiters = [waiter for waiter in fetch.waiters if waiter.session is not session]
+
+    def datasets(self) -> list[Dataset]:
+        """The datasets that chunks are being fetched of."""
+        return [fetch.dataset for fetch in self._fetches.values()]
+
+    def unlink(self, keys: Iterable[bytes]) -> None:
+        """Removes the files of evicted chunks."""
+        self._publisher.unlink(keys)
+
+    async def finish(self, seconds: float) -> int:
+        """Waits at most `seconds` for the running fetches; returns how many are left."""
+        tasks = [fetch.task for fetch in self._fetches.values() if fetch.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        return len(self._fetches)
+
+    def cancel(self) -> None:
+        """Cancels all fetches."""
+        for fetch in self._fetches.values():
+            if fetch.task is not None:
+                fetch.task.cancel()
+
+    async def _run(self, fetch: Fetch) -> None:
+        error: StreamerError | None = None
+        try:
+            await self._source.bring(fetch)
+        except StreamerError as failure:
+            error = failure
+        except Exception as failure:
+            logger.exception("fetch of chunk %s failed", fetch.key.hex())
+            error = BrokenError(f"the engine failed over chunk {fetch.chunk}: {failure!r}; see its log")
+        finally:
+            del self._fetches[fetch.key]
+        self._listener.fetch_finished(fetch, error)
