@@ -14,7 +14,7 @@ from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_storage_options, check_places, size
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import MiB
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +157,12 @@ class _Bench:
         finally:
             await store.aclose()
         clients = await self._compare(url, objects, best(grid)) if client in _NATIVE else ()
-        ways = await self._ways(url, objects, best(grid)) if self._arguments.other_endpoint else ()
+        ways: Sequence[Way] = ()
+        if self._arguments.other_endpoint:
+            try:
+                ways = await self._ways(url, objects, best(grid))
+            except StoreError as error:
+                self._terminal.note(f"{self._arguments.other_endpoint} is left out: {error}")
         return LinkFigures(
             url=url, latency=latency, single=single, grid=tuple(grid), clients=tuple(clients), ways=tuple(ways)
         )
@@ -172,7 +177,14 @@ class _Bench:
             if cells and self._received_bytes >= self._arguments.max_bytes:
                 self._terminal.note(f"--max-bytes: {len(shapes) - len(cells)} combinations are left out")
                 break
-            cells.append(await self._cell(store, objects, (client, connections, length)))
+            try:
+                cells.append(await self._cell(store, objects, (client, connections, length)))
+            except StoreError as error:
+                # What was measured before is worth its price.
+                if not cells:
+                    raise
+                self._terminal.note(f"{len(shapes) - len(cells)} combinations are left out: {error}")
+                break
             bar.update(number, len(shapes))
         return cells
 
@@ -184,7 +196,7 @@ class _Bench:
         for name in (*_NATIVE, "fsspec"):
             try:
                 store, client = self._open(url, name)
-            except (ImportError, ConfigError) as error:
+            except (ImportError, ConfigError, StoreError) as error:
                 self._terminal.note(f"{name} is left out: {error}")
                 continue
             if client != name:  # libcurl reads s3 and http alone
@@ -193,7 +205,7 @@ class _Bench:
                 # The first request imports, signs in and connects: not what is compared.
                 await measure_latency(store, objects, 1)
                 found.append(await self._cell(store, objects, (client, chosen.connections, chosen.range_bytes)))
-            except ImportError as error:
+            except (ImportError, StoreError) as error:
                 self._terminal.note(f"{name} is left out: {error}")
             finally:
                 await store.aclose()

@@ -243,6 +243,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
         Args:
             indices: numbers 0..samples-1 of this dataset: a sequence, slice, array of numbers or of bools.
+                Repeated ones count once, and a warning says so.
             keys: a glob over keys ("dogs/*.jpg"), or several, of which one must match (not in containers).
             labels: a class name or number, or several (not in containers).
             min_bytes: smallest stored size of a sample.

@@ -105,10 +105,32 @@ def test_datasets_by_path():
     expected = [{"image": summary(row)} for row in IMAGES]
     for version in ("earliest", "latest"):
         assert values(written(fill, libver=version), image="/train/images") == expected
-    with pytest.raises(ManifestError, match=r"no dataset '/train/image': at 'image' there is only images, names"):
+    with pytest.raises(
+        ManifestError, match=r"no dataset '/train/image'; .*; there are /few, /train/images, /train/names"
+    ):
         values(written(fill), image="/train/image")
-    with pytest.raises(ManifestError, match=r"at '/train' no dataset, but a group"):
+    with pytest.raises(ManifestError, match=r"at '/train' it has no dataset, but a group; .* /train/images, "):
         values(written(fill), image="/train")
+    grouped = written(lambda file: file.update({"a/x": IMAGES, "a/b/y": IMAGES, "c/z": IMAGES}))
+    with pytest.raises(ManifestError, match=r"no arrays in its root group; .*; there are /a/x, /c/z, /a/b/y \(at"):
+        values(grouped)
+    texts = written(lambda file: file.update({"a": IMAGES, "b": np.array(["x"] * 24, h5py.string_dtype())}))
+    with pytest.raises(ManifestError, match=r"dataset 'b' with values of type vlen.*; there are /a, /b \(at"):
+        values(texts)
+
+
+def test_the_datasets_of_many_groups_are_not_all_named():
+    """A message has twenty of them; groups that refer to themselves end."""
+
+    def fill(file: h5py.File) -> None:
+        for number in range(30):
+            file[f"g/{number:02}"] = IMAGES[:1]
+        file["g/self"] = file["g"]
+
+    with pytest.raises(ManifestError, match=r"no arrays in its root group.* /g/00, .*, /g/19 \(at"):
+        values(written(fill))
+    with pytest.raises(ManifestError, match=r"no arrays in its root group"):
+        values(written(lambda file: file.create_group("g").update({"self": file["g"]})))
 
 
 def _unwritten(file: h5py.File) -> None:
@@ -152,8 +174,8 @@ GOOD = dataset()
         (dataset(np.array([b"abc"])), "values of type string"),
         (dataset(np.zeros(3, [("a", "u1"), ("b", "u1"), ("c", "u1")])), "compounds of 3 members"),
         (dataset(np.zeros((3, 0))), "no rows of a byte"),
-        (dataset(np.zeros(())), "no arrays, but the groups"),
-        (written(lambda file: file.create_group("g")), r"no arrays, but the groups g"),
+        (dataset(np.zeros(())), "no arrays in its root group"),
+        (written(lambda file: file.create_group("g")), "no arrays in its root group"),
         (written(lambda file: file.update({"a": IMAGES, "b": IMAGES[:3]})), "'a' has 24 rows, array 'b' 3"),
         (written(lambda file: file.create_dataset("x", (3, 2), "f4")), "24 bytes of it were never written"),
         (written(_unwritten), "1048573 rows from row 3 on, 209714600 bytes, were never written"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import reprlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from streamer.errors import ConfigError
 from streamer.loader import checks
 from streamer.manifest.selection import Selection, Where, check_fraction
 from streamer.manifest.table import Manifest
+from streamer.unique import unique
+
+logger = logging.getLogger(__name__)
 
 Ordinals = npt.NDArray[np.int64]
 Indices = Sequence[int] | slice | Ordinals | npt.NDArray[np.bool_]
@@ -85,6 +89,13 @@ def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
     if wanted.dtype != np.bool_:
         wanted = _checked(wanted.astype(np.int64), ordinals.size)
     picked: Ordinals = ordinals[wanted]
+    if repeated := picked.size - unique(picked).size:
+        logger.warning(
+            "select(indices=...) names %d samples, of which %d are repeats and are dropped: each comes once in an "
+            "epoch; MixedDataset takes some more often",
+            picked.size,
+            repeated,
+        )
     return picked
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import replace
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cli.bench_command import at_endpoint, client_of, endpoint_of
+from streamer.cli.bench_command import _Bench, add_arguments, at_endpoint, client_of, endpoint_of
 from streamer.cli.link.meter import Cell, Latency, Ranges, Way, find_objects, joined, measure_cell
 from streamer.cli.link.report import LinkFigures, advice, best, cell_row, save_plot
 from streamer.cli.main import main
+from streamer.cli.terminal import Terminal
 from streamer.config import FetchConfig, MiB
 from streamer.errors import AccessDeniedError, ConfigError, ThrottledError
 from streamer.manifest.model import ObjectRecord
@@ -97,6 +99,52 @@ async def test_a_store_that_throttles_is_counted_and_not_asked_for_ever() -> Non
     walk = iter(Ranges([ObjectRecord("a", 5, "")], 2))
     with pytest.raises(ThrottledError):
         await measure_cell(_Refusing(ThrottledError("slow down")), walk, ("obstore", 3, 2), 5.0)
+
+
+def _bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> _Bench:
+    """The command on a file, which "obstore" refuses to read."""
+    (tmp_path / "a.bin").write_bytes(bytes(200_000))
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    line = [f"{tmp_path}/a.bin", "--seconds", "0.02", "--connections", "2", "4", "--ranges", "64KiB", *options]
+    bench = _Bench(parser.parse_args(line), Terminal())
+
+    def opened(url: str, client: str, options: object = None) -> tuple[LocalStore, str]:
+        return (_Refusing(AccessDeniedError("no")) if client == "obstore" else LocalStore()), client
+
+    monkeypatch.setattr(bench, "_open", opened)
+    return bench
+
+
+async def test_a_client_that_fails_does_not_cost_the_results_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is left out with its reason."""
+    bench = _bench(tmp_path, monkeypatch)
+    objects = await find_objects(LocalStore(), f"{tmp_path}/")
+    found = await bench._compare(f"{tmp_path}/a.bin", objects, _cell(2, 1 << 16, 1e6))
+    assert [cell.client for cell in found] == ["curl", "fsspec"]
+    assert "obstore is left out: no" in capsys.readouterr().err
+
+
+async def test_combinations_that_fail_do_not_cost_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But where none was measured, the error is the result."""
+    bench, store = _bench(tmp_path, monkeypatch), LocalStore()
+    objects = await find_objects(store, f"{tmp_path}/")
+    measured = bench._cell
+
+    async def fails_with_four(store: LocalStore, objects: list[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
+        return await measured(_Refusing(ThrottledError("slow down")) if shape[1] == 4 else store, objects, shape)
+
+    monkeypatch.setattr(bench, "_cell", fails_with_four)
+    with Terminal().progress("measuring", "combinations") as bar:
+        found = await bench._grid(store, objects, "curl", bar)
+        assert [cell.connections for cell in found] == [2]
+        assert "1 combinations are left out: slow down" in capsys.readouterr().err
+        with pytest.raises(ThrottledError):
+            await bench._grid(_Refusing(ThrottledError("slow down")), objects, "curl", bar)
 
 
 def test_the_best_is_the_cheapest_of_the_fast_ones() -> None:

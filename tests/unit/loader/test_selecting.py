@@ -33,6 +33,20 @@ def test_a_label_alone(make_dataset, folder):
     assert dataset.select(labels="class1").samples == dataset.select(labels=[1]).samples == 33
 
 
+def test_repeated_indices_are_dropped_with_a_warning(make_dataset, folder, caplog):
+    """Counted from either end; a selection has each sample once in an epoch."""
+    dataset = make_dataset(folder)
+    caplog.set_level(logging.WARNING, "streamer")
+    assert dataset.select(indices=[5, 6, 7]).samples == 3
+    assert not caplog.records
+    assert dataset.select(indices=[5, 5, 7]).samples == 2
+    assert dataset.select(indices=[99, -1, 99]).samples == 1
+    texts = [record.message.partition(":")[0] for record in caplog.records]
+    assert texts == [
+        f"select(indices=...) names 3 samples, of which {repeats} are repeats and are dropped" for repeats in (1, 2)
+    ]
+
+
 def test_reading_one_by_one_is_warned_of_once(make_dataset, folder, caplog):
     """Where random_split, Subset or a sampler reads, not where a person looks."""
     dataset = make_dataset(folder)

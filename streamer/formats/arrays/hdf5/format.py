@@ -7,7 +7,7 @@ together once, before the cache.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 import numpy as np
@@ -48,6 +48,8 @@ from streamer.formats.names import is_hidden
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4", ".mat")
 _CHOOSE = 'name the datasets that you want: HDF5(datasets={"image": "/images"})'
+# For a message.
+_MOST_NAMED, _MOST_LOOKED_AT = 20, 100
 # Of the index of a chunk, with room for what is read beside it.
 _BYTES_PER_CHUNK = 200
 _BYTES_PER_DATASET = 16 << 10
@@ -95,8 +97,9 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
         if not accepted:
             return Survey([])
         first = accepted[0]
-        with _errors_of(first):
-            found = yield from self._datasets(Held(first))
+        there: list[str] = []
+        with _errors_of(first, there):
+            found = yield from self._datasets(Held(first), there)
             columns = {name: dataset.column() for name, dataset in found.items()}
             common_rows(columns)
         sizes = sum(record.size for record in accepted)
@@ -112,8 +115,9 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
             ManifestError: it is damaged, or has rows of another kind than the first file.
         """
         record, held = source.record, Held(source.record)
-        with _errors_of(record):
-            found = yield from self._datasets(held)
+        there: list[str] = []
+        with _errors_of(record, there):
+            found = yield from self._datasets(held, there)
             columns: dict[str, Column] = {}
             for name, dataset in found.items():
                 columns[name] = yield from _column(held, dataset)
@@ -134,28 +138,32 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
         """Decodes chunks."""
         return TileRecoder(facts, _decoder)
 
-    def _datasets(self, held: Held) -> Reading:
-        """The datasets that are wanted, by the name of their field."""
+    def _datasets(self, held: Held, there: list[str]) -> Reading:
+        """The datasets that are wanted, by the name of their field; if one is not read, all paths are put `there`."""
         root = yield from read_root(held)
         header = yield from read_header(held, root)
         members = yield from read_group(held, header)
         if members is None:
             raise Hdf5Error("its root is no group", root)
+        try:
+            return (yield from self._chosen(held, members))
+        except (Hdf5UnreadError, ArraysError):
+            there += yield from _paths(held, members)
+            raise
+
+    def _chosen(self, held: Held, members: dict[str, int]) -> Reading:
         found: dict[str, _Dataset] = {}
         if self.datasets:
             for name, path in self.datasets.items():
                 found[name] = _dataset(path, (yield from _walk(held, members, path)))
             return found
-        groups = []
         for name in sorted(members):
             header = yield from read_header(held, members[name])
             space = header.of(messages.DATASPACE)
-            if space is None:
-                groups.append(name)
-            elif messages.read_dataspace(space):
+            if space is not None and messages.read_dataspace(space):
                 found[name] = _dataset(name, header)
         if not found:
-            raise Hdf5UnreadError(f"no arrays, but the groups {', '.join(groups) or '(none)'}")
+            raise ArraysError("it has no arrays in its root group")
         return found
 
 
@@ -165,13 +173,27 @@ def _walk(held: Held, members: dict[str, int], path: str) -> Generator[Need | tu
     header = None
     for part in [part for part in path.split("/") if part]:
         if inside is None or part not in inside:
-            there = ", ".join(sorted(inside or {})[:20])
-            raise Hdf5UnreadError(f"no dataset {path!r}: at {part!r} there is only {there or 'nothing'}")
+            raise ArraysError(f"it has no dataset {path!r}")
         header = yield from read_header(held, inside[part])
         inside = yield from read_group(held, header)
     if header is None or inside is not None:
-        raise Hdf5UnreadError(f"at {path!r} no dataset, but a group")
+        raise ArraysError(f"at {path!r} it has no dataset, but a group")
     return header
+
+
+def _paths(held: Held, members: dict[str, int]) -> Generator[Need | tuple[Need, ...], Answer, list[str]]:
+    """The paths of the first datasets of a file, for a message."""
+    found: list[str] = []
+    queue, left = [(f"/{name}", members[name]) for name in sorted(members)], _MOST_LOOKED_AT
+    while queue and left and len(found) < _MOST_NAMED:
+        (path, address), left = queue.pop(0), left - 1
+        with suppress(Hdf5Error):
+            header = yield from read_header(held, address)
+            if header.of(messages.DATASPACE) is not None:
+                found.append(path)
+            inside = (yield from read_group(held, header)) or {}
+            queue += [(f"{path}/{name}", inside[name]) for name in sorted(inside)[:_MOST_LOOKED_AT]]
+    return found
 
 
 def _dataset(path: str, header: Header) -> _Dataset:
@@ -225,13 +247,18 @@ def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
 
 
 @contextmanager
-def _errors_of(record: ObjectRecord) -> Iterator[None]:
-    """Says of which file an error is."""
+def _errors_of(record: ObjectRecord, there: Sequence[str]) -> Iterator[None]:
+    """Says of which file an error is, and which datasets are there."""
     try:
         yield
     except Hdf5UnreadError as error:
-        raise refused(record, f"has {error}, which streamer does not read; {_CHOOSE}", error.offset) from error
+        what = f"has {error}, which streamer does not read"
+        raise refused(record, f"{what}; {_choice_of(there)}", error.offset) from error
     except Hdf5Error as error:
         raise damaged(record, str(error), error.offset) from error
     except ArraysError as error:
-        raise refused(record, f"cannot be read by rows: {error}; {_CHOOSE}") from error
+        raise refused(record, f"cannot be read by rows: {error}; {_choice_of(there)}") from error
+
+
+def _choice_of(there: Sequence[str]) -> str:
+    return f"{_CHOOSE}; there are {', '.join(there)}" if there else _CHOOSE
