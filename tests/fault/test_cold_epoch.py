@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
-from streamer.engine import fetchers
 from streamer.engine.engine import Engine
+from streamer.engine.fetching import fetchers
 from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig, FetchConfig
-from streamer.engine import fetchers
 from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
+from streamer.engine.fetching import fetchers
 from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.errors import AccessDeniedError, StreamerError, ThrottledError

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
-from streamer.engine import fetchers
 from streamer.engine.engine import Engine
+from streamer.engine.fetching import fetchers
 from streamer.engine.manifests import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.errors import StreamerError
