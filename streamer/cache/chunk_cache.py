@@ -122,9 +122,8 @@ class ChunkCache:
             self._layers.append(open_layer(path))
             for key, _ in chunk_files(self._layers[-1]):
                 self._below.setdefault(key, len(self._layers) - 1)
-        config, charged = self.config, sum(map(charge, self._chunks.values()))
-        floor = (config.free_floor_bytes, config.free_floor_share)
-        self.space = DiskSpace(self.folder.path, config.limit_bytes, floor, charged)
+        charged = sum(map(charge, self._chunks.values()))
+        self.space = DiskSpace(self.folder.path, self.config, charged)
         self._leftovers = LeftoverFiles(self.folder, self.space)
         return CatalogChanges(found.added, found.removed, set(), found.forgotten)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from streamer.cache.folder import used_bytes
 from streamer.cache.policy.answers import Limits
 from streamer.cache.policy.table import charge
-from streamer.config import format_bytes
+from streamer.config import CacheConfig, format_bytes
 from streamer.errors import CacheFullError
 
 # Markers, 20 folders of a block each, an empty catalog (48 KiB) and its log (at most 256 KiB, see `catalog`).
@@ -29,9 +29,8 @@ class DiskSpace:
 
     Args:
         path: the folder.
-        limit_bytes: of the whole folder; None: a share of the free space.
-        floor: free space that is left to other programs: bytes, a share of the filesystem, or the larger of both;
-            None: the default.
+        config: its limit for the whole folder, where None is a share of the free space, and the free space that is left
+            to other programs.
         charged_bytes: bytes of its chunk files at the start.
 
     Attributes:
@@ -44,25 +43,19 @@ class DiskSpace:
         leftover_bytes: of the charged bytes, those of files that could not be removed.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        limit_bytes: int | None,
-        floor: tuple[int | None, float | None],
-        charged_bytes: int,
-    ) -> None:
+    def __init__(self, path: Path, config: CacheConfig, charged_bytes: int) -> None:
         self.charged_bytes = charged_bytes
         self.refused = False
         self.was_refused = False
         self.leftover_bytes = 0
         self.serves_peers = False
         self._path = path
-        self._floor_bytes, self._floor_share = floor
+        self._floor_bytes, self._floor_share = config.free_floor_bytes, config.free_floor_share
         self._unlinks: set[asyncio.Event] = set()
         self.overhead_bytes = FIXED_BYTES
         self._disk_limit = self._disk_bytes = self._most_present = 0
-        self._is_set = limit_bytes is not None
-        self.whole_limit_bytes = limit_bytes or 0
+        self._is_set = config.limit_bytes is not None
+        self.whole_limit_bytes = config.limit_bytes or 0
         self.measure()
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from streamer.cache.disk_space import FIXED_BYTES, DiskSpace
 from streamer.cache.policy.table import charge
+from streamer.config import CacheConfig
 from streamer.errors import CacheFullError
 
 
@@ -18,7 +19,8 @@ def space(tmp_path: Path) -> DiskSpace:
     """Room for two files of 100 KB beside an empty folder of manifests."""
     (tmp_path / "manifests").mkdir()
     folder_bytes = (tmp_path / "manifests").stat().st_blocks * 512
-    return DiskSpace(tmp_path, FIXED_BYTES + folder_bytes + 2 * charge(100_000), (0, None), 0)
+    limit_bytes = FIXED_BYTES + folder_bytes + 2 * charge(100_000)
+    return DiskSpace(tmp_path, CacheConfig(directory=tmp_path, limit_bytes=limit_bytes, free_floor_bytes=0), 0)
 
 
 async def test_what_does_not_fit_is_refused_with_the_numbers(space: DiskSpace) -> None:
@@ -82,5 +84,6 @@ def test_the_floor_of_free_space(
     (tmp_path / "manifests").mkdir()
     disk = (4096, 4096, DISK_BYTES >> 12, free_bytes >> 12, free_bytes >> 12, 100, 100, 100, 0, 255)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(disk))
-    space = DiskSpace(tmp_path, 1 << 50, floor, 0)
+    config = CacheConfig(directory=tmp_path, limit_bytes=1 << 50, free_floor_bytes=floor[0], free_floor_share=floor[1])
+    space = DiskSpace(tmp_path, config, 0)
     assert space.limits(0, 0).limit_bytes == pytest.approx(free_bytes - floor_bytes, abs=1)
