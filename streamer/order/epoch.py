@@ -121,6 +121,11 @@ class EpochOrder:
         places: Integers = self.lane_start[lanes] + positions // self.spec.lanes
         return places
 
+    def repeats(self, positions: Integers) -> Flags:
+        """(N,) which positions are padding."""
+        padding: Flags = positions >= self.samples
+        return padding
+
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """The chunks that a rank uses in a run of batches, by lane; never narrower than the truth."""
         if self.spec.shuffle == "none":

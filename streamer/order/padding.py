@@ -8,7 +8,7 @@ from streamer.errors import ConfigError
 from streamer.order.hashing import Integers
 
 
-def real_positions(positions: Integers, samples: int, lanes: int) -> Integers:
+def real_positions(positions: Integers, samples: int | Integers, lanes: int) -> Integers:
     """Maps padding onto the positions it repeats: p >= n to p - L ceil((p-n+1)/L).
 
     That is the end of the same lane, so the same rank has its chunk open. Fewer samples than
@@ -16,7 +16,7 @@ def real_positions(positions: Integers, samples: int, lanes: int) -> Integers:
 
     Args:
         positions: (N,) of an epoch.
-        samples: n of the epoch, at least 1.
+        samples: n of the epoch, at least 1; or (N,) of what each position is in.
         lanes: L.
 
     Raises:

@@ -108,21 +108,19 @@ class RankPlan:
         if self.last_batch == "short":
             real = positions < self.order.samples
             positions, ordinals = positions[real], ordinals[real]
-        return BatchIndex(positions, ordinals, positions >= self.order.samples)
+        return BatchIndex(positions, ordinals, self.order.repeats(positions))
 
     def repeated(self, batch: int) -> Flags:
-        """Which samples of this rank's batch only fill it up: its mask, without the samples. O(1).
+        """Which samples of this rank's batch only fill it up: its mask, without the samples.
 
         Raises:
             IndexError: no such batch.
         """
         self._check_batch(batch)
-        missing = self.position(batch + 1) - self.order.samples
-        if missing <= 0 or self.last_batch == "short":
-            return np.zeros(self.rank_split.per_rank - max(0, missing), np.bool_)
         positions = self.rank_split.positions(np.array([self.position(batch)], np.int64))[0]
-        padding: Flags = positions >= self.order.samples
-        return padding
+        if self.last_batch == "short":
+            positions = positions[positions < self.order.samples]
+        return self.order.repeats(positions)
 
     def schedule(self, start_batch: int = 0, stop_batch: int | None = None) -> Schedule:
         """The chunks of this rank's batches start_batch..stop_batch-1, clipped to these batches.

@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from streamer.order.hashing import Chunks, Integers
+from streamer.order.hashing import Chunks, Flags, Integers
 from streamer.order.rank_split import RankSplit
 
 
@@ -83,6 +83,10 @@ class Order(Protocol):
 
         For a mix they are codes, see `streamer.order.mix.codes`.
         """
+        ...
+
+    def repeats(self, positions: Integers) -> Flags:
+        """(N,) which positions only repeat a sample, to fill a batch up: padding, and in a mix the rest of a group."""
         ...
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:

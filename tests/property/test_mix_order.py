@@ -98,6 +98,10 @@ class Uses:
         for member, counts in enumerate(self.counts):
             np.add.at(counts, ordinals[members == member], 1)
 
+    def add_epoch(self, mixed: MixOrder, stop: int) -> None:
+        """The positions of an epoch before one, without repeats."""
+        self.add(mixed, mixed.ordinals(np.flatnonzero(~mixed.repeats(np.arange(stop)))))
+
     def are_fair(self) -> bool:
         return all(counts.max() - counts.min() <= 1 for counts in self.counts)
 
@@ -110,12 +114,35 @@ def test_every_epoch_goes_on_with_each_member_where_the_last_one_ended(case: Cas
     for epoch in range(EPOCHS):
         mixed = mixed.at(epoch)
         codes = mixed.ordinals(np.arange(mixed.samples))
-        uses.add(mixed, codes)
-        assert len(np.unique(codes)) == mixed.samples
+        real = ~mixed.repeats(np.arange(mixed.samples))
+        uses.add(mixed, codes[real])
+        assert len(np.unique(codes)) == real.sum()
         assert uses.are_fair()
         assert [int(counts.sum()) for counts in uses.counts] == list(case.spec.drawn(epoch + 1))
         some = np.random.default_rng(epoch).integers(0, mixed.samples, 40)
         assert np.array_equal(case.order(epoch).ordinals(some), codes[some])
+
+
+@QUICK
+@given(cases(), st.integers(0, 1 << 20))
+def test_whole_passes_are_exact_in_every_epoch(case: Case, x: int) -> None:
+    """Each sample as often as its member has passes; what fills homogeneous batches up is marked, on any rank."""
+    said = {
+        name: value for name, value in case.said.items() if name in ("batching", "lanes", "group", "seed", "window")
+    }
+    passes = {name: 1 + (x >> index) % 2 for index, name in enumerate(case.names)}
+    case = Case(case.members, {**said, "repeat": passes}, case.batch)
+    mixed, world = case.order(x % EPOCHS), next(ranks for ranks in (3, 2, 1) if case.batch % ranks == 0)
+    plans = [RankPlan(mixed, case.batch, world, rank) for rank in range(world)]
+    uses, batches = Uses(case), [plan.batch(number) for plan in plans for number in range(plan.batches)]
+    for plan in plans:
+        assert all((plan.repeated(number) == plan.batch(number).repeated).all() for number in range(plan.batches))
+    for batch in batches:
+        uses.add(mixed, batch.ordinals[~batch.repeated])
+    for name, counts in zip(case.names, uses.counts, strict=True):
+        assert (counts == passes[name]).all()
+    filled = sum(int(batch.repeated.sum()) for batch in batches)
+    assert filled < case.batch * (len(case.members) if case.said["batching"] == "homogeneous" else 1)
 
 
 @QUICK
@@ -141,7 +168,8 @@ def test_drawn_counts_what_was_delivered(case: Case, place: int) -> None:
     """At any position of an epoch, per member."""
     mixed = case.order(1)
     position = place % (mixed.samples + 1)
-    members = mixed.codes.members(mixed.ordinals(np.arange(position)))
+    delivered = np.flatnonzero(~mixed.repeats(np.arange(position)))
+    members = mixed.codes.members(mixed.ordinals(delivered))
     assert mixed.drawn(position).tolist() == np.bincount(members, minlength=len(case.members)).tolist()
 
 
@@ -194,7 +222,7 @@ def test_a_changed_mix_goes_on_fairly_at_the_end_of_an_epoch(case: Case, other: 
     uses = Uses(case)
     for epoch in range(epochs):
         mixed = case.order(epoch)
-        uses.add(mixed, mixed.ordinals(np.arange(mixed.samples)))
+        uses.add_epoch(mixed, mixed.samples)
     said = {name: other.said[name] for name in ("batching", "seed")}
     said["weights"] = {name: 0.1 + (i * 7 + epochs) % 5 for i, name in enumerate(case.names)}
     saved = MixState(case.spec, epochs - 1, case.order(epochs - 1).samples, case.batch).to_dict()
@@ -202,7 +230,7 @@ def test_a_changed_mix_goes_on_fairly_at_the_end_of_an_epoch(case: Case, other: 
     assert spec.origin_epoch == epochs
     for epoch in range(epochs, epochs + 3):
         mixed = order(spec, case.members, epoch)
-        uses.add(mixed, mixed.ordinals(np.arange(mixed.samples)))
+        uses.add_epoch(mixed, mixed.samples)
         assert uses.are_fair()
 
 
@@ -213,13 +241,13 @@ def test_a_changed_mix_goes_on_in_the_middle_of_an_epoch(case: Case, place: int)
     mixed = case.order(0)
     position = place % mixed.samples // case.batch * case.batch
     uses = Uses(case)
-    uses.add(mixed, mixed.ordinals(np.arange(position)))
+    uses.add_epoch(mixed, position)
     saved = MixState(case.spec, 0, position, case.batch).to_dict()
     spec = adopt(saved, request(case.names, **case.said), case.members, case.batch).spec
     beyond = mixed.drawn(position) - [member.origin for member in spec.members]
     assert beyond.min() >= 0
     assert case.said["batching"] != "stratified" or beyond.max() <= 4 * case.spec.lanes
     changed = order(spec, case.members, spec.origin_epoch)
-    uses.add(changed, changed.ordinals(np.arange(changed.samples)))
+    uses.add_epoch(changed, changed.samples)
     for counts, again in zip(uses.counts, beyond.tolist(), strict=True):
         assert np.clip(counts - counts.min() - 1, 0, None).sum() <= again

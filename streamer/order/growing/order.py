@@ -11,7 +11,7 @@ from streamer.order.deal import Deal
 from streamer.order.decode import LaneDecoder
 from streamer.order.growing.cohorts import Cohorts, Pieces
 from streamer.order.growing.log import Round
-from streamer.order.hashing import Integers, fold, fold_each
+from streamer.order.hashing import Flags, Integers, fold, fold_each
 from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
 from streamer.order.rank_split import RankSplit
@@ -166,6 +166,11 @@ class GrowingOrder:
             mine = (real >= of.start) & (real < of.stop)
             found[mine] = self._table(of).codes(real[mine])
         return found
+
+    def repeats(self, positions: Integers) -> Flags:
+        """(N,) which positions are padding."""
+        padding: Flags = positions >= self.samples
+        return padding
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """The chunks that a rank uses in a run of batches of known rounds; never narrower than the truth."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from streamer.errors import StateError
-from streamer.order.mix.places import epoch_places, lane_ends
+from streamer.order.mix.places import epoch_places, lane_ends, lane_quotas
 from streamer.order.mix.request import MixRequest, MixSource, Place, Start
 from streamer.order.mix.spec import MixSpec
 from streamer.order.mix.state import MixState
@@ -107,12 +108,13 @@ def _next_epoch(state: MixState) -> int:
 def _left_by_mix(state: MixState) -> dict[str, _Left]:
     spec, epoch = state.spec, state.epoch
     drawn, quotas = spec.drawn(epoch), spec.quotas(epoch)
-    if state.position >= sum(quotas):
+    if state.position >= spec.samples(epoch):
         least = used = list(quotas)
     elif state.position == 0:
         least = used = [0] * len(drawn)
     else:
-        counts = epoch_places(spec, epoch).counts(lane_ends(state.position, spec.lanes))
+        places = epoch_places(spec, epoch).counts(lane_ends(state.position, spec.lanes))
+        counts = np.minimum(places, lane_quotas(spec, epoch))
         least, used = (spec.lanes * counts.min(axis=1)).tolist(), counts.sum(axis=1).tolist()
     turns = spec.turns(epoch)
     return {

@@ -75,7 +75,7 @@ def explain(
     epoch = spec.origin_epoch if epoch is None else epoch
     quotas, passes = spec.quotas(epoch), spec.passes(epoch)
     width = max(8, *(len(member.name) for member in spec.members))
-    rows = [("mix", _mix_row(spec, sum(quotas), global_batch))]
+    rows = [("mix", _mix_row(spec, spec.samples(epoch), global_batch))]
     parts = quotas if unit == "samples" else [each * size.bytes for each, size in zip(passes, sizes, strict=True)]
     of_unit = "" if unit == "samples" else f" of the {unit}"
     for number, member in enumerate(spec.members):
@@ -102,6 +102,12 @@ def cautions(spec: MixSpec, global_batch: int, asked_samples: int = 0) -> list[s
     found = []
     if asked_samples and asked_samples != samples:
         found.append(f"epoch_samples={asked_samples:,} is rounded to {samples:,}, a multiple of {_even_batch(spec):,}")
+    for member, quota, places in zip(spec.members, quotas, spec.places(spec.origin_epoch), strict=True):
+        if places > quota:
+            found.append(
+                f"the last {'batch' if spec.groups == 1 else 'groups'} of member {member.name} in an epoch "
+                f"{'is' if spec.groups == 1 else 'are'} filled up with {places - quota:,} repeats, which are marked"
+            )
     for member, quota, weight in zip(spec.members, quotas, spec.stages[0].weights, strict=True):
         if quota == 0:
             cause = "its share is too small" if weight else "its weight is 0"

@@ -28,16 +28,30 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
         stream: the stream.
         start: the first stream position of the epoch.
         turn: position Q lies in lane (Q + turn) mod L.
+        quota: samples.
+        places: positions of the epoch; more than the quota where the last homogeneous batch is filled up.
     """
 
     member: int
     stream: MemberStream
     start: int
     turn: int
+    quota: int
+    places: int
 
     def lane_starts(self, lanes: Integers) -> Integers:
         """(N,) the first stream position of the epoch in some lanes."""
         return self.start + (lanes - self.start - self.turn) % self.stream.lanes
+
+    def lane_quotas(self, lanes: Integers) -> Integers:
+        """(N,) samples of the epoch in some lanes."""
+        return (self.start + self.quota - self.lane_starts(lanes) + self.stream.lanes - 1) // self.stream.lanes
+
+    def until(self, lanes: Integers, ends: Integers) -> Integers:
+        """(N,) the last counts that read the samples before some counts: what fills up repeats a lane's last one."""
+        if self.places == self.quota:
+            return ends - 1
+        return np.where(ends == self.lane_quotas(lanes), self.places // self.stream.lanes, ends) - 1
 
     def passes(self, lanes: Integers, begin: Integers, end: Integers) -> tuple[int, int]:
         """The first and the last pass that half-open counts of some lanes lie in."""
@@ -62,6 +76,9 @@ def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> N
     if not lanes.size:
         nothing = np.empty(0, np.int64)
         return draw.needs(nothing.astype(np.uint32), nothing, nothing, nothing)
+    if draw.places > draw.quota:
+        own = np.maximum(draw.lane_quotas(lanes), 1)
+        begin, end = np.minimum(begin, own - 1), np.minimum(end, own)
     first, last = draw.passes(lanes, begin, end)
     if not draw.stream.has_lanes or (last - first >= _MANY_PASSES and draw.stream.all_open):
         chunks = draw.stream.all_chunks(lanes)
@@ -93,7 +110,7 @@ def _located(draw: Draw, places: Places, uses: Sequence[tuple[int, Pieces]], run
         np.concatenate([getattr(pieces, name) for _, pieces in uses]) for name in Pieces.__struct_fields__
     )
     first = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, begin)[0]
-    last = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, end - 1)[1]
+    last = lanes + draw.stream.lanes * places.bounds(draw.member, lanes, draw.until(lanes, end))[1]
     inside = (first < run.stop_position) & (last >= run.first_position)
     return draw.needs(chunks[inside], run.number(first[inside]), run.number(last[inside]), passes[inside])
 

@@ -8,10 +8,10 @@ from functools import cached_property
 import numpy as np
 
 from streamer.order.decode import OrdinalsTogether
-from streamer.order.hashing import Integers
+from streamer.order.hashing import Flags, Integers
 from streamer.order.mix.codes import SampleCodes
 from streamer.order.mix.needs import Draw, member_needs
-from streamer.order.mix.places import Places, epoch_places, lane_ends
+from streamer.order.mix.places import Places, epoch_places, lane_ends, lane_quotas
 from streamer.order.mix.spec import MixSpec
 from streamer.order.mix.streams import MemberChunks, MemberStream
 from streamer.order.padding import real_positions
@@ -37,7 +37,7 @@ class MixOrder:
     Attributes:
         spec: the parts.
         epoch: the epoch.
-        samples: positions of the epoch, without padding.
+        samples: positions of the epoch, without padding at its end.
         codes: encodes and decodes the samples.
 
     Raises:
@@ -55,10 +55,11 @@ class MixOrder:
         self.codes = SampleCodes([member.samples for member in spec.members])
         self._streams = streams
         self._starts = np.array(spec.drawn(epoch), np.int64)
-        self._quotas = spec.quotas(epoch)
+        self._quotas = np.array(spec.quotas(epoch), np.int64)
+        self._member_places = spec.places(epoch)
         self._turns = np.array(spec.turns(epoch), np.int64)
         self._first_passes = np.array(spec.first_passes(epoch), np.int64)
-        self.samples = sum(self._quotas)
+        self.samples = sum(self._member_places)
 
     def __repr__(self) -> str:
         names = ", ".join(member.name for member in self.spec.members[:8])
@@ -98,8 +99,8 @@ class MixOrder:
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
         slots, lanes = np.divmod(real, self.lanes)
         members, counts = self._places.find(lanes, slots)
-        start = self._starts[members]
-        stream = start + self.lanes * counts + (lanes - start - self._turns[members]) % self.lanes
+        ahead = self._ahead(lanes, members, counts)
+        stream = self._starts[members] + real_positions(ahead, self._quotas[members], self.lanes)
         passes, together = np.empty_like(stream), OrdinalsTogether(len(stream))
         arranged = np.argsort(members, kind="stable")
         stops = np.cumsum(np.bincount(members, minlength=len(self._streams)))
@@ -109,12 +110,25 @@ class MixOrder:
             passes[mine] = self._streams[member].add_ordinals(stream[mine], turn, mine, together)
         return self.codes.encode(members, passes - self._first_passes[members], together.ordinals())
 
+    def repeats(self, positions: Integers) -> Flags:
+        """(N,) which positions are padding, or fill a homogeneous batch up that its member has not enough samples for.
+
+        These repeat the end of the member's lane, as padding does.
+        """
+        padding: Flags = positions >= self.samples
+        if self.samples > self._quotas.sum():
+            inside = np.flatnonzero(~padding)
+            slots, lanes = np.divmod(positions[inside], self.lanes)
+            members, counts = self._places.find(lanes, slots)
+            padding[inside] = self._ahead(lanes, members, counts) >= self._quotas[members]
+        return padding
+
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """The chunks that a rank uses in a run of batches, by member and pass; never narrower than the truth."""
         lanes = split.rank_lanes(run.first_position)
         return [
             member_needs(self._draw(member), self._places, lanes, run)
-            for member, quota in enumerate(self._quotas)
+            for member, quota in enumerate(self._quotas.tolist())
             if quota
         ]
 
@@ -131,11 +145,17 @@ class MixOrder:
     def drawn(self, position: int) -> Integers:
         """(M,) samples of each member among the first `position` positions of the epoch, exact."""
         counts = self._places.counts(lane_ends(min(position, self.samples), self.lanes))
-        drawn: Integers = counts.sum(axis=1)
+        drawn: Integers = np.minimum(counts, lane_quotas(self.spec, self.epoch)).sum(axis=1)
         return drawn
 
+    def _ahead(self, lanes: Integers, members: Integers, counts: Integers) -> Integers:
+        """(N,) positions of members' streams, from their starts in this epoch."""
+        ahead: Integers = self.lanes * counts + (lanes - self._starts[members] - self._turns[members]) % self.lanes
+        return ahead
+
     def _draw(self, member: int) -> Draw:
-        return Draw(member, self._streams[member], int(self._starts[member]), int(self._turns[member]))
+        start, turn, quota = (int(each[member]) for each in (self._starts, self._turns, self._quotas))
+        return Draw(member, self._streams[member], start, turn, quota, self._member_places[member])
 
     @cached_property
     def _places(self) -> Places:

@@ -39,7 +39,7 @@ class Places(Protocol):
 
 def epoch_places(spec: MixSpec, epoch: int) -> Places:
     """The places of one epoch."""
-    quotas = spec.quotas(epoch)
+    quotas = spec.places(epoch)
     if spec.batching != "homogeneous":
         shares = LaneShares(quotas, spec.lanes, spec.seed, epoch)
         stratified = spec.batching == "stratified"
@@ -48,6 +48,15 @@ def epoch_places(spec: MixSpec, epoch: int) -> Places:
     groups = LaneShares([quota // spec.unit * spec.groups for quota in quotas], spec.groups, spec.seed, epoch)
     windows = LaneWindows(groups, (1, spec.window), (spec.seed, epoch), stratified=spec.groups > 1)
     return GroupWindows(windows, spec.lanes // spec.groups, spec.slots)
+
+
+def lane_quotas(spec: MixSpec, epoch: int) -> Integers:
+    """(M, L) samples of each member in each lane of an epoch; its other places there repeat the last of them."""
+    quotas, starts, turns = (
+        np.array(column)[:, None] for column in (spec.quotas(epoch), spec.drawn(epoch), spec.turns(epoch))
+    )
+    found: Integers = (quotas + spec.lanes - 1 - (np.arange(spec.lanes) - starts - turns) % spec.lanes) // spec.lanes
+    return found
 
 
 def lane_ends(position: int, lanes: int) -> Integers:

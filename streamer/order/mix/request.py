@@ -177,15 +177,12 @@ class MixRequest(msgspec.Struct, frozen=True):
         return groups
 
     def _amounts(self, sources: Sequence[MixSource], start: Start) -> list[Amount]:
-        """All stages. Whole passes need a place at which a pass begins, and mixed batches."""
+        """All stages. Whole passes need a place at which a pass begins."""
         stages = self.shares.amounts(
             {source.name: source.samples for source in sources},
             {source.name: source.samples if source.size is None else source.size for source in sources},
         )
-        partial = [
-            self.batching == "homogeneous" or start.places.get(source.name, Place()).origin % source.samples > 0
-            for source in sources
-        ]
+        partial = [start.places.get(source.name, Place()).origin % source.samples > 0 for source in sources]
         sizes = [source.samples for source in sources]
         return [whole_passes_as_weights(stage, sizes, partial) for stage in stages]
 

@@ -107,7 +107,11 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def unit(self) -> int:
-        """Samples that a member without `passes` gets a whole number of: one per lane, or one batch if homogeneous."""
+        """Samples that a member without `passes` gets a whole number of: one per lane, or one batch if homogeneous.
+
+        In homogeneous batches the places of any member are a whole number of them: what whole passes leave of the last
+        one is filled up with repeats.
+        """
         return self.lanes * (self.slots if self.batching == "homogeneous" else 1)
 
     def drawn(self, epoch: int) -> tuple[int, ...]:
@@ -131,9 +135,14 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         """Samples of each member in an epoch."""
         return tuple(stop - start for start, stop in zip(self.drawn(epoch), self.drawn(epoch + 1), strict=True))
 
+    def places(self, epoch: int) -> tuple[int, ...]:
+        """Positions of each member in an epoch: its quota, and the repeats that fill its last homogeneous batch up."""
+        whole = self.unit if self.batching == "homogeneous" else 1
+        return tuple(-(-quota // whole) * whole for quota in self.quotas(epoch))
+
     def samples(self, epoch: int) -> int:
-        """Samples of an epoch over all members and ranks, without padding."""
-        return sum(self.quotas(epoch))
+        """Positions of an epoch over all members and ranks, without padding at its end."""
+        return sum(self.places(epoch))
 
     def first_passes(self, epoch: int) -> tuple[int, ...]:
         """The first pass of each member that an epoch touches; the turns of sample codes count from there."""
@@ -194,8 +203,8 @@ def _check_members(spec: MixSpec) -> None:
             )
         if member.samples < 1 or min(member.passes, member.origin, member.turn) < 0:
             raise ConfigError(f"member {member.name}: a number of {member} is too small", field="members")
-        if member.passes and (member.origin % member.samples or spec.batching == "homogeneous"):
-            raise ConfigError(f"member {member.name}: passes need a pass's begin, and mixed batches", field="repeat")
+        if member.passes and member.origin % member.samples:
+            raise ConfigError(f"member {member.name}: passes need a pass's begin", field="repeat")
 
 
 def _check_stages(spec: MixSpec) -> None:

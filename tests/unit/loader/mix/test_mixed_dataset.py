@@ -96,6 +96,24 @@ def test_batchings(make_mix, batching):
     assert expected[batching].all()
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_homogeneous_batches_have_every_sample_once(make_mix, world_size):
+    """Regression: 96 of 100 and 64 of 60 were drawn; what fills a batch up is marked, whatever `last_batch` is."""
+    drawn: list[Counter[int]] = [Counter() for _ in range(3)]
+    for rank in range(world_size):
+        data = make_mix("ab", batching="homogeneous", rank=rank, world_size=world_size)
+        with StreamingDataLoader(data, 16 // world_size) as loader:
+            assert len(loader) == 11
+            for found in drawn:
+                for batch in loader:
+                    assert len(loader.repeated) == 16 // world_size
+                    assert len(set(batch["__source__"])) == 1
+                    found.update(batch["npy"][:, 0][~loader.repeated].tolist())
+            assert {name: row.drawn for name, row in loader.stats().members.items()} == {"a": 300, "b": 180}
+    for found in drawn:
+        assert sorted(found.elements()) == sorted([*range(100), *range(1000, 1060)])
+
+
 def test_each_group_of_a_batch_is_of_one_member(make_mix):
     """Of ranks that take one group each, too, after the state of a single rank is resumed in mid-epoch."""
     options = {"batching": "homogeneous", "group": 4, "weights": {"a": 3, "b": 1}, "epoch_samples": 320}

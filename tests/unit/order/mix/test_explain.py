@@ -72,6 +72,12 @@ def test_what_a_user_may_not_expect_is_said() -> None:
     assert "member one has 1 samples, fewer than a batch takes of it" in cautions(spec, 64)[0]
 
 
+def test_what_fills_homogeneous_batches_up_is_said() -> None:
+    """300,000 samples are 1,171 batches of 256 and 224 samples."""
+    found = cautions(_spec(batching="homogeneous", repeat=1), 256)
+    assert found[0] == "the last batch of member web in an epoch is filled up with 32 repeats, which are marked"
+
+
 def test_lanes_that_do_not_divide_the_batch_are_said() -> None:
     """What has the shares then, and what the epoch is rounded to."""
     spec = request(list(SIZES), weights={"web": 9, "books": 1}, lanes=8, epoch_samples=10_000).spec(sources(SIZES), 100)

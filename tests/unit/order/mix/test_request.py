@@ -73,10 +73,14 @@ def test_whole_passes_are_exact() -> None:
 
 
 def test_homogeneous_shares_are_whole_batches() -> None:
-    """Also those of whole passes, which then are exact over epochs only."""
-    spec = _spec(batching="homogeneous", repeat=1)
+    """Those of whole passes are exact in every epoch: the last batch of a member is filled up."""
+    spec = _spec(batching="homogeneous", repeat=2.5)
     assert all(quota % 256 == 0 for epoch in range(5) for quota in spec.quotas(epoch))
-    assert abs(spec.drawn(100)[0] - 100 * 300_000) <= 100 * 256
+    assert spec.places(3) == spec.quotas(3)
+    spec = _spec(batching="homogeneous", repeat=1)
+    assert spec.quotas(3) == tuple(SIZES.values())
+    assert spec.places(3) == tuple(-(-samples // 256) * 256 for samples in SIZES.values())
+    assert spec.samples(3) == sum(spec.places(3))
 
 
 @pytest.mark.parametrize(("batch", "group", "lanes"), [(256, 32, 8), (256, 8, 32), (96, 32, 6), (256, 256, 8)])
