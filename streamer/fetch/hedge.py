@@ -102,7 +102,7 @@ def patience_seconds(first_byte: Sampled, most_seconds: float, attempt: int) -> 
     first, seen = most_seconds, first_byte.quantiles
     if seen is not None:
         first = min(max(PATIENCE_LEAST_SECONDS, PATIENCE_FACTOR * seen.p99), most_seconds)
-    return float(first * min(PATIENCE_GROWTH, 2.0 ** (attempt - 1)))
+    return float(first * min(PATIENCE_GROWTH, 2.0 ** min(attempt - 1, 64)))
 
 
 def body_seconds(remaining_bytes: int, rates: Sampled) -> float | None:

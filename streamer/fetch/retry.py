@@ -76,7 +76,8 @@ def pause_seconds(attempt: int, start: float, longest: float, draw: float) -> fl
 
     Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
     """
-    return float(draw * min(longest, start * 2.0 ** (attempt - 1)))
+    doublings = min(attempt - 1, 64)  # a float takes 1,023, and an outage may take more tries
+    return float(draw * min(longest, start * 2.0**doublings))
 
 
 # The most that a Retry-After is honoured for: a wrong header would stop the fetcher for good.

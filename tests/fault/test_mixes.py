@@ -38,7 +38,7 @@ class Bucket(LocalStore):
     ) -> None:
         name = Path(target.url).parts[-3]
         if KEYS[name]["key"] != self._key:
-            raise AccessDeniedError(f"{target.url}: the store refuses the credentials", url=target.url)
+            raise AccessDeniedError(f"{target.url}: the store refuses the credentials", url=target.url, status=403)
         if self._refuses(name):
             raise ThrottledError(f"{target.url}: 503 SlowDown", url=target.url)
         await super().get(target, start, stop, take)

@@ -58,6 +58,7 @@ def test_full_jitter() -> None:
     assert pause_seconds(4, 0.05, 10.0, 0.5) == 0.2
     assert pause_seconds(30, 0.05, 10.0, 1.0) == 10.0
     assert pause_seconds(3, 0.05, 10.0, 0.0) == 0.0
+    assert pause_seconds(5_000, 0.001, 0.02, 1.0) == 0.02
 
 
 def test_retry_after_is_read_from_the_error() -> None:
