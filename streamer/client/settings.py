@@ -41,6 +41,13 @@ class ClientSettings:
     token_file: Path | None = None
     config: Path | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("cache_dir", "runtime_dir"):
+            try:
+                str(getattr(self, name)).encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(f"{name}={os.fsencode(getattr(self, name))!r} is no UTF-8", field=name) from error
+
     @classmethod
     def from_environment(cls, environment: Environment | None = None) -> ClientSettings:
         """The defaults of this process."""

@@ -39,6 +39,7 @@ from streamer.loader.torch_attributes import TorchAttributes
 from streamer.loader.workers.fork_server import fork_server
 from streamer.loader.workers.pool import WorkerStart, WorkerType
 from streamer.order.plan import LastBatch
+from streamer.system_limits import naming_limits
 
 if TYPE_CHECKING:
     import torch
@@ -175,6 +176,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @naming_limits()
     def __iter__(self) -> Iterator[object]:
         """Begins the next epoch, or continues from a loaded state. Collective, the first time and after a load.
 
@@ -365,7 +367,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._check_usable()
         if self._prepared is None:
             self._edition = self._source.edition
-            self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
+            with naming_limits():
+                self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
             before, self._before = self._before, None
             if before is not None and isinstance(self._prepared, MixedStream):
                 self._prepared.follow(before, self._start[0])

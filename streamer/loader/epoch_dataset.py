@@ -18,6 +18,7 @@ from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.sample_iterator import Progress, SampleIterator, resumed_share
 from streamer.loader.rank.step_session import Share
 from streamer.loader.skipping import SkipLedger, Skipped
+from streamer.system_limits import naming_limits
 
 Stream = TypeVar("Stream", bound=PreparedStream)
 
@@ -124,6 +125,7 @@ class EpochDataset(IterableDataset[object]):
 
     # ------------------------------------------------------------ reading
 
+    @naming_limits()
     def __iter__(self) -> SampleIterator:
         """The samples of this process's share of the next epoch.
 

@@ -33,6 +33,7 @@ from streamer.loader.workers.protocol import FailedTask, Made, Skipped, Unreadab
 from streamer.loader.workers.remote_errors import deserialize_error
 from streamer.loader.workers.supervisor import Supervisor
 from streamer.loader.workers.timeouts import SampleTimeouts
+from streamer.system_limits import limit_error
 
 logger = logging.getLogger(__name__)
 
@@ -181,10 +182,9 @@ class Feeder:
             self._run_state.leave()
 
     def _fail_runs(self, error: BaseException) -> None:
-        if isinstance(error, StreamerError):
-            self.broken = error
-        else:
-            self.broken = BrokenError(f"the loader's feeder thread failed: {type(error).__name__}: {error}")
+        text = f"the loader's feeder thread failed: {type(error).__name__}: {error}"
+        self.broken = error if isinstance(error, StreamerError) else limit_error(error) or BrokenError(text)
+        if self.broken is not error:
             self.broken.__cause__ = error
         for run in (self._run_state.run, *self._asked):
             if run is not None:
@@ -213,7 +213,7 @@ class Feeder:
         try:
             self._run_state.enter(run)
         except Exception as error:  # noqa: BLE001 - raised in the trainer
-            run.outcomes.put(FailedBatch(error, final=True))
+            run.outcomes.put(FailedBatch(limit_error(error) or error, final=True))
             return
         self._crashes.reset()
         self._supervisor.start_first()

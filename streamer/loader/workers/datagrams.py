@@ -6,9 +6,12 @@ half-written.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from collections.abc import Sequence
+
+from streamer.system_limits import descriptors_used_up
 
 # Below the kernel's default limit for one datagram (net.core.wmem_default = 212,992 bytes on Linux).
 MESSAGE_BYTES = 1 << 17
@@ -36,11 +39,16 @@ def receive(end: socket.socket, most_descriptors: int) -> tuple[bytes, list[int]
 
     Raises:
         BlockingIOError: the socket does not block, and there is no message.
+        ConfigError: this process can take no further descriptor.
     """
     try:
-        raw, descriptors, _, _ = socket.recv_fds(end, MESSAGE_BYTES, most_descriptors)
+        raw, descriptors, flags, _ = socket.recv_fds(end, MESSAGE_BYTES, most_descriptors)
     except ConnectionResetError:
         return None
+    if flags & socket.MSG_CTRUNC:  # the kernel has dropped what the table of this process has no place for
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise descriptors_used_up()
     return (raw, descriptors) if raw else None
 
 

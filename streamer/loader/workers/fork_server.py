@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,7 @@ from streamer.loader.workers.fork_protocol import (
     send,
 )
 from streamer.loader.workers.process import current_context, start_interpreter
+from streamer.system_limits import naming_limits
 
 logger = logging.getLogger(__name__)
 
@@ -244,15 +246,25 @@ class ForkServer:
         self._thread.join()
 
     def _run(self, control: socket.socket) -> None:
+        try:
+            process = self._start(control)
+        except (OSError, UnicodeEncodeError) as error:
+            # Who wants a worker meets the same limit, and says so.
+            logger.debug("the fork server does not start: %s", error)
+        else:
+            process.wait()
+        finally:
+            control.close()
+
+    def _start(self, control: socket.socket) -> subprocess.Popen[bytes]:
         context = current_context()
         settings = memory_file("streamer-fork-server", Settings(self.pid, context.path, self._modules))
         module, descriptors = "streamer.loader.workers.fork_server_main", [control.fileno(), settings]
         try:
-            process = start_interpreter(module, [], descriptors, context, _ENVIRONMENT)
+            return start_interpreter(module, [], descriptors, context, _ENVIRONMENT)
         finally:
             control.close()
             os.close(settings)
-        process.wait()
 
 
 class _Current(msgspec.Struct):
@@ -266,6 +278,7 @@ _lock = threading.Lock()
 _current = _Current()
 
 
+@naming_limits()
 def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
     """The server of this process, started if there is none; None: it has crashed repeatedly.
 

@@ -1,0 +1,64 @@
+"""Errors of the system that mean one of its limits, as errors that name the limit."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+from collections.abc import Iterator
+
+from streamer.errors import ConfigError, StreamerError
+
+
+def limit_error(error: BaseException) -> ConfigError | None:
+    """The limit that an error means; None: it means another thing."""
+    if isinstance(error, StreamerError):
+        return None
+    if isinstance(error, UnicodeEncodeError):
+        return ConfigError(
+            f"{ascii(error.object)[:200]} is no UTF-8: rename the folder, or correct the variable of the environment",
+            field="encoding",
+        )
+    code = error.errno if isinstance(error, OSError) else None
+    if code == errno.EMFILE:
+        return descriptors_used_up()
+    if code == errno.EAGAIN or (isinstance(error, RuntimeError) and "new thread" in str(error)):
+        return ConfigError(
+            f"no further process or thread may start ({error}): raise the user's limit (ulimit -u, now "
+            f"{_shown(resource.RLIMIT_NPROC)}), pids.max of the cgroup, or the address space (ulimit -v, now "
+            f"{_shown(resource.RLIMIT_AS)}), or lower num_workers",
+            field="RLIMIT_NPROC",
+        )
+    if code == errno.ENOMEM or isinstance(error, MemoryError):
+        return ConfigError(
+            f"no memory could be mapped ({error}): raise the limit of the address space (ulimit -v, now "
+            f"{_shown(resource.RLIMIT_AS)}) or of the cgroup's memory, or lower num_workers or the batch size",
+            field="RLIMIT_AS",
+        )
+    return None
+
+
+def descriptors_used_up() -> ConfigError:
+    """This process has as many files open as it may."""
+    return ConfigError(
+        f"this process has {_shown(resource.RLIMIT_NOFILE)} files open, and may have no more: raise RLIMIT_NOFILE "
+        f"(ulimit -n, up to {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}; LimitNOFILE= of a service), or close the "
+        "files that your own code leaves open",
+        field="RLIMIT_NOFILE",
+    )
+
+
+@contextlib.contextmanager
+def naming_limits() -> Iterator[None]:
+    """Raises a ConfigError instead of an error that means a limit of the system; also a decorator."""
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError, UnicodeEncodeError) as error:
+        if (found := limit_error(error)) is None:
+            raise
+        raise found from error
+
+
+def _shown(limit: int) -> str:
+    soft = resource.getrlimit(limit)[0]
+    return "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
