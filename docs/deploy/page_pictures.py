@@ -123,6 +123,7 @@ def crowded(ranks: int = 64, datasets: int = 20, job: str = "imagenet-vit-b16") 
         for number in range(datasets)
     ]
     figures = {"pid": 4711, "version": "0.2.0", "uptime_seconds": 3723.5, "connections": ranks, "draining": False}
+    figures |= {"host": "gpu-07", "cache_dir": "/nvme/streamer", "disk_free_bytes": 4.3e11, "disk_bytes": 1.9e12}
     figures |= {"store_bytes": 9.4e11, "store_requests": 112_000, "in_flight": 17, "window": 64, "fetches": 12}
     figures |= {"first_byte_p50_seconds": 0.031, "first_byte_p99_seconds": 0.118, "hit_bytes": 4.1e11}
     figures |= {"kept_bytes": 1.61e11, "transit_bytes": 2.3e9, "limit_bytes": 2e11, "hedges": 12, "hedge_wins": 7}
@@ -175,7 +176,6 @@ async def _draw(folder: Path, live: str) -> None:
         await chromium.picture(folder / "page.png")
         async with serving("127.0.0.1:9467", crowded, lambda: ""):
             await chromium.open("http://127.0.0.1:9467/", width=390, height=844, dark=True)
-            await chromium.evaluate("document.querySelector('#jobs-title').scrollIntoView()")
             await chromium.picture(folder / "page-phone.png")
 
 

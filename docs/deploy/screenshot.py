@@ -36,7 +36,7 @@ LINES = 40
 WIDTH = 132
 # What the picture shows and is no figure: who and where. Everything else has to come from /metrics.
 WORDS = {
-    "": ("pid", "version"),
+    "": ("pid", "version", "host", "cache_dir"),
     "datasets": ("dataset", "url"),
     "sessions": ("job", "consumer", "dataset", "failed", "advice"),
     "members": ("job", "consumer", "member"),

@@ -40,6 +40,7 @@ class DiskSpace:
         refused: the disk has refused a write since the last `measure`, or is read-only.
         was_refused: it has, since the start.
         serves_peers: deleted files may still be open, because they are being sent.
+        disk_bytes, free_bytes: of the filesystem, as of the last `measure`.
         leftover_bytes: of the charged bytes, those of files that could not be removed.
     """
 
@@ -53,7 +54,7 @@ class DiskSpace:
         self._floor_bytes, self._floor_share = config.free_floor_bytes, config.free_floor_share
         self._unlinks: set[asyncio.Event] = set()
         self.overhead_bytes = FIXED_BYTES
-        self._disk_limit = self._disk_bytes = self._most_present = 0
+        self._disk_limit = self.disk_bytes = self.free_bytes = self._most_present = 0
         self._is_set = config.limit_bytes is not None
         self.whole_limit_bytes = config.limit_bytes or 0
         self.measure()
@@ -74,7 +75,7 @@ class DiskSpace:
     @property
     def most_whole_bytes(self) -> int:
         """The limit that was set, or else a share of the whole disk, however full it was at the start."""
-        return self.whole_limit_bytes if self._is_set else int(DEFAULT_SHARE * self._disk_bytes)
+        return self.whole_limit_bytes if self._is_set else int(DEFAULT_SHARE * self.disk_bytes)
 
     @property
     def send_bytes(self) -> int:
@@ -105,8 +106,9 @@ class DiskSpace:
         """Measures manifests and free space."""
         self.overhead_bytes = FIXED_BYTES + used_bytes(self._path / "manifests")
         found = os.statvfs(self._path)
-        self._disk_bytes = found.f_blocks * found.f_frsize
-        present = self.charged_bytes + found.f_bavail * found.f_frsize
+        self.disk_bytes = found.f_blocks * found.f_frsize
+        self.free_bytes = found.f_bavail * found.f_frsize
+        present = self.charged_bytes + self.free_bytes
         self._most_present = max(self._most_present, present)
         self._disk_limit = max(0, present - self._floor())
         if not self._is_set:
@@ -115,8 +117,8 @@ class DiskSpace:
 
     def _floor(self) -> int:
         if self._floor_bytes is None and self._floor_share is None:
-            return int(min(DEFAULT_FLOOR_SHARE * self._disk_bytes, (1 - DEFAULT_SHARE) * self._most_present))
-        return max(self._floor_bytes or 0, int((self._floor_share or 0.0) * self._disk_bytes))
+            return int(min(DEFAULT_FLOOR_SHARE * self.disk_bytes, (1 - DEFAULT_SHARE) * self._most_present))
+        return max(self._floor_bytes or 0, int((self._floor_share or 0.0) * self.disk_bytes))
 
     async def reserve(self, length: int) -> None:
         """Reserves the bytes of a file of this length; waits for running unlinks if it must.

@@ -105,7 +105,7 @@ class StatusView:
         now, rates = self.now, self.rates
         taken = number(now, "kept_bytes") + number(now, "transit_bytes")
         return [
-            ("engine", f"pid {now.get('pid', '?')}, streamer {now.get('version', '?')}, up {duration(self._up)}"),
+            ("engine", self._engine()),
             ("process", f"{count(now, 'connections')} connections, {amount(now, 'anonymous_bytes')} memory"),
             ("store", f"{format_bytes(rates.store_bytes)}/s, {rates.requests:,.0f} requests/s"),
             (
@@ -116,6 +116,7 @@ class StatusView:
             ("cache", f"{format_bytes(rates.cache_bytes)}/s"),
             ("hits", self._hits()),
             ("fill", f"{format_bytes(taken)} of {amount(now, 'limit_bytes')} ({self.fill:.0%})"),
+            ("disk", self._disk()),
             ("tail", f"{count(now, 'hedges')} hedges, {count(now, 'hedge_wins')} of them first"),
             *self._peer_lines(),
             ("trouble", self._trouble()),
@@ -219,6 +220,14 @@ class StatusView:
             ("peers", f"{up:.0f} of {count(self.now, 'peer_members')} up, {came}/s from them, {went}/s to them"),
             ("homes", f"{number(self.now, 'home_share'):.1%} of the chunks are kept here"),
         ]
+
+    def _engine(self) -> str:
+        pid, host, version = (printable(str(self.now.get(name, "?"))) for name in ("pid", "host", "version"))
+        return f"pid {pid} on {host}, streamer {version}, up {duration(self._up)}"
+
+    def _disk(self) -> str:
+        free, whole = amount(self.now, "disk_free_bytes"), amount(self.now, "disk_bytes")
+        return f"{free} of {whole} free, {printable(str(self.now.get('cache_dir', '?')))}"
 
     def _hits(self) -> str:
         """Share of the needed bytes that were there: of the running epochs; of the engine's life between jobs."""

@@ -4,7 +4,9 @@ store_bytes, store_requests, store_lists      what came over the network for chu
 index_bytes, index_requests                   the same for building manifests, counted apart
 needs, hits, needed_bytes, hit_bytes          uses of chunks by sessions; a hit costs no store byte
 retries, hedges, hedge_wins                   what the fetcher did about a slow or failing store
+first_byte_buckets, first_byte_sum_seconds    requests whose first byte came within "le" seconds, and their sum
 kept_bytes, transit_bytes, limit_bytes        what the cache holds
+cache_dir, disk_free_bytes, disk_bytes        where that is, and what of its file system is free, lately
 evicted_chunks, rejected_chunks               what left it, and what was found corrupt on the disk
 unfounded_rejects                             chunks that a reader found corrupt and the engine intact
 refused_writes, written_bytes                 chunks that the disk refused, and bytes that it took
@@ -31,13 +33,14 @@ members                                       one entry per member of the mix of
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import accumulate, islice
 
 import msgspec
 
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport
+from streamer.fetch.statistics import FIRST_BYTE_BOUNDS, Histogram
 from streamer.store.urls import shown
 
 Scalar = str | int | float | bool | None
@@ -65,6 +68,9 @@ def engine_statistics(engine: Engine) -> Values:
         "staging_bytes": policy.staging_bytes,
         "open_bytes": policy.open_bytes,
         "limit_bytes": policy.limit_bytes,
+        "cache_dir": str(engine.config.cache.directory),
+        "disk_free_bytes": engine.cache.space.free_bytes,
+        "disk_bytes": engine.cache.space.disk_bytes,
         "kept_chunks": policy.kept_chunks,
         "evicted_chunks": policy.evicted_chunks,
         "rejected_chunks": engine.corruption_reports.dropped.total(),
@@ -86,6 +92,7 @@ def engine_statistics(engine: Engine) -> Values:
             islice((row for one in engine.sessions.values() for row in _members(engine, one)), _SHOWN_MEMBERS)
         ),
         **_store(engine, fetch),
+        **_first_bytes(engine.fetchers.first_bytes()),
         **(engine.peer_statistics() if engine.peer_statistics is not None else {}),
     }
 
@@ -99,6 +106,14 @@ def _store(engine: Engine, fetch: dict[str, int | float]) -> Table:
         "index_requests": index.requests,
         **fetch,
     }
+
+
+def _first_bytes(found: Histogram) -> Values:
+    bounds = (*map(str, FIRST_BYTE_BOUNDS), "+Inf")
+    buckets: list[Table] = [
+        {"le": bound, "count": count} for bound, count in zip(bounds, accumulate(found.counts), strict=True)
+    ]
+    return {"first_byte_buckets": buckets, "first_byte_sum_seconds": round(found.sum_seconds, 6)}
 
 
 def _digests(sessions: Iterable[EngineSession]) -> set[str]:

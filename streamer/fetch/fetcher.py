@@ -18,7 +18,7 @@ from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.outage import Notify
 from streamer.fetch.ranges import plan_ranges
 from streamer.fetch.request import MakeView
-from streamer.fetch.statistics import FetchStatistics, Tally
+from streamer.fetch.statistics import FetchStatistics, Histogram, Tally
 from streamer.fetch.transfer import FetchContext, Transfer
 from streamer.fetch.whole_call import WholeCall
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
@@ -219,6 +219,11 @@ class Fetcher:
         endpoint = self._endpoint(url)
         call = WholeCall(endpoint, self._config, self._tally, long=True)
         return await call.run(lambda: endpoint.store.put_file(url, path))
+
+    @property
+    def first_bytes(self) -> Histogram:
+        """Times to first byte since it was opened."""
+        return self._tally.first_bytes
 
     def statistics(self) -> FetchStatistics:
         """Counts since it was opened, gauges now."""

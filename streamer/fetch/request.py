@@ -166,7 +166,7 @@ class Request:
         spec.endpoint.watch.progressed(now)
         spec.endpoint.newest_answered = max(spec.endpoint.newest_answered, self._started)
         spec.first_byte.add(now - self._started)
-        spec.tally.first_byte.append(now - self._started)
+        spec.tally.answered(now - self._started)
         return True
 
     def _count(self) -> int:

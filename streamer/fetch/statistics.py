@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 
@@ -55,6 +56,27 @@ class FetchStatistics:
     first_byte_p99_seconds: float
 
 
+# Of a histogram, in seconds: buckets of Prometheus' client libraries, which most dashboards expect.
+FIRST_BYTE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Histogram(msgspec.Struct):
+    """Times to first byte since the start: how many up to each bound, how many in all, and their sum."""
+
+    counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(FIRST_BYTE_BOUNDS) + 1))
+    sum_seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self.counts[bisect_left(FIRST_BYTE_BOUNDS, seconds)] += 1
+        self.sum_seconds += seconds
+
+    def plus(self, other: Histogram) -> Histogram:
+        """Both together."""
+        counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        return Histogram(counts, self.sum_seconds + other.sum_seconds)
+
+
 class Tally(msgspec.Struct):
     """Mutable counts; one owner, one loop."""
 
@@ -68,6 +90,12 @@ class Tally(msgspec.Struct):
     outpaced: int = 0
     failures: int = 0
     first_byte: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
+    first_bytes: Histogram = msgspec.field(default_factory=Histogram)
+
+    def answered(self, seconds: float) -> None:
+        """A request had its first byte after this time."""
+        self.first_byte.append(seconds)
+        self.first_bytes.add(seconds)
 
     def received(self, piece: bytes | memoryview) -> None:
         """Counts bytes that are discarded."""

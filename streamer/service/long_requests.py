@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable
+from typing import Protocol
 
 import msgspec
 
@@ -25,6 +26,14 @@ ANSWER_SECONDS = 10.0
 _NO_OPTIONS = (b"", b"{}")
 
 
+class Fail(Protocol):
+    """Sends a peer an error."""
+
+    def __call__(self, peer: Peer, error: StreamerError, *, request: int) -> None:
+        """The answer to a request."""
+        ...
+
+
 class PeerRequests(msgspec.Struct):
     """The unanswered requests of one peer."""
 
@@ -40,9 +49,11 @@ class LongRequests:
         engine: finds manifests and reads samples.
         tasks: runs the answers.
         limits: of all peers together.
+        fail: sends a peer an error.
     """
 
-    def __init__(self, engine: Engine, tasks: asyncio.TaskGroup, limits: Limits) -> None:
+    def __init__(self, engine: Engine, tasks: asyncio.TaskGroup, limits: Limits, fail: Fail) -> None:
+        self._fail = fail
         self._engine = engine
         self._tasks = tasks
         self._limits = limits
@@ -116,10 +127,11 @@ class LongRequests:
         try:
             await answer
         except StreamerError as error:
-            peer.fail(error, request=number)
+            self._fail(peer, error, request=number)
         except Exception as error:
             logger.exception("request %d of %s failed", number, peer)
-            peer.fail(BrokenError(f"the engine failed over a request: {error!r}; see its log"), request=number)
+            broken = BrokenError(f"the engine failed over a request: {error!r}; see its log")
+            self._fail(peer, broken, request=number)
 
     async def _manifest(self, peer: Peer, requests: PeerRequests, request: GetManifest) -> None:
         def progress(text: str, done: int, total: int) -> None:

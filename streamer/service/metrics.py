@@ -17,7 +17,7 @@ from streamer.engine.statistics import Scalar, Table, Values
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-Kind = Literal["counter", "gauge"]
+Kind = Literal["counter", "gauge", "histogram"]
 Stability = Literal["stable", "experimental"]
 
 # More sessions than this, or members of them, are summed under consumer="others": a scrape stays small.
@@ -30,8 +30,8 @@ class Definition(msgspec.Struct, frozen=True):
 
     Attributes:
         name: with unit; a counter's ends in _total.
-        source: key of the statistics, or of an entry of `table`; "" for an info metric: 1.
-        table: "" for one value; else the list of entries in the statistics, one series each.
+        source: key of the statistics, or of an entry of `table`; "" for an info metric: 1. Of a histogram: of the sum.
+        table: "" for one value; else the list of entries in the statistics, one series each, or the buckets.
         labels: keys of the entry that distinguish the series.
     """
 
@@ -67,6 +67,8 @@ _SINGLE = (
     ("cache_hit_bytes_total", "hit_bytes", "Bytes of the uses that cost no store byte."),
     ("cache_hit_bound_ratio", "hit_bound", "Share of the live data that is kept: the most hits of one reader."),
     ("cache_limit_bytes", "limit_bytes", "What chunk files may take."),
+    ("cache_disk_free_bytes", "disk_free_bytes", "Free space of the file system of the cache, lately."),
+    ("cache_disk_bytes", "disk_bytes", "Size of that file system."),
     ("cache_kept_bytes", "kept_bytes", "Chunks that stay after their use."),
     ("cache_transit_bytes", "transit_bytes", "Chunks that leave after their use."),
     ("cache_open_bytes", "open_bytes", "Chunks that are being read now."),
@@ -121,6 +123,9 @@ _OF_PEERS = (
     ("served_chunks", "sends", "Chunks that are being sent to peers."),
     ("fetched_for_peers_bytes_total", "fetched_for_peers_bytes", "Bytes of chunk files fetched because a peer asked."),
 )
+_OF_FIRST_BYTES = (("store_first_byte_seconds", "first_byte_sum_seconds", "Time to first byte of ranged reads."),)
+_OF_BUILDS = (("build_info", "", "1: the version that runs."),)
+_OF_URLS = (("dataset_info", "", "1: the first url of the dataset, without query and user."),)
 _OF_ERRORS = (("errors_total", "count", "Errors that ended a session."),)
 _OF_DATASETS = (
     ("dataset_samples", "samples", "Samples of the dataset."),
@@ -149,12 +154,16 @@ _OF_BOTTLENECKS = (("session_bottleneck_info", "", "1: what the loader of the se
 _TABLES: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, str, str], ...]], ...] = (
     ("", (), _SINGLE),
     ("", (), _OF_PEERS),
+    ("", ("version",), _OF_BUILDS),
+    ("first_byte_buckets", ("le",), _OF_FIRST_BYTES),
     ("error_kinds", ("kind",), _OF_ERRORS),
     ("datasets", ("dataset",), _OF_DATASETS),
+    ("datasets", ("dataset", "url"), _OF_URLS),
     ("sessions", ("job", "consumer", "dataset"), _OF_SESSIONS),
     ("sessions", ("job", "consumer", "dataset", "bottleneck"), _OF_BOTTLENECKS),
     ("members", ("job", "consumer", "member"), _OF_MEMBERS),
 )
+_BUCKETS = "first_byte_buckets"
 _NOT_SUMMED = ("_ratio", "_info")
 _EXPERIMENTAL = frozenset(
     [
@@ -182,6 +191,7 @@ def _definitions() -> Iterator[Definition]:
     for table, labels, rows in _TABLES:
         for name, source, text in rows:
             kind: Kind = "counter" if name.endswith("_total") else "gauge"
+            kind = "histogram" if table == _BUCKETS else kind
             stability: Stability = "experimental" if name in _EXPERIMENTAL else "stable"
             yield Definition(f"streamer_{name}", kind, stability, source, text, table, labels)
 
@@ -207,15 +217,22 @@ class _Collected:
 
     def collect(self) -> Iterator[Metric]:
         """All metrics, in the order of the table above."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         for definition in DEFINITIONS:
             family = CounterMetricFamily if definition.kind == "counter" else GaugeMetricFamily
             text = f"{definition.help} ({definition.stability})"
+            if definition.kind == "histogram":
+                yield HistogramMetricFamily(definition.name, text, *self._histogram(definition))
+                continue
             metric = family(definition.name.removesuffix("_total"), text, labels=definition.labels)
             for labels, value in series(definition, self._values):
                 metric.add_metric(labels, value)
             yield metric
+
+    def _histogram(self, definition: Definition) -> tuple[list[tuple[str, float]], float]:
+        buckets = [(labels[0], count) for labels, count in series(definition, self._values)]
+        return buckets or [("+Inf", 0.0)], _number(self._values.get(definition.source, 0))
 
 
 def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:
@@ -223,6 +240,10 @@ def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...]
 
     What is no statistic of this engine has no series: those of peers, where there are none.
     """
+    if not definition.table and definition.labels:
+        return (
+            [(tuple(str(values[label]) for label in definition.labels), 1.0)] if definition.labels[0] in values else []
+        )
     if not definition.table:
         return [((), _number(values[definition.source]))] if definition.source in values else []
     entries = values.get(definition.table, [])
@@ -238,7 +259,7 @@ def _value(definition: Definition, entry: Table) -> float | None:
     """None: no value, as of a session whose loader has sent no report yet."""
     if not definition.source:
         return 1.0 if all(entry.get(label) for label in definition.labels[-1:]) else None
-    found = entry.get(definition.source, 0)
+    found = entry.get("count" if definition.kind == "histogram" else definition.source, 0)
     return None if found is None else _number(found)
 
 

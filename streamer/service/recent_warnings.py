@@ -10,19 +10,23 @@ from contextlib import contextmanager
 from streamer.engine.statistics import Table
 
 MOST_WARNINGS = 20
-_MOST_LETTERS = 300
+# The advice of an error stands at its end.
+_MOST_LETTERS = 600
 
 
 class RecentWarnings(logging.Handler):
-    """Keeps the newest message of each kind: one that comes again counts up and does not push others out."""
+    """Keeps the newest message of each kind: one that comes again counts up and does not push others out.
+
+    A kind is a message with its `extra={"kind": ...}`, where it has one.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._kinds: OrderedDict[tuple[str, str], Table] = OrderedDict()
+        self._kinds: OrderedDict[tuple[str, str, str], Table] = OrderedDict()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Remembers one message; any thread, under the handler's lock."""
-        kind = record.name, str(record.msg)
+        kind = record.name, str(record.msg), str(getattr(record, "kind", ""))
         known = self._kinds.pop(kind, {})
         self._kinds[kind] = {
             "at_seconds": round(record.created, 3),

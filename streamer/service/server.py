@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ from streamer.errors import (
     StreamerError,
 )
 from streamer.service.admission import Admission
+from streamer.service.job_errors import JobErrors
 from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
 from streamer.service.long_requests import LongRequests, PeerRequests
 from streamer.service.peer import Peer
@@ -99,7 +101,8 @@ class Server:
         self._admission = Admission(config.cache, config.service)
         self._limits = limits or Limits.of(config.service)
         self._warnings = warnings
-        self._long_requests = LongRequests(engine, tasks, self._limits)
+        self._errors = JobErrors()
+        self._long_requests = LongRequests(engine, tasks, self._limits, self._fail)
         self._peers: dict[Peer, _PeerState] = {}
         self._grace: asyncio.TimerHandle | None = None
         self._begun = engine.now()
@@ -213,13 +216,13 @@ class Server:
     def _open(self, peer: Peer, state: _PeerState, request: OpenSession) -> None:
         if request.session in state.sessions or len(state.sessions) >= MAX_SESSIONS_PER_PEER:
             raise ProtocolError(f"session {request.session} is open already, or there are too many")
-        number = request.session
+        number, consumer = request.session, one_line(request.consumer)
         try:
             state.sessions[number] = self._engine.open_session(
                 SessionRequest(
                     job=request.job,
                     dataset=request.dataset,
-                    consumer=one_line(request.consumer),
+                    consumer=consumer,
                     options=self._long_requests.options(peer, state.requests, request.options),
                     order_id=request.order_id,
                     global_batch=request.global_batch,
@@ -231,11 +234,18 @@ class Server:
                     parts=tuple(self._part(peer, state, part) for part in request.parts),
                 ),
                 on_ready=lambda through, rejects: peer.send(Ready(number, through, rejects)),
-                on_error=lambda error: peer.fail(error, session=number),
+                on_error=lambda error: self._fail(peer, error, session=number, consumer=consumer),
             )
             peer.send(Opened(number))
         except StreamerError as error:
-            peer.fail(error, session=number)
+            self._fail(peer, error, session=number, consumer=consumer)
+
+    def _fail(
+        self, peer: Peer, error: StreamerError, *, request: int = -1, session: int = -1, consumer: str = ""
+    ) -> None:
+        state = self._peers.get(peer)
+        self._errors.log(one_line(state.job if state else ""), consumer, error)
+        peer.fail(error, request, session)
 
     def _part(self, peer: Peer, state: _PeerState, part: Part) -> PartRequest:
         name = one_line(part.name)
@@ -299,6 +309,7 @@ class Server:
     def _own_statistics(self, now: float) -> Values:
         return {
             "version": VERSION,
+            "host": socket.gethostname(),
             "pid": os.getpid(),
             "uptime_seconds": round(now - self._begun, 3),
             "connections": len(self._peers),

@@ -102,7 +102,8 @@ async def test_the_figures_are_those_of_top() -> None:
     assert rows["s3://bucket/train-1/"] == ["01010101", "1,281,168", "146.6 GB", "3"]
     words = "".join(text.words)
     assert "not input-bound on 2, decode on 1; rank 1 waits most, 41.2% of its time, decode: 4 more workers" in words
-    assert "Waiting for data or failed: train." in words
+    assert "streamer on gpu-07" in words
+    assert "Waiting for data: train." in words
     assert "WARNING streamer.fetch.pacing s3://bucket answers 503" in words
     assert "about 600 a second (3 times)" in words
 
@@ -125,7 +126,7 @@ async def test_an_engine_that_does_not_answer_is_announced() -> None:
         await chromium.until("document.body.classList.contains('stale')")
         state = await chromium.evaluate("document.querySelector('[role=status][aria-live=polite]').textContent")
         assert state == "The engine does not answer; the figures are old."
-        assert len((await text_of(chromium)).descriptions) == 10
+        assert len((await text_of(chromium)).descriptions) == 11
 
 
 async def test_names_of_clients_stay_text() -> None:
@@ -177,6 +178,29 @@ async def test_of_many_ranks_the_worst_are_in_sight() -> None:
     assert len([row for row in text.rows if row[0].startswith("set ")]) == 20
 
 
+async def test_a_job_that_waits_is_not_called_failed() -> None:
+    """Each of the two has a sentence; the error is below, in red, with its job."""
+    values = pictures.crowded(ranks=2, job="waits")
+    failed = {**values["sessions"][0], "job": "fails", "failed": "AccessDeniedError", "loader_waiting_share": None}
+    text = "job fails, rank 0 got AccessDeniedError: s3://bucket/a: the store answered 403"
+    error = {"at_seconds": 1795440000.0, "level": "ERROR", "logger": "streamer.service.job_errors", "text": text}
+    values.update(sessions=[*values["sessions"], failed], warnings=[{**error, "count": 1}])
+    async with page(values) as chromium:
+        assert await chromium.evaluate("document.querySelector('#state').textContent") == (
+            "Failed: fails. Waiting for data: waits."
+        )
+        assert await chromium.evaluate("document.querySelector('#warnings .bad').textContent") == "ERROR"
+        assert text in "".join((await text_of(chromium)).words)
+
+
+async def test_jobs_come_first_on_a_phone() -> None:
+    """They are in sight without scrolling: the figures of the engine fill more than a screen of their own."""
+    async with page(pictures.crowded(), width=390, height=844) as chromium:
+        top = "document.querySelector('#{}').getBoundingClientRect().top"
+        assert await chromium.evaluate(top.format("jobs-title")) < 250
+        assert await chromium.evaluate(top.format("engine-title")) > await chromium.evaluate(top.format("jobs"))
+
+
 @pytest.mark.parametrize("width", [320, 390, 1280])
 async def test_the_page_fits_its_window(width: int) -> None:
     """Nothing but a table's own box scrolls sideways."""
@@ -192,8 +216,8 @@ async def test_a_screen_reader_finds_its_way() -> None:
     async with page(pictures.crowded(ranks=2, datasets=1, job="train")) as chromium:
         nodes = (await chromium.call("Accessibility.getFullAXTree"))["nodes"]
     named = {(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if "role" in node}
-    parts = ("Engine", "Jobs", "Datasets", "Last warnings")
-    assert {("heading", title) for title in ("streamer", "train", *parts)} <= named
+    parts = ("Engine", "Jobs", "Datasets", "Last warnings and errors")
+    assert {("heading", title) for title in ("streamer on gpu-07", "train", *parts)} <= named
     assert {("region", title) for title in parts} <= named
     assert ("table", "Ranks of train") in named
     assert {("rowheader", "rank 0"), ("columnheader", "bottleneck")} <= named

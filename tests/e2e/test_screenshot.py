@@ -43,7 +43,15 @@ def test_top_shows_what_metrics_say(screenshot, tmp_path):
 def test_a_figure_that_differs_is_found(screenshot):
     """Nothing but names is taken from elsewhere: another number in /metrics is another picture."""
     names = {"job": "j", "consumer": "rank 0", "dataset": "d", "failed": "", "advice": "more workers"}
-    words = {"pid": 1, "version": "0.1", "datasets": [], "sessions": [names], "members": []}
+    words = {
+        "pid": 1,
+        "version": "0.1",
+        "host": "n",
+        "cache_dir": "/c",
+        "datasets": [],
+        "sessions": [names],
+        "members": [],
+    }
     text = (
         "streamer_cache_kept_bytes {kept}\n"
         'streamer_session_loader_waiting_ratio{{job="j",consumer="rank 0",dataset="d"}} {share}\n'

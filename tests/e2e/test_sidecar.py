@@ -25,7 +25,7 @@ import pytest
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
-from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError
+from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError, StreamerError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 from tests.e2e.keyed_s3 import KeyedS3
@@ -596,6 +596,22 @@ def test_auto_starts_an_engine_of_its_own(sidecar):
 
 
 # ---------------------------------------------------------------- secrets
+
+
+def test_the_error_that_ends_a_job_is_in_the_log_and_on_the_page(sidecar):
+    """Once for all ranks of a job, with its name; another job has a line of its own."""
+    sidecar.start()
+    shutil.rmtree(sidecar.data / "a")
+    for job in ("first", "first", "second"):
+        with sidecar.client(job=job) as client, pytest.raises(StreamerError):
+            client.manifest(GetManifest(0, [f"{sidecar.data}/"], "auto"))
+    values = json.loads(sidecar.get("/statistics.json")[1])
+    texts = [entry["text"] for entry in values["warnings"] if entry["level"] == "ERROR"]
+    assert [text.partition(" got ")[0] for text in texts] == ["job second", "job first"]
+    assert sidecar.log.read_text().count("ERROR") == 2
+    assert values["cache_dir"] == str(sidecar.cache)
+    assert values["host"] == socket.gethostname()
+    assert 0 < values["disk_free_bytes"] < values["disk_bytes"]
 
 
 def test_a_secret_is_nowhere_to_be_seen(sidecar):

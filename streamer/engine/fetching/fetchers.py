@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, fields
-from functools import partial
+from functools import partial, reduce
 from typing import Self
 
 from streamer.config import FetchConfig
@@ -22,7 +22,7 @@ from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import StreamerError
 from streamer.fetch import Fetcher
 from streamer.fetch.memory_budget import MemoryBudget
-from streamer.fetch.statistics import FetchStatistics
+from streamer.fetch.statistics import FetchStatistics, Histogram
 from streamer.manifest.model import Chunk
 from streamer.store import ObjectStore, open_store
 
@@ -67,6 +67,7 @@ class Fetchers:
         self.memory = MemoryBudget(config)
         self._open: dict[str, _Pooled] = {}
         self._past: Counter[str] = Counter()
+        self._past_first_bytes = Histogram()
 
     def __repr__(self) -> str:
         return f"Fetchers({[pooled.fetcher for pooled in self._open.values()]})"
@@ -131,11 +132,17 @@ class Fetchers:
         total["waiting"] -= self.memory.gate.waiting * max(0, len(self._open) - 1)
         return total
 
+    def first_bytes(self) -> Histogram:
+        """Times to first byte of all fetchers since the start."""
+        every = [pooled.fetcher.first_bytes for pooled in self._open.values()]
+        return reduce(Histogram.plus, every, self._past_first_bytes)
+
     def _open_store(self, options: Mapping[str, object], url: str) -> ObjectStore:
         return open_store(url, options, client=self._config.client, guarded=self.allowlist.guarded)
 
     def _close(self, key: str) -> None:
         fetcher = self._open.pop(key).fetcher
+        self._past_first_bytes = self._past_first_bytes.plus(fetcher.first_bytes)
         counts = asdict(fetcher.statistics())
         self._past.update({name: count for name, count in counts.items() if not name.endswith(_LEVELS)})
         self._tasks.create_task(_close_later(fetcher), name="close a fetcher")

@@ -105,3 +105,20 @@ async def test_a_fetcher_in_use_stays_open(file: Path) -> None:
         await asyncio.sleep(0)
         with pytest.raises(ClosedError):
             await fetcher.fetch(wanted)
+
+
+async def test_first_bytes_count_on_after_a_fetcher_is_gone(file: Path) -> None:
+    """A histogram of Prometheus only grows: with other credentials there is another fetcher."""
+    wanted = await chunk_of(file)
+    async with Fetchers(FetchConfig(range_bytes=256 * KiB), UrlAllowlist()) as fetchers:
+        counts = []
+        for key in ("old", "new"):
+            async with fetchers.of({"key": key}) as fetcher:
+                (await fetcher.fetch(wanted)).close()
+            fetchers.close_idle(())
+            fetchers.close_idle(())
+            assert len(fetchers) == 0
+            counts.append(sum(fetchers.first_bytes().counts))
+    assert counts[0] > 0
+    assert counts[1] == 2 * counts[0]
+    assert fetchers.first_bytes().sum_seconds > 0

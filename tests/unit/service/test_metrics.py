@@ -79,6 +79,25 @@ def test_what_loaders_say_is_there_once_they_have_said_it():
     assert series(NAMED["streamer_session_bottleneck_info"], values) == [(("j", "rank 0", "d", "decode"), 1.0)]
 
 
+def test_info_metrics_name_the_version_and_the_urls():
+    """A label each, so that dashboards show urls where other metrics have the digest."""
+    values = {"version": "1.2.3", "datasets": [{"dataset": "d", "url": "s3://bucket/train/", "samples": 7}]}
+    text = exposition(values)[0].decode()
+    assert 'streamer_build_info{version="1.2.3"} 1.0' in text
+    assert 'streamer_dataset_info{dataset="d",url="s3://bucket/train/"} 1.0' in text
+    assert 'streamer_dataset_samples{dataset="d"} 7.0' in text
+
+
+def test_first_bytes_are_a_histogram():
+    """Cumulative buckets, count and sum, as histogram_quantile() takes them."""
+    buckets = [{"le": "0.1", "count": 3}, {"le": "+Inf", "count": 4}]
+    text = exposition({"first_byte_buckets": buckets, "first_byte_sum_seconds": 2.5})[0].decode()
+    assert "# TYPE streamer_store_first_byte_seconds histogram" in text
+    assert 'streamer_store_first_byte_seconds_bucket{le="0.1"} 3.0' in text
+    assert "streamer_store_first_byte_seconds_count 4.0" in text
+    assert "streamer_store_first_byte_seconds_sum 2.5" in text
+
+
 def test_a_scrape_stays_small():
     """Sessions beyond the first thousand are one series of their dataset."""
     entries = [
@@ -123,5 +142,5 @@ def test_every_source_is_a_statistic(engine_statistics):
             continue
         if definition.table:
             assert definition.table in engine_statistics
-        else:
-            assert definition.source in engine_statistics, definition.name
+        for source in [definition.source] if definition.source and not definition.table else []:
+            assert source in engine_statistics, definition.name
