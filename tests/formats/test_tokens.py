@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from contextlib import closing
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
@@ -131,6 +133,107 @@ def test_files_without_an_index(chosen, content, reason):
         find(chosen, {"a.bin": content})
 
 
+@pytest.mark.parametrize(
+    ("start", "reason"),
+    [
+        (b"PAR1\x15\0", "is Parquet: format='parquet'"),
+        (b"ARROW1\0\0", "is Arrow: format='arrow'"),
+        (b"\x93NUMPY\1\0", "is an .npy file by another name"),
+        (MAGIC, "is an index file of Megatron: name the .bin"),
+        (b"\x89HDF\r\n\x1a\n", "is HDF5"),
+        (b"PK\3\4", r"is a zip archive \(.npz"),
+        (b"\x28\xb5\x2f\xfd", "is compressed"),
+        (b"\x1f\x8b\x08\0", "is compressed"),
+    ],
+)
+@pytest.mark.parametrize("chosen", [Tokens(sequence_length=4, dtype="<u2"), Tokens(sequence_length=4), Tokens()])
+def test_files_that_are_no_tokens(chosen, start, reason):
+    """Regression: their bytes were read as tokens of the dtype that the error had advised; it names what reads them."""
+    with pytest.raises(ManifestError, match=reason):
+        find(chosen, {"a.bin": start + bytes(100)})
+
+
+def npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def test_arrays_of_one_dimension_have_windows():
+    """The header says the dtype; beside `.bin` files they are tables of Megatron's."""
+    tokens = np.arange(100, dtype="<u4")
+    chosen = Tokens(sequence_length=9)
+    found = find(chosen, {"a.npy": npy(tokens), "b.npy": npy(tokens[:12])})
+    assert found.survey.facts.fields == (FieldSpec("tokens", "<u4[10]"),)
+    (source, blocks), (_, others) = found.items
+    assert sum(block.samples for block in blocks) == 11
+    assert others[0].samples == 1
+    start = source.record.size - tokens.nbytes
+    assert blocks[0].ranges[0] == (start, start + 100 * 4)
+    plain = Tokens(sequence_length=9, dtype="<u2")
+    assert [source.record.url for source, _ in find(plain, {"a.npy": npy(tokens), "b.bin": bytes(40)}).items] == [
+        "s3://bucket/data/b.bin"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "array", "reason"),
+    [
+        (WINDOWS, np.zeros((4, 8), "<u2"), r"has rows of <u2\[8\], not tokens.*format='npy'"),
+        (WINDOWS, np.zeros(40, "<f4"), "has rows of <f4, not tokens"),
+        (Tokens(sequence_length=4, dtype="<u2"), np.zeros(40, "<i4"), "has tokens of <i4, not dtype='<u2'"),
+        (Tokens(), np.zeros(40, "<u2"), r"is one array, without documents; Tokens\(sequence_length=2048\)"),
+    ],
+)
+def test_arrays_that_are_no_tokens(chosen, array, reason):
+    """Say what reads them."""
+    with pytest.raises(ManifestError, match=reason):
+        find(chosen, {"a.npy": npy(array)})
+
+
+def test_windows_know_their_documents():
+    """The token that ends one is the last of it; the next one begins at 0. Windows begin with a document, number 1."""
+    opener = Tokens(sequence_length=7, eos=9).opener(Facts((FieldSpec("tokens", "<u2[8]"),)))
+    tokens = np.array([5, 9, 9, 1, 2, 3, 9, 4], "<u2")
+    _, fields = opener.open(memoryview(tokens.view(np.uint8)), SampleName())
+    assert [field.name for field in fields] == ["tokens", "position_ids", "document_ids"]
+    assert [field.kind for field in fields] == ["<u2[8]", "<i4[8]", "<i4[8]"]
+    assert np.frombuffer(fields[1].content, "<i4").tolist() == [0, 1, 0, 0, 1, 2, 3, 0]
+    assert np.frombuffer(fields[2].content, "<i4").tolist() == [1, 1, 2, 3, 3, 3, 3, 4]
+
+
+def test_batches_have_the_bounds_of_documents(tmp_path, monkeypatch):
+    """As flash-attn's functions for sequences of different lengths take them."""
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    tokens = np.random.default_rng(0).integers(0, 12, 4000).astype("<i8")
+    (tmp_path / "data").mkdir()
+    np.save(tmp_path / "data" / "train.npy", tokens)
+    chosen = Tokens(sequence_length=99, eos=0)
+    dataset = StreamingDataset(
+        tmp_path / "data", format=chosen, cache_dir=tmp_path / "cache", cache_bytes="1GB", shuffle=False
+    )
+    with closing(dataset), StreamingDataLoader(dataset, 4, 2, report_seconds=None) as loader:
+        for number, batch in enumerate(loader):
+            read = batch["tokens"][:, :-1].numpy()
+            first = 4 * number * 99
+            assert np.array_equal(read.reshape(-1), tokens[first : first + read.size])
+            positions = batch["position_ids"][:, :-1].reshape(-1)
+            starts = (positions == 0).nonzero().reshape(-1).int()
+            cu_seqlens = torch.cat([starts, starts.new_tensor([positions.numel()])])
+            max_seqlen = int(cu_seqlens.diff().max())
+            documents = np.split(read.reshape(-1), cu_seqlens.numpy()[1:-1])
+            assert max(map(len, documents)) == max_seqlen
+            assert all((document[:-1] != 0).all() for document in documents)
+            inside = batch["document_ids"].diff(dim=1) == 0
+            assert np.array_equal(~inside.numpy(), read == 0)
+
+
+def test_an_eos_that_is_no_token():
+    """Of the dtype of the files."""
+    with pytest.raises(ConfigError, match="eos=70000 is no token of <u2"):
+        find(Tokens(sequence_length=9, dtype="<u2", eos=70_000), {"a.bin": bytes(40)})
+
+
 def test_files_of_two_dtypes(files):
     """Are two datasets."""
     other = {"b.bin": bytes(40), "b.idx": idx((MAGIC, 1, 4, 1, 0), (10,), (0,))}
@@ -138,7 +241,9 @@ def test_files_of_two_dtypes(files):
         find(WINDOWS, {**files, **other})
 
 
-@pytest.mark.parametrize("options", [{"dtype": "<f4"}, {"dtype": "x"}, {"sequence_length": 0}, {"length": 3}])
+@pytest.mark.parametrize(
+    "options", [{"dtype": "<f4"}, {"dtype": "x"}, {"sequence_length": 0}, {"length": 3}, {"eos": 3}]
+)
 def test_options_without_meaning(options):
     """Are a ConfigError."""
     with pytest.raises(ConfigError, match=r"tokens|Tokens"):

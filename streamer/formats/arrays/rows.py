@@ -57,7 +57,7 @@ class Rows(msgspec.Struct, frozen=True):
             yield Span(begin, begin + self.row_bytes)
 
 
-class _Head(msgspec.Struct, frozen=True):
+class Head(msgspec.Struct, frozen=True):
     """What the header of an `.npy` file says."""
 
     rows: Rows
@@ -79,24 +79,17 @@ class Npy(Format, frozen=True, forbid_unknown_fields=True):
         Raises:
             ManifestError: a file that is no array of numbers in C order, or rows of another kind than those before.
         """
-        if empty := next((record for record in accepted if not record.size), None):
-            raise refused(empty, "has no bytes, not even the header of an .npy file")
-        answers = yield tuple(Need(0, min(_HEAD_BYTES, record.size), record) for record in accepted)
-        assert isinstance(answers, tuple)
-        heads = []
-        for record, content in zip(accepted, answers, strict=True):
-            heads.append((yield from _head(record, content)))
-        for record, head in zip(accepted, heads, strict=True):
-            if head.kind != heads[0].kind:
+        found = yield from read_heads(accepted)
+        kind = found[0][1].kind
+        for record, head in found:
+            if head.kind != kind:
                 raise ManifestError(
-                    f"{record.url} has rows of {head.kind}, {accepted[0].url} of {heads[0].kind}; a dataset has rows "
+                    f"{record.url} has rows of {head.kind}, {accepted[0].url} of {kind}; a dataset has rows "
                     "of one dtype and shape: name the others as a dataset of their own",
                     url=record.url,
                 )
-        sources = [
-            Source(record, msgspec.msgpack.encode(head.rows)) for record, head in zip(accepted, heads, strict=True)
-        ]
-        return Survey(sources, Facts(fields=(FieldSpec(FIELD, heads[0].kind),)), read_bytes=0)
+        sources = [Source(record, msgspec.msgpack.encode(head.rows)) for record, head in found]
+        return Survey(sources, Facts(fields=(FieldSpec(FIELD, kind),)), read_bytes=0)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """The rows; reads nothing."""
@@ -205,7 +198,25 @@ def kind_of_rows(dtype: np.dtype[np.generic], shape: Sequence[int]) -> str:
     return f"{dtype.str.replace('|', '')}{lengths}"
 
 
-def _head(record: ObjectRecord, content: memoryview) -> Generator[Need, Answer, _Head]:
+def read_heads(
+    accepted: Sequence[ObjectRecord],
+) -> Generator[Need | tuple[Need, ...], Answer, list[tuple[ObjectRecord, Head]]]:
+    """The headers of `.npy` files, asked for together.
+
+    Raises:
+        ManifestError: a file that is no array of numbers in C order.
+    """
+    if empty := next((record for record in accepted if not record.size), None):
+        raise refused(empty, "has no bytes, not even the header of an .npy file")
+    answers = yield tuple(Need(0, min(_HEAD_BYTES, record.size), record) for record in accepted)
+    assert isinstance(answers, tuple)
+    found = []
+    for record, content in zip(accepted, answers, strict=True):
+        found.append((record, (yield from _head(record, content))))
+    return found
+
+
+def _head(record: ObjectRecord, content: memoryview) -> Generator[Need, Answer, Head]:
     """The header of a file, of which the first bytes are known."""
     start = bytes(content[:12])
     length = _header_length(start)
@@ -222,7 +233,7 @@ def _head(record: ObjectRecord, content: memoryview) -> Generator[Need, Answer, 
         shape, fortran_order, dtype = read(stream, max_header_size=_LONGEST_HEAD_BYTES)
     except Exception as error:  # numpy's parser of literals raises whatever Python's does
         raise refused(record, f"is no .npy file: {error}") from error
-    return _Head(_rows(record, length, shape, fortran_order, dtype), kind_of_rows(dtype, shape[1:]))
+    return Head(_rows(record, length, shape, fortran_order, dtype), kind_of_rows(dtype, shape[1:]))
 
 
 def _header_length(start: bytes) -> int:

@@ -4,6 +4,7 @@
 | --- | --- |
 | `x.bin` with `x.idx` beside it | Megatron-LM, NeMo: of the dtype that the index says |
 | `x.bin` of llm.c | behind a head of 1,024 bytes, which says the dtype |
+| `x.npy` | one array of one dimension; where there is no `.bin` |
 | `x.bin` of nanoGPT | nothing else: the user says the dtype |
 
 A window has one token more than the model reads, and begins with the last token of the one before: so Megatron cuts an
@@ -18,8 +19,10 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
+from streamer.formats.arrays.rows import read_heads
 from streamer.formats.base import (
     Answer,
     Block,
@@ -42,8 +45,10 @@ from streamer.formats.failures import damaged, refused
 from streamer.formats.names import is_hidden
 from streamer.formats.sidecars import spans_between, with_sidecars
 from streamer.formats.tokens import megatron
+from streamer.formats.tokens.others import check_plain
 
-FIELD = "tokens"
+FIELD, POSITIONS, DOCUMENTS = "tokens", "position_ids", "document_ids"
+_CUT = "Tokens(sequence_length=2048) cuts windows"
 # llm.c, dev/data/data_common.py: magic, version, tokens; the rest of the head is empty.
 _LLM_C = Struct("<iii")
 _LLM_C_BYTES = 1024
@@ -68,17 +73,20 @@ _STREAM = msgspec.msgpack.Decoder(Stream)
 
 
 class Tokens(Format, frozen=True, forbid_unknown_fields=True):
-    """Files of tokens: Megatron's (`.bin` with `.idx`), those of llm.c, and plain ones.
+    """Files of tokens: Megatron's (`.bin` with `.idx`), those of llm.c, `.npy` of one dimension, and plain ones.
 
     Attributes:
         sequence_length: a sample is a window of this many tokens and the one after them; windows go on over the ends of
             documents, not of files. None: a sample is a sequence, as Megatron's index has it.
         dtype: of the tokens of plain files ("<u2" for nanoGPT's); the others say it.
+        eos: the token that ends a document. A window then also has "position_ids", from 0 in each document, and
+            "document_ids", 1, 2, ... in each window: int32, one per token.
     """
 
     name = "tokens"
     sequence_length: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | None = None
     dtype: str = ""
+    eos: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
         """Refuses what has no meaning.
@@ -92,10 +100,16 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             is_integer = False
         if not is_integer:
             raise ConfigError(f"Tokens: dtype={self.dtype!r} is not a type of integers", field="format")
+        if self.eos is not None and self.sequence_length is None:
+            raise ConfigError(
+                f"Tokens: eos={self.eos} tells the documents of a window apart; without sequence_length a sample is "
+                "one sequence: leave eos out, or give sequence_length",
+                field="format",
+            )
 
     def accepts(self, key: str) -> bool:
-        """`.bin`."""
-        return key.lower().endswith(".bin") and not is_hidden(key)
+        """`.bin`, and `.npy`."""
+        return key.lower().endswith((".bin", ".npy")) and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the heads of all index files, and of files that have none.
@@ -103,11 +117,34 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         Raises:
             ManifestError: a file whose dtype is not known or is another one, or an index file of another file.
         """
+        if accepted and all(map(_is_npy, accepted)):
+            return (yield from self._survey_arrays(accepted))
+        # Megatron keeps its own tables beside the tokens, as .npy.
+        accepted = [record for record in accepted if not _is_npy(record)]
         sources = with_sidecars(accepted, others, ("/.idx",), 0).sources
         heads = tuple(map(_head_of, sources))
         contents = (yield heads) if heads else ()
         assert isinstance(contents, tuple)
         streams = [self._stream(source, content) for source, content in zip(sources, contents, strict=True)]
+        return self._surveyed(sources, streams)
+
+    def _survey_arrays(self, accepted: Sequence[ObjectRecord]) -> Surveying:
+        """Reads the headers of `.npy` files."""
+        streams = []
+        for record, head in (yield from read_heads(accepted)):
+            if np.dtype(head.kind.partition("[")[0]).kind not in "iu" or "[" in head.kind:
+                raise refused(
+                    record,
+                    f"has rows of {head.kind}, not tokens: integers in one dimension; format='npy' reads its rows",
+                )
+            if self.dtype and np.dtype(self.dtype) != np.dtype(head.kind):
+                raise refused(record, f"has tokens of {head.kind}, not dtype={self.dtype!r}: leave dtype out")
+            if self.sequence_length is None:
+                raise refused(record, f"is one array, without documents; {_CUT}")
+            streams.append(Stream(head.kind, head.rows.start))
+        return self._surveyed([Source(record) for record in accepted], streams)
+
+    def _surveyed(self, sources: Sequence[Source], streams: Sequence[Stream]) -> Survey:
         for source, stream in zip(sources, streams, strict=True):
             if stream.dtype != streams[0].dtype:
                 raise ManifestError(
@@ -119,8 +156,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             Source(source.record, msgspec.msgpack.encode(stream), source.sidecar)
             for source, stream in zip(sources, streams, strict=True)
         ]
-        facts = Facts((FieldSpec(FIELD, self._kind(streams[0].dtype)),)) if streams else Facts()
-        return Survey(noted, facts, sum(self._read_bytes(source) for source in sources))
+        return Survey(noted, self._facts(streams), sum(self._read_bytes(source) for source in sources))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """The windows, of which nothing is read but the end of the index file; or its sequences.
@@ -138,13 +174,22 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         yield from _windows(source, stream, self.sequence_length)
 
     def opener(self, facts: Facts) -> Opener:
-        """A sample is one array."""
-        return TokenOpener(facts.fields[0].kind)
+        """A sample is one array, and where its documents end."""
+        return TokenOpener(facts.fields[0].kind, self.eos)
 
     def recoder(self, facts: Facts) -> Recoder:
         """Cuts windows."""
         assert self.sequence_length is not None
         return WindowRecoder(self.sequence_length, np.dtype(facts.fields[0].kind.partition("[")[0]))
+
+    def _facts(self, streams: Sequence[Stream]) -> Facts:
+        if not streams:
+            return Facts()
+        dtype = streams[0].dtype
+        if self.eos is not None and self.eos > np.iinfo(dtype).max:
+            raise ConfigError(f"Tokens: eos={self.eos} is no token of {dtype}", field="format")
+        more = (POSITIONS, DOCUMENTS) if self.eos is not None else ()
+        return Facts((FieldSpec(FIELD, self._kind(dtype)), *(FieldSpec(name, self._kind("<i4")) for name in more)))
 
     def _kind(self, dtype: str) -> str:
         return f"{dtype}[]" if self.sequence_length is None else f"{dtype}[{self.sequence_length + 1}]"
@@ -159,11 +204,12 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         if source.sidecar is not None:
             head = megatron.read_head(content, source.sidecar, record)
             return Stream(head.dtype, 0, head.sequences)
+        check_plain(record, content)
         if self.sequence_length is None:
             raise refused(
                 record,
                 f"has no index file ({record.url.rpartition('.')[0]}.idx), so where its documents end is not known; "
-                "Tokens(sequence_length=2048) cuts windows",
+                f"{_CUT}",
             )
         return _llm_c(record, content) or self._plain(record)
 
@@ -175,6 +221,10 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
                 "Tokens(sequence_length=..., dtype='<u2')",
             )
         return Stream(np.dtype(self.dtype).str.replace("|", ""))
+
+
+def _is_npy(record: ObjectRecord) -> bool:
+    return record.url.lower().endswith(".npy")
 
 
 def _head_of(source: Source) -> Need:
@@ -248,16 +298,18 @@ class TokenOpener:
 
     Args:
         kind: of the field: "<u2[2049]", or "<u2[]" for sequences.
+        eos: the token that ends a document of a window; None: not said.
     """
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, kind: str, eos: int | None = None) -> None:
+        self._kind, self._eos = kind, eos
         dtype, _, count = kind.removesuffix("]").partition("[")
-        self._token_bytes = np.dtype(dtype).itemsize
+        self._dtype = np.dtype(dtype)
+        self._token_bytes = self._dtype.itemsize
         self._bytes = int(count) * self._token_bytes if count else None
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """One field, "tokens".
+        """One field, "tokens"; with `eos` two more, of the documents.
 
         Raises:
             DecodeError: another number of bytes.
@@ -265,4 +317,25 @@ class TokenOpener:
         length = len(content)
         if length % self._token_bytes or self._bytes not in {None, length}:
             raise DecodeError(f"{length} bytes are no tokens of {self._kind}", offset=0)
-        return None, [Field(FIELD, content, self._kind)]
+        if self._eos is None:
+            return None, [Field(FIELD, content, self._kind)]
+        positions, documents = documents_of(np.frombuffer(content, self._dtype), self._eos)
+        kind = f"<i4[{len(positions)}]"
+        return None, [
+            # Checked: the tokens are looked at, so they are not read past this.
+            Field(FIELD, content, self._kind, checked=True),
+            Field(POSITIONS, positions.view(np.uint8).data, kind),
+            Field(DOCUMENTS, documents.view(np.uint8).data, kind),
+        ]
+
+
+def documents_of(tokens: NDArray[np.integer], eos: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Of each token of a window its place in its document, and the number of the document, from 1.
+
+    A document ends with `eos`. One that began before the window begins with it.
+    """
+    numbers = np.arange(len(tokens), dtype=np.int32)
+    starts = np.flatnonzero(tokens[:-1] == eos) + 1
+    begun, documents = np.zeros_like(numbers), np.zeros_like(numbers)
+    begun[starts], documents[starts] = starts, 1
+    return numbers - np.maximum.accumulate(begun), np.cumsum(documents, dtype=np.int32) + np.int32(1)
