@@ -12,6 +12,7 @@ from streamer.formats.base import Format
 from streamer.formats.built_in import AUTO
 from streamer.formats.folder import Folder, class_folders, counted, metadata_of
 from streamer.formats.foreign import special_format
+from streamer.formats.layouts import splits_in
 from streamer.formats.names import is_common, is_hidden
 from streamer.formats.registry import find_format
 from streamer.formats.webdataset import WebDataset
@@ -33,7 +34,8 @@ def chooser(
         on_note: takes a line about files that are no samples.
 
     Raises:
-        ConfigError: no such format, or it has other options.
+        ConfigError: no such format, or it has other options. The choice raises it, too: for extensions that no file
+            has, objects of several formats or of one that is not read, and, under "auto", several splits.
     """
     fixed = None if name == AUTO else find_format(name, options)
 
@@ -44,9 +46,26 @@ def chooser(
         if extensions is not None:
             return _named_files(names, Folder(frozenset(extensions), metadata))
         found = fixed or find_format(detect(names))
-        return replace(class_folders(names, on_note), metadata=metadata) if isinstance(found, Folder) else found
+        if isinstance(found, Folder):
+            found = replace(class_folders(names, on_note), metadata=metadata)
+        if splits := splits_in(filter(found.accepts, names), of_files=not found.whole_objects):
+            _check_splits(splits, None if fixed is None else on_note)
+        return found
 
     return choose
+
+
+def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) -> None:
+    """Refuses splits below one url, or, where the format is named, says that they are one dataset."""
+    text = f"below one url are the splits {', '.join(splits)}"
+    if on_note is not None:
+        on_note(f"{text}: they are one dataset here; name the url of each for datasets of their own")
+        return
+    raise ConfigError(
+        f"{text}; name the url of one of them (.../{splits[-1]}), or those of several in a list to take them together",
+        field="urls",
+        splits=len(splits),
+    )
 
 
 def detect(keys: Sequence[str]) -> str:

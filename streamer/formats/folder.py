@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from streamer.formats.base import Facts, Field, Format, Indexing, SampleName, Source, Span
+from streamer.formats.layouts import paired_files, paired_folders
 from streamer.formats.names import AUDIO, COMPANIONS, PICTURES, VIDEO, base_name, extension, is_hidden
 
 
@@ -65,10 +66,13 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
 
     Args:
         keys: of all objects.
-        on_note: takes a line about the visible files that are no samples.
+        on_note: takes a line about the visible files that are no samples, and one about files that belong together.
     """
     files = [key for key in keys if not is_hidden(key)]
-    if 2 * sum("/" in key for key in files) <= len(files):
+    is_flat = 2 * sum("/" in key for key in files) <= len(files)
+    if text := paired_files(files) if is_flat else paired_folders(files):
+        on_note(text)
+    if is_flat:
         return Folder()
     endings = Counter(map(extension, files))
     chosen = _commonest(endings)

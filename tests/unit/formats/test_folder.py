@@ -99,3 +99,26 @@ def test_extensions_say_which_files_are_samples():
     assert taken(keys, extensions=["jpg", "txt.gz"])[0] == ["cats/1.jpg", "cats/2.JPEG", "dogs/4.jpg", "a/2.txt.gz"]
     with pytest.raises(ConfigError, match=r"extensions=jgp: none of the 4 files has one \(3 \.jpg, 1 \.png\)"):
         taken(CLASSES, extensions=["jgp"])
+
+
+def test_files_of_one_name_are_told_of():
+    """An image with its text and its labels is three samples; how they become one is said."""
+    keys = [f"{number}.{ending}" for number in range(3) for ending in ("jpg", "txt", "json")]
+    samples, notes = taken([*keys, "README.md"])
+    assert len(samples) == 10
+    assert len(notes) == 1
+    assert notes[0].startswith("each of 0.jpg, 0.json, 0.txt, as of all files of one name, is a sample of its own here")
+    assert "streamer.pack, or tar --sort=name" in notes[0]
+    for others in (["1.jpg", "2.jpg", "2.txt", "3.jpg", "4.jpg"], ["1.jpg", "2.png", "labels.csv"], ["1.jpg", "2.jpg"]):
+        assert taken(others)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("folders", "are_pairs"), [(("images", "masks"), True), (("imgs", "labels"), True), (("cats", "dogs"), False)]
+)
+def test_folders_of_images_and_masks_are_told_of(folders, are_pairs):
+    """They would be classes; folders of classes have files of one name, too."""
+    keys = [f"{folder}/{number}.png" for folder in folders for number in range(3)]
+    samples, notes = taken(keys)
+    assert samples == keys
+    assert [note.partition(" here")[0] for note in notes] == [f"{folders[0]}/, {folders[1]}/ are classes"] * are_pairs

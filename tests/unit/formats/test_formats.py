@@ -25,7 +25,7 @@ from streamer.formats.registry import find_format
         (["index.json", "shard.00000.mds", "shard.00001.mds.zstd"], "mds"),
         (["a/index.json", "a/shard.00000.mds", "b/index.json", "b/shard.00000.mds", "README.md"], "mds"),
         (["index.json", "chunk-0-0.bin", "chunk-1-12.zstd.bin", "chunk-2-0.zstd:3.bin"], "litdata"),
-        (["train.jsonl", "test.jsonl", "README.md"], "jsonl"),
+        (["a.jsonl", "b.jsonl", "README.md"], "jsonl"),
         (["README.md", "dataset_infos.json", ".gitattributes", "data/train-00000-of-00002.parquet"], "parquet"),
         (["_SUCCESS", "part-00000-aaaa.snappy.parquet"], "parquet"),
         (["a.jpg", "train.jsonl", "test.jsonl"], "folder"),
@@ -35,7 +35,7 @@ from streamer.formats.registry import find_format
         (["log.1", "log.2", "1.0", "x.h5"], "folder"),
         (["dataset_info.json", "state.json", "data-00000-of-00001.arrow"], "arrow"),
         (["data.mdb", "lock.mdb"], "lmdb"),
-        (["train.zip", "val.zip"], "zip"),
+        (["a.zip", "b.zip"], "zip"),
         (["corpus.bin", "corpus.idx", "README.md"], "tokens"),
         (["a.ipc", "b.ipc"], "arrow"),
         (["en/c4-train.00000-of-01024.json.gz", "en/c4-train.00001-of-01024.json.gz", "README.md"], "jsonl"),
@@ -75,6 +75,46 @@ def test_another_kind_of_dataset_is_named(kind, keys):
             chooser("auto")(order)
     assert caught.value.details["field"] == "format"
     assert chooser("folder")(keys).name == "folder"
+
+
+SPLITS = [
+    (["data/train-00000-of-00002.parquet", "data/test-00000-of-00001.parquet"], "test-*, train-*"),
+    (["train/0.parquet", "test/0.parquet", "README.md"], "test/, train/"),
+    (["train/cats/1.jpg", "train/dogs/2.jpg", "val/cats/3.jpg"], "train/, val/"),
+    (["cats/Train/1.jpg", "cats/Test/2.jpg"], "Test/, Train/"),
+    (["train.jsonl", "dev.jsonl"], r"dev\.\*, train\.\*"),
+    (["train_0.tar", "validation_0.tar"], r"train_\*, validation_\*"),
+]
+
+
+@pytest.mark.parametrize(("keys", "names"), SPLITS)
+def test_splits_are_neither_one_dataset_nor_classes(keys, names):
+    """The url of one names it; to name the format takes them together, with a line."""
+    for order in (keys, keys[::-1]):
+        with pytest.raises(ConfigError, match=rf"below one url are the splits {names.replace('-*', '-[*]')}; name the"):
+            chooser("auto")(order)
+    notes: list[str] = []
+    chooser(detect(keys), on_note=notes.append)(keys)
+    assert any("they are one dataset here" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["train/cats/1.jpg", "training/dogs/2.jpg"],
+        ["val/1.jpg", "test/2.jpg"],
+        ["images/1.jpg", "images/2.jpg", "train.txt", "val.txt"],
+        ["trains/1.jpg", "tests/2.jpg"],
+        ["a/train.jpg", "a/test.jpg"],
+        ["train2017/1.jpg", "val2017/2.jpg"],
+        ["train-0.tar", "train-1.tar"],
+    ],
+)
+def test_what_are_no_splits(keys):
+    """Names that only resemble them, lists beside the data, and splits of which none is for training."""
+    notes: list[str] = []
+    chooser("auto", on_note=notes.append)(keys)
+    assert not any("splits" in note for note in notes)
 
 
 def test_a_single_json_document_is_no_dataset():
