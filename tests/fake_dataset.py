@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
-from streamer.loader.batch.placement import Rows
-from streamer.loader.contracts import PreparedStream, StepSession
+from streamer.loader.contracts import BatchSource, PreparedStream, StepSession
 from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
 
@@ -46,7 +46,7 @@ class FakeRecipe:
         return FakeSource(self) if self.draws else QuietSource(self)
 
 
-class FakeSource:
+class FakeSource(BatchSource):
     """See `FakeRecipe`."""
 
     def __init__(self, recipe: FakeRecipe) -> None:
@@ -76,23 +76,6 @@ class QuietSource(FakeSource):
     def draws(self) -> bool:
         """Never."""
         return False
-
-    @property
-    def user_code(self) -> tuple[object, ...]:
-        """None."""
-        return ()
-
-    @property
-    def takes_rows(self) -> bool:
-        """Never: samples are the objects that `make` returns."""
-        return False
-
-    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
-        """Nothing to read."""
-
-    def load_at(self, epoch: int, ordinal: int, index: int) -> object:
-        """One sample."""
-        return self.load(epoch, ordinal)
 
 
 class FakeSession:
@@ -161,6 +144,10 @@ class FakeSession:
         self.rejected.append((chunk, reason))
         self._prepared.on_reject(chunk)
 
+    def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """The dataset does not grow."""
+        return ()
+
     def fileno(self) -> int:
         """Readable after `allow` and `fail`."""
         return self._event
@@ -209,6 +196,16 @@ class FakePrepared:
     def batches(self) -> int:
         """Batches in an epoch."""
         return self.made.batches
+
+    @property
+    def rank_config(self) -> RankConfig:
+        """The only rank."""
+        return RankConfig()
+
+    @property
+    def mix(self) -> None:
+        """One dataset."""
+        return
 
     @property
     def skip_rules(self) -> SkipRules:

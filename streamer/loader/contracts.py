@@ -8,7 +8,7 @@ an epoch, and whether the chunks of a batch are local.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -44,12 +44,35 @@ class ChunkUnreadableError(Exception):
         return f"chunk {self.chunk}: {self.reason}"
 
 
-class BatchSource(Protocol):
-    """Makes samples, in one worker or in the rank itself. Used by one thread at a time."""
+class BatchSource:
+    """Makes samples, in one worker or in the rank itself. Used by one thread at a time.
+
+    The base of all sources; the defaults are those of a source that reads sample by sample, and measures nothing.
+    """
+
+    @property
+    def draws(self) -> bool:
+        """Whether user code runs for a sample, which may draw from the global generators."""
+        return True
+
+    @property
+    def user_code(self) -> Sequence[object]:
+        """The code that runs for a sample; its own generators are seeded."""
+        return ()
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether it can write arrays to the rows of the slot."""
+        return False
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether its samples are of several datasets."""
+        return False
 
     def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """This rank's samples of a batch: their ordinals, and which of them are repeats that fill the batch."""
-        ...
+        raise NotImplementedError
 
     def load(self, epoch: int, ordinal: int) -> object:
         """One decoded and transformed sample.
@@ -57,31 +80,7 @@ class BatchSource(Protocol):
         Raises:
             ChunkUnreadableError: the bytes are missing or wrong.
         """
-        ...
-
-    def close(self) -> None:
-        """Releases its resources."""
-        ...
-
-
-@runtime_checkable
-class BatchedSource(Protocol):
-    """A source that receives whole batches, and that can write samples directly to their rows in the slot."""
-
-    @property
-    def draws(self) -> bool:
-        """Whether user code runs for a sample, which may draw from the global generators."""
-        ...
-
-    @property
-    def user_code(self) -> Sequence[object]:
-        """The code that runs for a sample; its own generators are seeded."""
-        ...
-
-    @property
-    def takes_rows(self) -> bool:
-        """Whether it can write arrays to the rows of the slot."""
-        ...
+        raise NotImplementedError
 
     def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Begins a batch; `load_at` follows for each of its samples.
@@ -94,7 +93,6 @@ class BatchedSource(Protocol):
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
         """
-        ...
 
     def load_at(self, epoch: int, ordinal: int, index: int) -> object:
         """One sample for an index of the current batch; not necessarily the ordinal that `begin` got for it.
@@ -102,34 +100,21 @@ class BatchedSource(Protocol):
         Raises:
             ChunkUnreadableError: the bytes are missing or wrong.
         """
-        ...
-
-
-@runtime_checkable
-class MixedSource(Protocol):
-    """A source of the samples of several datasets."""
+        return self.load(epoch, ordinal)
 
     def first_of_each(self, ordinals: npt.NDArray[np.int64]) -> dict[str, int]:
-        """The names of their datasets, each with the index of its first sample."""
-        ...
-
-
-@runtime_checkable
-class RoundedSource(Protocol):
-    """A source of the samples of a growing dataset: which samples a batch has depends on its rounds."""
+        """Of a mix: the names of the members of a batch, each with the index of its first sample."""
+        return {}
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
-        """The rounds of the next batch, each as the fields of `order.growing.Round`."""
-        ...
-
-
-@runtime_checkable
-class StagedSource(Protocol):
-    """A source that measures its stages."""
+        """Of a growing dataset: the rounds of the next batch, each as the fields of `order.growing.Round`."""
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
         """Read, decode, transform: nanoseconds since it was opened."""
-        ...
+        return 0, 0, 0
+
+    def close(self) -> None:
+        """Releases its resources."""
 
 
 class Recipe(Protocol):
@@ -189,6 +174,10 @@ class StepSession(Protocol):
         """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
         ...
 
+    def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """The rounds of a step that is ready, for `BatchSource.set_rounds`; empty: the dataset does not grow."""
+        ...
+
     def fileno(self) -> int:
         """Readable when `pump` has something to receive; may change in `pump`."""
         ...
@@ -209,27 +198,18 @@ class StepSession(Protocol):
         ...
 
 
-@runtime_checkable
-class RoundedSession(Protocol):
-    """The session of a growing dataset."""
-
-    def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """The rounds of a step that is ready, for `RoundedSource.set_rounds`."""
-        ...
-
-
-@runtime_checkable
-class RankedStream(Protocol):
-    """A prepared stream with a rank."""
+class PreparedStream(Protocol):
+    """A dataset prepared for one batch size."""
 
     @property
     def rank_config(self) -> RankConfig:
         """Rank and world size."""
         ...
 
-
-class PreparedStream(Protocol):
-    """A dataset prepared for one batch size."""
+    @property
+    def mix(self) -> MixedStream | None:
+        """What only a stream of several datasets has; None: this one has one."""
+        ...
 
     @property
     def seed(self) -> int:
@@ -290,9 +270,8 @@ class PreparedStream(Protocol):
         ...
 
 
-@runtime_checkable
 class MixedStream(Protocol):
-    """A prepared stream of several datasets."""
+    """What a prepared stream of several datasets has beside a `PreparedStream`."""
 
     @property
     def names(self) -> Sequence[str]:

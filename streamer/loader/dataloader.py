@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from streamer.errors import ClosedError, StreamerError
 from streamer.loader.checks import at_least, function, one_of, saved_state, seconds
-from streamer.loader.contracts import Collate, Loadable, MixedStream, PreparedStream
+from streamer.loader.contracts import Collate, Loadable, PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
 from streamer.loader.epoch_iterator import EpochIterator, EpochOwner
@@ -32,7 +32,7 @@ from streamer.loader.options import (
 )
 from streamer.loader.skipping import OnError, SkipLedger, SkipRules
 from streamer.loader.stall.report import Snapshot
-from streamer.loader.stall.reporter import OnReport, StallReporter, rank_of, report_rules
+from streamer.loader.stall.reporter import OnReport, StallReporter, report_rules
 from streamer.loader.stall.stats import TrainerClock
 from streamer.loader.torch_arguments import check_torch_arguments, last_batch_of
 from streamer.loader.torch_attributes import TorchAttributes
@@ -282,7 +282,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._supply_owner.begin(prepared)
         if rules.seconds is None:
             return None
-        reporter = StallReporter(self, rules, rank_of(prepared), self.snapshot())
+        reporter = StallReporter(self, rules, prepared.rank_config.rank, self.snapshot())
         self._supply_owner.until_end(reporter.stop)
         return reporter
 
@@ -370,8 +370,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             with naming_limits():
                 self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
             before, self._before = self._before, None
-            if before is not None and isinstance(self._prepared, MixedStream):
-                self._prepared.follow(before, self._start[0])
+            if before is not None and self._prepared.mix is not None:
+                self._prepared.mix.follow(before, self._start[0])
         return self._prepared
 
     def _check_usable(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ConfigError
-from streamer.loader.contracts import MixedStream, PreparedStream
+from streamer.loader.contracts import PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.skipping import Skipped
 from streamer.loader.stall.stats import EngineView, MemberStats
@@ -21,12 +21,12 @@ def batch_sources(prepared: PreparedStream, delivery: Delivery | None) -> npt.ND
     Raises:
         ConfigError: this is no mix.
     """
-    if not isinstance(prepared, MixedStream):
+    if (mix := prepared.mix) is None:
         raise ConfigError("sources is for a MixedDataset; this loader has one dataset", field="sources")
     if delivery is None:
         return np.empty(0, np.int16)
-    codes = prepared.ordinals(delivery.epoch, delivery.batch)
-    sources = prepared.sources(delivery.epoch, delivery.batch)
+    codes = mix.ordinals(delivery.epoch, delivery.batch)
+    sources = mix.sources(delivery.epoch, delivery.batch)
     if not delivery.skipped:
         return sources
     # As `BatchMaker` fills: each missing sample is replaced by the next one that is there.
@@ -48,9 +48,9 @@ def member_stats(
         skipped: by this rank.
         engine: the engine's view.
     """
-    if prepared is None or not isinstance(prepared, MixedStream):
+    if prepared is None or (mix := prepared.mix) is None:
         return {}
-    drawn = prepared.drawn(*position).tolist()
+    drawn = mix.drawn(*position).tolist()
     counts = Counter(entry.member for entry in skipped)
     return {
         name: MemberStats(
@@ -60,7 +60,7 @@ def member_stats(
             skipped=counts[name],
             engine=None if engine is None else engine.parts.get(name),
         )
-        for name, samples, here in zip(prepared.names, prepared.member_samples, drawn, strict=True)
+        for name, samples, here in zip(mix.names, mix.member_samples, drawn, strict=True)
     }
 
 
@@ -73,6 +73,6 @@ def resumed(prepared: PreparedStream, state: Mapping[str, object], strict: bool)
     """
     if strict:
         return prepared.resume(state)
-    if not isinstance(prepared, MixedStream):
+    if prepared.mix is None:
         raise ConfigError("strict=False is for a MixedDataset; the order of one dataset is fixed", field="strict")
-    return prepared.adopt(state)
+    return prepared.mix.adopt(state)

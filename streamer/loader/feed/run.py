@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import msgspec
 
 from streamer.errors import StreamerError
-from streamer.loader.contracts import PreparedStream, RoundedSession, StepSession
+from streamer.loader.contracts import PreparedStream, StepSession
 from streamer.loader.feed.reorder import BatchCursor, Window
 from streamer.loader.ring.ring import Ring
 from streamer.loader.stall.causes import NETWORK, WINDOW
@@ -227,8 +227,7 @@ class RunState:
             self._session.want(self._wanted)
         if self._session.ready < step:
             return False
-        if isinstance(self._session, RoundedSession):
-            pending.rounds = self._session.rounds(step)
+        pending.rounds = self._session.rounds(step)
         return True
 
     def _listen(self) -> None:

@@ -20,7 +20,7 @@ from streamer.errors import IntegrityError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.packing import BatchReader
 from streamer.loader.batch.ragged import join_ragged
-from streamer.loader.contracts import REREADS, ChunkUnreadableError, PreparedStream, RoundedSession, StepSession
+from streamer.loader.contracts import REREADS, ChunkUnreadableError, PreparedStream, StepSession
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.feeder import Feeder
@@ -263,8 +263,7 @@ class InlineSupply:
             self._notice.wait(partial(session.wait, step), partial(self._waited_for, epoch, batch))
             timeline.enter(WORK)
             watch = Stopwatch()
-            if isinstance(session, RoundedSession):
-                self._maker.set_rounds(session.rounds(step))
+            self._maker.set_rounds(session.rounds(step))
             try:
                 loaded = self._maker.load(epoch, batch)
             except SampleFailedError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from streamer.loader.contracts import PreparedStream, RankedStream
+from streamer.loader.contracts import PreparedStream
 from streamer.loader.stall import causes
 from streamer.loader.workers.handle import WorkerHandle
 from streamer.loader.workers.pending import Pending
@@ -41,7 +41,7 @@ def waited_for(head: Pending | None, pool: Pool, modules: Sequence[str], work_na
 
 def who(prepared: PreparedStream) -> str:
     """Begins a line of one of several ranks."""
-    if not isinstance(prepared, RankedStream) or prepared.rank_config.world_size == 1:
+    if prepared.rank_config.world_size == 1:
         return ""
     return f"rank {prepared.rank_config.rank}: "
 

@@ -98,6 +98,11 @@ class MixPrepared(RankStream):
         """The seed of the mixing."""
         return self.spec.seed
 
+    @property
+    def mix(self) -> MixPrepared:
+        """See PreparedStream.mix."""
+        return self
+
     def sample_key(self, ordinal: int) -> str:
         """Path below the url of the member; for samples in containers, object and byte range."""
         number, index = self._locate(ordinal)

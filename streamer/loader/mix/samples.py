@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
+from streamer.loader.contracts import BatchSource
 from streamer.loader.mix.plans import Integers, MemberRecipe, Members, MixGeometry, MixPlans
 from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker
 from streamer.loader.samples.row_reader import RowReader
@@ -145,7 +146,7 @@ class MixMaker:
         return self._first[1][place.member] + place.turn
 
 
-class MixReader:
+class MixReader(BatchSource):
     """Makes the samples of one rank's batches, in a worker process.
 
     Args:
@@ -176,6 +177,11 @@ class MixReader:
     def load(self, epoch: int, ordinal: int) -> object:
         """One sample from its code."""
         return self._maker.make(epoch, self._locate(ordinal))
+
+    @property
+    def is_mixed(self) -> bool:
+        """See BatchSource.is_mixed."""
+        return True
 
     def first_of_each(self, ordinals: npt.NDArray[np.int64]) -> dict[str, int]:
         """The names of their members, each with the index of its first sample."""

@@ -145,6 +145,11 @@ class RankStream(ABC):
     # ------------------------------------------------------------ what differs
 
     @property
+    def mix(self) -> contracts.MixedStream | None:
+        """See PreparedStream.mix."""
+        return None
+
+    @property
     @abstractmethod
     def seed(self) -> int:
         """The seed of the order."""

@@ -134,6 +134,10 @@ class StepSession:
         """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
         self._session.reject(chunk, reason)
 
+    def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """There are none: the dataset does not grow."""
+        return ()
+
     def fileno(self) -> int:
         """Readable when `pump` has something to receive; may change in `pump`."""
         return self._client.fileno()

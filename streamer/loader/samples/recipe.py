@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
+from streamer.loader.contracts import BatchSource
 from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker, SampleRules
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.row_reader import RowReader
@@ -96,7 +97,7 @@ class Plans:
         return RankPlan(self._order, *geometry, start=start, runs=recipe.runs)
 
 
-class DatasetReader:
+class DatasetReader(BatchSource):
     """What readers of one dataset have in common.
 
     Args:

@@ -25,7 +25,6 @@ from streamer.cgroup import idle_core_seconds, usable_cores
 from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
 from streamer.loader import checks
-from streamer.loader.contracts import PreparedStream, RankedStream
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.causes import BatchTimeline, so_far
 from streamer.loader.stall.report import Snapshot, StallReport, compare
@@ -172,11 +171,6 @@ def named(report: StallReport, name: Callable[[int], str]) -> StallReport:
     """The report with the name of its slowest sample."""
     sample = report.slowest_sample
     return report if sample is None else replace(report, slowest_sample=replace(sample, name=name(sample.ordinal)))
-
-
-def rank_of(prepared: PreparedStream) -> int:
-    """Its rank; 0 for a stream without rank."""
-    return prepared.rank_config.rank if isinstance(prepared, RankedStream) else 0
 
 
 def report_rules(seconds: float | None, on_report: OnReport | None) -> ReportRules:

@@ -22,13 +22,9 @@ from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
 from streamer.loader.batch.ragged import collate_ragged
 from streamer.loader.contracts import (
-    BatchedSource,
     BatchSource,
     ChunkUnreadableError,
     Collate,
-    MixedSource,
-    RoundedSource,
-    StagedSource,
 )
 from streamer.loader.samples.member_fields import check_fields
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
@@ -103,22 +99,17 @@ class BatchMaker:
         self._source = source
         self._rules = rules
         self._begin = begin
-        self._staged = source if isinstance(source, StagedSource) else None
-        self._batched = source if isinstance(source, BatchedSource) else None
-        self._load = self._batched.load_at if self._batched is not None else lambda e, o, _: source.load(e, o)
         # A user's collate_fn may keep its samples, so they are never in memory that is reused.
-        takes_rows = self._batched is not None and self._batched.takes_rows and rules.collate_fn is None
-        self._mixed = source if isinstance(source, MixedSource) else None
+        takes_rows = source.takes_rows and rules.collate_fn is None
         # Of a mix with batches of one member each, by its name.
         self._predicted: dict[str, PredictedLayout] | None = {} if takes_rows else None
-        quiet = self._batched is not None and not self._batched.draws
-        self._seeds_samples = rules.seed_globals and not quiet
-        self._user_code = SeededCode(self._batched.user_code if self._batched is not None else ())
+        self._seeds_samples = rules.seed_globals and source.draws
+        self._user_code = SeededCode(source.user_code)
         self._collate_code = SeededCode((rules.collate_fn,))
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
         """The rounds of the next batch, of a growing dataset."""
-        if rounds and isinstance(self._source, RoundedSource):
+        if rounds:
             self._source.set_rounds(rounds)
 
     def load(
@@ -144,15 +135,14 @@ class BatchMaker:
             WorkerError: no sample could be made.
         """
         ordinals, repeated = self._source.batch(epoch, batch)
-        members = {} if self._mixed is None else self._mixed.first_of_each(ordinals)
+        members = self._source.first_of_each(ordinals)
         return self._load_job(_Job(epoch, task, ordinals, repeated, members, left_out, memory))
 
     def _load_job(self, job: _Job) -> Loaded:
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
         rows = self._rows(job) if not job.left_out else None
         ordinals: list[int] = job.ordinals.tolist()
-        if self._batched is not None:
-            self._batched.begin(job.ordinals, rows, partial(self._at, job.task, ordinals))
+        self._source.begin(job.ordinals, rows, partial(self._at, job.task, ordinals))
         seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals) if self._seeds_samples else None
         made = _Batch(job.epoch, job.task, ordinals, job.repeated.copy(), seeds)
         for index, ordinal in enumerate(ordinals):
@@ -177,7 +167,7 @@ class BatchMaker:
             WorkerError: the function has called `sys.exit`.
             ConfigError: torch's rules make no batch of these samples; names field and samples.
         """
-        if self._mixed is not None and not self._rules.own_collate:
+        if self._source.is_mixed and not self._rules.own_collate:
             check_fields(loaded.samples, loaded.job.members, self._rules.ragged)
         try:
             return self._collate(loaded)
@@ -210,7 +200,7 @@ class BatchMaker:
 
     def clock(self) -> tuple[int, int, int]:
         """The source's read, decode and transform nanoseconds so far; zeros if it does not measure them."""
-        return self._staged.stage_nanoseconds() if self._staged else (0, 0, 0)
+        return self._source.stage_nanoseconds()
 
     def _rows(self, job: _Job) -> Rows | None:
         if self._predicted is None or job.memory is None:
@@ -253,7 +243,7 @@ class BatchMaker:
         started = time.monotonic_ns()
         if self._begin is not None:
             self._begin(made.task, ordinal, started)
-        load = partial(self._load, epoch, ordinal)
+        load = partial(self._source.load_at, epoch, ordinal)
         try:
             seed = None if made.seeds is None else made.seeds[source]
             made.samples[index] = load(index) if seed is None else self._user_code.run(seed, load, index)

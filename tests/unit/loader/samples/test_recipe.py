@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from streamer.errors import DecodeError, ManifestError
-from streamer.loader.contracts import BatchSource, ChunkUnreadableError, StagedSource
+from streamer.loader.contracts import BatchSource, ChunkUnreadableError
 from streamer.loader.samples import seeding
 from streamer.loader.samples.maker import takes
 from streamer.loader.samples.seeding import SampleDraws
@@ -30,7 +30,6 @@ def test_a_recipe_travels_and_opens_the_same_samples(make_dataset, folder, every
     dataset = make_dataset(folder, transform=lambda sample: (sample["__key__"], sample["txt"]))
     prepared = everything_local(dataset._for_loader().prepare(7, "fill"))
     reader = cloudpickle.loads(cloudpickle.dumps(prepared.recipe())).open()
-    assert isinstance(reader, StagedSource)
     for batch in (0, 14):
         ordinals, repeated = reader.batch(1, batch)
         assert ordinals.tolist() == prepared.ordinals(1, batch).tolist()

@@ -19,7 +19,7 @@ import pytest
 from streamer.decode import ArrayDecoder
 from streamer.errors import WorkerError
 from streamer.loader.batch.placement import Rows, RowShape
-from streamer.loader.contracts import BatchedSource, ChunkUnreadableError
+from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.samples.maker import CachedBytes
 from streamer.loader.workers.batch_maker import BatchMaker, MakerRules
@@ -73,7 +73,6 @@ class Batches:
         for chunk in range(prepared.manifest.chunks):
             engine.make_local(chunk)
         self.reader = prepared.recipe().open()
-        assert isinstance(self.reader, BatchedSource)
         assert self.reader.takes_rows
 
     def ordinal(self, number):
