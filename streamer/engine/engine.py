@@ -39,7 +39,8 @@ from streamer.engine.fetching.in_flight import InFlight
 from streamer.engine.fetching.publisher import Publisher
 from streamer.engine.fetching.sources import Sources, StoreSource
 from streamer.engine.index_cost import Report
-from streamer.engine.manifests import ManifestRequest, Manifests
+from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests import Manifests
 from streamer.engine.page_cache import PageCache
 from streamer.engine.scheduler import Scheduler
 from streamer.engine.session import EngineSession, SessionRequest

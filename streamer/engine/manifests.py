@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import time
 import weakref
@@ -21,6 +20,7 @@ from streamer.cache.file_jobs import in_thread
 from streamer.engine.datasets import Datasets
 from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, IndexReader, Report
+from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifest_store import ManifestStore
 from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
@@ -40,55 +40,6 @@ logger = logging.getLogger(__name__)
 
 # Another node's manifest can only be polled for: no store reports that an object appeared.
 _LOOK_SECONDS = 2.0
-# Raised when other files become samples of the same listing: what was found before is not looked for.
-_FILE_RULES = "files 3"
-
-
-class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which manifest; see `wire.messages.GetManifest`."""
-
-    urls: tuple[str, ...]
-    format: str = "auto"
-    options: Mapping[str, object] = msgspec.field(default_factory=dict)
-    manifest: str = ""
-    build: bool = True
-    chunk_bytes: int | None = None
-    limit_seconds: float = 600.0
-    wait_seconds: float = 1800.0
-    extensions: tuple[str, ...] | None = None
-    skip_damaged: bool = False
-    in_key_order: bool = False
-    format_options: Mapping[str, object] = msgspec.field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        # Not the options: they may be secret.
-        return f"ManifestRequest({self.urls}, format={self.format!r}, manifest={self.manifest!r})"
-
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """Equal for requests that have the same answer."""
-        return (self.urls, self.format_text, self.manifest, self.chunk_bytes, *self._choices)
-
-    @property
-    def container_source(self) -> tuple[object, ...]:
-        """Equal for requests for which the same manifest of containers is built."""
-        choices = ("skip damaged",) if self.skip_damaged else ()
-        return (self.urls, self.format_text, self.chunk_bytes, *choices)
-
-    @property
-    def file_source(self) -> tuple[object, ...]:
-        """Equal for requests for which the same manifest of raw files is built."""
-        return (self.urls, self.format_text, self.chunk_bytes, _FILE_RULES, self.extensions, self.in_key_order)
-
-    @property
-    def format_text(self) -> str:
-        """Name and options of the format."""
-        return self.format + (json.dumps(self.format_options, sort_keys=True) if self.format_options else "")
-
-    @property
-    def _choices(self) -> tuple[object, ...]:
-        chosen = (self.extensions, self.skip_damaged, self.in_key_order)
-        return chosen if any(choice not in {None, False} for choice in chosen) else ()
 
 
 class WarmTarget(Protocol):
@@ -272,6 +223,9 @@ class Manifests:
                 reader=IndexReader(fetcher, self.recoders, self),
                 choose_format=choose,
                 options=BuildOptions(
+                    # The fetcher finds how many the link takes: at 200 KB/s each 28 s; with 16 it was 55 (2026-11-24).
+                    concurrency=self._fetchers.most_requests,
+                    memory_bytes=self._fetchers.memory.gate.limit,
                     chunk_bytes=request.chunk_bytes or "auto",
                     on_estimate=cost.estimated,
                     on_progress=cost.progressed,

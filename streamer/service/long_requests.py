@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from streamer.engine.engine import Engine
-from streamer.engine.manifests import ManifestRequest
+from streamer.engine.manifest_request import ManifestRequest
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, Limits

@@ -17,7 +17,7 @@ import pytest
 from streamer.cli.status_view import StatusView
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig, PeersConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests import ManifestRequest
+from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.peers.joined import joined
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import engine_statistics

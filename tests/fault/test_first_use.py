@@ -15,7 +15,7 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests import ManifestRequest
+from streamer.engine.manifest_request import ManifestRequest
 from streamer.errors import ManifestError
 from streamer.formats import window as format_window
 from streamer.manifest.builder.index_log import IndexLog

@@ -17,7 +17,7 @@ import numpy as np
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching import fetchers
-from streamer.engine.manifests import ManifestRequest
+from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.errors import StreamerError
 from streamer.formats import window as format_window

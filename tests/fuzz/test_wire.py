@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests import ManifestRequest
+from streamer.engine.manifest_request import ManifestRequest
 from streamer.errors import ProtocolError
 from streamer.service.limits import Limits
 from streamer.service.peer import Peer

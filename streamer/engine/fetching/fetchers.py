@@ -56,6 +56,7 @@ class Fetchers:
 
     Attributes:
         memory: for the bytes of all of them.
+        most_requests: of each endpoint at once.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Fetchers:
         self._config = config
         self._notify = notify
         self.memory = MemoryBudget(config)
+        self.most_requests = config.window_max
         self._open: dict[str, _Pooled] = {}
         self._past: Counter[str] = Counter()
         self._past_first_bytes = Histogram()

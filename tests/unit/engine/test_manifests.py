@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from streamer.config import CacheConfig, EngineConfig
+from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifests import ManifestRequest
+from streamer.engine.fetching import fetchers
+from streamer.engine.manifest_request import ManifestRequest
 from streamer.errors import ManifestError
+from streamer.manifest.model import ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
+from streamer.store.base import PIECE_BYTES, Take
+from streamer.store.local_store import LocalStore
 from tests.tars import tar_of
 
 
@@ -46,6 +51,42 @@ def tars(tmp_path: Path) -> str:
         raw = tar_of([(f"{number}-{i}.txt", b"text") for i in range(5)])
         (tmp_path / "tars" / f"{number}.tar").write_bytes(raw[:2000] if number == 1 else raw)
     return f"{tmp_path / 'tars'}/"
+
+
+class TogetherStore(LocalStore):
+    """Answers none of the first requests before 24 of them are under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting, self._together = 0, asyncio.Event()
+
+    async def get(
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
+        self._waiting += 1
+        if self._waiting == 24:
+            self._together.set()
+        await self._together.wait()
+        await super().get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+
+
+async def test_an_index_asks_for_as_much_as_the_link_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the 16 requests that are right for fast connections: the fetcher decides how many are sent."""
+    for number in range(40):
+        (tmp_path / f"{number}.tar").write_bytes(tar_of([(f"{number}.txt", b"text")]))
+    monkeypatch.setattr(fetchers, "open_store", lambda url, options, **rest: TogetherStore())
+    fetch = FetchConfig(window_start=32, memory_bytes=1 << 30, first_byte_seconds=60.0)
+    config = EngineConfig(cache=CacheConfig(directory=tmp_path / "cache"), fetch=fetch, settle_seconds=0.0)
+    async with asyncio.timeout(30), Engine(config) as engine:
+        manifest, _, _ = await found(engine, f"{tmp_path}/*.tar")
+        assert manifest.samples == 40
 
 
 async def found(engine: Engine, url: str, **choices: object) -> tuple[Manifest, list[str], bool]:

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from streamer.config import DatasetConfig
-from streamer.engine.manifests import ManifestRequest
+from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import AccessDeniedError, ConfigError

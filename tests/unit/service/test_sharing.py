@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamer.engine.datasets import Dataset
-from streamer.engine.manifests import ManifestRequest
+from streamer.engine.manifest_request import ManifestRequest
 from streamer.errors import ConfigError, ManifestError, ProtocolError, StreamerError
 from streamer.service.server import Server
 from streamer.service.sharing import _lanes

@@ -11,7 +11,7 @@ import pytest
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching.fetches import Fetch
-from streamer.engine.manifests import ManifestRequest
+from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.peers.lending import Lending
 
 

@@ -1,0 +1,58 @@
+"""Which manifest a client asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import msgspec
+
+# Raised when other files become samples of the same listing: what was found before is not looked for.
+_FILE_RULES = "files 3"
+
+
+class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Which manifest; see `wire.messages.GetManifest`."""
+
+    urls: tuple[str, ...]
+    format: str = "auto"
+    options: Mapping[str, object] = msgspec.field(default_factory=dict)
+    manifest: str = ""
+    build: bool = True
+    chunk_bytes: int | None = None
+    limit_seconds: float = 600.0
+    wait_seconds: float = 1800.0
+    extensions: tuple[str, ...] | None = None
+    skip_damaged: bool = False
+    in_key_order: bool = False
+    format_options: Mapping[str, object] = msgspec.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        # Not the options: they may be secret.
+        return f"ManifestRequest({self.urls}, format={self.format!r}, manifest={self.manifest!r})"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for requests that have the same answer."""
+        return (self.urls, self.format_text, self.manifest, self.chunk_bytes, *self._choices)
+
+    @property
+    def container_source(self) -> tuple[object, ...]:
+        """Equal for requests for which the same manifest of containers is built."""
+        choices = ("skip damaged",) if self.skip_damaged else ()
+        return (self.urls, self.format_text, self.chunk_bytes, *choices)
+
+    @property
+    def file_source(self) -> tuple[object, ...]:
+        """Equal for requests for which the same manifest of raw files is built."""
+        return (self.urls, self.format_text, self.chunk_bytes, _FILE_RULES, self.extensions, self.in_key_order)
+
+    @property
+    def format_text(self) -> str:
+        """Name and options of the format."""
+        return self.format + (json.dumps(self.format_options, sort_keys=True) if self.format_options else "")
+
+    @property
+    def _choices(self) -> tuple[object, ...]:
+        chosen = (self.extensions, self.skip_damaged, self.in_key_order)
+        return chosen if any(choice not in {None, False} for choice in chosen) else ()
