@@ -131,6 +131,7 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     401: (AccessDeniedError, _ACCESS),
     403: (AccessDeniedError, _ACCESS),
     404: (ObjectNotFoundError, "check the bucket and the key"),
+    405: (StoreError, "the server takes neither HEAD nor reads of ranges, which streamer needs"),
     408: (StoreTimeoutError, ""),
     410: (ObjectNotFoundError, "it was deleted"),
     412: (ObjectChangedError, "the object changed since it was indexed; index it again"),
@@ -144,6 +145,7 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
 _ISSUER_ADVICE = "check the metadata server, the role and its trust policy, or the sign-in"
 
 UNRESOLVED = "the name of the endpoint cannot be resolved"
+NO_LENGTH = "the server does not say how long the object is"
 NO_CONNECTION = "no connection"
 LATE_CONNECTION = "no connection in time"
 INVALID = "its certificate is not valid (expired, or of another name)"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import ssl
 from collections.abc import Iterator, Mapping
 
-from streamer.errors import StoreTimeoutError, StreamerError
+from streamer.errors import ConfigError, StoreTimeoutError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
+from streamer.store.credentials import issuer_errors
 from streamer.store.urls import shown
 
 _STATUS_OF_ERRNO = {errno.ENOENT: 404, errno.EACCES: 403, errno.EPERM: 403, errno.EBUSY: 503}
@@ -19,6 +21,15 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
     """Our error for a foreign one: by the HTTP answer in its chain, else by type and errno."""
     if any(type(step).__name__ in _NO_CREDENTIALS for step in _chain(error)):
         return failures.no_credentials(url)
+    if (refusal := issuer_errors.in_chain(shown(url), list(_chain(error)))) is not None:
+        return refusal
+    if isinstance(error, _FINAL) and not isinstance(error, _UNREADABLE):
+        text = failures.sentence(str(error))
+        return ConfigError(
+            f"{shown(url)}: the library of this url cannot do this ({type(error).__name__}: {text}); check that what "
+            "it needs is installed, and the storage options",
+            field="url",
+        )
     answer = _answer(error)
     if answer.status == 412 and target is not None:
         return versions.changed(target, None)
@@ -52,8 +63,11 @@ def _http_answer(error: BaseException) -> failures.Answer | None:
     if isinstance(response, Mapping) and "ResponseMetadata" in response:
         metadata = response["ResponseMetadata"]
         headers = metadata.get("HTTPHeaders", {})
-        code = str(response.get("Error", {}).get("Code", ""))
-        return failures.Answer(metadata.get("HTTPStatusCode"), code, failures.asked_seconds(headers.get("retry-after")))
+        refusal = response.get("Error", {})
+        after = failures.asked_seconds(headers.get("retry-after"))
+        return failures.Answer(
+            metadata.get("HTTPStatusCode"), str(refusal.get("Code", "")), after, str(refusal.get("Message", ""))
+        )
     for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
         # aiohttp calls a truncated body "code 400" of its own making: `code` is a status only of gcsfs.
         is_status = name != "code" or type(error).__module__.startswith("gcsfs")
@@ -72,5 +86,8 @@ def _status_of_type(error: BaseException | None) -> int | None:
     return _STATUS_OF_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
 
 
+# Of foreign libraries: another try has the same outcome. Not where they could not parse what a server sent.
+_FINAL = (ImportError, AttributeError, TypeError, ValueError, NotImplementedError)
+_UNREADABLE = (json.JSONDecodeError, UnicodeError)
 _NO_CREDENTIALS = ("NoCredentialsError",)
 _REFUSED_CREDENTIALS = ("PartialCredentialsError", "ClientAuthenticationError")

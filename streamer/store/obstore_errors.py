@@ -28,6 +28,8 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
     if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
         return ConfigError(f"{url}: obstore cannot take this url or option: {error}", field="url")
     text = str(error).partition("\n\nDebug source")[0]
+    if type(error).__name__ == "NotSupportedError":
+        return StoreError(f"{url}: the server serves no ranges, which streamer reads", url=url, status=405)
     answer = _answer(error, text)
     if (found := _ASKED.search(text)) and (failure := _of_issuer(url, found[1].lower(), answer)):
         return failure
@@ -67,6 +69,7 @@ _REASONS = {
     "UnknownIssuer": failures.UNTRUSTED,
     "CaUsedAsEndEntity": failures.UNTRUSTED,  # a self-signed certificate
     "InvalidCertificate": failures.INVALID,
+    "Content-Length Header missing": failures.NO_LENGTH,
     "kind: Connect": failures.NO_CONNECTION,
     "kind: Timeout": "timed out",
     "kind: Decode": "the connection broke in the body",

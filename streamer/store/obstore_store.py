@@ -170,11 +170,25 @@ class ObstoreStore:
     async def _on_the_web(self, url: str) -> ObjectRecord:
         """An object that a web server has; a prefix of a bucket, which it has not, is answered 403 or 404."""
         try:
-            return await self._required(url)
+            return await self._described(url)
         except (AccessDeniedError, ObjectNotFoundError) as error:
             if (bucket := urls.of_web_address(urls.shown(url))) is None:
                 raise
             raise type(error)(f"{error.message}; a prefix of this bucket is {bucket}", **error.details) from error
+
+    async def _described(self, url: str) -> ObjectRecord:
+        """The record of an object; by a read of a byte where HEAD is refused, or answered without a length."""
+        try:
+            return await self._required(url)
+        except StoreError as error:
+            if error.details.get("status") not in (405, 501) and failures.NO_LENGTH not in error.message:
+                raise
+        self._counters.requests += 1
+        with translating(self._mapped, url):
+            options: GetOptions = {"range": (0, 1)}
+            result = await _in_time(get_async(await self._ready(), urls.split(url).key, options=options), url)
+            await _in_time(result.bytes_async(), url)
+            return ObjectRecord(url, result.meta["size"], _version(result.meta))
 
     async def _required(self, url: str) -> ObjectRecord:
         record = await self._head(url)

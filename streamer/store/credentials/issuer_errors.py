@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ _SIGN_IN = (
     *("SSOTokenLoadError", "UnauthorizedSSOTokenError", "SSOError", "PendingAuthorizationExpiredError"),
     *("TokenRetrievalError", "LoginTokenLoadError", "LoginRefreshTokenError"),
 )
+_OPERATIONS = ("AssumeRole", "AssumeRoleWithWebIdentity", "AssumeRoleWithSAML", "GetRoleCredentials", "GetSessionToken")
 _STATUS = re.compile(r"non 200 response (\d{3})")
 
 
@@ -43,7 +44,18 @@ def of_aws(root: str, profile: str | None) -> Iterator[None]:
         raise _of_boto(root, profile, error) from failures.redacted(error)
 
 
-def _of_boto(root: str, profile: str | None, error: Exception) -> StreamerError:
+def in_chain(root: str, errors: Sequence[BaseException]) -> StreamerError | None:
+    """Returns the error where it was an issuer that s3fs asked for keys, and not the store; None: it was the store."""
+    for error in errors:
+        response = getattr(error, "response", None)
+        if getattr(error, "operation_name", "") in _OPERATIONS and isinstance(response, Mapping):
+            return _answered(root, error, response)
+        if type(error).__name__ in _SIGN_IN:
+            return _of_boto(root, None, error)
+    return None
+
+
+def _of_boto(root: str, profile: str | None, error: BaseException) -> StreamerError:
     kind = type(error).__name__
     if kind in _WRONG:
         named = f"profile={profile!r}: " if profile is not None else ""
@@ -61,7 +73,7 @@ def _of_boto(root: str, profile: str | None, error: Exception) -> StreamerError:
     return _unanswered(root, kind, error)
 
 
-def _answered(root: str, error: Exception, response: Mapping[str, Mapping[str, object]]) -> StreamerError:
+def _answered(root: str, error: BaseException, response: Mapping[str, Mapping[str, object]]) -> StreamerError:
     code = str(response.get("Error", {}).get("Code", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     what = f"{getattr(error, 'operation_name', 'it')} was answered with {code}"
@@ -72,7 +84,7 @@ def _answered(root: str, error: Exception, response: Mapping[str, Mapping[str, o
     return failures.refused_by_issuer(root, what, "check the role and its trust policy")
 
 
-def _unanswered(root: str, kind: str, error: Exception) -> StreamerError:
+def _unanswered(root: str, kind: str, error: BaseException) -> StreamerError:
     """No answer, or none that boto understands."""
     known = getattr(error, "kwargs", None)
     facts = known if isinstance(known, Mapping) else {}
