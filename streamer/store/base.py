@@ -59,7 +59,8 @@ class ObjectStore(Protocol):
             fresh: over a new connection, where the client leaves the choice: the last one did not serve.
 
         Raises:
-            ObjectNotFoundError, AccessDeniedError, ObjectChangedError: permanent.
+            ObjectNotFoundError, ObjectChangedError: permanent.
+            AccessDeniedError: permanent, unless other credentials are found after a `refresh`.
             ThrottledError, ShortReadError, StoreTimeoutError, StoreError: worth another try.
         """
         ...

@@ -12,9 +12,10 @@ from streamer.store.credentials import metadata
 # obstore 0.12 has no attribute for the status; its message begins "... status code: 503 Service Unavailable: <body>".
 _STATUS = re.compile(r"status code: (\d{3})")
 # Where obstore asks for credentials by itself: a machine's metadata server, or an issuer of tokens.
-_ASKED = re.compile(r"Error performing \w+ https?://([^/\s]+)")
+# It strikes the url of STS out of its texts.
+_ASKED = re.compile(r"Error performing \w+ (?:https?://([^/\s]+)|REDACTED)")
 _METADATA = ("169.254.169.254", "169.254.170.2", "169.254.170.23", "metadata.google.internal", "metadata")
-_ISSUERS = re.compile(r"oauth2\.googleapis\.com|login\.\w+\.\w+|sts[\w.-]*\.amazonaws\.com[\w.]*")
+_ISSUERS = re.compile(r"sts|oauth2\.googleapis\.com|login\.\w+\.\w+|sts[\w.-]*\.amazonaws\.com[\w.]*")
 _STATUS_OF_TYPE = {
     "FileNotFoundError": 404,
     "NotFoundError": 404,
@@ -31,7 +32,7 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
     if type(error).__name__ == "NotSupportedError":
         return StoreError(f"{url}: the server serves no ranges, which streamer reads", url=url, status=405)
     answer = _answer(error, text)
-    if (found := _ASKED.search(text)) and (failure := _of_issuer(url, found[1].lower(), answer)):
+    if (found := _ASKED.search(text)) and (failure := _of_issuer(url, (found[1] or "STS").lower(), answer)):
         return failure
     if type(error).__name__ == "UnauthenticatedError" and answer.status is None:
         return failures.no_credentials(url)
@@ -43,7 +44,8 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
 def _of_issuer(url: str, host: str, answer: failures.Answer) -> StreamerError | None:
     """The error where it was not the store that was asked."""
     if host in _METADATA:
-        return metadata.failure(url, metadata.Answer(answer.status, is_connected=False))
+        is_azure = url.startswith(("az://", "abfs"))
+        return metadata.failure(url, metadata.Answer(answer.status, is_connected=False), missing_is_busy=is_azure)
     if not _ISSUERS.fullmatch(host):
         return None
     if answer.status is None or answer.status >= 500 or answer.status == 429:

@@ -147,7 +147,10 @@ class KeyRing(Generic[C]):
         self._looks += 1
         self._next = now + (_clamped(left / 8, 2.0, _LATE_SECONDS) if left > 0.0 else _LATE_SECONDS)
         self._loop = asyncio.get_running_loop()
-        Thread(target=self._look, args=(self._loop, now), name=THREAD_NAME, daemon=True).start()
+        try:
+            Thread(target=self._look, args=(self._loop, now), name=THREAD_NAME, daemon=True).start()
+        except RuntimeError as error:  # the limit of threads is reached
+            self._ended(failures.unobtainable(self._root, str(error)), now)
 
     def _look(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
         """In the thread."""

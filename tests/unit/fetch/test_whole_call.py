@@ -16,7 +16,7 @@ from streamer.errors import (
     StreamerError,
     ThrottledError,
 )
-from streamer.fetch import Fetcher
+from streamer.fetch import Fetcher, retry
 from streamer.manifest.model import ObjectRecord
 from streamer.store.local_store import LocalStore
 
@@ -103,6 +103,18 @@ async def test_what_waiting_does_not_mend_is_raised_at_once(error: StreamerError
             await fetcher.list("s3://b/")
     assert caught.value is error
     assert len(store.failures) == 1
+
+
+async def test_a_metadata_server_may_need_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing answers at a first start: looked for again for a while, and no longer."""
+    monkeypatch.setattr(retry, "FIRST_SECONDS", 0.1)
+    error = AccessDeniedError("no credentials", status=None, soon=True)
+    store = FailingStore(error, error, error)
+    async with Fetcher(CONFIG, lambda root: store) as fetcher:
+        assert await fetcher.list("s3://b/") == RECORDS
+        store.failures = [error] * 10_000
+        with pytest.raises(AccessDeniedError, match=r"\(\d+ tries in 0\.\d s\)"):
+            await fetcher.list("s3://b/")
 
 
 async def test_expired_credentials_are_renewed_once() -> None:

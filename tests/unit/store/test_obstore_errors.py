@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from obstore.exceptions import GenericError
+from obstore.exceptions import GenericError, UnauthenticatedError
 
+from streamer.errors import AccessDeniedError, StoreError
 from streamer.store.obstore_errors import mapped
 
 # As obstore 0.12.1 writes it against a server whose CA is unknown (2026-11-20), shortened.
@@ -30,3 +31,48 @@ def test_a_refused_certificate_is_not_just_no_connection(inner: str, expected: s
     """The kind of refusal stands in the debug text only; each names its remedy."""
     error = mapped("s3://b/x", GenericError(_TEXT.format(inner)), None)
     assert re.search(expected, str(error))
+
+
+# As obstore 0.12.1 writes them (2026-11-24), with the clouds' own addresses.
+_ROLE = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1ms - "
+_STS = "Generic S3 error: Error performing POST REDACTED in 1ms - "
+_GOOGLE = "Generic GCS error: Error performing POST https://oauth2.googleapis.com/token in 1ms - "
+_MANAGED = (
+    "Generic MicrosoftAzure error: Error performing token request: Error performing GET "
+    "http://169.254.169.254/metadata/identity/oauth2/token?api-version=2019-08-01 in 1ms - "
+)
+_STATUS = "Server returned non-2xx status code: {} Whatever: <Error/>"
+
+
+@pytest.mark.parametrize(
+    ("url", "text", "kind", "said"),
+    [
+        ("s3://b/x", _ROLE + _STATUS.format(503), StoreError, "obtained now (the metadata server answered 503)"),
+        ("s3://b/x", _ROLE + _STATUS.format(404), AccessDeniedError, "no credentials were found"),
+        ("s3://b/x", _ROLE + "HTTP error: error sending request", AccessDeniedError, "no metadata server answers"),
+        ("az://c/x", _MANAGED + _STATUS.format(404), StoreError, "the metadata server answered 404"),
+        ("az://c/x", _MANAGED + _STATUS.format(410), StoreError, "the metadata server answered 410"),
+        (
+            "s3://b/x",
+            _STS + _STATUS.format(403),
+            AccessDeniedError,
+            "credentials refuses: sts answered 403",
+        ),
+        ("s3://b/x", _STS + "HTTP error: error sending request", StoreError, "sts answered nothing"),
+        ("gs://b/x", _GOOGLE + _STATUS.format(400), AccessDeniedError, "oauth2.googleapis.com answered 400"),
+        ("gs://b/x", _GOOGLE + _STATUS.format(503), StoreError, "oauth2.googleapis.com answered 503"),
+    ],
+)
+def test_an_issuer_is_not_the_store(url: str, text: str, kind: type[StoreError], said: str) -> None:
+    """Of obstore's own chain, in the image without the clouds' libraries: those that are not well are waited for."""
+    error = mapped(url, GenericError(text), None)
+    assert type(error) is kind
+    assert said in str(error)
+    assert "the store answered" not in str(error)
+
+
+def test_no_credentials_is_no_answer() -> None:
+    """obstore's own refusal, without a status, is not "the store answered 401"."""
+    error = mapped("s3://b/x", UnauthenticatedError("The operation lacked valid authentication credentials"), None)
+    assert isinstance(error, AccessDeniedError)
+    assert error.details["status"] is None

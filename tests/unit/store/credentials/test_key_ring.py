@@ -179,6 +179,21 @@ async def test_who_is_cancelled_leaves_the_look_to_others(hanging: threading.Eve
     assert await other == "first"
 
 
+async def test_a_process_without_threads_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is an error of ours, worth another try."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ring = KeyRing("s3://b", Finder(issued("first", None)))
+    with monkeypatch.context() as patch:
+        patch.setattr(key_ring.Thread, "start", start)
+        with pytest.raises(StoreError, match="can't start new thread"):
+            await ring.keys()
+    due(ring)
+    assert await ring.keys() == "first"
+
+
 async def test_a_final_refusal_keeps_its_type() -> None:
     """Nobody waits where waiting does not help."""
     ring = KeyRing("s3://b", Finder(failures.no_credentials("s3://b")))
