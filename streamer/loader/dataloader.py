@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ClosedError, StreamerError
+from streamer.loader.carried import Carried, Stateful
 from streamer.loader.checks import at_least, function, one_of, saved_state, seconds
 from streamer.loader.contracts import Collate, Loadable, PreparedStream
 from streamer.loader.delivery import Delivery
@@ -83,6 +84,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             `repeated` and listed in `skipped`. None: the dataset's setting.
         error_budget: skipped samples over all epochs and ranks, before all ranks raise; None: the dataset's setting.
         report_seconds: interval of the stall report in the log (`streamer.loader.stall`); None: no report.
+        stateful: an object that holds something of the batches it was given, as a packer that carries tokens over: its
+            `state_dict()` travels in the loader's, which then belongs to one rank.
         on_report: called with each report, on a thread of its own.
         torch_arguments: others of torch's DataLoader; the error names the replacement.
 
@@ -112,6 +115,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         error_budget: int | None = None,
         report_seconds: float | None = 30.0,
         on_report: OnReport | None = None,
+        stateful: Stateful | None = None,
         **torch_arguments: object,
     ) -> None:
         check_torch_arguments(torch_arguments)
@@ -136,6 +140,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             error_budget=None if error_budget is None else at_least("error_budget", error_budget, 0),
             reports=report_rules(report_seconds, on_report),
         )
+        self._carried = Carried(stateful)
         self.repeated: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         """bool (samples,): which samples of the last delivered batch are repeats."""
         self._ledger = SkipLedger(0)
@@ -223,8 +228,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._epoch_requested = True
 
     def state_dict(self) -> dict[str, object]:
-        """The position after the last delivered batch. O(1)."""
-        return self._prepare().state(*self._position)
+        """The position after the last delivered batch, and the state of `stateful`. O(1)."""
+        return self._carried.save(self._prepare().state(*self._position), self._prepare())
 
     def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
         """Continues where the state was saved, on any number of ranks with a matching batch size.
@@ -243,7 +248,9 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._compared, self._failure = False, None
         try:
             self._supply_owner.start_workers()
-            self._start = self._position = resumed(self._prepare(), state, strict)
+            own = self._carried.check(state, self._prepare())
+            self._start = self._position = resumed(self._prepare(), own, strict)
+            self._carried.load(state)
         except StreamerError as error:
             if not self._source.compares:
                 raise

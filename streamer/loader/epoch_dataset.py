@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.errors import ConfigError
-from streamer.loader import checks
+from streamer.loader import carried, checks
 from streamer.loader.contracts import LoaderSide, PreparedStream
 from streamer.loader.rank.epoch_cell import EpochCell, WorkerTicket
 from streamer.loader.rank.rank_stream import RankStream
@@ -119,9 +119,10 @@ class EpochDataset(IterableDataset[object]):
                 that were there continue where they were, with the next epoch.
 
         Raises:
-            StateError: it is no dict.
+            StateError: it is no dict, or holds what only a loader can take.
         """
-        self._resume, self._resume_strict = dict(checks.saved_state(state)), strict
+        carried.refuse_carried(checks.saved_state(state), "load it into a StreamingDataLoader with stateful=")
+        self._resume, self._resume_strict = dict(state), strict
 
     # ------------------------------------------------------------ reading
 
