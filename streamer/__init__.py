@@ -7,6 +7,7 @@ Importing this brings neither torch nor numpy: what a name needs is imported whe
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,9 @@ def __getattr__(name: str) -> object:
         raise ImportError(
             f"streamer.{name} needs PyTorch; `pip install 'streamer-data[torch]'`, or torch itself"
         ) from error
+    except AttributeError as error:
+        # `from streamer import name` would turn it into "cannot import name".
+        raise ImportError(f"streamer.{name} cannot be imported on {sys.platform}: {error}") from error
 
 
 def __dir__() -> list[str]:

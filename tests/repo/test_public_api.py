@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from torch.utils.data import IterableDataset
@@ -59,6 +60,15 @@ def test_without_torch_the_error_says_what_to_install():
         "except ImportError as error: print(error)"
     )
     assert "pip install 'streamer-data[torch]'" in fresh(code)
+
+
+def test_what_this_platform_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not "cannot import name": the standard library has other names elsewhere."""
+    (tmp_path / "needs_linux.py").write_text("import fcntl\nfcntl.F_NO_SUCH_SEAL\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(streamer._HOMES, "pack", "needs_linux")
+    with pytest.raises(ImportError, match=rf"streamer\.pack cannot be imported on {sys.platform}: .*F_NO_SUCH_SEAL"):
+        from streamer import pack  # noqa: F401
 
 
 def test_the_names_are_these():
