@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.errors import ConfigError, EngineUnavailableError
+from streamer.errors import ConfigError, EngineUnavailableError, ProtocolVersionError
 
 if TYPE_CHECKING:
     from streamer.client.engine_client import EngineClient
@@ -32,16 +32,34 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_client(arguments: argparse.Namespace) -> EngineClient:
-    """A client of the engine that the arguments or the environment name, or of the only one that runs.
+    """A client, for statistics, of the engine that the arguments or the environment name, or of the only one that runs.
+
+    During an upgrade some engines are of another version. The request for statistics and its answer are the same in
+    neighbouring versions of the protocol: the client speaks the engine's.
 
     Raises:
         EngineUnavailableError: none is named and none is found.
         ConfigError: several run.
+        ProtocolVersionError: the engine's version is further away.
     """
     from streamer.client.engine_client import EngineClient
     from streamer.client.settings import ClientSettings
+    from streamer.wire.messages import PROTOCOL
 
-    return EngineClient(found(arguments.socket, arguments.cache_dir, ClientSettings.from_environment()))
+    settings = found(arguments.socket, arguments.cache_dir, ClientSettings.from_environment())
+    client = EngineClient(settings)
+    try:
+        client.statistics()
+    except ProtocolVersionError as error:
+        client.close()
+        protocol = int(str(error.details.get("engine", PROTOCOL)))
+        if abs(protocol - PROTOCOL) != 1:
+            raise
+        client = EngineClient(replace(settings, protocol=protocol))
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 def found(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings:

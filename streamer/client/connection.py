@@ -33,14 +33,24 @@ class Connection:
         job: of this process.
         token: what the engine asks for.
         patience_seconds: for each answer to a send; None: 30 s, and 10 s for the hello.
+        protocol: the version that the client speaks.
 
     Raises:
         DisconnectedError: no engine answers at `path`.
         ProtocolVersionError: the engine speaks another version.
     """
 
-    def __init__(self, path: Path, job: str, token: str = "", patience_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        job: str,
+        token: str = "",
+        patience_seconds: float | None = None,
+        *,
+        protocol: int = PROTOCOL,
+    ) -> None:
         self.pid = os.getpid()
+        self._protocol = protocol
         self._decoder = event_decoder()
         self._pending: list[Event] = []
         self._patience_seconds = patience_seconds or _SEND_SECONDS
@@ -132,7 +142,7 @@ class Connection:
         return bool(poll.poll(None if timeout_seconds is None else timeout_seconds * 1000))
 
     def _hello(self, job: str, token: str, patience_seconds: float) -> Welcome:
-        self.send(Hello(PROTOCOL, VERSION, self.pid, job, token))
+        self.send(Hello(self._protocol, VERSION, self.pid, job, token))
         while not (events := self.receive(patience_seconds)):
             raise DisconnectedError(f"no answer to hello in {patience_seconds:g} s")
         first, self._pending = events[0], events[1:]
@@ -140,6 +150,6 @@ class Connection:
             raise errors.from_wire(first.kind, first.message, first.details)
         if not isinstance(first, Welcome):
             raise ServiceError(f"the engine answered hello with {type(first).__name__}")
-        if first.protocol != PROTOCOL:
-            raise version_error(Side(first.protocol, first.version), Side(PROTOCOL, VERSION))
+        if first.protocol != self._protocol:
+            raise version_error(Side(first.protocol, first.version), Side(self._protocol, VERSION))
         return first

@@ -100,7 +100,7 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
 
 
 def _connect_once(settings: ClientSettings) -> Connection:
-    return Connection(settings.socket_path, settings.job, settings.token())
+    return Connection(settings.socket_path, settings.job, settings.token(), protocol=settings.protocol)
 
 
 def _connect_patiently(settings: ClientSettings) -> Connection:

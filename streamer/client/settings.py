@@ -11,6 +11,7 @@ from pathlib import Path
 
 from streamer.config import Environment, check_socket_path, read_token
 from streamer.errors import ConfigError
+from streamer.wire.messages import PROTOCOL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class ClientSettings:
         token_file: holds what the engine asks for; read at each connect, so it may be renewed.
         config: the TOML file of an engine started by this client, absolute; None: the defaults.
         grace_seconds: how long an engine started by this client stays after its last connection.
+        protocol: the version that it speaks; another than ours for statistics only.
     """
 
     cache_dir: Path
@@ -40,6 +42,7 @@ class ClientSettings:
     grace_seconds: float = 3.0
     token_file: Path | None = None
     config: Path | None = None
+    protocol: int = PROTOCOL
 
     def __post_init__(self) -> None:
         for name in ("cache_dir", "runtime_dir"):

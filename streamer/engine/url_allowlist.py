@@ -14,6 +14,7 @@ import msgspec
 from streamer.config import DatasetConfig
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.manifest.model import Chunk
+from streamer.store.patterns import expand
 from streamer.store.urls import shown, split
 
 Options = Mapping[str, object]
@@ -60,11 +61,13 @@ class UrlAllowlist:
 
         Raises:
             AccessDeniedError: a url is not served here.
-            ConfigError: the urls have different options.
+            ConfigError: the urls have different options, or braces cannot be expanded.
         """
         if not self.restricted:
             return offered
-        found: list[tuple[str, Options]] = [(url, self._of(url)) for url in urls]
+        # A url with braces names what they stand for: "{a,..}" is no dot segment yet.
+        every = (one for url in urls for one in expand(url))
+        found: list[tuple[str, Options]] = [(url, self._of(url)) for url in every]
         for url, options in found[1:]:
             if options != found[0][1]:
                 raise ConfigError(

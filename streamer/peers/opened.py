@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -93,4 +94,12 @@ def _configured_token(config: PeersConfig) -> str:
             "[peers] members needs token_file: a file with the same secret for all peers, who can read all chunks",
             field="token_file",
         )
-    return read_token(config.token_file)
+    token = read_token(config.token_file)
+    mode = config.token_file.stat().st_mode
+    if mode & stat.S_IROTH:
+        raise ConfigError(
+            f"the peers' token file {config.token_file} can be read by all users (mode {stat.S_IMODE(mode):04o}), who "
+            "could then read every chunk: chmod o-r",
+            field="token_file",
+        )
+    return token

@@ -10,7 +10,9 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -32,8 +34,13 @@ _MOST_LINE_BYTES = 4096
 # A connection that is kept open between scrapes costs a descriptor.
 _KEEPALIVE_SECONDS = 15.0
 
+# Scrapers and probes use names that only their cluster knows, such as that of a Service.
+_OPEN = ("/metrics", "/healthz", "/readyz")
+_OTHER_NAME = "ask by an address, as localhost, or by this machine's own name: the header Host has another one"
+
 Look = Callable[[], Values]
 NotReady = Callable[[], str]
+Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 
 @contextlib.asynccontextmanager
@@ -56,7 +63,7 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
 
     host, port = parse_address(address)
     runner = web.AppRunner(
-        _application(look, not_ready),
+        _application(look, not_ready, host),
         access_log=None,
         handle_signals=False,
         keepalive_timeout=_KEEPALIVE_SECONDS,
@@ -79,6 +86,32 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
         await runner.cleanup()
 
 
+def is_own_name(name: str, host: str) -> bool:
+    """Whether a request names this server: by an address, as localhost, as this machine, or as configured.
+
+    A page of any web site could read the answers otherwise, through a name of its own that it lets resolve to this
+    address (DNS rebinding): a browser takes both for one origin.
+
+    Args:
+        name: of the header Host, perhaps with a port.
+        host: of the configuration.
+    """
+    name = name[: name.rfind(":")] if ":" in name and not name.endswith("]") else name
+    own = os.uname().nodename
+    return name.lower() in {"localhost", host.lower(), own.lower(), own.partition(".")[0].lower()} or _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name.strip("[]"))
+        return True
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of 127.0.0.1:9464 or [::]:9464.
 
@@ -91,10 +124,16 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _application(look: Look, not_ready: NotReady) -> web.Application:
+def _application(look: Look, not_ready: NotReady, host: str) -> web.Application:
     from aiohttp import web
 
-    application = web.Application(client_max_size=_MOST_BODY_BYTES)
+    @web.middleware
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if is_own_name(request.host, host) or (request.path in _OPEN and not _is_loopback(host)):
+            return await handler(request)
+        return web.Response(status=421, text=f"{_OTHER_NAME}\n")
+
+    application = web.Application(client_max_size=_MOST_BODY_BYTES, middlewares=[checked])
     application.router.add_get("/healthz", _answer(lambda: web.Response(text="ok\n")))
     application.router.add_get("/readyz", _answer(lambda: _ready(not_ready())))
     application.router.add_get("/metrics", _answer(lambda: _metrics(look)))

@@ -72,6 +72,7 @@ async def engines(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
     """Two that know each other; a parameter says which folders they serve."""
     served = [[DatasetConfig(url=str(tmp_path / name))] for name in getattr(request, "param", ())]
     (tmp_path / "token").write_text("a token")
+    (tmp_path / "token").chmod(0o600)
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     async with AsyncExitStack() as stack:
         made = []

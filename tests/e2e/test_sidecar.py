@@ -25,7 +25,7 @@ import pytest
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
-from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError, StreamerError
+from streamer.errors import AccessDeniedError, CacheError, EngineUnavailableError, ProtocolVersionError, StreamerError
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 from tests.e2e.keyed_s3 import KeyedS3
@@ -64,8 +64,11 @@ class Sidecar:
             f"[service]\nhttp = '{self.http}'\ndrain_seconds = 5\n{service}\n{served}"
         )
 
-    def start(self, *prefix: str, env: dict[str, str] | None = None, look_seconds: float = 5.0) -> None:
+    def start(
+        self, *prefix: str, env: dict[str, str] | None = None, look_seconds: float = 5.0, versions: int = 0
+    ) -> None:
         program = (
+            f"import streamer.wire.messages as m; m.PROTOCOL += {versions}; "
             f"import streamer.service.secret_files as s; s.LOOK_SECONDS = {look_seconds}; "
             "from streamer.cli.main import main; main()"
         )
@@ -268,6 +271,20 @@ def test_an_upgrade_in_mid_epoch_is_ridden_out(sidecar, number):
     assert len(found["engines"]) == 2
     statistics = json.loads(sidecar.command("stat", "--json"))
     assert statistics["store_bytes"] < SAMPLES * SAMPLE_BYTES
+
+
+@pytest.mark.parametrize("versions", [-1, 1])
+def test_stat_looks_at_engines_of_neighbouring_versions(sidecar, versions):
+    """In an upgrade node by node; trainers are still told to be of one version, and two versions apart is too far."""
+    sidecar.start(versions=versions)
+    assert json.loads(sidecar.command("stat", "--json"))["pid"] == sidecar.process.pid
+    assert sidecar.command("top", "--count", "1").startswith("store ")
+    with sidecar.client() as client, pytest.raises(ProtocolVersionError):
+        client.statistics()
+    sidecar.stop()
+    sidecar.start(versions=2 * versions)
+    with pytest.raises(subprocess.CalledProcessError):
+        sidecar.command("stat", "--json")
 
 
 def test_a_late_start_is_waited_for(sidecar):

@@ -111,6 +111,7 @@ class PeerEngine:
         self.root, self.address, self.prefix = root, address, list(prefix)
         self.socket = root / "e.sock"
         (root / "token").write_text("secret of the fleet")
+        (root / "token").chmod(0o600)
         self.config = root / "streamer.toml"
         self.config.write_text(
             f"[cache]\ndirectory = '{root}/cache'\nlimit_bytes = {limit_bytes}\n"

@@ -104,6 +104,7 @@ async def node(
     if token is not None:
         token_file = path / "token"
         token_file.write_text(token)
+        token_file.chmod(changes.pop("token_mode", 0o600))
     sends, send_bytes = changes.pop("sends", 16), changes.pop("send_bytes", SEND_BYTES)
     config = PeersConfig(
         members=members, listen=listen, token_file=token_file, sends=sends, tls_folder=changes.pop("tls_folder", None)

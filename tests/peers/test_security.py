@@ -40,6 +40,15 @@ async def test_no_peers_without_a_token(tmp_path, token):
             pass
 
 
+async def test_no_peers_with_a_token_that_all_users_can_read(tmp_path):
+    """Each of them could read every chunk; a group may read it, as of a Secret in Kubernetes."""
+    with pytest.raises(ConfigError, match=r"mode 0644.*chmod o-r"):
+        async with node(tmp_path / "a", token_mode=0o644):
+            pass
+    async with node(tmp_path / "b", token_mode=0o440):
+        pass
+
+
 @pytest.mark.parametrize("encrypted", [False, True])
 async def test_the_token_is_nowhere(tmp_path, caplog, capfd, encrypted):
     """Not in arguments or environment of the process, logs, errors, statistics, or the cache folder."""

@@ -227,6 +227,7 @@ def test_the_unit_notifies_and_reloads():
     assert service["Type"] == "notify"
     assert "-HUP" in service["ExecReload"]
     assert int(service["TimeoutStopSec"]) > 20
+    assert service["RuntimeDirectoryPreserve"] == "yes"
     check_variables(dict(pair.split("=", 1) for pair in service["Environment"].split()))
 
 

@@ -84,6 +84,28 @@ def test_everything_else_is_denied(allowlist, url):
         allowlist.options([url], ONE)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/{train,private}/a",
+        "s3://bucket/train/{a,..}/private",
+        "https://{bucket,169.254.169.254}/a",
+        "{s3://bucket/train,/etc}/passwd",
+    ],
+)
+def test_braces_are_what_they_stand_for(allowlist, url):
+    """One choice that is not served denies the url."""
+    with pytest.raises(AccessDeniedError, match="datasets"):
+        allowlist.options([url], ONE)
+
+
+def test_braces_over_served_urls_are_served(allowlist):
+    """All choices are below a dataset each, with the same options."""
+    assert allowlist.options(["{s3://bucket/train/extra,gs://other}/a"], ONE) == TWO
+    with pytest.raises(ConfigError, match="different storage options"):
+        allowlist.options(["s3://bucket/train/{a,extra/b}"], ONE)
+
+
 def test_a_denied_url_is_shown_without_its_secrets(allowlist):
     """A signed url is as good as a key."""
     with pytest.raises(AccessDeniedError) as denied:

@@ -1,5 +1,6 @@
 """/metrics, /healthz, /readyz, the page and what it shows."""
 
+import os
 import re
 import socket
 
@@ -58,6 +59,22 @@ async def test_the_page_and_its_statistics():
         assert not re.search(r"https?://|\binnerHTML\b|\son\w+=|\sstyle=", text)
         async with session.get(f"http://{address}/statistics.json") as answer:
             assert (answer.content_type, await answer.json()) == ("application/json", values)
+
+
+@pytest.mark.process
+async def test_another_name_in_the_header_is_refused(monkeypatch):
+    """A web site whose name resolves to this address reads nothing (DNS rebinding); scrapers may use any name."""
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "gpu-07.example.org", "", "", "")))
+    port = free_port()
+    for host, open_paths in (("127.0.0.1", set()), ("0.0.0.0", {"/metrics", "/healthz", "/readyz"})):
+        async with serving(f"{host}:{port}", dict, lambda: ""), aiohttp.ClientSession() as session:
+            for path in ("/", "/statistics.json", "/metrics", "/healthz", "/readyz"):
+                for name in ("127.0.0.1", "localhost", f"gpu-07:{port}", "GPU-07.example.org", "[::1]:1", "[::1]"):
+                    async with session.get(f"http://127.0.0.1:{port}{path}", headers={"Host": name}) as answer:
+                        assert answer.status == 200, (path, name)
+                for name in ("evil.example.org", f"localhost.evil.example.org:{port}", "127.0.0.1.evil.example.org"):
+                    async with session.get(f"http://127.0.0.1:{port}{path}", headers={"Host": name}) as answer:
+                        assert answer.status == (200 if path in open_paths else 421), (path, name)
 
 
 async def test_off_listens_nowhere():
