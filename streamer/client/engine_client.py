@@ -12,13 +12,13 @@ import logging
 import os
 import select
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self, TypeVar
 
 from streamer import errors
+from streamer.client import in_process
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.launcher import connect, pause_before_restart
 from streamer.client.manifest_asks import ManifestAsk, manifest_folders
@@ -74,7 +74,7 @@ class EngineClient:
         self._numbers = itertools.count(1)
         self._closed = False
         self._restarts = Restarts()
-        _clients.add(self)
+        in_process.register(self)
 
     def __repr__(self) -> str:
         return f"EngineClient({self.settings.cache_dir}, sessions={len(self._sessions)}, {self._restarts})"
@@ -200,6 +200,11 @@ class EngineClient:
     def closed(self) -> bool:
         """It cannot be used any more."""
         return self._closed
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it has a connection, and has not been closed or shut down; any thread."""
+        return self.connected and not self.closed
 
     def shut_down(self) -> None:
         """Shuts it down from any thread: other threads that use it get a ClosedError. `close` it afterwards."""
@@ -364,7 +369,7 @@ class EngineClient:
                 case other:
                     raise ServiceError(f"the engine answered {kind.__name__} with {type(other).__name__}")
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """In the child of a fork: socket and epoll set are the parent's."""
         self._drop()
         self._drop_poll()
@@ -384,14 +389,3 @@ def _warn_once(key: str, text: str) -> None:
     if key not in _warned:
         _warned.append(key)
         logger.warning("%s", text)
-
-
-_clients: weakref.WeakSet[EngineClient] = weakref.WeakSet()
-
-
-def _forget_parents() -> None:
-    for client in list(_clients):
-        client._after_fork()
-
-
-os.register_at_fork(after_in_child=_forget_parents)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from streamer import errors
 from streamer.client.connection import Connection, DisconnectedError
+from streamer.client.in_process import start_engine
 from streamer.client.restarts import Restarts
 from streamer.client.runtime_folder import remove_old_logs
 from streamer.client.settings import ClientSettings
@@ -54,7 +55,8 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
         connection = _connect_patiently(settings)
     else:
         connection = _connect_or_start(settings, restarts)
-        meet(connection.welcome.pid)
+        if connection.welcome.pid != os.getpid():
+            meet(connection.welcome.pid)
     restarts.connected(time.monotonic())
     return connection
 
@@ -67,19 +69,19 @@ def pause_before_restart(settings: ClientSettings, restarts: Restarts) -> None:
     """
     pause = restarts.crashed(time.monotonic())
     if pause is None:
-        where = str(settings.socket_path if settings.external else log_path(settings))
+        where = f"it serves at {settings.socket_path}" if settings.external else f"its log is {log_of(settings)}"
         raise EngineUnavailableError(
             f"the engine of {settings.cache_dir} crashed {restarts.crashes} times in a row without progress and is not "
-            f"started again; {f'it serves at {where}' if settings.external else f'its log is {where}'}",
-            log="" if settings.external else where,
+            f"started again; {where}",
+            log="" if settings.external or settings.inline else log_of(settings),
             crashes=restarts.crashes,
         )
     time.sleep(pause)
 
 
-def log_path(settings: ClientSettings) -> Path:
-    """Where the embedded engine writes its log."""
-    return settings.runtime_dir / f"{settings.engine_id}.log"
+def log_of(settings: ClientSettings) -> str:
+    """Where an engine that this client starts writes its log: a file, or where this process does."""
+    return "that of this process" if settings.inline else str(settings.runtime_dir / f"{settings.engine_id}.log")
 
 
 def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connection:
@@ -92,7 +94,7 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
         with _spawn_lock(settings):
             with contextlib.suppress(DisconnectedError):
                 return _connect_once(settings)
-            started = _start(settings)
+            started = _start_here(settings) if settings.inline else _start(settings)
         if started:
             with contextlib.suppress(DisconnectedError):
                 return _connect_once(settings)
@@ -190,9 +192,15 @@ def _start(settings: ClientSettings) -> bool:
         return _await_ready(ready_read, process, settings)
 
 
+def _start_here(settings: ClientSettings) -> bool:
+    start_engine(_configuration(settings))
+    logger.info("engine started for %s in this process", settings.cache_dir)
+    return True
+
+
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
     """An engine with its configuration, which goes by stdin: nothing secret in `ps`."""
-    with open(log_path(settings), "ab") as log:
+    with open(log_of(settings), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "streamer.service", str(ready)],
             stdin=subprocess.PIPE,
@@ -203,17 +211,20 @@ def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
             cwd="/",
             env=_engine_environment(),
         )
-    configuration = {
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        stdin.write(json.dumps(_configuration(settings)).encode())
+    return process
+
+
+def _configuration(settings: ClientSettings) -> dict[str, object]:
+    return {
         "cache_dir": str(settings.cache_dir),
         "cache_bytes": settings.cache_bytes,
         "socket": str(settings.socket_path),
         "grace_seconds": settings.grace_seconds,
         "config": settings.config and str(settings.config),
     }
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-        stdin.write(json.dumps(configuration).encode())
-    return process
 
 
 def _engine_environment() -> dict[str, str]:
@@ -229,11 +240,11 @@ def _await_ready(descriptor: int, process: subprocess.Popen[bytes], settings: Cl
     # The process forks and its parent half leaves at once: an engine is a child of init, so never a zombie.
     process.wait()
     if line == {"ready": True}:
-        logger.info("engine started for %s, log %s", settings.cache_dir, log_path(settings))
+        logger.info("engine started for %s, log %s", settings.cache_dir, log_of(settings))
         return True
     if "kind" in line:
         raise errors.from_wire(str(line["kind"]), str(line["message"]), _details(line.get("details")))
-    logger.warning("the engine of %s ended before it listened; log %s", settings.cache_dir, log_path(settings))
+    logger.warning("the engine of %s ended before it listened; log %s", settings.cache_dir, log_of(settings))
     return False
 
 

@@ -13,6 +13,8 @@ from streamer.config import Environment, check_socket_path, read_token
 from streamer.errors import ConfigError
 from streamer.wire.messages import PROTOCOL
 
+INLINE = "inline"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
@@ -21,7 +23,8 @@ class ClientSettings:
     Attributes:
         cache_dir: absolute; the cache folder of the embedded engine, or where a trainer sees a sidecar's.
         runtime_dir: short folder for sockets, locks and logs.
-        engine: None or "auto": the embedded engine of `cache_dir`; "unix:/path": that one and no other.
+        engine: None or "auto": the embedded engine of `cache_dir`; "inline": the same, and one that is started runs in
+            this process; "unix:/path": that one and no other.
         cache_bytes: limit for an engine started by this client; None lets it choose.
         storage_options: as fsspec takes them; sent to the engine, never logged.
         job: the same text for all ranks of a job; "" if unknown.
@@ -67,7 +70,12 @@ class ClientSettings:
     @property
     def external(self) -> bool:
         """The engine is an external service: connect, never start one."""
-        return self.engine is not None and self.engine not in ("auto", "embedded")
+        return self.engine is not None and self.engine not in ("auto", "embedded", INLINE)
+
+    @property
+    def inline(self) -> bool:
+        """An engine that this client starts runs in this process."""
+        return self.engine == INLINE
 
     @property
     def engine_id(self) -> str:
@@ -85,7 +93,7 @@ class ClientSettings:
             scheme, _, path = str(self.engine).partition(":")
             if scheme != "unix" or not path.startswith("/"):
                 raise ConfigError(
-                    f"engine={self.engine!r}: write unix:/path/to/socket, or leave it out",
+                    f'engine={self.engine!r}: write "unix:/path/to/socket" or "{INLINE}", or leave it out',
                     field="engine",
                 )
             return check_socket_path(Path(path))

@@ -83,7 +83,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
         manifest: rarely needed, as all that follow: url or path of a built manifest (`streamer index`); None: found or
             built at first use.
         index_limit: seconds; a manifest that would take longer is not built at first use.
-        engine: "unix:/path" of a running engine; None: $STREAMER_ENGINE, else one is started.
+        engine: "unix:/path" of a running engine; "inline": one that is started runs in this process, in a thread; None:
+            $STREAMER_ENGINE, else one is started as a process of its own.
         rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
         lanes, shuffle_window: override the automatic choice (chunks open over all nodes).
         cut: what decides which chunks share a lane, and so a node: "fixed", the seed; "common", the chunks' keys, so

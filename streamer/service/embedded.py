@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from streamer.config import CacheConfig, EngineConfig, Environment
@@ -44,13 +45,18 @@ def _run(settings: object, ready_fd: int, timing: StartupTiming) -> None:
 
     timing.end("imports")
     configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
-    config = _configuration(settings)
+    config = configuration(settings)
     uvloop.run(run(config, lambda: _report(ready_fd, {"ready": True}), timing=timing))
 
 
-def _configuration(settings: object) -> EngineConfig:
-    if not isinstance(settings, dict):
-        raise ConfigError("the configuration on stdin is no mapping", field="stdin")
+def configuration(settings: object) -> EngineConfig:
+    """Of an engine that a client starts for itself.
+
+    Raises:
+        ConfigError: it is no mapping.
+    """
+    if not isinstance(settings, Mapping):
+        raise ConfigError("the configuration of the engine is no mapping", field="stdin")
     cache = CacheConfig(directory=Path(settings["cache_dir"]), limit_bytes=settings.get("cache_bytes"))
     config = EngineConfig(
         cache=cache, socket_path=Path(settings["socket"]), grace_seconds=settings.get("grace_seconds", 3.0)

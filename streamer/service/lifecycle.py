@@ -59,6 +59,7 @@ class Life:
         configure: reads the configuration again; None: SIGHUP ends the engine, as it does any program.
         notifier: the service manager.
         timing: of the start, up to here; None: all before is one phase.
+        guest: in the trainer's process, whose signals, limits and garbage collector stay as they are.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Life:
         notifier: Notifier | None = None,
         *,
         timing: StartupTiming | None = None,
+        guest: bool = False,
     ) -> None:
         self._timing = timing or _whole_program()
         self._config = config
@@ -78,52 +80,90 @@ class Life:
         self._leave = asyncio.Event()
         self._hurry = asyncio.Event()
         self._reload = asyncio.Event()
+        self._guest = guest
+        self._held: list[int] = []
+        self._server: Server | None = None
 
     def __repr__(self) -> str:
         return f"Life({self._config.cache.directory}, leaving={self._leave.is_set()})"
 
     async def run(self) -> None:
-        """Until its last connection has been gone for the grace time, or SIGTERM or SIGINT comes.
+        """Until its last connection has been gone for the grace time, `leave` is called, or SIGTERM or SIGINT comes.
 
         Raises:
             ConfigError, CacheError: the folder or the socket cannot be used.
         """
-        config = self._config
-        assert config.socket_path is not None, "checked by `run`"
+        if self._config.socket_path is None:
+            raise ConfigError("an engine needs a socket path", field="socket_path")
+        check_socket_path(self._config.socket_path)
+        try:
+            await self._run(self._config)
+        except BaseExceptionGroup as group:
+            # What went wrong inside a task group comes out wrapped; the caller knows our errors, not groups of one.
+            raise _only_error(group) from group
+
+    def leave(self) -> None:
+        """Begins the end, on the loop; a second call ends at once what the first one waits for."""
+        if self._leave.is_set():
+            self._hurry.set()
+        self._leave.set()
+
+    def descriptors(self) -> list[int]:
+        """What a fork of this process must not keep open: the lock of the folder, the socket and its connections."""
+        return [*self._held, *(self._server.descriptors() if self._server is not None else ())]
+
+    def serves_others(self) -> bool:
+        """Whether other processes are connected; any thread."""
+        return self._server is not None and any(pid != os.getpid() for pid in self._server.pids())
+
+    async def _run(self, config: EngineConfig) -> None:
         _make_cache_dir(config.cache.directory)
-        raise_descriptor_limit()
-        collect_rarely()
+        if not self._guest:
+            raise_descriptor_limit()
+            collect_rarely()
         if config.guarded:
             logger.warning(_OPEN_TO_ALL)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(thread_count(), "streamer-work"))
         if config.cache.group is not None:
             # The group comes in by the folder's mode; below it a umask of 077 would keep it out of new manifests.
             os.umask(0o022)
-        with recent_warnings() as warnings, _only_engine(config.cache.directory, self._lock_seconds):
+        lock_seconds = LOCK_SECONDS + config.service.drain_seconds
+        folder = _only_engine(config.cache.directory, lock_seconds)
+        with recent_warnings() as warnings, folder as lock, self._holding(lock):
             self._timing.end("lock")
             async with Engine(config) as engine, maintained(engine), _among_peers(engine), asyncio.TaskGroup() as tasks:
                 self._timing.end("cache")
-                server = Server(config, engine, tasks, self._leave.set, warnings=warnings.entries)
-                async with serving(config.service.http, server.statistics, self._not_ready):
-                    async with _listening(config, server):
-                        self._on_signals()
-                        self._listening()
-                        self._timing.end("socket")
-                        logger.info("listening after %s", self._timing)
-                        self._notifier.ready()
-                        watches = [self._reload_on_signal(engine, server), self._reload_on_new_secrets()]
-                        watching = [tasks.create_task(watch) for watch in watches]
-                        await self._leave.wait()
-                        for watch in watching:
-                            watch.cancel()
-                    self._notifier.stopping()
-                    await self._drain(engine, server)
-                server.close()
+                server = self._server = Server(config, engine, tasks, self._leave.set, warnings=warnings.entries)
+                # Also where the engine fails: its thread ends, and no process that would close them.
+                with contextlib.closing(server):
+                    await self._serve(engine, server, tasks)
             self._notifier.close()
 
-    @property
-    def _lock_seconds(self) -> float:
-        return LOCK_SECONDS + self._config.service.drain_seconds
+    async def _serve(self, engine: Engine, server: Server, tasks: asyncio.TaskGroup) -> None:
+        config = self._config
+        async with serving(config.service.http, server.statistics, self._not_ready):
+            async with _listening(config, server) as listener:
+                self._on_signals()
+                self._listening()
+                self._timing.end("socket")
+                logger.info("listening after %s", self._timing)
+                self._notifier.ready()
+                watches = [self._reload_on_signal(engine, server), self._reload_on_new_secrets()]
+                watching = [tasks.create_task(watch) for watch in watches]
+                with self._holding(listener.fileno()):
+                    await self._leave.wait()
+                for watch in watching:
+                    watch.cancel()
+            self._notifier.stopping()
+            await self._drain(engine, server)
+
+    @contextlib.contextmanager
+    def _holding(self, descriptor: int) -> Iterator[None]:
+        self._held.append(descriptor)
+        try:
+            yield
+        finally:
+            self._held.remove(descriptor)
 
     def _not_ready(self) -> str:
         """Why no trainer should come now; "": it may."""
@@ -157,16 +197,13 @@ class Life:
     # ------------------------------------------------------------ signals
 
     def _on_signals(self) -> None:
+        if self._guest:
+            return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop_requested)
+            loop.add_signal_handler(number, self.leave)
         if self._configure is not None:
             loop.add_signal_handler(signal.SIGHUP, self._reload.set)
-
-    def _stop_requested(self) -> None:
-        if self._leave.is_set():
-            self._hurry.set()
-        self._leave.set()
 
     async def _reload_on_signal(self, engine: Engine, server: Server) -> None:
         while True:
@@ -209,14 +246,7 @@ async def run(
     Raises:
         ConfigError, CacheError: the folder or the socket cannot be used.
     """
-    if config.socket_path is None:
-        raise ConfigError("an engine needs a socket path", field="socket_path")
-    check_socket_path(config.socket_path)
-    try:
-        await Life(config, listening, configure, notifier, timing=timing).run()
-    except BaseExceptionGroup as group:
-        # What went wrong inside a task group comes out wrapped; the caller knows our errors, not groups of one.
-        raise _only_error(group) from group
+    await Life(config, listening, configure, notifier, timing=timing).run()
 
 
 def _whole_program() -> StartupTiming:
@@ -260,7 +290,7 @@ def _make_cache_dir(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _only_engine(directory: Path, seconds: float) -> Iterator[None]:
+def _only_engine(directory: Path, seconds: float) -> Iterator[int]:
     """Holds a lock on the cache folder itself for life: the kernel frees it with the process.
 
     Raises:
@@ -269,7 +299,7 @@ def _only_engine(directory: Path, seconds: float) -> Iterator[None]:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(descriptor, directory, seconds)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -294,7 +324,7 @@ def _lock(descriptor: int, directory: Path, seconds: float) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _listening(config: EngineConfig, server: Server) -> AsyncIterator[None]:
+async def _listening(config: EngineConfig, server: Server) -> AsyncIterator[socket.socket]:
     path = config.socket_path
     assert path is not None
     with contextlib.ExitStack() as on_exit:
@@ -306,7 +336,7 @@ async def _listening(config: EngineConfig, server: Server) -> AsyncIterator[None
         except OSError as error:
             raise ConfigError(f"cannot listen at {path}: {error.strerror or error}", field="socket_path") from error
         try:
-            yield
+            yield listener
         finally:
             accepting.close()
             _remove_socket(path, identity)

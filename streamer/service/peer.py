@@ -63,6 +63,11 @@ class Peer(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"Peer({self.credentials or '?'})"
 
+    def fileno(self) -> int:
+        """Of its socket; -1 when closed."""
+        connection = None if self._transport is None else self._transport.get_extra_info("socket")
+        return -1 if connection is None else int(connection.fileno())
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by asyncio."""
         # uvloop's transports have the methods of asyncio's, not their base class.

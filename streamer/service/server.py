@@ -63,8 +63,9 @@ _MOST_LETTERS = 500
 
 
 class _PeerState(msgspec.Struct):
-    """The state of one connection."""
+    """The state of one connection. pid 0: it has not said hello."""
 
+    pid: int = 0
     job: str = ""
     sessions: dict[int, EngineSession] = msgspec.field(default_factory=dict)
     requests: PeerRequests = msgspec.field(default_factory=PeerRequests)
@@ -126,6 +127,14 @@ class Server:
         self._admission = Admission(config.cache, config.service)
         self._config = config
 
+    def pids(self) -> list[int]:
+        """The process at the other end of each connection; any thread."""
+        return [state.pid for state in self._peers.copy().values()]
+
+    def descriptors(self) -> list[int]:
+        """Of the connections; any thread."""
+        return [number for peer in self._peers.copy() if (number := peer.fileno()) >= 0]
+
     # ------------------------------------------------------------ connections
 
     def joined(self, peer: Peer) -> bool:
@@ -164,7 +173,7 @@ class Server:
         if hello.protocol != PROTOCOL:
             raise version_error(Side(PROTOCOL, VERSION), Side(hello.protocol, hello.version))
         peer.greeted = True
-        self._peers[peer].job = hello.job
+        self._peers[peer].pid, self._peers[peer].job = hello.pid, hello.job
         self._engine.connect(hello.job)
         cache = self._engine.cache
         cache.restore(asked=True)  # the client looks for the folder

@@ -67,7 +67,7 @@ def test_the_quickstart_runs_block_by_block(tmp_path_factory: pytest.TempPathFac
     assert lines[0] == "64 ['cats', 'dogs']"
     assert lines[2:4] == [f"{epoch} torch.Size([16, 64, 64, 3]) torch.uint8 torch.Size([16])" for epoch in (0, 1)]
     assert lines[5] == "2 batches are left of the epoch"
-    assert lines[-1] == "64 samples"
+    assert lines[-2:] == ["64 samples", "64 samples, no other process"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import pytest
 
 from streamer.client import restarts
 from streamer.client.engine_client import EngineClient
-from streamer.client.launcher import log_path
+from streamer.client.launcher import log_of
 from streamer.client.restarts import MOST_RESTARTS
 from streamer.client.session import EpochSchedule, Session, SessionPart, SessionSpec
 from streamer.client.settings import ClientSettings
@@ -112,8 +112,8 @@ def opened(client: EngineClient, manifest: Manifest) -> Session:
 
 
 def assert_gave_up(error: EngineUnavailableError, settings: ClientSettings, starts: int) -> None:
-    assert str(log_path(settings)) in str(error)
-    assert error.details["log"] == str(log_path(settings))
+    assert log_of(settings) in str(error)
+    assert error.details["log"] == log_of(settings)
     assert error.details["crashes"] == starts
     assert str(starts) in str(error)
 

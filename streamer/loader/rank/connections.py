@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from streamer.client.engine_client import EngineClient
+from streamer.client.in_process import end_unused_engine
 
 
 class EngineConnections:
@@ -79,8 +80,12 @@ class EngineConnections:
             connection.close()
 
     def close(self) -> None:
-        """Closes all connections; threads that wait on one get a ClosedError. Later uses make new ones. Idempotent."""
+        """Closes all connections; threads that wait on one get a ClosedError. Later uses make new ones. Idempotent.
+
+        An engine in this process that has no other user has ended then.
+        """
         _close_all(self._all, self._free)
+        end_unused_engine()
 
 
 def _close_all(connections: list[EngineClient], free: list[EngineClient]) -> None:

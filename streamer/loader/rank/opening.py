@@ -12,7 +12,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.launcher import log_path
+from streamer.client.launcher import log_of
 from streamer.client.manifest_asks import ManifestAsk
 from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
@@ -342,7 +342,7 @@ class Opening:
         if not self.connections.connected:
             settings = options.client_settings(Environment.read(), self.job)
             # The client says itself that an external engine does not answer.
-            return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {log_path(settings)}"
+            return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {log_of(settings)}"
         return (
             f"the engine to list and index {options.place}{self._announcer.so_far}; an index that would take "
             f"longer than index_limit={options.index_limit:g} s is refused"

@@ -1,0 +1,90 @@
+"""The clients of this process, and the engine beside them that `engine="inline"` asks for.
+
+Before the interpreter stops, clients and engine end in this order: otherwise the clients would start another engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Protocol
+
+from streamer.client.settings import ClientSettings
+from streamer.fork_lock import unforked
+
+# By name: the trainer's packages import nothing of the engine's side, except in a process whose user wants it there.
+_ENGINE = "streamer.service.inline"
+
+
+class Client(Protocol):
+    """A client of an engine."""
+
+    settings: ClientSettings
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it has a connection, and wants it."""
+
+    def shut_down(self) -> None:
+        """From any thread."""
+
+    def after_fork(self) -> None:
+        """In the child."""
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def register(client: Client) -> None:
+    """Tells a client of a fork and of the end of this process, for as long as the client exists."""
+    _clients.add(client)
+
+
+def start_engine(configuration: Mapping[str, object]) -> None:
+    """Starts an engine in this process, and returns when it listens.
+
+    Raises:
+        StreamerError: why it did not start.
+    """
+    engines = importlib.import_module(_ENGINE)
+    _end_with_interpreter()
+    # A fork meanwhile would have a lock and a socket that no list names yet.
+    with unforked():
+        engines.start(configuration)
+
+
+def end_unused_engine() -> None:
+    """Ends the engines in this process that neither its clients nor other processes use, and waits for that.
+
+    They would end by themselves after their grace time. Not for finalizers: an engine waits for threads in which a
+    finalizer may run.
+    """
+    if (engines := sys.modules.get(_ENGINE)) is not None:
+        engines.end({client.settings.socket_path for client in list(_clients) if client.in_use}, shared=False)
+
+
+@functools.cache
+def _end_with_interpreter() -> None:
+    """Before its pools of threads refuse work, which an engine still has: `atexit` is after that."""
+    threading._register_atexit(_end_all)  # type: ignore[attr-defined]
+
+
+def _end_all() -> None:
+    for client in list(_clients):
+        if client.settings.inline:
+            client.shut_down()
+    if (engines := sys.modules.get(_ENGINE)) is not None:
+        engines.end()
+
+
+def _forget_parents() -> None:
+    for client in list(_clients):
+        client.after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_parents)

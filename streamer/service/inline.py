@@ -1,0 +1,150 @@
+"""The engine in a thread of the process that reads through it: `engine="inline"`.
+
+It is the engine that otherwise has a process of its own, with its lock, its socket and its grace time. Workers and
+other processes connect to it as to any other, and its end is to them what the end of a process would be. What belongs
+to the whole process is left alone: signals, limits, the collector, the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import uvloop
+
+from streamer.config import EngineConfig
+from streamer.errors import BrokenError, StreamerError
+from streamer.service.embedded import configuration
+from streamer.service.lifecycle import Life
+from streamer.service.startup_timing import StartupTiming
+
+logger = logging.getLogger(__name__)
+
+# For the end of an engine without clients: it cancels what it does, which takes milliseconds. One that hangs in a
+# system call is left to the end of the process.
+_END_SECONDS = 10.0
+
+
+class InlineEngine:
+    """A thread with an event loop, from the start of an engine to its end.
+
+    Args:
+        config: complete, with a socket path.
+
+    Attributes:
+        path: of its socket.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.path = config.socket_path
+        self._decided = threading.Event()
+        self._error: StreamerError | None = None
+        self._running: tuple[asyncio.AbstractEventLoop, Life] | None = None
+        self._thread = threading.Thread(target=self._serve, name="streamer-engine", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"InlineEngine({self._config.cache.directory}, alive={self._thread.is_alive()})"
+
+    def start(self) -> None:
+        """Returns when clients can connect.
+
+        Raises:
+            StreamerError: why it did not start.
+        """
+        self._thread.start()
+        self._decided.wait()
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """Ends it and waits for that, from any thread but its own; idempotent."""
+        if (running := self._running) is not None:
+            loop, life = running
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(life.leave)
+        self._thread.join(_END_SECONDS)
+
+    def serves_others(self) -> bool:
+        """Whether other processes are connected."""
+        return self._running is not None and self._running[1].serves_others()
+
+    def descriptors(self) -> list[int]:
+        """What a fork of this process must not keep open."""
+        return [] if self._running is None else self._running[1].descriptors()
+
+    def _serve(self) -> None:
+        _engines.append(self)
+        try:
+            uvloop.run(self._live())
+        except StreamerError as error:
+            self._failed(error)
+        except BaseException as error:
+            logger.exception("the engine of %s failed", self._config.cache.directory)
+            self._failed(BrokenError(f"the engine failed: {error!r}"))
+        finally:
+            self._running = None
+            _engines.remove(self)
+            self._decided.set()
+
+    async def _live(self) -> None:
+        life = Life(self._config, self._decided.set, timing=StartupTiming(time.monotonic(), time.monotonic), guest=True)
+        self._running = asyncio.get_running_loop(), life
+        await life.run()
+
+    def _failed(self, error: StreamerError) -> None:
+        if self._decided.is_set():
+            logger.error("the engine of %s ended: %s", self._config.cache.directory, error)
+        self._error = error
+
+
+_engines: list[InlineEngine] = []
+# Those of the process that this one is a fork of: their threads are not here, and nothing of them may be closed.
+_of_parents: list[InlineEngine] = []
+
+
+def start(settings: Mapping[str, object]) -> None:
+    """Starts an engine, and returns when it listens.
+
+    Args:
+        settings: as `embedded.configuration` takes them.
+
+    Raises:
+        StreamerError: why it did not start.
+    """
+    InlineEngine(configuration(settings)).start()
+
+
+def end(unless_at: Collection[Path] = (), *, shared: bool = True) -> None:
+    """Ends the engines of this process, and waits for that.
+
+    Args:
+        unless_at: the sockets of those that stay.
+        shared: also those that serve other processes.
+    """
+    for engine in _engines.copy():
+        if engine.path not in unless_at and (shared or not engine.serves_others()):
+            engine.end()
+
+
+def _in_child() -> None:
+    """Lets go of what only the parent may hold: its clients would wait for ever for the end of a socket held here.
+
+    The numbers stay in use: what closes them later closes nothing else.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for engine in _engines:
+        for descriptor in engine.descriptors():
+            os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
+    _of_parents.extend(_engines)
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
