@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from streamer.errors import ConfigError, StateError
-from streamer.loader.contracts import PreparedStream, RankedStream
+from streamer.loader.contracts import PreparedStream
 
 _KEY = "stateful"
 
 
-@runtime_checkable
 class Stateful(Protocol):
     """An object of the trainer's process that holds something of the batches it was given."""
 
@@ -35,7 +34,8 @@ class Carried:
     """
 
     def __init__(self, stateful: Stateful | None) -> None:
-        if stateful is not None and not isinstance(stateful, Stateful):
+        methods = (getattr(stateful, name, None) for name in ("state_dict", "load_state_dict"))
+        if stateful is not None and not all(map(callable, methods)):
             raise ConfigError(
                 f"stateful={type(stateful).__name__}: it needs state_dict() and load_state_dict()", field="stateful"
             )
@@ -101,6 +101,4 @@ def _check_place(saved: object, prepared: PreparedStream) -> None:
 
 def _place(prepared: PreparedStream) -> tuple[int, int]:
     """Rank and number of ranks."""
-    if not isinstance(prepared, RankedStream):
-        return 0, 1
     return prepared.rank_config.rank, prepared.rank_config.world_size
