@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from streamer.errors import ConfigError, StoreTimeoutError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
-from streamer.store.credentials import issuer_errors
 from streamer.store.urls import shown
 
 _STATUS_OF_ERRNO = {errno.ENOENT: 404, errno.EACCES: 403, errno.EPERM: 403, errno.EBUSY: 503}
@@ -19,6 +18,8 @@ _STATUS_OF_ERRNO = {errno.ENOENT: 404, errno.EACCES: 403, errno.EPERM: 403, errn
 
 def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
     """Our error for a foreign one: by the HTTP answer in its chain, else by type and errno."""
+    from streamer.store.credentials import issuer_errors  # of no use to local files
+
     if any(type(step).__name__ in _NO_CREDENTIALS for step in _chain(error)):
         return failures.no_credentials(url)
     if (refusal := issuer_errors.in_chain(shown(url), list(_chain(error)))) is not None:

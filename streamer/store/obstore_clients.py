@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from streamer.errors import ConfigError
 from streamer.store.credentials import boto_keys
-from streamer.store.credentials.azure_tokens import has_account
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import AnyRing, Issued
 from streamer.store.options import Translation, family
@@ -186,6 +185,8 @@ def _tokens(ring: AnyRing | None) -> Callable[[], TokenCredential] | None:
 
 def _azure(address: Address, translation: Translation, ring: AnyRing | None) -> ObjectStore:
     from obstore.store import AzureStore
+
+    from streamer.store.credentials.azure_tokens import has_account
 
     container, _, host = address.root.partition("://")[2].partition("@")
     config = {**({"account_name": host.partition(".")[0]} if host else {}), **translation.config}

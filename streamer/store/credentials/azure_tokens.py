@@ -13,7 +13,11 @@ from streamer.store.credentials.key_ring import Issued
 
 _SCOPE = "https://storage.azure.com/.default"
 _SECRETS = ("account_key", "sas_key", "client_secret")
-_VARIABLES = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_TOKEN")
+# As obstore reads them.
+_VARIABLES = (
+    *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"),
+    *("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN"),
+)
 _IDENTIFYING = ("connection_string", "account_name", "account_key", "sas_token", "credential", "anon")
 _METADATA = "http://169.254.169.254"
 _TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://storage.azure.com/"

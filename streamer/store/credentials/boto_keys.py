@@ -16,7 +16,6 @@ import msgspec
 
 from streamer.errors import ConfigError, StreamerError
 from streamer.store import failures
-from streamer.store.credentials import issuer_errors, metadata
 from streamer.store.credentials.key_ring import Issued
 
 if TYPE_CHECKING:
@@ -74,6 +73,8 @@ def find(root: str, profile: str | None) -> Issued[Keys | None]:
         from botocore.session import Session
     except ImportError:
         return Issued(_without_boto(profile))
+    from streamer.store.credentials import issuer_errors
+
     issuer_errors.quiet("botocore.credentials")
     with issuer_errors.of_aws(root, profile):
         session = Session(profile=profile)
@@ -94,6 +95,8 @@ def _no_role(root: str, session: Session, variables: Mapping[str, str] = os.envi
     """The error for a machine that gives no role's keys: as its metadata server says."""
     if variables.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return failures.no_credentials(root)
+    from streamer.store.credentials import metadata
+
     base = str(session.get_config_variable("ec2_metadata_service_endpoint") or _METADATA).rstrip("/") + "/"
     token = metadata.ask(f"{base}latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
     if token.status != 200:

@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.store import open_store
-from streamer.store.credentials.azure_tokens import with_variables
+from streamer.store.credentials.azure_tokens import has_secret, with_variables
 
 KEY = {"AZURE_STORAGE_ACCOUNT": "mine", "AZURE_STORAGE_KEY": "a2V5"}
 
@@ -29,6 +29,14 @@ def test_variables_of_the_command_line(
 ) -> None:
     """A connection string goes first; a key of one account is not sent to another."""
     assert with_variables(options, variables) == expected
+
+
+@pytest.mark.parametrize("name", ["AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY"])
+def test_a_secret_of_the_environment_needs_no_token(name: str) -> None:
+    """obstore signs with it by itself."""
+    assert has_secret({}, {name: "x"})
+    assert has_secret({"sas_key": "x"}, {})
+    assert not has_secret({"account_name": "mine"}, {"AZURE_STORAGE_ACCOUNT": "mine"})
 
 
 def test_a_container_without_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
