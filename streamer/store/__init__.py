@@ -6,6 +6,7 @@ obstore_store.py    S3, Google, Azure, web servers by obstore (Rust); obstore_cl
 fsspec_store.py     any url that fsspec knows
 local_store.py      files
 credentials/        where they are looked for, and how they are renewed
+places.py           where a bucket is
 urls, patterns, versions, options, option_names, redirects, reached, failures, guard     pure parts
 """
 
@@ -98,19 +99,20 @@ def _native(
     # Imported here: 4 ms that the engine spends while its client makes the order, not while it starts (2026-11-22).
     from streamer.store.credentials.rings import ring_of
     from streamer.store.obstore_clients import make_client
+    from streamer.store.places import Places
 
-    ring, way = ring_of(address, translation), reached(address, translation)
-    make = partial(make_client, address, translation, ring)
+    ring, way, places = ring_of(address, translation), reached(address, translation), Places(address, translation)
+    make = partial(make_client, address, translation, places, ring)
     if curl:
         from streamer.store.curl.access import make_access
         from streamer.store.curl.store import CurlStore
 
-        access = partial(make_access, address, translation)
+        access = partial(make_access, address, translation, places)
         if guarded and (place := guard.chosen_place(address, translation)) is not None:
             from streamer.store.curl.guarded import GuardedStore
 
-            return GuardedStore(address.root, make, access, way, ring, place=place)
-        return CurlStore(address.root, make, access, way, ring)
+            return GuardedStore(address.root, make, access, way, ring, places=places, place=place)
+        return CurlStore(address.root, make, access, way, ring, places=places)
     _without_redirects(address, options)
     from streamer.store.obstore_store import ObstoreStore
 

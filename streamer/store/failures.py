@@ -45,15 +45,18 @@ class Answer(msgspec.Struct, frozen=True):
         code: the store's error code, e.g. "SlowDown"; shown in messages.
         retry_after_seconds: as the store asked.
         message: the store's own sentence; shown where the request is refused.
+        region: in which the store says that the bucket is.
     """
 
     status: int | None
     code: str = ""
     retry_after_seconds: float | None = None
     message: str = ""
+    region: str = ""
 
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _MOST_OF_SENTENCE = 200
 
@@ -61,6 +64,12 @@ _MOST_OF_SENTENCE = 200
 def code_of(body: str) -> str:
     """The error code in an XML answer; empty: none."""
     found = _CODE.search(body)
+    return found[1] if found else ""
+
+
+def region_of(body: str) -> str:
+    """The region in an XML answer, in which the store says that the bucket is; empty: none."""
+    found = _REGION.search(body)
     return found[1] if found else ""
 
 
@@ -102,6 +111,7 @@ def error_of(url: str, answer: Answer) -> StoreError:
         status=answer.status,
         code=answer.code or None,
         retry_after_seconds=answer.retry_after_seconds,
+        **({"region": answer.region} if answer.region else {}),
     )
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from streamer.errors import AccessDeniedError
 from streamer.store.options import Translation, family
+from streamer.store.places import of_endpoint
 from streamer.store.redirects import host_of
 from streamer.store.urls import Address, shown
 
@@ -83,4 +84,6 @@ def chosen_place(address: Address, translation: Translation) -> str | None:
     if family(address.scheme) == "http":
         return address.root
     endpoint = translation.config.get("endpoint") or translation.config.get("base_url")
-    return None if endpoint is None else str(endpoint)
+    if endpoint is None or family(address.scheme) != "s3":
+        return None if endpoint is None else str(endpoint)
+    return of_endpoint(address, translation, str(endpoint))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -17,6 +19,7 @@ from streamer.store.credentials import boto_keys
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import AnyRing, Issued
 from streamer.store.options import Translation, family
+from streamer.store.places import Place, Places
 from streamer.store.urls import Address
 
 if TYPE_CHECKING:
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
         S3Config,
         S3Credential,
         S3CredentialProvider,
-        S3Store,
     )
 
 
@@ -53,13 +55,14 @@ _PART_RETRIES: RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(minu
 
 
 def make_client(
-    address: Address, translation: Translation, ring: AnyRing | None = None, *, uploads: bool = False
+    address: Address, translation: Translation, places: Places, ring: AnyRing | None = None, *, uploads: bool = False
 ) -> ObjectStore:
     """The client for one root.
 
     Args:
         address: the root's.
         translation: of the options.
+        places: of the root, where it is a bucket of S3.
         ring: has the credentials, waited for before; None: options have them, or obstore finds them by itself.
         uploads: repeats a part that fails, and gives up one that hangs.
 
@@ -67,7 +70,10 @@ def make_client(
         ConfigError: an option that obstore refuses, or an unreadable CA file; names the option's url, not its value.
     """
     with options_refused(address, translation):
-        return _MAKERS[cast("str", family(address.scheme))](address, replace(translation, uploads=uploads), ring)
+        translation = replace(translation, uploads=uploads)
+        if family(address.scheme) == "s3":
+            return _s3(address, translation, places.find(None if ring is None else ring.issued.region), ring)
+        return _MAKERS[cast("str", family(address.scheme))](address, translation, ring)
 
 
 @contextmanager
@@ -109,15 +115,19 @@ def certificates(path: str) -> bytes:
     """A PEM file.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or has no certificates.
     """
     try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
         return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"verify={path!r} cannot be read: {error.strerror}", field="verify") from error
+    except OSError as error:  # of ssl as well
+        reason = "it has no certificates" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(f"verify={path!r} cannot be read: {reason}", field="verify") from error
 
 
-def _s3(address: Address, translation: Translation, ring: AnyRing | None) -> ObjectStore:
+def _s3(address: Address, translation: Translation, place: Place, ring: AnyRing | None) -> ObjectStore:
+    from obstore.store import S3Store
+
     provider: S3CredentialProvider | None = None
     keys = boto_keys.of_options(translation.config)
     if keys is not None and keys.secret:
@@ -125,32 +135,18 @@ def _s3(address: Address, translation: Translation, ring: AnyRing | None) -> Obj
         provider = partial(_credential, Issued(keys))
     elif ring is not None and ring.issued.credentials is not None:
         provider = lambda: _credential(ring.issued)  # noqa: E731
-    return s3_client(address, translation, provider, None if ring is None else ring.issued.region)
-
-
-def s3_client(
-    address: Address, translation: Translation, keys: S3CredentialProvider | Keys | None, region: str | None
-) -> S3Store:
-    """A client of a bucket.
-
-    Args:
-        address: the bucket's.
-        translation: of the options.
-        keys: instead of the options'; None: those, or what obstore finds.
-        region: where the options say none; None: AWS_REGION's, else us-east-1.
-    """
-    from obstore.store import S3Store
-
-    config = {**({} if region is None else {"region": region}), **translation.config}
-    if isinstance(keys, Keys):
-        config |= {"access_key_id": keys.key, "secret_access_key": keys.secret, "skip_signature": False}
+    # Of its own, obstore would put the bucket into the path of an endpoint, or nowhere (object_store 0.12).
+    base = place.base.rstrip("/")
+    where = {"endpoint": base, "virtual_hosted_style_request": True, "region": place.region}
+    if "AWS_ENDPOINT_URL_S3" in os.environ:  # for obstore it goes before options
+        where["aws_endpoint_url_s3"] = base
+    ca_file = translation.ca_file or place.ca_file
     return S3Store(
         address.root.partition("://")[2],
-        config=cast("S3Config", config),
-        # An endpoint of the environment (AWS_ENDPOINT_URL) is plain where it says so, as one of the options is.
-        client_options={"allow_http": True, **_client_options(translation)},
+        config=cast("S3Config", {**translation.config, **where}),
+        client_options={**_client_options(replace(translation, ca_file=ca_file)), "allow_http": True},
         retry_config=_retries(translation),
-        credential_provider=None if isinstance(keys, Keys) else keys,
+        credential_provider=provider,
     )
 
 
@@ -214,7 +210,6 @@ def _http(address: Address, translation: Translation, ring: AnyRing | None) -> O
 
 
 _MAKERS: dict[str, Callable[[Address, Translation, AnyRing | None], ObjectStore]] = {
-    "s3": _s3,
     "gs": _google,
     "az": _azure,
     "http": _http,

@@ -11,6 +11,8 @@ from streamer.store.credentials import metadata
 
 # obstore 0.12 has no attribute for the status; its message begins "... status code: 503 Service Unavailable: <body>".
 _STATUS = re.compile(r"status code: (\d{3})")
+# What obstore says of a bucket in another region, instead of a status.
+_ELSEWHERE = "redirect without LOCATION"
 # Where obstore asks for credentials by itself: a machine's metadata server, or an issuer of tokens.
 # It strikes the url of STS out of its texts.
 _ASKED = re.compile(r"Error performing \w+ (?:https?://([^/\s]+)|REDACTED)")
@@ -26,11 +28,11 @@ _STATUS_OF_TYPE = {
 
 def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
     """Our error for obstore's; by type first, then by the status in the first line of its text."""
-    if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
-        return ConfigError(f"{url}: obstore cannot take this url or option: {error}", field="url")
     text = str(error).partition("\n\nDebug source")[0]
     if type(error).__name__ == "NotSupportedError":
         return StoreError(f"{url}: the server serves no ranges, which streamer reads", url=url, status=405)
+    if type(error).__name__ in ("UnknownConfigurationKeyError", "InvalidPathError", "ValueError"):
+        return ConfigError(f"{url}: obstore cannot take this url or option: {text}", field="url")
     answer = _answer(error, text)
     if (found := _ASKED.search(text)) and (failure := _of_issuer(url, (found[1] or "STS").lower(), answer)):
         return failure
@@ -54,6 +56,8 @@ def _of_issuer(url: str, host: str, answer: failures.Answer) -> StreamerError | 
 
 
 def _answer(error: Exception, text: str) -> failures.Answer:
+    if _ELSEWHERE in text:
+        return failures.Answer(301)
     found = _STATUS.search(text)
     status = int(found[1]) if found else _STATUS_OF_TYPE.get(type(error).__name__)
     return failures.Answer(status, failures.code_of(str(error)), message=failures.message_of(text))

@@ -186,8 +186,8 @@ class ObstoreStore:
         self._counters.requests += 1
         with translating(self._mapped, url):
             options: GetOptions = {"range": (0, 1)}
-            result = await _in_time(get_async(await self._ready(), urls.split(url).key, options=options), url)
-            await _in_time(result.bytes_async(), url)
+            result = await in_time(get_async(await self._ready(), urls.split(url).key, options=options), url)
+            await in_time(result.bytes_async(), url)
             return ObjectRecord(url, result.meta["size"], _version(result.meta))
 
     async def _required(self, url: str) -> ObjectRecord:
@@ -201,7 +201,7 @@ class ObstoreStore:
         with translating(self._mapped, folder):
             prefix = urls.split(folder).key or None
             pages = aiter(list_pages(await self._ready(), prefix, offset=after, chunk_size=PAGE_OBJECTS))
-            while (page := await _in_time(anext(pages, None), folder)) is not None:
+            while (page := await in_time(anext(pages, None), folder)) is not None:
                 yield await self._without_markers(folder, [self._record(meta) for meta in page])
 
     async def _without_markers(self, folder: str, page: Page) -> Page:
@@ -220,7 +220,7 @@ class ObstoreStore:
         self._counters.requests += 1
         try:
             with translating(self._mapped, url):
-                meta = await _in_time(head_async(await self._ready(), urls.split(url).key), url)
+                meta = await in_time(head_async(await self._ready(), urls.split(url).key), url)
                 return ObjectRecord(url, meta["size"], _version(meta))
         except ObjectNotFoundError:
             return None
@@ -230,7 +230,7 @@ class ObstoreStore:
         self._counters.requests += 1
         with translating(self._mapped, url):
             putting = put_async(await self._ready(), urls.split(url).key, content, use_multipart=False)
-            await _in_time(putting, url)
+            await in_time(putting, url)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
         """See ObjectStore.put_file; a large file in parts, several at once, each repeated by obstore where it fails."""
@@ -293,7 +293,7 @@ def _is_folder(folder: str, record: ObjectRecord, after: ObjectRecord | None) ->
     return record.url + "/" == folder or (after is not None and after.url.startswith(record.url + "/"))
 
 
-async def _in_time(answer: Awaitable[T], url: str) -> T:
+async def in_time(answer: Awaitable[T], url: str) -> T:
     """A small answer; the client's own timeout is for bodies, an hour.
 
     Raises:

@@ -44,7 +44,19 @@ WITHOUT_EFFECT = frozenset(
 )
 # The first one that is set names the endpoint of S3, where no option does.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-_CONFIG_WITHOUT_EFFECT = frozenset(["retries", "max_pool_connections", "read_timeout", "tcp_keepalive"])
+# Of botocore's Config: what changes no GET that is signed with Signature Version 4.
+_CONFIG_WITHOUT_EFFECT = frozenset(
+    [
+        *("retries", "max_pool_connections", "read_timeout", "tcp_keepalive", "parameter_validation"),
+        *("request_checksum_calculation", "response_checksum_validation", "disable_request_compression"),
+        *("request_min_compression_size_bytes", "user_agent", "user_agent_extra", "user_agent_appid"),
+    ]
+)
+# Those that change a bucket's address.
+_CONFIG_OF_PLACE = ("use_fips_endpoint", "use_dualstack_endpoint", "ignore_configured_endpoint_urls")
+_S3_CONFIG_OF_PLACE = (
+    *("use_accelerate_endpoint", "use_dualstack_endpoint", "use_arn_region", "us_east_1_regional_endpoint"),
+)
 
 
 class Translation(msgspec.Struct):
@@ -54,6 +66,7 @@ class Translation(msgspec.Struct):
         config: obstore's store configuration; holds secrets, never shown.
         client: obstore's client options.
         profile: of AWS; the credentials are then found as boto does.
+        boto: arguments of botocore's Config that change a bucket's address; only botocore knows how.
         ca_file: PEM file to trust in addition to the system's.
         redirects: hosts to which S3 may redirect.
         unknown: options without a counterpart; empty means that obstore can serve.
@@ -63,6 +76,7 @@ class Translation(msgspec.Struct):
     config: dict[str, object] = msgspec.field(default_factory=dict)
     client: dict[str, object] = msgspec.field(default_factory=dict)
     profile: str | None = None
+    boto: dict[str, object] = msgspec.field(default_factory=dict)
     ca_file: str | None = None
     redirects: tuple[str, ...] = ()
     unknown: list[str] = msgspec.field(default_factory=list)
@@ -166,6 +180,31 @@ def _addressing(outcome: Translation, value: object) -> None:
         outcome.config["virtual_hosted_style_request"] = value == "virtual"
 
 
+def _of_place(name: str) -> Setter:
+    def put(outcome: Translation, value: object) -> None:
+        outcome.boto[name] = value
+
+    return put
+
+
+def _of_s3_place(name: str) -> Setter:
+    def put(outcome: Translation, value: object) -> None:
+        known = outcome.boto.get("s3")
+        outcome.boto["s3"] = {**(known if isinstance(known, Mapping) else {}), name: value}
+
+    return put
+
+
+def _signature(outcome: Translation, value: object) -> None:
+    if value not in ("s3v4", "v4"):
+        outcome.unknown.append("config_kwargs.signature_version")
+
+
+def _proxies(outcome: Translation, value: object) -> None:
+    if value:
+        outcome.unknown.append("config_kwargs.proxies")
+
+
 def _connect_timeout(outcome: Translation, value: object) -> None:
     outcome.client["connect_timeout"] = f"{value}s"
 
@@ -262,7 +301,15 @@ _TABLES: dict[str, dict[str, Setter]] = {
             "config_kwargs",
             {
                 "connect_timeout": _connect_timeout,
-                "s3": _each("config_kwargs.s3", {"addressing_style": _addressing}),
+                "region_name": _config("region"),
+                "signature_version": _signature,
+                "proxies": _proxies,
+                **{name: _of_place(name) for name in _CONFIG_OF_PLACE},
+                "s3": _each(
+                    "config_kwargs.s3",
+                    {"addressing_style": _addressing, **{name: _of_s3_place(name) for name in _S3_CONFIG_OF_PLACE}},
+                    frozenset({"payload_signing_enabled"}),
+                ),
             },
             _CONFIG_WITHOUT_EFFECT,
         ),

@@ -22,6 +22,10 @@ _WEB_ADDRESSES = [
     ),
 ]
 
+# The ARN of an access point stands for a bucket; its own name may follow a slash.
+_ACCESS_POINT = re.compile(r"(arn:[^/]+:accesspoint[:/][^/]+)/?(.*)", re.DOTALL)
+
+S3_SCHEMES = ("s3", "s3a")
 FILE_SCHEMES = ("file", "local")
 HTTP_SCHEMES = ("http", "https")
 
@@ -68,7 +72,8 @@ def of_web_address(url: str) -> str | None:
 
 
 def _split_remote(url: str, scheme: str, rest: str) -> Address:
-    host, _, key = rest.partition("/")
+    found = _ACCESS_POINT.match(rest) if scheme in S3_SCHEMES else None
+    host, key = (found[1], found[2]) if found else rest.partition("/")[::2]
     if not host:
         raise ConfigError(f"{url!r} has no bucket; write {scheme}://bucket/prefix/", field="url")
     if scheme in HTTP_SCHEMES and "?" not in key:

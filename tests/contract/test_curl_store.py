@@ -814,7 +814,7 @@ async def test_the_environment_names_authorities(
             assert await good(store, f"{url}/o")
 
 
-@pytest.mark.parametrize(("content", "text"), [("no certificate", "do not make a client"), (None, "cannot be read")])
+@pytest.mark.parametrize(("content", "text"), [("no certificate", "has no certificates"), (None, "cannot be read")])
 async def test_a_file_of_authorities_that_is_none(content: str | None, text: str, tmp_path: Path) -> None:
     """A ConfigError, not what obstore raises."""
     if content is not None:

@@ -9,10 +9,9 @@ import os
 import re
 import ssl
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
-from urllib.parse import parse_qs, quote, urlsplit
+from typing import cast
+from urllib.parse import quote
 
 import msgspec
 
@@ -21,13 +20,11 @@ from streamer.store.credentials import boto_keys
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import Issued
 from streamer.store.curl.signature import Signer
-from streamer.store.obstore_clients import certificates, options_refused, s3_client
+from streamer.store.obstore_clients import certificates
 from streamer.store.options import Translation, family
+from streamer.store.places import Places
 from streamer.store.redirects import MOST_IN_CLUSTER, OF_WEB_SERVERS, Redirects
 from streamer.store.urls import Address, shown
-
-if TYPE_CHECKING:
-    from obstore.store import S3Store
 
 # Where distributions keep the certificates that they trust, where Python's own ssl does not know.
 _BUNDLES = (
@@ -50,6 +47,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         base: what the escaped key is appended to; empty where objects are named by whole urls.
+        region: of the bucket.
         signer: None: requests are not signed.
         keys: of the options; None: none, or those of a ring.
         headers: header lines of each request.
@@ -61,6 +59,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     base: str = ""
+    region: str = ""
     signer: Signer | None = None
     keys: Keys | None = None
     headers: tuple[str, ...] = ()
@@ -77,29 +76,35 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             return self.base + (name if _PLAIN.fullmatch(name) else quote(name, safe="/~"))
         return quote(_NO_ESCAPE.sub("%25", name) if "%" in name else name, safe=_URL_SIGNS)
 
-    def signed(self, address: str, keys: Keys | None) -> Sequence[str]:
+    def signed(self, address: str, keys: Keys | None, method: str = "GET") -> Sequence[str]:
         """The header lines of a request, with a signature where there are keys."""
-        return self.headers if self.signer is None or keys is None else self.signer.sign(address, keys)
+        return self.headers if self.signer is None or keys is None else self.signer.sign(address, keys, method)
 
 
-def make_access(address: Address, translation: Translation, issued: Issued[Keys | None] | None = None) -> Access | None:
+def make_access(
+    address: Address, translation: Translation, places: Places, issued: Issued[Keys | None] | None = None
+) -> Access | None:
     """The access to a root; None where only obstore finds credentials.
 
     Args:
         address: the root's.
         translation: of the options.
+        places: of the root, where it is a bucket.
         issued: what a ring has found; None: there is none.
 
     Raises:
-        ConfigError: an option that obstore refuses, a header that HTTP does not take, or an unreadable CA file.
+        ConfigError: options that make no address, a header that HTTP does not take, or an unreadable CA file.
     """
+    if issued is not None and issued.credentials is None:
+        return None
+    place = None if family(address.scheme) == "http" else places.find(None if issued is None else issued.region)
     bundle, folder = trusted()
-    if translation.ca_file is not None:
-        certificates(translation.ca_file)  # or says that it cannot be read
-        bundle = translation.ca_file
+    if ca_file := translation.ca_file or (place.ca_file if place is not None else None):
+        certificates(ca_file)  # or says that it cannot be read
+        bundle = ca_file
     seconds = str(translation.client.get("connect_timeout", "")).removesuffix("s")
     connect_seconds = float(seconds) if seconds else _CONNECT_SECONDS
-    if family(address.scheme) == "http":
+    if place is None:
         return Access(
             headers=_headers(address, translation),
             bundle=bundle,
@@ -107,25 +112,19 @@ def make_access(address: Address, translation: Translation, issued: Issued[Keys 
             connect_seconds=connect_seconds,
             proxy=_proxy(address.root),
         )
-    config = translation.config
-    keys, region = boto_keys.of_options(config), None
-    headers = ("x-amz-request-payer: requester",) if config.get("request_payer") else ()
-    if issued is not None:
-        if issued.credentials is None:
-            return None
-        region = issued.region
-    with options_refused(address, translation):
-        base, region = _place(s3_client(address, translation, Keys("x", "x"), region))
+    keys = boto_keys.of_options(translation.config)
+    headers = ("x-amz-request-payer: requester",) if translation.config.get("request_payer") else ()
     return Access(
-        base=base,
-        signer=Signer(base, region, headers) if keys or issued else None,
+        base=place.base,
+        region=place.region,
+        signer=Signer(place.base, place.region, headers) if keys or issued else None,
         keys=keys,
         headers=headers,
         bundle=bundle,
         folder=folder,
         connect_seconds=connect_seconds,
         redirects=Redirects(MOST_IN_CLUSTER, translation.redirects),
-        proxy=_proxy(base),
+        proxy=_proxy(place.base),
     )
 
 
@@ -146,16 +145,12 @@ def _proxy(url: str, variables: Mapping[str, str] = os.environ) -> str | None:
     return variables.get("http_proxy") or variables.get("HTTP_PROXY") if url.startswith("http://") else None
 
 
-def _place(client: S3Store) -> tuple[str, str]:
-    """Where a bucket's keys are and in which region: as obstore signs it, which knows options and environment."""
-    from obstore import sign
+def trusted(variables: Mapping[str, str] = os.environ) -> tuple[str | None, str | None]:
+    """The file and the folder of certificates that this machine trusts.
 
-    parts = urlsplit(sign(client, "GET", "x", timedelta(minutes=1)))
-    _, _, region, *_ = parse_qs(parts.query)["X-Amz-Credential"][0].split("/")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('x')}", region
-
-
-def trusted() -> tuple[str | None, str | None]:
-    """The file and the folder of certificates that this machine trusts; SSL_CERT_FILE and SSL_CERT_DIR go first."""
+    SSL_CERT_FILE and SSL_CERT_DIR go first, then what Python's other clients of HTTP take.
+    """
     known = ssl.get_default_verify_paths()
-    return known.cafile or next((path for path in _BUNDLES if Path(path).exists()), None), known.capath
+    named = (variables.get(name) for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))
+    files = (path for path in (known.cafile, *named, *_BUNDLES) if path and Path(path).is_file())
+    return next(files, None), known.capath

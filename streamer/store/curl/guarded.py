@@ -21,6 +21,7 @@ from streamer.store.credentials.key_ring import KeyRing
 from streamer.store.curl.access import Access
 from streamer.store.curl.store import CurlStore, MakeAccess
 from streamer.store.obstore_store import MakeClient, Page
+from streamer.store.places import Places
 from streamer.store.reached import Reached
 from streamer.store.redirects import host_of
 
@@ -29,6 +30,7 @@ class GuardedStore(CurlStore):
     """As CurlStore.
 
     Args:
+        places: where the bucket is; of a web server as well.
         place: the url to which the client's choice leads.
     """
 
@@ -40,9 +42,10 @@ class GuardedStore(CurlStore):
         way: Reached,
         ring: KeyRing[Keys | None] | None,
         *,
+        places: Places,
         place: str,
     ) -> None:
-        super().__init__(root, make_client, lambda issued: _guarded(make_access(issued)), way, ring)
+        super().__init__(root, make_client, lambda issued: _guarded(make_access(issued)), way, ring, places=places)
         self._place = place
 
     async def get(

@@ -23,12 +23,6 @@ from streamer.store.urls import shown
 _BUFFER_BYTES = 512 * 1024
 # Of an answer that is not the object, this much is searched for the store's error code.
 _ERROR_BODY_BYTES = 64 * 1024
-# pycurl 7.49 has no name for CURLOPT_DNS_SHUFFLE_ADDRESSES.
-_DNS_SHUFFLE_ADDRESSES = 275
-# A name has up to eight addresses at S3. While libcurl kept one order of them, for a minute by default, every
-# connection, retry and duplicate went to the first: with that one slow by 3 s, 266 reads in 6 s instead of 3,359
-# (2026-11-24). So each connection looks the name up, as obstore's do.
-_NAME_SECONDS = 0
 # Other characters in the address of a redirect are escaped.
 _ASCII = bytes(range(0x21, 0x7F)).decode()
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -36,6 +30,10 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 class Handle:
     """An easy handle of libcurl and the request that uses it.
+
+    Args:
+        access: to the root.
+        addresses: of its name, as CURLOPT_RESOLVE takes them; none: as libcurl finds them.
 
     Attributes:
         received: bytes of the body.
@@ -59,7 +57,7 @@ class Handle:
         "received",
     )
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, addresses: Sequence[str] = ()) -> None:
         self._target: ObjectRecord | None = None
         self._range = (0, 0)
         self._tag: str | None = None
@@ -73,6 +71,8 @@ class Handle:
         self.received = 0
         self.failure: BaseException | None = None
         self.easy = _easy(access)
+        if addresses:
+            self.easy.setopt(pycurl.RESOLVE, list(addresses))
         self.easy.setopt(pycurl.HEADERFUNCTION, self._lines.append)
         self.easy.setopt(pycurl.WRITEFUNCTION, self._write)
         if access.guarded:
@@ -135,7 +135,10 @@ class Handle:
             raise self._refusal()
         address = quote(found, safe=_ASCII)
         if not self._redirects.follows(address):
-            raise failures.redirected(self._target.url, self._head()[0], host_of(address))
+            status, headers = self._head()
+            if b"x-amz-bucket-region" in headers:
+                raise self._refusal()
+            raise failures.redirected(self._target.url, status, host_of(address))
         if not self._redirects_left:
             raise failures.unreachable(self._target.url, "it redirects too often")
         self._redirects_left -= 1
@@ -204,7 +207,7 @@ class Handle:
             raise StoreError(
                 f"{shown(target.url)}: the server does not serve ranges", url=shown(target.url), status=200
             )
-        versions.require(target, _version(target, headers))
+        versions.require(target, version_of(target.size, headers))
         return self._take
 
     def _is_as_expected(self) -> bool:
@@ -239,9 +242,10 @@ class Handle:
         if status == 412:
             return versions.changed(self._target, None)
         body = self._answer.decode("utf-8", "replace")
-        code, message = failures.code_of(body), failures.message_of(body)
         after = failures.asked_seconds(headers.get(b"retry-after", b"").decode("latin-1"))
-        return failures.error_of(self._target.url, failures.Answer(status, code, after, message))
+        region = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or failures.region_of(body)
+        answer = failures.Answer(status, failures.code_of(body), after, failures.message_of(body), region)
+        return failures.error_of(self._target.url, answer)
 
 
 class _Socket(socket.socket):
@@ -261,8 +265,6 @@ def _easy(access: Access) -> pycurl.Curl:
     easy.setopt(pycurl.BUFFERSIZE, _BUFFER_BYTES)
     easy.setopt(pycurl.TCP_KEEPALIVE, 1)
     easy.setopt(pycurl.CONNECTTIMEOUT_MS, int(access.connect_seconds * 1000))
-    easy.setopt(_DNS_SHUFFLE_ADDRESSES, 1)
-    easy.setopt(pycurl.DNS_CACHE_TIMEOUT, _NAME_SECONDS)
     easy.setopt(pycurl.USERAGENT, "streamer")
     if access.bundle is not None:
         easy.setopt(pycurl.CAINFO, access.bundle)
@@ -284,12 +286,12 @@ def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> N
     raise failures.short_read(target.url, start, stop, received)
 
 
-def _version(target: ObjectRecord, headers: dict[bytes, bytes]) -> str:
+def version_of(size: int, headers: dict[bytes, bytes]) -> str:
     """The version in the answer, written as in listings."""
     tag, version, moment = (
         headers.get(name, b"").decode("latin-1") for name in (b"etag", b"x-amz-version-id", b"last-modified")
     )
-    return versions.of_answer(tag, version, target.size, None if tag or version else _moment(moment))
+    return versions.of_answer(tag, version, size, None if tag or version else _moment(moment))
 
 
 def _moment(text: str) -> datetime | None:

@@ -45,17 +45,19 @@ class Signer:
         self._to_sign = ""
         self._authorization = ""
 
-    def sign(self, address: str, keys: Keys) -> list[str]:
+    def sign(self, address: str, keys: Keys, method: str = "GET") -> list[str]:
         """The header lines of a request, with its signature.
 
         Args:
-            address: an escaped url below the base, without a query.
+            address: an escaped url below the base; a query is escaped and sorted as AWS wants it.
             keys: of now.
+            method: of HTTP.
         """
         second = int(self._now())
         if second != self._second or keys is not self._keys:
             self._prepare(second, keys)
-        canonical = f"GET\n{address[self._origin_length :]}{self._canonical_rest}"
+        path, _, query = address[self._origin_length :].partition("?")
+        canonical = f"{method}\n{path}\n{query}{self._canonical_rest}"
         to_sign = self._to_sign + sha256(canonical.encode()).hexdigest()
         signature = hmac.digest(self._signing_key, to_sign.encode(), "sha256").hex()
         return [self._authorization + signature, *self._lines]
@@ -76,7 +78,7 @@ class Signer:
         )
         names = ";".join(name for name, _ in named)
         listed = "".join(f"{name}:{value}\n" for name, value in named)
-        self._canonical_rest = f"\n\n{listed}\n{names}\n{_NO_BODY}"
+        self._canonical_rest = f"\n{listed}\n{names}\n{_NO_BODY}"
         self._to_sign = f"{_ALGORITHM}\n{moment}\n{'/'.join(scope)}\n"
         self._authorization = (
             f"Authorization: {_ALGORITHM} Credential={keys.key}/{'/'.join(scope)}, SignedHeaders={names}, Signature="

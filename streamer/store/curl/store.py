@@ -5,33 +5,48 @@ obstore, with TLS 105 against 170; ranges of 8 MiB: 0.35 s/GB against 0.70, 2026
 the event loop. obstore has threads of its own and takes 30 us and 0.17 s/GB of that thread: on links above 2 GB/s it is
 faster (`[fetch] client = "obstore"`).
 
-Reads only: listings, heads, puts and uploads are obstore's.
+Puts and uploads are obstore's, as is what is asked of web servers besides ranges.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import pycurl
 
-from streamer.errors import AccessDeniedError, ClosedError, ObjectChangedError, StreamerError
+from streamer.errors import (
+    ClosedError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    StoreError,
+    StreamerError,
+)
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.base import PIECE_BYTES, Take
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import Issued, KeyRing
+from streamer.store.curl import listing
 from streamer.store.curl.access import Access
 from streamer.store.curl.handle import Handle
 from streamer.store.curl.multi import Multi
-from streamer.store.obstore_store import MakeClient, ObstoreStore
+from streamer.store.curl.names import Names
+from streamer.store.curl.whole import Whole
+from streamer.store.obstore_store import MakeClient, ObstoreStore, Page, in_time
+from streamer.store.places import Places
 from streamer.store.reached import Reached
 from streamer.store.urls import shown
+
+_log = logging.getLogger(__name__)
 
 MakeAccess = Callable[[Issued[Keys | None] | None], Access | None]
 # Idle connections of all hosts; the window is smaller.
 _IDLE_CONNECTIONS = 1024
+# Answers of S3 to a request that another region's servers must get (botocore's S3RegionRedirectorv2 has the same).
+_ELSEWHERE = (301, 307, 400)
 
 
 class CurlStore(ObstoreStore):
@@ -44,6 +59,7 @@ class CurlStore(ObstoreStore):
             what the ring has found, if there is one.
         way: with which credentials and where to, for messages.
         ring: the credentials that must be looked for; None: there are none, or options have them.
+        places: where the bucket is; of a web server unused.
     """
 
     def __init__(
@@ -52,10 +68,13 @@ class CurlStore(ObstoreStore):
         make_client: MakeClient,
         make_access: MakeAccess,
         way: Reached,
-        ring: KeyRing[Keys | None] | None = None,
+        ring: KeyRing[Keys | None] | None,
+        *,
+        places: Places,
     ) -> None:
         super().__init__(root, make_client, way, ring)
         self._keys = ring
+        self._places = places
         self._make_access = make_access
         self._access: Access | None = None
         self._is_found = False
@@ -63,6 +82,7 @@ class CurlStore(ObstoreStore):
         self._multi: Multi | None = None
         self._opened_by = 0
         self._free: list[Handle] = []
+        self._names: Names | None = None
 
     def __repr__(self) -> str:
         return f"CurlStore({shown(self._root)!r}, {self._counters})"
@@ -83,7 +103,7 @@ class CurlStore(ObstoreStore):
         if access is None or target.version.startswith(versions.VERSION):
             await super().get(target, start, stop, take, piece_bytes=piece_bytes)
             return
-        multi, handle = self._running(), self._free.pop() if self._free else Handle(access)
+        multi, handle = self._running(), self._free.pop() if self._free and not fresh else self._handle(access)
         self._counters.requests += 1
         handle.bind(target, (start, stop), take)
         address = access.address(self._key(target.url) if self._is_plain else target.url)
@@ -99,10 +119,12 @@ class CurlStore(ObstoreStore):
             if isinstance(failure, StreamerError):
                 failure = self._way.explain(failure)
             raise failure from (None if handle.failure else failures.redacted(error))
-        except AccessDeniedError as refusal:
-            raise self._way.explain(refusal) from None
         except ObjectChangedError as refusal:
             raise await self._explained(target, refusal) from None
+        except StoreError as refusal:
+            if not await self._is_elsewhere(refusal, access):
+                raise self._way.explain(refusal) from None
+            await self.get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if multi.closed and task is not None and not task.cancelling():
@@ -116,6 +138,93 @@ class CurlStore(ObstoreStore):
             else:  # a refresh or the end came in between
                 handle.easy.close()
 
+    def _handle(self, access: Access) -> Handle:
+        """A new one, whose connection goes to the next address of the store's name."""
+        return Handle(access, [] if self._names is None else self._names.lines())
+
+    async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
+        """The pages of a listing; obstore's where only it finds credentials."""
+        if await self._find_access() is None:
+            async for page in super()._pages(folder, after):
+                yield page
+            return
+        self._counters.lists += 1
+        prefix, token = self._key(folder), ""
+        while True:
+            asked = listing.query(prefix, after or "", token)
+            answer = await in_time(self._whole(folder, asked), folder)
+            listed = listing.page_of(self._root, answer.body)
+            if not listed.is_empty:
+                yield listed.records
+            if not listed.token or listed.token == token:
+                return
+            token = listed.token
+
+    async def _head(self, url: str) -> ObjectRecord | None:
+        if not self._is_plain or await self._find_access() is None:
+            return await super()._head(url)
+        self._counters.requests += 1
+        try:
+            return (await in_time(self._whole(url), url)).record(url)
+        except ObjectNotFoundError:
+            return None
+
+    async def _whole(self, url: str, query: str = "", *, of_bucket: bool = False) -> Whole:
+        """A page of a listing, or the head of an object or bucket, as the bucket's region has it."""
+        keys = None if self._keys is None else await self._keys.keys()
+        access = await self._find_access()
+        assert access is not None, "looked for"
+        method, key = ("GET", "") if query else ("HEAD", "" if of_bucket else self._key(url))
+        address = access.address(key) + (f"?{query}" if query else "")
+        whole = Whole(access, url, method)
+        try:
+            while address:
+                whole.prepare(address, access.signed(address, keys or access.keys, method))
+                await self._running().perform(whole.easy)
+                address = whole.finish()
+        except pycurl.error as error:
+            failure = whole.failed(error)
+            raise (self._way.explain(failure) if isinstance(failure, StreamerError) else failure) from None
+        except StoreError as refusal:
+            if of_bucket or not await self._is_elsewhere(refusal, access):
+                raise self._way.explain(refusal) from None
+            return await self._whole(url, query)
+        finally:
+            whole.easy.close()
+        return whole
+
+    async def _is_elsewhere(self, refusal: StoreError, access: Access) -> bool:
+        """Whether the bucket is in another region than was asked; that one is asked from now on."""
+        if not self._is_plain or refusal.details.get("status") not in _ELSEWHERE:
+            return False
+        if access is not self._access:  # found by another request meanwhile
+            return True
+        region = str(refusal.details.get("region") or "") or await self._asked_region()
+        if access is not self._access:
+            return True
+        if not region or region == access.region or not self._places.moved(region):
+            return False
+        _log.warning(
+            "%s is in the region %s, not in %s; client_kwargs={'region_name': %r} in storage_options says so at once",
+            shown(self._root),
+            region,
+            access.region,
+            region,
+        )
+        self._client = self._uploads = None
+        self._forget()
+        return True
+
+    async def _asked_region(self) -> str:
+        """The region that AWS names in the answer to a HEAD of the bucket, whatever the answer is."""
+        if self._places.is_own:
+            return ""
+        try:
+            head = await self._whole(self._root, of_bucket=True)
+        except StoreError as refusal:
+            return str(refusal.details.get("region") or "")
+        return head.headers.get(b"x-amz-bucket-region", b"").decode("latin-1")
+
     async def _find_access(self) -> Access | None:
         """Finds the access once until the next refresh, in a thread, because it reads files of certificates."""
         if self._keys is not None:
@@ -123,8 +232,11 @@ class CurlStore(ObstoreStore):
         async with self._finding:
             if not self._is_found:
                 issued = None if self._keys is None else self._keys.issued
-                self._access = await asyncio.to_thread(self._make_access, issued)
-                self._is_found = True
+                access = await asyncio.to_thread(self._make_access, issued)
+                if access is not None:
+                    self._names = Names(access.base or self._root)
+                    await self._names.ready()
+                self._access, self._is_found = access, True
         return self._access
 
     def _running(self) -> Multi:

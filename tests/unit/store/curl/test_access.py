@@ -10,6 +10,7 @@ from streamer.errors import ConfigError
 from streamer.store.curl import access as curl_access
 from streamer.store.curl.access import Access, make_access, trusted
 from streamer.store.options import translate
+from streamer.store.places import Places
 from streamer.store.urls import split
 
 SECRET = "do-not-show"
@@ -37,15 +38,20 @@ def test_the_address_of_a_key() -> None:
     assert Access(base="http://h/b/").address("a/b~c+d%20e?") == "http://h/b/a/b~c%2Bd%2520e%3F"
 
 
+def _access(headers: dict[str, str]) -> Access | None:
+    address = split("http://h/x")
+    translation = translate(address, {"headers": headers})
+    return make_access(address, translation, Places(address, translation))
+
+
 def test_headers_become_lines() -> None:
     """An empty one in libcurl's own spelling; one that would be two lines is refused, without its value."""
-    address = split("http://h/x")
-    access = make_access(address, translate(address, {"headers": {"A": "b c", "Empty": ""}}))
+    access = _access({"A": "b c", "Empty": ""})
     assert access is not None
     assert access.headers == ("A: b c", "Empty;")
     for value in (f"{SECRET}\r\nEvil: 1", f"{SECRET}\u20ac"):
         with pytest.raises(ConfigError, match="'A'") as caught:
-            make_access(address, translate(address, {"headers": {"A": value}}))
+            _access({"A": value})
         assert SECRET not in str(caught.value)
 
 

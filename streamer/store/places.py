@@ -1,0 +1,224 @@
+"""Where a bucket is: its address and region, as botocore says, which sends nothing for it.
+
+Options that name an endpoint and have keys need no botocore. An image without it knows the public hosts of AWS.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, cast
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from streamer.errors import ConfigError
+from streamer.store import failures
+from streamer.store.options import ENDPOINT_VARIABLES, Translation
+from streamer.store.urls import Address, shown
+
+if TYPE_CHECKING:
+    from botocore.awsrequest import AWSPreparedRequest
+    from botocore.client import BaseClient
+    from botocore.session import Session
+
+# Other partitions: no keys are valid in two of them.
+_PARTITIONS = ("cn-", "eusc-", "us-gov-", "us-iso")
+# All other regions are of amazonaws.com.
+_DOMAINS = {"cn-": "amazonaws.com.cn", "eusc-": "amazonaws.eu"}
+_DEFAULT_REGION = "us-east-1"
+_REGION = re.compile(r"[a-z0-9-]{1,40}")
+# Names that can be part of a host's; with a dot no certificate of TLS fits.
+_HOST_PART = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/")
+# They change the host, and only botocore knows how.
+_HOST_VARIABLES = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a bucket is.
+
+    Attributes:
+        base: what the escaped key is appended to, e.g. "https://bucket.s3.eu-west-1.amazonaws.com/".
+        region: of the signature.
+        ca_file: of the AWS configuration: PEM file to trust.
+    """
+
+    base: str
+    region: str
+    ca_file: str | None = None
+
+
+class Places:
+    """Where the bucket of one root is, as far as is known; a store may say that it is elsewhere.
+
+    Args:
+        address: the root's.
+        translation: of the options.
+    """
+
+    def __init__(self, address: Address, translation: Translation) -> None:
+        self._address = address
+        self._translation = translation
+        self._known: dict[str | None, Place] = {}
+        self._moved: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"Places({shown(self._address.root)!r}, {list(self._known.values())})"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the options name the endpoint."""
+        return "endpoint" in self._translation.config
+
+    def find(self, region: str | None) -> Place:
+        """The place; the first call may read the AWS configuration.
+
+        Args:
+            region: where neither the options nor the store say one; None: that of the configuration.
+
+        Raises:
+            ConfigError: options or AWS configuration make no address.
+        """
+        known = self._moved[-1] if self._moved else str(self._translation.config.get("region") or region or "")
+        if known not in self._known:
+            self._known[known] = find(self._address, self._translation, known or None)
+        return self._known[known]
+
+    def moved(self, region: str) -> bool:
+        """The store says that the bucket is in this region; False: it said so before, or no keys of now are for it."""
+        here = [place.region for place in self._known.values()]
+        if region in self._moved or not _REGION.fullmatch(region) or {*map(_partition, here)} != {_partition(region)}:
+            return False
+        self._moved.append(region)
+        return True
+
+
+def of_endpoint(address: Address, translation: Translation, endpoint: str) -> str:
+    """What keys of a bucket are appended to at an endpoint: with the bucket in the path, or in the host where asked."""
+    bucket, parts = address.root.partition("://")[2], urlsplit(endpoint)
+    plain_host = _HOST_PART.fullmatch(bucket) and not is_ip(parts.hostname or "")
+    if translation.config.get("virtual_hosted_style_request") and plain_host:
+        return f"{parts.scheme}://{bucket}.{parts.netloc}{parts.path.rstrip('/')}/"
+    return f"{endpoint.rstrip('/')}/{quote(bucket)}/"
+
+
+def find(
+    address: Address, translation: Translation, region: str | None, variables: Mapping[str, str] = os.environ
+) -> Place:
+    """Where a bucket is, by options, AWS configuration and environment.
+
+    Raises:
+        ConfigError: they make no address, or only botocore could tell it, which is not installed.
+    """
+    config = translation.config
+    endpoint = config.get("endpoint")
+    has_keys = "access_key_id" in config or "skip_signature" in config
+    if endpoint and has_keys and not translation.boto:
+        base = of_endpoint(address, translation, str(endpoint))
+        return Place(base, _region(region, variables), variables.get("AWS_CA_BUNDLE"))
+    try:
+        from botocore.session import Session
+    except ImportError:
+        return _without_boto(address, translation, region, variables)
+    try:
+        session = Session(profile=translation.profile)
+        region = region or session.get_config_variable("region") or variables.get("AWS_REGION")
+        return _by_boto(session, address, translation, region)
+    except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises becomes ours
+        raise ConfigError(
+            f"{shown(address.root)}: options and AWS configuration make no address of this bucket "
+            f"({type(error).__name__}: {failures.sentence(str(error))})",
+            field="storage_options",
+        ) from failures.redacted(error)
+
+
+def _region(known: str | None, variables: Mapping[str, str]) -> str:
+    return known or variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or _DEFAULT_REGION
+
+
+def _without_boto(
+    address: Address, translation: Translation, region: str | None, variables: Mapping[str, str]
+) -> Place:
+    wanted = [name for name in _HOST_VARIABLES if variables.get(name, "").lower() == "true"]
+    bucket, ca_file = address.root.partition("://")[2], variables.get("AWS_CA_BUNDLE")
+    if translation.boto or wanted or ":" in bucket:
+        what = ", ".join([*translation.boto, *wanted]) or "an ARN"
+        raise ConfigError(
+            f"{shown(address.root)}: {what} needs botocore; pip install 'streamer-data[aws]'", field="storage_options"
+        )
+    region = _region(region, variables)
+    endpoint = translation.config.get("endpoint") or next(filter(None, map(variables.get, ENDPOINT_VARIABLES)), None)
+    if endpoint:
+        return Place(of_endpoint(address, translation, str(endpoint)), region, ca_file)
+    domain = next((domain for prefix, domain in _DOMAINS.items() if region.startswith(prefix)), "amazonaws.com")
+    virtual = translation.config.get("virtual_hosted_style_request", True)
+    asked = msgspec.structs.replace(translation, config={"virtual_hosted_style_request": virtual})
+    return Place(of_endpoint(address, asked, f"https://s3.{region}.{domain}"), region, ca_file)
+
+
+def _by_boto(session: Session, address: Address, translation: Translation, region: str | None) -> Place:
+    from botocore.config import Config
+
+    virtual = translation.config.get("virtual_hosted_style_request")
+    style = {} if virtual is None else {"addressing_style": "virtual" if virtual else "path"}
+    of_s3 = {**style, **cast("dict[str, object]", translation.boto.get("s3", {}))}
+    endpoint, ca_file = translation.config.get("endpoint"), session.get_config_variable("ca_bundle")
+    # A session token would be asked for at S3 Express.
+    session.set_config_variable("s3_disable_express_session_auth", True)
+    client = session.create_client(
+        "s3",
+        region_name=region,
+        endpoint_url=None if endpoint is None else str(endpoint),
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+        config=Config(signature_version="s3v4", **{**translation.boto, "s3": of_s3 or None}),
+    )
+    try:
+        request = _unsent(client, address.root.partition("://")[2])
+    finally:
+        client.close()
+    found = _SCOPE.search(_text(request.headers["Authorization"]))
+    return Place(str(request.url).partition("?")[0].removesuffix("x"), found[1] if found else "", ca_file)
+
+
+def _unsent(client: BaseClient, bucket: str) -> AWSPreparedRequest:
+    """The request that botocore would send for the key "x"."""
+    from botocore.awsrequest import AWSResponse
+
+    asked: list[AWSPreparedRequest] = []
+
+    def answer(request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        asked.append(request)
+        return AWSResponse(request.url, 200, {}, _NoBody())
+
+    client.meta.events.register("before-send.s3", answer)
+    client.head_object(Bucket=bucket, Key="x")
+    return asked[-1]
+
+
+class _NoBody:
+    """As urllib3's response."""
+
+    def stream(self, **_: object) -> tuple[bytes, ...]:
+        """No pieces."""
+        return ()
+
+
+def _text(value: object) -> str:
+    return value.decode("ascii") if isinstance(value, bytes) else str(value)
+
+
+def _partition(region: str) -> str:
+    return next(filter(region.startswith, _PARTITIONS), "")
+
+
+def is_ip(host: str) -> bool:
+    """Whether a host is an address and no name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
