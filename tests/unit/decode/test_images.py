@@ -72,8 +72,11 @@ def deep_pictures() -> dict[str, tuple[bytes, np.ndarray]]:
     floats, whole = (VALUES / 7).astype(np.float32), VALUES.astype(np.int32) * 100
     clear = np.dstack([colours, VALUES])
 
+    # OpenCV 4.9 would write colours of floats in a lossy way otherwise.
+    plain = [cv2.IMWRITE_TIFF_COMPRESSION, 1]
+
     def written(ending: str, values: np.ndarray) -> bytes:
-        return cv2.imencode(ending, values)[1].tobytes()
+        return cv2.imencode(ending, values, plain if ending == ".tif" else [])[1].tobytes()
 
     return {
         "grey png": (written(".png", VALUES), VALUES),
