@@ -25,11 +25,11 @@ from streamer.errors import (
     StreamerError,
 )
 from streamer.service.admission import Admission
-from streamer.service.job_errors import JobErrors
 from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
 from streamer.service.long_requests import LongRequests, PeerRequests
 from streamer.service.peer import Peer
 from streamer.service.process_stats import process_statistics
+from streamer.service.recent_warnings import JobErrors
 from streamer.version import VERSION
 from streamer.wire.messages import (
     BOTTLENECKS,

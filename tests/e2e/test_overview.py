@@ -183,7 +183,7 @@ async def test_a_job_that_waits_is_not_called_failed() -> None:
     values = pictures.crowded(ranks=2, job="waits")
     failed = {**values["sessions"][0], "job": "fails", "failed": "AccessDeniedError", "loader_waiting_share": None}
     text = "job fails, rank 0 got AccessDeniedError: s3://bucket/a: the store answered 403"
-    error = {"at_seconds": 1795440000.0, "level": "ERROR", "logger": "streamer.service.job_errors", "text": text}
+    error = {"at_seconds": 1795440000.0, "level": "ERROR", "logger": "streamer.service.recent_warnings", "text": text}
     values.update(sessions=[*values["sessions"], failed], warnings=[{**error, "count": 1}])
     async with page(values) as chromium:
         assert await chromium.evaluate("document.querySelector('#state').textContent") == (
