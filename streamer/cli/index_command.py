@@ -286,7 +286,7 @@ def _summary(manifest: Manifest, where: str, terminal: Terminal) -> None:
     terminal.line(
         f"{counted(manifest.samples, 'samples')} in {counted(manifest.objects, 'objects')}, "
         f"{format_bytes(manifest.total_bytes)}, "
-        f"{counted(manifest.chunks, 'chunks')} of up to {format_bytes(manifest.chunk_bytes)}"
+        f"{counted(manifest.chunks, 'chunks')} of up to {format_bytes(int(manifest.chunk_local_bytes.max(initial=0)))}"
     )
     terminal.line(f"format {manifest.format}, digest {manifest.digest}")
     terminal.line(f"manifest: {where}")

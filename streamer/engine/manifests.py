@@ -211,7 +211,8 @@ class Manifests:
                 request.format, request.format_options, extensions=request.extensions, on_note=notes.append
             )
         except ConfigError as error:
-            raise ConfigError(f"where the engine runs: {error.message}", **error.details) from error
+            where = "" if "where the engine runs" in error.message else "where the engine runs: "
+            raise ConfigError(where + error.message, **error.details) from error
         cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
         earlier = await self._earlier(request, lister, fetcher)
         manifest: Manifest | None = None
@@ -298,6 +299,7 @@ class Warmed:
         self._target = target
         self._kept: dict[bytes, int] = {}
         self._kept_bytes = 0
+        self._refused = 0
 
     async def keep(self, chunk: IndexedChunk, parts: list[memoryview]) -> None:
         """Publishes one chunk if it fits beside what the cache holds already."""
@@ -309,10 +311,14 @@ class Warmed:
             self._kept_bytes += 0 if chunk.key in self._kept else size
             self._kept[chunk.key] = size
         except CacheError as error:
-            logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)
+            if not self._refused:
+                logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)
+            self._refused += 1
 
     def hand_off(self, manifest: Manifest | None) -> None:
         """Adds the kept chunks to the policy; those of no manifest (a damaged tar's) have no owner, as after a kill."""
+        if self._refused > 1:
+            logger.info("%d chunks were not kept from the index", self._refused)
         own = set[bytes]() if manifest is None else {key.tobytes() for key in manifest.chunk_keys}
         digest = "" if manifest is None else manifest.digest
         for owner, kept in ((digest, self._kept.keys() & own), ("", self._kept.keys() - own)):

@@ -178,7 +178,8 @@ class RecoderPool:
                     return answer
                 await process.end()
                 if answer.kind == ConfigError.__name__:
-                    raise ConfigError(f"{answer.message} (where the engine runs)", field="format")
+                    where = "" if "where the engine runs" in answer.message else " (where the engine runs)"
+                    raise ConfigError(answer.message + where, field="format")
                 failures.append(answer.message)
                 block = answer.block
             self.count.recode_failures += 1

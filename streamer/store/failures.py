@@ -234,6 +234,18 @@ def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError
     )
 
 
+def wrong_range(url: str, start: int, stop: int, answered: str) -> ShortReadError:
+    """The body is of other bytes than were asked for, as the answer itself says."""
+    return ShortReadError(
+        f"{shown(url)}: asked for bytes {start}-{stop - 1}, answered with Content-Range: {answered or 'none'}; what "
+        "stands between (a proxy, a cache) changes ranges",
+        url=shown(url),
+        start=start,
+        stop=stop,
+        received=0,
+    )
+
+
 def after_fork(root: str, opener: int) -> StoreError:
     """Threads and sockets of a client do not survive a fork: the child would hang."""
     return StoreError(

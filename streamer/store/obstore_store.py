@@ -333,4 +333,4 @@ def _check(target: ObjectRecord, meta: ObjectMeta, got: tuple[int, int], asked: 
     if not target.version.startswith(versions.VERSION):
         versions.require(target, _version(meta))
     if cast("tuple[int, int]", tuple(got)) != asked:
-        raise failures.short_read(target.url, *asked, max(0, got[1] - got[0]))
+        raise failures.wrong_range(target.url, *asked, f"bytes {got[0]}-{got[1] - 1}/{meta['size']}")

@@ -75,8 +75,14 @@ def require(target: ObjectRecord, found: str) -> None:
     Raises:
         ObjectChangedError: another version; names both.
     """
-    if found != target.version:
+    if found != target.version and _without_weakness(found) != _without_weakness(target.version):
         raise changed(target, found)
+
+
+def _without_weakness(version: str) -> str:
+    """For the weak comparison of tags (RFC 9110 8.8.3.2): a proxy may weaken a tag and leave the bytes."""
+    weak = ETAG + "W/"
+    return ETAG + version.removeprefix(weak).strip('"') if version.startswith(weak) else version
 
 
 def changed(target: ObjectRecord, found: str | None) -> ObjectChangedError:

@@ -274,6 +274,7 @@ _GOOD = {
     "a trailer": _CHUNKED.encode() + b"a\r\n" + RAMP[:10] + b"\r\n0\r\nETag: y\r\n\r\n",
     "compressed by the uploader": answer(0, 10, "Content-Encoding: gzip"),
     "informed before": b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nETag: y\r\n\r\n" + answer(0, 10),
+    "a tag that a proxy has weakened": answer(0, 10, tag='W/"x"'),
     "other spelling": answer(0, 10).replace(b"ETag:", b"eTAG:").replace(b"Content-Range", b"content-range"),
 }
 
@@ -292,12 +293,12 @@ def _status(line: str, *headers: str, body: bytes = b"") -> bytes:
 
 _BAD: dict[str, tuple[bytes, type[StoreError], str]] = {
     "all of it instead of the range": (_status("200 OK", 'ETag: "x"', body=RAMP), StoreError, "does not serve ranges"),
-    "another range": (answer(5, 15), ShortReadError, "ended after"),
-    "a range of unknown size": (answer(0, 10).replace(b"/400000", b"/*"), ShortReadError, "ended after 0 of 10"),
-    "no range": (_status("206 P", 'ETag: "x"', body=RAMP[:10]), ShortReadError, "ended after 0 of 10"),
+    "another range": (answer(5, 15), ShortReadError, "asked for bytes 0-9, .*bytes 5-14"),
+    "a range of unknown size": (answer(0, 10).replace(b"/400000", b"/*"), ShortReadError, "bytes 0-9/.*a proxy"),
+    "no range": (_status("206 P", 'ETag: "x"', body=RAMP[:10]), ShortReadError, "Content-Range: none"),
     "another size": (answer(0, 10).replace(b"/400000", b"/400001"), ObjectChangedError, "400001 bytes"),
     "another tag": (answer(0, 10, tag='"y"'), ObjectChangedError, "etag:y"),
-    "a weak tag": (answer(0, 10, tag='W/"x"'), ObjectChangedError, "W/"),
+    "another weak tag": (answer(0, 10, tag='W/"y"'), ObjectChangedError, "W/"),
     "no tag": (answer(0, 10).replace(b'ETag: "x"\r\n', b""), ObjectChangedError, "stat:400000:0"),
     "too much": (answer(0, 10, body=RAMP[:20]), ShortReadError, "20 of 10"),
     "too little": (answer(0, 10, body=RAMP[:5]), ShortReadError, "5 of 10"),
@@ -334,7 +335,7 @@ async def test_bad_answers_are_our_errors(name: str) -> None:
     ("version", "sent"),
     [
         ("etag:a b", '"a b"'),
-        ('etag:W/"x"', None),
+        ('etag:W/"y"', None),
         ('etag:x"\r\nEvil: 1', None),
         ("etag:\xe9", None),
         ("stat:1:2", None),

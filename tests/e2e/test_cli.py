@@ -68,7 +68,8 @@ def test_index_writes_a_manifest_that_opens(environment: Mapping[str, str], serv
         {**environment, "STREAMER_ENGINE": service}, "index", f"{images}/", "--out", f"{images.parent}/manifest"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("6 samples in 6 objects, 2.4 kB, 1 chunk of")
+    # Its own size: what chunks were to be cut to is no size of one (52 chunks "of up to 2.1 MB" had 1.1 GB).
+    assert done.stdout.startswith("6 samples in 6 objects, 2.4 kB, 1 chunk of up to 2.4 kB\n")
     assert "2 classes: cats, dogs" in done.stdout
     manifest = Manifest.open(images.parent / "manifest")
     assert (manifest.samples, manifest.classes) == (6, ("cats", "dogs"))

@@ -202,11 +202,11 @@ def _checked(field: str, names: Sequence[str], values: object) -> dict[str, floa
         raise ConfigError(f"{field}={values!r} is not a mapping from the names of the members", field=field)
     unknown, missing = [name for name in values if name not in names], [name for name in names if name not in values]
     if unknown or missing:
-        raise ConfigError(
-            f"{field} has values for {unknown}, which are no members, and none for the members {missing} (0 leaves a "
-            f"member out); members: {list(names)}",
-            field=field,
-        )
+        wrong = [
+            *([f"values for {unknown}, which are no members"] if unknown else []),
+            *([f"none for the members {missing} (0 leaves a member out)"] if missing else []),
+        ]
+        raise ConfigError(f"{field} has {', and '.join(wrong)}; members: {list(names)}", field=field)
     for name, value in values.items():
         if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
             raise ConfigError(f"{field}: {name}={value!r} is not a number of at least 0", field=field)

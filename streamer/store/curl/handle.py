@@ -282,8 +282,7 @@ def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> N
     found = _RANGE.fullmatch(header)
     if found is not None and int(found[3]) != target.size:
         raise versions.changed(target, f"an object of {found[3]} bytes")
-    received = int(found[2]) + 1 - int(found[1]) if found is not None else 0
-    raise failures.short_read(target.url, start, stop, received)
+    raise failures.wrong_range(target.url, start, stop, header)
 
 
 def version_of(size: int, headers: dict[bytes, bytes]) -> str:

@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching import fetchers
 from streamer.engine.manifest_request import ManifestRequest
-from streamer.errors import ManifestError
+from streamer.engine.manifests import Warmed
+from streamer.errors import CacheFullError, ManifestError
 from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
 from streamer.store.base import PIECE_BYTES, Take
@@ -230,3 +233,31 @@ async def test_a_damaged_manifest_beside_the_data_is_left_alone(
     (Path(tars) / ".streamer" / "root.json").write_text("{}")
     assert (await found(engine, tars))[0].samples == 10
     assert "is not used, the data are indexed" in caplog.text
+
+
+class FullCache:
+    """A cache whose disk refuses all chunks."""
+
+    def room_bytes(self) -> int:
+        return 1 << 40
+
+    async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: object) -> None:
+        raise CacheFullError("no space")
+
+    def adopt(self, digest: str, kept: object) -> None:
+        raise AssertionError("nothing was kept")
+
+
+async def test_chunks_that_are_not_kept_are_two_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is full filled the log with a line for each chunk of an index."""
+    caplog.set_level("INFO")
+    warmed = Warmed(FullCache())
+    for number in range(100):
+        offsets = np.array([0, 10], np.int64)
+        chunk = IndexedChunk(-1, bytes([number]) * 16, (), -1, 1, 10, 10, sample_offsets=offsets)
+        await warmed.keep(chunk, [memoryview(b"x" * 10)])
+    warmed.hand_off(None)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"chunk {'00' * 16} is not kept from the index: no space",
+        "100 chunks were not kept from the index",
+    ]
