@@ -206,6 +206,23 @@ def test_a_fork_shares_no_state_of_generators_with_another() -> None:
 
 
 @pytest.mark.usefixtures("own_server")
+@pytest.mark.timeout(60)
+def test_a_module_whose_import_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """Regression: whoever stopped the server waited for the import."""
+    begun = tmp_path / "begun"
+    source = f"import pathlib, threading\npathlib.Path({str(begun)!r}).touch()\nthreading.Event().wait()\n"
+    (tmp_path / "never_imported.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(fork_servers, "_CLOSE_SECONDS", 0.1)
+    server = fork_servers.fork_server(["never_imported"])
+    while not begun.exists():
+        time.sleep(0.01)  # the file is all that there is to see
+    stop_fork_server()
+    assert server.gone
+    assert "does not end: it is killed" in caplog.text
+
+
+@pytest.mark.usefixtures("own_server")
 def test_nothing_is_left_after_the_server_is_stopped() -> None:
     """`stop_fork_server` waits for its end."""
     with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2) as loader:

@@ -48,6 +48,8 @@ _ENVIRONMENT = {
 }
 # A server reports the end of a process within milliseconds, unless it is stopped or has ended.
 _EXIT_SECONDS = 2.0
+# It ends between two imports; torch takes 5 s on a busy machine. A module of the user's may wait for ever.
+_CLOSE_SECONDS = 20.0
 # A server that has crashed this often within a minute is not started again.
 _MAX_CRASHES, _CRASH_WINDOW_SECONDS = 3, 60.0
 
@@ -209,6 +211,7 @@ class ForkServer:
         self._modules = list(modules)
         self._control, theirs = datagrams.pair()
         self.pid = os.getpid()
+        self._process: subprocess.Popen[bytes] | None = None
         # PR_SET_PDEATHSIG follows the thread that starts a process: this one runs as long as the server.
         self._thread = threading.Thread(target=self._run, args=(theirs,), name="streamer-fork-server", daemon=True)
         self._thread.start()
@@ -241,13 +244,17 @@ class ForkServer:
         self._thread.join(_EXIT_SECONDS)
 
     def close(self) -> None:
-        """Ends the process and waits for it."""
+        """Ends the process and waits for it; one that still imports after `_CLOSE_SECONDS` is killed."""
         self._control.close()
+        self._thread.join(_CLOSE_SECONDS)
+        if self._process is not None and not self.gone:
+            logger.warning("the fork server, process %d, does not end: it is killed", self._process.pid)
+            self._process.kill()
         self._thread.join()
 
     def _run(self, control: socket.socket) -> None:
         try:
-            process = self._start(control)
+            process = self._process = self._start(control)
         except (OSError, UnicodeEncodeError) as error:
             # Who wants a worker meets the same limit, and says so.
             logger.debug("the fork server does not start: %s", error)
