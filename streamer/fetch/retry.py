@@ -52,7 +52,8 @@ FIRST_SECONDS = 6.0
 
 def of_keys(error: StreamerError) -> bool:
     """Whether a refusal is of the credentials, whatever they are asked for."""
-    return expired(error) or error.details.get("code") == _SKEWED_CODE or error.details.get("status") is None
+    is_of_issuer = error.details.get("status", 0) is None
+    return expired(error) or error.details.get("code") == _SKEWED_CODE or is_of_issuer
 
 
 def denied_seconds(error: AccessDeniedError, config: FetchConfig, *, served: bool) -> float:

@@ -17,12 +17,15 @@ from streamer.errors import (
     StreamerError,
     ThrottledError,
 )
+from streamer.fetch import retry
 from streamer.fetch.retry import (
     Failing,
     RetryBudget,
     asked_seconds,
+    denied_seconds,
     expired,
     gives_up,
+    of_keys,
     pause_seconds,
     retryable,
     within,
@@ -133,3 +136,26 @@ def test_the_budget_does_not_grow() -> None:
 def test_retry_after_is_honoured_within_reason(said: float | None, seconds: float) -> None:
     """A wrong header does not close the window for good."""
     assert asked_seconds(ThrottledError("slow down", retry_after_seconds=said)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        (AccessDeniedError("x", status=403, code="AccessDenied"), False),
+        (AccessDeniedError("x", status=403, code="InvalidAccessKeyId"), True),
+        (AccessDeniedError("x", status=403, code="RequestTimeTooSkewed"), True),
+        (AccessDeniedError("an issuer's", status=None), True),
+        (AccessDeniedError("of a service's rules"), False),
+    ],
+)
+def test_refusals_of_the_credentials_themselves(error: AccessDeniedError, known: bool) -> None:
+    """Other requests show nothing about them: one object may be forbidden, a key is known or not."""
+    assert of_keys(error) is known
+
+
+def test_how_long_a_refusal_is_worth_looking_for_others() -> None:
+    """As long as an outage where the store has served; a moment where a machine may be starting; else not at all."""
+    config = FetchConfig()
+    assert denied_seconds(AccessDeniedError("x"), config, served=True) == config.outage_seconds
+    assert denied_seconds(AccessDeniedError("x", soon=True), config, served=False) == retry.FIRST_SECONDS
+    assert denied_seconds(AccessDeniedError("x"), config, served=False) == 0.0
