@@ -117,12 +117,21 @@ def _left_over(before: Snapshot, wait_seconds: float = 0.0) -> list[str]:
     if wait_seconds:
         # What a thread that has just ended held in a cycle (an exception and its frames) goes with the next one.
         gc.collect()
-    now = _descriptors()
-    now.pop(_fork_server_socket(), None)
-    left += [f"fd {fd} -> {now[fd]}" for fd in now if descriptors.get(fd) != now[fd] and not _harmless(now[fd])]
+    opened = _opened(descriptors)
+    while opened and time.monotonic() < deadline:  # by a thread of obstore's, which nothing can wait for
+        time.sleep(0.01)
+        opened = _opened(descriptors)
+    left += opened
     left += [f"mapping {name}" for name in _memory_files() - mappings]
     left += [f"blocked signal {number}" for number in _blocked_signals() - blocked]
     return left
+
+
+def _opened(before: dict[int, str]) -> list[str]:
+    """Descriptors that were not there before."""
+    now = _descriptors()
+    now.pop(_fork_server_socket(), None)
+    return [f"fd {fd} -> {now[fd]}" for fd in now if before.get(fd) != now[fd] and not _harmless(now[fd])]
 
 
 def _ends(thread: threading.Thread, deadline: float) -> bool:
