@@ -14,6 +14,7 @@ import pytest
 
 from streamer.order import RankPlan
 from streamer.order.mix import MixOrder, MixSource, MixState, adopt
+from streamer.order.mix.request import Start
 from streamer.order.mix.spec import MIX_FORMAT
 from tests.mixes import order, request
 
@@ -176,6 +177,25 @@ STATE: dict[str, object] = {
 def _digest(orders: list[MixOrder]) -> str:
     codes = np.concatenate([one.ordinals(np.arange(one.samples)) for one in orders])
     return hashlib.sha256(codes.astype("<i8").tobytes()).hexdigest()[:32]
+
+
+@pytest.mark.parametrize(
+    ("group", "order_id", "digest"),
+    [
+        (None, "2f2860f44b192d68c3e350bd6cf5871d", "a9c4c8b71d17a095a09174e7abd9f905"),
+        (12, "2e9076aa6f37d7b46d826b5161116ee3", "95ad95ecb71cdc3b9196b73e6f921307"),
+    ],
+)
+def test_homogeneous_runs_from_before_batches_were_filled_up_go_on(
+    group: int | None, order_id: str, digest: str
+) -> None:
+    """Their states have shares in place of whole passes; the order is that of the saved run."""
+    said = request(NAMES, repeat={"web": 1, "books": 2.5, "few": 3}, batching="homogeneous", lanes=8, group=group)
+    saved = said.spec_from(MEMBERS, 48, Start(weighted=frozenset(NAMES)))
+    state = MixState.from_dict(MixState(saved, 1, 96, 48).to_dict())
+    found = said.spec(MEMBERS, 48, like=state.spec)
+    state.check(found)
+    assert (found.order_id, _digest([order(found, MEMBERS, epoch) for epoch in range(3)])) == (order_id, digest)
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.name)

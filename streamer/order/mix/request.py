@@ -68,6 +68,7 @@ class Start(msgspec.Struct, frozen=True):
         slots: W; 0: choose.
         windows: of members, by name.
         places: of members, by name.
+        weighted: members whose passes are shares: of runs that began before homogeneous batches were filled up.
     """
 
     epoch: int = 0
@@ -75,6 +76,7 @@ class Start(msgspec.Struct, frozen=True):
     slots: int = 0
     windows: dict[str, int] = {}
     places: dict[str, Place] = {}
+    weighted: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, spec: MixSpec) -> Start:
@@ -85,6 +87,7 @@ class Start(msgspec.Struct, frozen=True):
             spec.slots,
             {member.name: member.order.window for member in spec.members},
             {member.name: Place(member.origin, member.turn) for member in spec.members},
+            frozenset(member.name for member in spec.members if not member.passes),
         )
 
 
@@ -182,7 +185,11 @@ class MixRequest(msgspec.Struct, frozen=True):
             {source.name: source.samples for source in sources},
             {source.name: source.samples if source.size is None else source.size for source in sources},
         )
-        partial = [start.places.get(source.name, Place()).origin % source.samples > 0 for source in sources]
+        partial = [
+            start.places.get(source.name, Place()).origin % source.samples > 0
+            or (self.batching == "homogeneous" and source.name in start.weighted)
+            for source in sources
+        ]
         sizes = [source.samples for source in sources]
         return [whole_passes_as_weights(stage, sizes, partial) for stage in stages]
 
