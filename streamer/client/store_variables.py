@@ -1,21 +1,39 @@
-"""The variables in which stores find credentials and addresses. An engine has those of the process that started it."""
+"""The variables in which stores find credentials and addresses. An engine has those of the process that started it.
+
+It serves other processes as well, and stays for some seconds after the last one: the next job may bring others.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 
 from streamer.errors import StoreError, StreamerError
 
+logger = logging.getLogger(__name__)
+
 _PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
-_NAMES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE")
-# Pid of an engine -> the variables of this process when it first met that engine.
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+_NAMES = (*_PROXIES, *map(str.upper, _PROXIES), "SSL_CERT_FILE", "SSL_CERT_DIR")
+# Pid of an engine -> its variables; where they cannot be read, those of this process when it first met that engine.
 _met: dict[int, dict[str, str]] = {}
 
 
 def meet(engine: int, variables: Mapping[str, str] = os.environ) -> None:
-    """Keeps the variables with which this process has found or started an engine, given its pid."""
-    _met.setdefault(engine, _of_stores(variables))
+    """Keeps the variables of an engine that this process has found or started, given its pid; warns of other ones."""
+    if engine in _met:
+        return
+    mine = _of_stores(variables)
+    theirs = _of_engine(engine)
+    _met[engine] = mine if theirs is None else theirs
+    if theirs not in (None, mine):
+        logger.warning(
+            "the engine of this cache folder (pid %d) was started with other values of %s, and keeps them; where they "
+            "matter, start 3 s after the last process that uses it, use another cache_dir, or pass storage_options",
+            engine,
+            ", ".join(_differing(mine, _met[engine])),
+        )
 
 
 def explained(error: StreamerError, engine: int, variables: Mapping[str, str] = os.environ) -> StreamerError:
@@ -23,12 +41,28 @@ def explained(error: StreamerError, engine: int, variables: Mapping[str, str] = 
     before, now = _met.get(engine), _of_stores(variables)
     if before is None or before == now or not isinstance(error, StoreError):
         return error
-    changed = sorted(name for name, _ in before.items() ^ now.items())
     return type(error)(
-        f"{error.message}; {', '.join(dict.fromkeys(changed))} changed in this process after its engine had started, "
-        "which has its own: close all datasets and loaders and try again after 3 s, or pass storage_options",
+        f"{error.message}; {', '.join(_differing(before, now))} of this process are others than those of its "
+        "engine, which keeps its own: close all datasets and loaders and try again after 3 s, or pass storage_options",
         **error.details,
     )
+
+
+def _differing(some: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
+    return sorted({name for name, _ in some.items() ^ others.items()})
+
+
+def _of_engine(engine: int) -> dict[str, str] | None:
+    """The variables that an engine of this user was started with; None: they cannot be read."""
+    try:
+        with open(f"/proc/{engine}/cmdline", "rb") as command, open(f"/proc/{engine}/environ", "rb") as environment:
+            is_engine, content = b"streamer" in command.read(), environment.read()
+    except OSError:  # no Linux, or in another container
+        return None
+    if not (is_engine and content):
+        return None
+    pairs = (os.fsdecode(line).partition("=") for line in content.split(b"\0") if line)
+    return _of_stores({name: text for name, _, text in pairs})
 
 
 def _of_stores(variables: Mapping[str, str]) -> dict[str, str]:

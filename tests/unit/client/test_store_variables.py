@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from streamer.client import store_variables
+from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import explained, meet
 from streamer.errors import AccessDeniedError, ManifestError
 
@@ -14,9 +21,33 @@ def test_an_error_of_a_store_names_the_variables_that_have_changed() -> None:
     meet(-1, {"AWS_PROFILE": "later, and too late"})
     error = explained(REFUSED, -1, {"AWS_PROFILE": "new", "AWS_ACCESS_KEY_ID": "hush", "HOME": "/b"})
     assert isinstance(error, AccessDeniedError)
-    assert str(error).startswith("s3://b/: refused; AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_REGION changed in this process")
+    assert str(error).startswith(
+        "s3://b/: refused; AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_REGION of this process are others"
+    )
     assert "hush" not in str(error)
     assert error.details["status"] == 403
+
+
+@pytest.mark.process
+def test_an_engine_that_lingers_keeps_the_variables_of_an_earlier_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next job, a process that has not met the engine yet, is told at once which of its own are not seen."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    settings = ClientSettings(
+        cache_dir=tmp_path / "cache", runtime_dir=tmp_path / "run", cache_bytes=8 << 20, grace_seconds=0.1
+    )
+    with EngineClient(settings) as earlier:
+        earlier.statistics()
+        store_variables._met.clear()
+        monkeypatch.setenv("SSL_CERT_FILE", "/etc/hush.pem")
+        monkeypatch.setenv("AWS_PROFILE", "hush")
+        with EngineClient(settings) as later:
+            assert later.statistics()["pid"] == earlier.statistics()["pid"]
+    warned = [record.getMessage() for record in caplog.records if "other values" in record.getMessage()]
+    assert len(warned) == 1
+    assert "started with other values of AWS_PROFILE, SSL_CERT_FILE, and keeps them" in warned[0]
+    assert "hush" not in caplog.text
 
 
 def test_other_errors_stay_as_they_are() -> None:
