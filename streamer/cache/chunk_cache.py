@@ -123,7 +123,7 @@ class ChunkCache:
             for key, _ in chunk_files(self._layers[-1]):
                 self._below.setdefault(key, len(self._layers) - 1)
         charged = sum(map(charge, self._chunks.values()))
-        self.space = DiskSpace(self.folder.path, self.config, charged)
+        self.space = DiskSpace(self.folder.path, self.config, charged, len(self._chunks))
         self._leftovers = LeftoverFiles(self.folder, self.space)
         return CatalogChanges(found.added, found.removed, set(), found.forgotten)
 

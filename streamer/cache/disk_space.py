@@ -23,6 +23,10 @@ MOST_SEND_BYTES = 512 << 20
 # leaves less.
 DEFAULT_FLOOR_SHARE = 0.05
 
+# Inodes that are left to manifests, logs of indexes and other programs: a fiftieth, within these.
+LEAST_FREE_INODES = 16
+MOST_FREE_INODES = 1024
+
 
 class DiskSpace:
     """Owned by one `ChunkCache`; `reserve` lives on its loop, the rest may run in its threads.
@@ -32,9 +36,11 @@ class DiskSpace:
         config: its limit for the whole folder, where None is a share of the free space, and the free space that is left
             to other programs.
         charged_bytes: bytes of its chunk files at the start.
+        files: number of its chunk files at the start.
 
     Attributes:
         charged_bytes: what chunk files take, reserved bytes included, as `table.charge` counts them.
+        files: how many they are.
         whole_limit_bytes: of the whole folder; without one that was set, the share of the most that was free.
         overhead_bytes: what manifests, catalog and folders take of it, as of the last `measure`.
         refused: the disk has refused a write since the last `measure`, or is read-only.
@@ -44,8 +50,9 @@ class DiskSpace:
         leftover_bytes: of the charged bytes, those of files that could not be removed.
     """
 
-    def __init__(self, path: Path, config: CacheConfig, charged_bytes: int) -> None:
+    def __init__(self, path: Path, config: CacheConfig, charged_bytes: int, files: int = 0) -> None:
         self.charged_bytes = charged_bytes
+        self.files = files
         self.refused = False
         self.was_refused = False
         self.leftover_bytes = 0
@@ -110,10 +117,19 @@ class DiskSpace:
         self.free_bytes = found.f_bavail * found.f_frsize
         present = self.charged_bytes + self.free_bytes
         self._most_present = max(self._most_present, present)
-        self._disk_limit = max(0, present - self._floor())
+        self._disk_limit = max(0, min(present - self._floor(), self._inode_limit(found)))
         if not self._is_set:
             self.whole_limit_bytes = int(DEFAULT_SHARE * self._most_present)
         self.refused = bool(found.f_flag & os.ST_RDONLY)
+
+    def _inode_limit(self, found: os.statvfs_result) -> int:
+        """What chunk files of their present mean length may take, so that some inodes stay free."""
+        if not found.f_files:  # made as they are needed
+            return self._most_present
+        spare = found.f_favail - max(LEAST_FREE_INODES, min(MOST_FREE_INODES, found.f_files // 50))
+        if not self.files:
+            return self._most_present if spare > 0 else 0
+        return self.charged_bytes * (self.files + spare) // self.files
 
     def _floor(self) -> int:
         if self._floor_bytes is None and self._floor_share is None:
@@ -138,10 +154,12 @@ class DiskSpace:
                 wanted_bytes=wanted,
             )
         self.charged_bytes += wanted
+        self.files += 1
 
     def release(self, *lengths: int) -> None:
         """Files of these lengths are unlinked, or were not written."""
         self.charged_bytes -= sum(map(charge, lengths))
+        self.files -= len(lengths)
 
     def unlink_begins(self, end: asyncio.Event) -> None:
         """Bytes are released before this event is set: `reserve` may wait for it."""

@@ -187,6 +187,14 @@ class Engine:
         """Publishes a chunk without a session; call `adopt` once its manifest is known."""
         await self.cache.publish(key, parts, sample_offsets)
 
+    async def make_room(self, share: float) -> None:
+        """Evicts this share of the chunks, but none that is open; manifests go before chunks on a full disk."""
+        state = self.policy.statistics()
+        self.limit_changed(Limits.of(int((1 - share) * (state.kept_bytes + state.transit_bytes))))
+        await self.publisher.unlinked()
+        await self.cache.measure()
+        self.limit_changed(self.cache.limits)
+
     def adopt(self, digest: str, kept: Mapping[bytes, int]) -> None:
         """Chunks that were published without a session (key: file bytes) belong to the policy from here on."""
         self.policy.local(list(kept), list(kept.values()), digest)

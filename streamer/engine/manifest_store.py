@@ -117,6 +117,10 @@ class ManifestStore:
         temporary.rename(source)
         shutil.rmtree(self.log_folder(request), ignore_errors=True)
 
+    def remove_logs(self) -> None:
+        """Removes what indexes have noted: the next one begins anew."""
+        shutil.rmtree(self._logs, ignore_errors=True)
+
     def log_folder(self, request: tuple[object, ...]) -> Path:
         """Where an index for the request notes what it has found, until `remember`."""
         return self._logs / _name_of(request)

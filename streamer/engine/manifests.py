@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.cache.file_jobs import in_thread
+from streamer.cache.ram_fallback import REFUSALS
 from streamer.engine.datasets import Datasets
 from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, IndexReader, Report
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 # Another node's manifest can only be polled for: no store reports that an object appeared.
 _LOOK_SECONDS = 2.0
+# Of the chunks, before the second and the last try to write a manifest on a full disk.
+_EVICTED_SHARES = (0.25, 1.0)
 
 
 class WarmTarget(Protocol):
@@ -51,6 +54,10 @@ class WarmTarget(Protocol):
 
     async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: npt.NDArray[np.int64]) -> None:
         """Publishes a chunk without a session."""
+        ...
+
+    async def make_room(self, share: float) -> None:
+        """Removes this share of the chunks, but none that is open."""
         ...
 
     def adopt(self, digest: str, kept: Mapping[bytes, int]) -> None:
@@ -130,14 +137,27 @@ class Manifests:
         async with lock:
             found_at, digest = self._found.get(request.identity, (-1.0, ""))
             if found_at < asked:  # what was found after this request came is fresh enough for it
-                digest = await self._find(request, report)
+                digest = await self._find_with_room(request, report)
                 # Only for requests that wait meanwhile.
                 self._found = {known: self._found[known] for known in self._locks if known in self._found}
                 self._found[request.identity] = (time.monotonic(), digest)
             self.store.use(digest)
             return digest
 
-    async def _find(self, request: ManifestRequest, report: Report) -> str:
+    async def _find_with_room(self, request: ManifestRequest, report: Report) -> str:
+        """As `_find`; where the disk is full, of bytes or inodes, chunks make room: they can be fetched again."""
+        for share in _EVICTED_SHARES:
+            try:
+                return await self._find(request, report, warm=share == _EVICTED_SHARES[0])
+            except ManifestError as error:
+                if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in REFUSALS:
+                    raise
+                logger.warning("%s; %.0f %% of the chunks are removed to make room for it", error, 100 * share)
+            await self._target.make_room(share)
+        self.store.remove_logs()
+        return await self._find(request, report, warm=False)
+
+    async def _find(self, request: ManifestRequest, report: Report, *, warm: bool) -> str:
         fetchers = self._fetchers
         options = fetchers.allowlist.options(request.urls, request.options)
         if request.format == ANNOTATIONS:
@@ -145,12 +165,12 @@ class Manifests:
                 return await self._annotations(request, fetcher, report)
         if not request.manifest:
             async with fetchers.of(options) as fetcher:
-                return await self._build(request, fetcher, report)
+                return await self._build(request, fetcher, report, warm=warm)
         async with fetchers.of(fetchers.allowlist.options([request.manifest], request.options)) as elsewhere:
             digest = await self._found_elsewhere(request, elsewhere, report)
             if digest is None:
                 async with fetchers.of(options) as fetcher:
-                    digest = await self._build(request, fetcher, report)
+                    digest = await self._build(request, fetcher, report, warm=warm)
                 await self._give(digest, request.manifest, elsewhere)
             self.store.remember(request.identity, "-", digest)
             return digest
@@ -189,7 +209,7 @@ class Manifests:
 
     # ------------------------------------------------------------ built here
 
-    async def _build(self, request: ManifestRequest, fetcher: Fetcher, report: Report) -> str:
+    async def _build(self, request: ManifestRequest, fetcher: Fetcher, report: Report, *, warm: bool) -> str:
         lister = _Recorder(fetcher)
         for url in request.urls:
             await lister.record(url)
@@ -230,8 +250,8 @@ class Manifests:
                     chunk_bytes=request.chunk_bytes or "auto",
                     on_estimate=cost.estimated,
                     on_progress=cost.progressed,
-                    on_chunk=warmed.keep,
-                    logs=IndexLogs(self.store.log_folder(request.container_source)),
+                    on_chunk=warmed.keep if warm else None,
+                    logs=IndexLogs(self.store.log_folder(request.container_source), writes=warm),
                     in_key_order=request.in_key_order,
                     known=earlier,
                     on_damage=notes.append if request.skip_damaged else None,

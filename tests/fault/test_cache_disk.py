@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import subprocess
 import uuid
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamer.cache.disk_space import LEAST_FREE_INODES
 from streamer.cache.folder import open_folder, used_bytes
 from streamer.cache.scrub import watch_free_space
 from streamer.client.chunk_reader import ChunkReader, Wanted
@@ -23,6 +25,7 @@ from streamer.engine.session import SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import CacheError, StreamerError
 from streamer.manifest.table import Manifest
+from tests.tars import tar_of
 
 MiB = 1 << 20
 
@@ -181,6 +184,50 @@ async def test_an_engine_may_start_on_a_full_disk(tmp_path: Path, data: Path, li
             counts = engine_statistics(engine)
             assert (counts["refused_writes"], counts["errors"]) == (refused, 0)
             assert len(engine.cache.keys()) > 20
+
+
+@pytest.fixture(scope="module")
+def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """150 tars: as many chunks, and as many logs of an index."""
+    root = tmp_path_factory.mktemp("tars")
+    for number in range(150):
+        (root / f"{number:03}.tar").write_bytes(tar_of([(f"{number:03}.bin", bytes(20_000))]))
+    return root
+
+
+async def test_an_index_makes_room_for_its_manifest(tmp_path: Path, tars: Path) -> None:
+    """Its chunks and logs have taken all inodes: some go, at the first start and also where an engine has died so."""
+    with small_disk(tmp_path / "disk", "64m,nr_inodes=140") as disk:
+        async with training(disk / "cache", 1 << 30, tars) as (engine, _):
+            assert 0 < len(engine.cache.keys()) < 100
+        shutil.rmtree(disk / "cache" / "manifests")
+        (disk / "cache" / "manifests").mkdir()
+        take_inodes(disk)
+        async with training(disk / "cache", 1 << 30, tars) as (engine, _):
+            assert engine_statistics(engine)["errors"] == 0
+
+
+async def test_free_inodes_are_a_limit(tmp_path: Path, data: Path) -> None:
+    """With fewer inodes than chunks, some are left to other programs, and every byte is right."""
+    with small_disk(tmp_path / "disk", "64m,nr_inodes=72") as disk:
+        async with training(disk / "cache", 1 << 30, data, MiB) as (engine, reader), watched(engine):
+            await reader.epoch()
+            await engine.cache.measure()
+            engine.limit_changed(engine.cache.limits)
+            refused = engine_statistics(engine)["refused_writes"]
+            await reader.epoch()
+            await reader.epoch()
+            counts = engine_statistics(engine)
+            assert (counts["errors"], counts["refused_writes"]) == (0, refused)
+            assert len(engine.cache.keys()) > 10
+            assert os.statvfs(disk).f_favail >= LEAST_FREE_INODES // 2
+
+
+def take_inodes(disk: Path) -> None:
+    """Other programs take every inode."""
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            (disk / f"empty{number}").touch()
 
 
 def test_a_full_disk_is_named_where_nothing_can_be_made(tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ class Publisher:
             self._unlinking.add(task)
             task.add_done_callback(self._unlinking.discard)
 
+    async def unlinked(self) -> None:
+        """Waits until the files that were to be removed are gone."""
+        while self._unlinking:
+            await asyncio.wait(set(self._unlinking))
+
     async def publish(self, fetch: Fetch, fetched: Fetched) -> None:
         """Publishes what the store sent, recoded where the format needs it."""
         manifest = fetch.dataset.manifest
@@ -75,8 +80,7 @@ class Publisher:
             await self._write(fetch, chunk, [recoded.content], recoded.offsets)
 
     async def _write(self, fetch: Fetch, chunk: Chunk, parts: list[memoryview], offsets: NDArray[np.int64]) -> None:
-        while self._unlinking:
-            await asyncio.wait(set(self._unlinking))
+        await self.unlinked()
         before = self._cache.limits
         digest = fetch.dataset.manifest.digest
         try:

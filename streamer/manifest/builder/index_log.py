@@ -45,15 +45,23 @@ class Found(msgspec.Struct):
     finished: bool = False
 
 
+class Writing(msgspec.Struct):
+    """Whether the logs of an index are written: not on a disk that has refused a record, which is needed otherwise."""
+
+    goes_on: bool = True
+
+
 class IndexLog:
     """The log of one container.
 
     Args:
         path: the file; it and its folder are made with the first record.
+        writing: shared by the logs of an index; None: of its own.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writing: Writing | None = None) -> None:
         self._path = path
+        self._writing = writing or Writing()
         self._samples = 0
 
     def read(self) -> Found:
@@ -76,14 +84,19 @@ class IndexLog:
     def append(self, starts: NDArray[np.int64], stops: NDArray[np.int64], position: int, *, finished: bool) -> None:
         """Adds the samples of chunks that are closed; after `read`."""
         head = _HEAD.pack(self._samples, len(starts), position, finished)
+        self._samples += len(starts)
+        if self._writing.goes_on:
+            self._write(head, starts, stops)
+
+    def _write(self, head: bytes, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         record = head + np.stack([starts, stops]).astype("<i8").tobytes()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab", buffering=0) as file:
                 file.write(_CHECKSUM.pack(crc32(record)) + record)
         except OSError as error:
-            logger.warning("the index log %s cannot be written: %s", self._path, error)
-        self._samples += len(starts)
+            logger.warning("the index log %s cannot be written, and no further one is: %s", self._path, error)
+            self._writing.goes_on = False
 
 
 class IndexLogs:
@@ -91,10 +104,12 @@ class IndexLogs:
 
     Args:
         folder: where they are.
+        writes: False: they are read only.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, writes: bool = True) -> None:
         self._folder = folder
+        self._writing = Writing(writes)
 
     def __repr__(self) -> str:
         return f"IndexLogs({str(self._folder)!r})"
@@ -103,7 +118,8 @@ class IndexLogs:
         """The log of one version of a container that is cut in one way."""
         record = source.record
         inputs = repr((record, source.notes, source.sidecar, indexer.name, indexer.options, chunk_bytes))
-        return IndexLog(self._folder / blake2b(inputs.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest())
+        name = blake2b(inputs.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        return IndexLog(self._folder / name, self._writing)
 
 
 def _read_record(content: bytes, at: int, found: Found) -> int:

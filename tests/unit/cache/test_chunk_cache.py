@@ -380,7 +380,7 @@ async def test_the_limit_gives_way_to_a_full_disk(
     real = os.statvfs(config.directory.parent)
 
     class Full:
-        f_blocks, f_frsize, f_bavail, f_flag = real.f_blocks, real.f_frsize, 0, 0
+        f_blocks, f_frsize, f_bavail, f_flag, f_files = real.f_blocks, real.f_frsize, 0, 0, 0
 
     async with ChunkCache(replace(config, free_floor_bytes=8192)) as cache:
         whole = cache.limit_bytes

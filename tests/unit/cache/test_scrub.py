@@ -66,7 +66,7 @@ async def test_the_watch_tells_a_lower_limit_and_a_higher_one(
     real = os.statvfs(config.directory.parent)
 
     class Full:
-        f_blocks, f_frsize, f_bavail, f_flag = real.f_blocks, real.f_frsize, 0, 0
+        f_blocks, f_frsize, f_bavail, f_flag, f_files = real.f_blocks, real.f_frsize, 0, 0, 0
 
     limits: asyncio.Queue[Limits] = asyncio.Queue()
     async with ChunkCache(replace(config, free_floor_bytes=8192)) as cache:

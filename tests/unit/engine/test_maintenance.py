@@ -184,10 +184,10 @@ async def test_nothing_is_removed_while_somebody_asks(engine: Engine, monkeypatc
     asked, answer = asyncio.Event(), asyncio.Event()
     find = engine.manifests._find
 
-    async def slowly(*question: object) -> str:
+    async def slowly(*question: object, **options: object) -> str:
         asked.set()
         await answer.wait()
-        return await find(*question)  # type: ignore[arg-type]
+        return await find(*question, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine.manifests, "_find", slowly)
     (engine.cache.root / "manifests" / "sources").rename(engine.cache.root / "lost")  # as if superseded
