@@ -14,6 +14,7 @@ from streamer.shards.destination import Destination, agrees
 from streamer.shards.finish import check_samples, put_manifest
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt
+from streamer.shards.spool import sweep_other_jobs
 from streamer.store.urls import shown
 
 T = TypeVar("T")
@@ -78,7 +79,8 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def claim(job: Job, options: Mapping[str, object]) -> None:
-    """Says which job writes at its destination; see `Destination.claim`."""
+    """Says which job writes at its destination, see `Destination.claim`; first sweeps after killed packs."""
+    await asyncio.to_thread(sweep_other_jobs)
     async with Destination(job.url, options) as destination:
         await destination.claim(job, await destination.records())
 

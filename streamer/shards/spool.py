@@ -1,11 +1,13 @@
-"""The temporary file in which a shard is written; those of killed tasks are removed by the next one."""
+"""The temporary file in which a shard is written; those of killed tasks are removed by the next one, of any job."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import secrets
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +19,9 @@ from streamer.store.urls import split
 
 # Not `.part`: the receipts that the local store is just writing are beside these files, and without a lock.
 _SUFFIX = ".spool"
+_PREFIX = "streamer-pack-"
+# A pack that runs makes a file in its folder for each shard, or holds one.
+_IDLE_SECONDS = 86_400.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -69,7 +74,19 @@ def spool_folder(job: Job) -> Path:
     address = split(job.url)
     if address.scheme == "file":
         return Path(address.key) / job.folder
-    return Path(tempfile.gettempdir()) / f"streamer-pack-{job.id}"
+    return Path(tempfile.gettempdir()) / f"{_PREFIX}{job.id}"
+
+
+def sweep_other_jobs() -> None:
+    """Removes what killed packs of other jobs have left among the temporary files: theirs may never run again."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if folder.is_symlink():  # another user's, in a folder that all may write to
+            continue
+        _sweep(folder)
+        with suppress(OSError):
+            idle = time.time() - folder.stat().st_mtime > _IDLE_SECONDS
+            if idle and not any(folder.glob(f"*{_SUFFIX}")):
+                shutil.rmtree(folder)
 
 
 def _sweep(folder: Path) -> None:
