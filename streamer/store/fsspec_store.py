@@ -34,6 +34,15 @@ _MEANT = {
     **dict.fromkeys(("gc", "google", "gcp", "googlestorage"), "gs"),
     **dict.fromkeys(("azure", "wasb", "wasbs", "blob"), "az"),
 }
+# Stores that speak S3, too, with the usual names of their endpoints.
+_SPEAK_S3 = {
+    "cos": "https://cos.<region>.myqcloud.com",
+    "cosn": "https://cos.<region>.myqcloud.com",
+    "obs": "https://obs.<region>.myhuaweicloud.com",
+    "bos": "https://s3.<region>.bcebos.com",
+    "b2": "https://s3.<region>.backblazeb2.com",
+    "tos": "https://tos-s3-<region>.volces.com",
+}
 # botocore's pool of 10 would cap the window; its retries would hide 503s from it.
 _S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"total_max_attempts": 1}}
 
@@ -138,7 +147,9 @@ class FsspecStore:
 
     def _connected(self) -> FileCalls:
         if self._files is None:
-            self._files = FileCalls(_filesystem(self._protocol, self._options))
+            filesystem = _filesystem(self._protocol, self._options, self._root)
+            is_of_host = "host" in type(filesystem)._get_kwargs_from_urls(self._root)
+            self._files = FileCalls(filesystem, is_of_host=is_of_host)
         return self._files
 
     def _reading(self) -> RangeReader:
@@ -148,18 +159,27 @@ class FsspecStore:
         return self._reader
 
     def _record(self, name: str, entry: Mapping[str, object]) -> ObjectRecord:
-        url = name if "://" in name else f"{self._protocol}://{name.lstrip('/')}"
+        url = name
+        if "://" not in name:  # names of sftp, ftp, smb and webhdfs are paths on the host in the url
+            base = self._root if self._connected().is_of_host else f"{self._protocol}:/"
+            url = f"{base}/{name.lstrip('/')}"
         size = entry.get("size")
         return ObjectRecord(url, size if isinstance(size, int) else 0, versions.of_listing(entry))
 
 
-def _filesystem(protocol: str, options: Mapping[str, object]) -> AbstractFileSystem:
-    """A new filesystem: no shared instance, no cached listings."""
+def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> AbstractFileSystem:
+    """A new filesystem: no shared instance, no cached listings; options go before what the url says of host or user."""
     import fsspec
 
     try:
         kind = fsspec.get_filesystem_class(protocol)
     except (ImportError, ValueError) as error:
+        if (endpoint := _SPEAK_S3.get(protocol)) is not None:
+            raise ConfigError(
+                f"no filesystem for {protocol}://; this store speaks S3: write s3://bucket/... with "
+                f"endpoint_url={endpoint!r}, key and secret in storage_options",
+                field="url",
+            ) from error
         near = _MEANT.get(protocol) or next(iter(difflib.get_close_matches(protocol, _SCHEMES, 1, 0.5)), None)
         advice = "" if near is None else f"; did you mean {near}://?"
         raise ConfigError(f"no filesystem for {protocol}:// ({error}){advice}", field="url") from error
@@ -170,7 +190,7 @@ def _filesystem(protocol: str, options: Mapping[str, object]) -> AbstractFileSys
     if protocol != "memory":  # its files are the class's, its instances hold nothing
         extra |= {"skip_instance_cache": True, "use_listings_cache": False}
     try:
-        return kind(**extra, **options)
+        return kind(**{**kind._get_kwargs_from_urls(root), **extra, **options})
     except TypeError as error:  # its text has names, not values
         raise ConfigError(
             f"{protocol}://: {kind.__name__} of fsspec does not take the storage options {sorted(options)} ({error})",
@@ -183,10 +203,16 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 class FileCalls:
-    """A filesystem behind one set of awaitable calls: its coroutines as they are, sync ones in threads."""
+    """A filesystem behind one set of awaitable calls: its coroutines as they are, sync ones in threads.
 
-    def __init__(self, filesystem: AbstractFileSystem) -> None:
+    Args:
+        filesystem: of fsspec.
+        is_of_host: a url names its host, and its paths do not.
+    """
+
+    def __init__(self, filesystem: AbstractFileSystem, *, is_of_host: bool = False) -> None:
         self.filesystem = filesystem
+        self.is_of_host = is_of_host
         self._is_async = bool(filesystem.async_impl)
         # The library's own retries would hide 503s from the window and multiply with ours.
         if hasattr(filesystem, "retries"):

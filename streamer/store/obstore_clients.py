@@ -184,9 +184,8 @@ def _azure(address: Address, translation: Translation, ring: AnyRing | None) -> 
 
     from streamer.store.credentials.azure_tokens import has_account
 
-    container, _, host = address.root.partition("://")[2].partition("@")
-    config = {**({"account_name": host.partition(".")[0]} if host else {}), **translation.config}
-    if not has_account(config):
+    container = address.root.partition("://")[2].partition("@")[0]
+    if not has_account(translation.config):
         raise ConfigError(
             f"{address.root}: no storage account is named: set account_name in storage_options or "
             f"AZURE_STORAGE_ACCOUNT, or write abfs://{container}@ACCOUNT.dfs.core.windows.net",
@@ -195,7 +194,7 @@ def _azure(address: Address, translation: Translation, ring: AnyRing | None) -> 
         )
     return AzureStore(
         container,
-        config=cast("AzureConfig", config),
+        config=cast("AzureConfig", translation.config),
         client_options=_client_options(translation),
         retry_config=_retries(translation),
         credential_provider=_tokens(ring),

@@ -42,6 +42,12 @@ WITHOUT_EFFECT = frozenset(
         "size_policy",
     ]
 )
+# What ends the names of S3 Express's buckets: their requests are signed with keys of a session, which s3fs asks for,
+# and their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
+_EXPRESS = "--x-s3"
+# Of Azure's public cloud, which obstore knows.
+_AZURE_SUFFIX = "core.windows.net"
+_ONELAKE = ".fabric.microsoft.com"
 # The first one that is set names the endpoint of S3, where no option does.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 # Of botocore's Config: what changes no GET that is signed with Signature Version 4.
@@ -100,14 +106,18 @@ class Translation(msgspec.Struct):
 
 def translate(address: Address, options: Options) -> Translation:
     """Maps the options for one root."""
-    outcome = Translation()
-    table = _TABLES[_FAMILY[address.scheme]]
+    outcome, kind = Translation(), _FAMILY[address.scheme]
+    table = _TABLES[kind]
     for name, value in options.items():
         if name in table:
             if value is not None:
                 table[name](outcome, value)
         elif name not in WITHOUT_EFFECT:
             outcome.unknown.append(name)
+    if kind == "az":
+        _azure_host(outcome, address.root.partition("@")[2])
+    elif kind == "s3" and address.root.endswith(_EXPRESS):
+        outcome.unknown.append("S3 Express One Zone")
     return outcome
 
 
@@ -214,7 +224,7 @@ def _google_token(outcome: Translation, value: object) -> None:
         outcome.config["skip_signature"] = True
     elif isinstance(value, Mapping) and value.get("type") == "service_account":
         outcome.config["service_account_key"] = json.dumps(dict(value))
-    elif isinstance(value, str) and value.endswith(".json"):
+    elif isinstance(value, str) and (value.endswith(".json") or value.startswith(("/", "./", "../"))):
         outcome.config["application_credentials"] = value
     elif value not in ("google_default", "cloud"):
         outcome.unknown.append("token")
@@ -232,6 +242,27 @@ def _azure_connection(outcome: Translation, value: object) -> None:
     for name, setter in _AZURE_CONNECTION.items():
         if name in parts:
             setter(outcome, parts[name])
+    suffix = parts.get("EndpointSuffix", _AZURE_SUFFIX)
+    if "AccountName" in parts and "BlobEndpoint" not in parts and suffix != _AZURE_SUFFIX:
+        scheme = parts.get("DefaultEndpointsProtocol", "https")
+        outcome.endpoint("endpoint", f"{scheme}://{parts['AccountName']}.blob.{suffix}")
+
+
+def _azure_host(outcome: Translation, host: str) -> None:
+    """The host in a url, such as `account.dfs.core.usgovcloudapi.net`: other clouds, private zones, OneLake.
+
+    Source: Microsoft, "Use the Azure Data Lake Storage URI", "OneLake access and APIs", "Compare Azure Government and
+    global Azure".
+    """
+    if not host:
+        return
+    outcome.config.setdefault("account_name", host.partition(".")[0])
+    if host.endswith(_ONELAKE):
+        outcome.config.setdefault("use_fabric_endpoint", True)
+        return
+    is_public = "." not in host or host.endswith((f".blob.{_AZURE_SUFFIX}", f".dfs.{_AZURE_SUFFIX}"))
+    if not is_public and "endpoint" not in outcome.config:
+        outcome.endpoint("endpoint", f"https://{host.replace('.dfs.', '.blob.', 1)}")
 
 
 def _azure_credential(outcome: Translation, value: object) -> None:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from fsspec.asyn import AsyncFileSystem
+from typing import Any
+from urllib.parse import urlsplit
 
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractFileSystem
+
+from streamer.errors import ConfigError
+from streamer.store import open_store
 from streamer.store.fsspec_store import FileCalls
+from tests.contract.store_contract import listed, read
 
 
 class Session:
@@ -44,3 +53,52 @@ async def test_the_session_of_azure_is_closed() -> None:
     files = AzureLike()
     await FileCalls(files).aclose()
     assert files.service_client.closed == 1
+
+
+class HostedFileSystem(AbstractFileSystem):
+    """As fsspec's sftp, ftp, smb and webhdfs: the host is an argument, names are paths without it."""
+
+    protocol = "hosted"
+    files = {"/data/a": b"first", "/data/b": b"second"}
+
+    def __init__(self, host: str, username: str = "", **_: object) -> None:
+        super().__init__()
+        assert (host, username) == ("server.test", "reader")
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return urlsplit(path).path if "://" in path else path
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
+        return {"host": urlsplit(path).hostname, "username": urlsplit(path).username}
+
+    def info(self, path: str, **_: object) -> dict[str, Any]:
+        return {"name": path, "size": len(self.files[self._strip_protocol(path)]), "type": "file", "mtime": 1.0}
+
+    def find(self, path: str, **_: object) -> dict[str, Any]:
+        return {name: self.info(name) for name in self.files if name.startswith(self._strip_protocol(path))}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: object) -> bytes:
+        return self.files[self._strip_protocol(path)][start:end]
+
+
+async def test_a_host_in_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sftp://host/path needs no option that repeats the host, and what is listed there is read there."""
+    fsspec.register_implementation("hosted", HostedFileSystem, clobber=True)
+    store = open_store("hosted://reader@server.test/data/", {})
+    try:
+        found = await listed(store, "hosted://reader@server.test/data/")
+        assert sorted(found) == [f"hosted://reader@server.test/data/{name}" for name in "ab"]
+        record = found["hosted://reader@server.test/data/b"]
+        assert await read(store, record, 1, 6) == b"econd"
+    finally:
+        await store.aclose()
+
+
+@pytest.mark.parametrize("scheme", ["cos", "obs", "bos", "b2", "tos"])
+async def test_stores_that_speak_s3(scheme: str) -> None:
+    """Their own schemes have no filesystem of fsspec: the message has the endpoint."""
+    store = open_store(f"{scheme}://bucket/x", {})
+    with pytest.raises(ConfigError, match=r"speaks S3: write s3://bucket/\.\.\. with endpoint_url='https://"):
+        await listed(store, f"{scheme}://bucket/x/")

@@ -91,6 +91,10 @@ def test_options_that_a_filesystem_of_fsspec_does_not_take(monkeypatch: pytest.M
     class Strict:
         async_impl = False
 
+        @staticmethod
+        def _get_kwargs_from_urls(url: str) -> dict[str, object]:
+            return {}
+
         def __init__(self, *, skip_instance_cache: bool, use_listings_cache: bool) -> None:
             raise AssertionError
 

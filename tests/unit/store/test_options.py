@@ -75,6 +75,59 @@ def test_what_has_no_counterpart_is_named(url: str, options: Mapping[str, object
     assert translate(split(url), options).unknown == [unknown]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"request_checksum_calculation": "when_required", "response_checksum_validation": "when_required"},
+        {"signature_version": "s3v4", "user_agent_extra": "job", "proxies": None},
+        {"s3": {"payload_signing_enabled": False}},
+    ],
+)
+def test_what_changes_no_read_has_no_effect(given: Mapping[str, object]) -> None:
+    """What users of R2, MinIO and Ceph set for botocore's writes does not send their reads through s3fs."""
+    assert translate(split("s3://b"), {"config_kwargs": given}).unknown == []
+
+
+_GOVERNMENT = "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=k;EndpointSuffix=core.usgovcloudapi.net"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "expected"),
+    [
+        ("az://c/x", {"connection_string": _GOVERNMENT}, "https://a.blob.core.usgovcloudapi.net"),
+        ("abfs://c@a.dfs.core.usgovcloudapi.net/x", {}, "https://a.blob.core.usgovcloudapi.net"),
+        ("abfss://c@a.dfs.core.chinacloudapi.cn/x", {"sas_token": "s"}, "https://a.blob.core.chinacloudapi.cn"),
+        ("abfs://c@a.z12.blob.storage.azure.net/x", {}, "https://a.z12.blob.storage.azure.net"),
+        ("abfs://c@a.dfs.core.chinacloudapi.cn/x", {"account_host": "proxy.test"}, "https://proxy.test"),
+        ("abfs://c@a.dfs.core.windows.net/x", {}, None),
+        ("abfs://c@a/x", {}, None),
+        ("az://c/x", {"connection_string": _GOVERNMENT.replace("usgovcloudapi.net", "windows.net")}, None),
+    ],
+)
+def test_clouds_of_azure(url: str, options: Mapping[str, object], expected: str | None) -> None:
+    """No request for an account of another cloud goes to the public one, where the name may be someone else's."""
+    found = translate(split(url), options)
+    assert found.config.get("endpoint") == expected
+    assert found.config["account_name"] == "a"
+
+
+def test_onelake() -> None:
+    """Microsoft Fabric's lake has hosts of its own."""
+    found = translate(split("abfss://workspace@onelake.dfs.fabric.microsoft.com/lake.Lakehouse/Files/x"), {})
+    assert (found.config["account_name"], found.config["use_fabric_endpoint"]) == ("onelake", True)
+
+
+def test_express_buckets_are_read_by_s3fs() -> None:
+    """Which asks for the keys of a session."""
+    assert translate(split("s3://b--usw2-az1--x-s3/x"), {}).unknown == ["S3 Express One Zone"]
+
+
+@pytest.mark.parametrize("token", ["/run/secrets/google", "./key", "key.json"])
+def test_a_file_of_google_needs_no_suffix(token: str) -> None:
+    """As mounted secrets have none."""
+    assert translate(split("gs://b"), {"token": token}).config == {"application_credentials": token}
+
+
 def test_plain_http_only_where_it_says_so() -> None:
     """An https endpoint does not allow plain http."""
     assert translate(split("s3://b"), {"endpoint_url": "http://h"}).client["allow_http"] is True
