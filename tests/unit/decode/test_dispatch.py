@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 import subprocess
 import sys
@@ -185,3 +186,24 @@ def _npy(array: np.ndarray) -> bytes:
     stream = io.BytesIO()
     np.save(stream, array)
     return stream.getvalue()
+
+
+@pytest.mark.process
+def test_the_log_of_opencv_is_silent(picture, encode):
+    """It names no sample; the error that is raised for what it says does."""
+    content = encode(picture, "TIFF", compression="tiff_lzw")
+    program = (
+        "import sys\nfrom streamer.decode import SampleDecoder\nfrom streamer.formats.base import Field\n"
+        "try:\n    SampleDecoder()('a/7', [Field('tif', memoryview(sys.stdin.buffer.read()))])\n"
+        "except Exception as error:\n    print(error)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OPENCV_LOG_LEVEL"}
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        input=content[: len(content) // 2],
+        capture_output=True,
+        check=True,
+        env=environment,
+    )
+    assert ended.stdout.startswith(b"sample 'a/7': field 'tif'")
+    assert ended.stderr == b""
