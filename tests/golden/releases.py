@@ -29,7 +29,7 @@ from streamer.wire.frames import encode
 RELEASES = Path(__file__).parent / "releases"
 GLOBAL_BATCH = 8
 # Delivered before the state is taken: in the middle of the second epoch.
-STOPS = {"dataset": (1, 5), "mix": (1, 4), "growing": (0, 3)}
+STOPS = {"dataset": (1, 5), "mix": (1, 4), "homogeneous": (1, 4), "growing": (0, 3)}
 KINDS = tuple(STOPS)
 
 
@@ -49,7 +49,7 @@ def tar_file(number: int, samples: int = 16) -> bytes:
 
 OBJECTS = {
     **{f"tars/{number}.tar": tar_file(number) for number in range(6)},
-    **{f"files/{name}/{i:02}.bin": bytes([i]) * (i * 40) for name in ("cat", "dog") for i in range(20)},
+    **{f"files/{name}/{i:02}.bin": bytes([i]) * (i * 40) for name in ("cat", "dog") for i in range(21)},
 }
 
 
@@ -136,16 +136,18 @@ def opened(kind: str, options: Mapping[str, object], cache: Path, **more: object
     """The data of one kind of state.
 
     Args:
-        kind: "dataset", "mix" or "growing".
+        kind: of `KINDS`.
         options: of the bucket.
         cache: the cache folder.
         more: arguments of the dataset, or of the mix.
     """
     common = {"cache_dir": str(cache), "storage_options": dict(options)}
-    if kind == "mix":
+    if kind in ("mix", "homogeneous"):
         tars = StreamingDataset("s3://golden/tars/", **common)
         files = StreamingDataset("s3://golden/files/", seed=5, **common)
         members = {"tars": tars, "files": files}
+        if kind == "homogeneous":
+            return MixedDataset(members, batching="homogeneous", **more)
         return MixedDataset(members, weights={"tars": 0.75, "files": 0.25}, epoch_samples=96, **more)
     if kind == "growing":
         more["growing"] = Growing(reuse=3, epoch_samples=48)
@@ -174,7 +176,7 @@ def batches(
 def written(kind: str, options: Mapping[str, object], cache: Path, **more: object) -> dict[str, object]:
     """A state, and the sorted keys of the batches behind it: the rest of its epoch and another one."""
     epoch, step = STOPS[kind]
-    count = {"dataset": 12, "mix": 12, "growing": 6}[kind]
+    count = {"dataset": 12, "mix": 12, "homogeneous": 17, "growing": 6}[kind]
     stream = batches(kind, opened(kind, options, cache, **more), GLOBAL_BATCH, None)
     state: Mapping[str, object] = {}
     for _ in range(epoch * count + step):

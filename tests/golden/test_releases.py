@@ -64,7 +64,7 @@ def follow(kind: str, saved: dict, count: int, data: list) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("kind", ["dataset", "mix"])
+@pytest.mark.parametrize("kind", ["dataset", "mix", "homogeneous"])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_state_goes_on_with_the_same_batches(store: Bucket, cache: Path, version: str, kind: str, ranks: int) -> None:
     """The rest of its epoch and the next one; the data is indexed by this version."""
