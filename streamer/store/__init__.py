@@ -18,15 +18,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal, get_args
 
+from msgspec.structs import replace
+
 from streamer.errors import ConfigError
 from streamer.extras import require
 from streamer.store import guard
 from streamer.store.base import ObjectStore, StoreStatistics
 from streamer.store.local_store import LocalStore
 from streamer.store.option_names import check
-from streamer.store.options import family, translate
+from streamer.store.options import Translation, family, translate
 from streamer.store.reached import reached
-from streamer.store.urls import Address, split
+from streamer.store.urls import Address, split, without_login
 
 __all__ = ["ObjectStore", "StoreStatistics", "open_store"]
 
@@ -91,6 +93,8 @@ def _native(
 
         options = with_variables(options)
     translation = translate(address, options)
+    if family(address.scheme) == "http":
+        address = _signed_in(address, translation, guarded=guarded)
     if translation.unknown:
         _without_counterpart(address, translation.unknown, client)
         return None
@@ -117,6 +121,14 @@ def _native(
     from streamer.store.obstore_store import ObstoreStore
 
     return ObstoreStore(address.root, make, way, ring)
+
+
+def _signed_in(address: Address, translation: Translation, *, guarded: bool) -> Address:
+    """The address without the login of the url, which is a header from here on."""
+    from streamer.store.credentials.web_login import sign_in
+
+    sign_in(address.root, translation, guarded=guarded)
+    return replace(address, root=without_login(address.root))
 
 
 def _check_guarded(address: Address, options: Mapping[str, object], client: Client) -> None:

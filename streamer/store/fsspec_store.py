@@ -74,7 +74,7 @@ class FsspecStore:
         self._counters = Counters()
 
     def __repr__(self) -> str:
-        return f"FsspecStore({self._root!r}, {self._protocol!r}, {self._counters})"
+        return f"FsspecStore({urls.shown(self._root)!r}, {self._protocol!r}, {self._counters})"
 
     async def get(
         self,

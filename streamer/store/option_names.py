@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from streamer.errors import ConfigError
 from streamer.store import options, redirects
-from streamer.store.urls import Address
+from streamer.store.urls import Address, shown
 
 # Options of fsspec's filesystems that nothing here takes: the root is read through fsspec then.
 _OF_FSSPEC: dict[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ def check(address: Address, given: options.Options, variables: Mapping[str, str]
     for name, known in _named(kind, given):
         if name not in known:
             raise ConfigError(
-                f"{address.root}: storage_options has {name!r}, which {_CLIENTS[kind]} does not have; "
+                f"{shown(address.root)}: storage_options has {name!r}, which {_CLIENTS[kind]} does not have; "
                 f"{_nearest(name, kind, known)}",
                 field="storage_options",
                 option=name,

@@ -75,6 +75,7 @@ class Translation(msgspec.Struct):
         boto: arguments of botocore's Config that change a bucket's address; only botocore knows how.
         ca_file: PEM file to trust in addition to the system's.
         redirects: hosts to which S3 may redirect.
+        login: what logs in to a web server, as messages say it.
         unknown: options without a counterpart; empty means that obstore can serve.
         uploads: for a client that uploads.
     """
@@ -85,6 +86,7 @@ class Translation(msgspec.Struct):
     boto: dict[str, object] = msgspec.field(default_factory=dict)
     ca_file: str | None = None
     redirects: tuple[str, ...] = ()
+    login: str = ""
     unknown: list[str] = msgspec.field(default_factory=list)
     uploads: bool = False
 

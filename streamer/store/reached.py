@@ -43,7 +43,8 @@ def reached(address: Address, translation: Translation, variables: Mapping[str, 
     kind = family(address.scheme)
     if kind == "http":
         return Reached(
-            "without credentials (for a server that asks for them: headers in storage_options)", address.root
+            translation.login or "without credentials (a server that asks: headers in storage_options, or ~/.netrc)",
+            address.root,
         )
     found, fixed = _credentials(str(kind), translation, variables)
     return Reached(found, _endpoint(str(kind), translation, variables), fixed)

@@ -83,7 +83,11 @@ def _split_remote(url: str, scheme: str, rest: str) -> Address:
 
 def shown(url: str) -> str:
     """The url as a message may show it: without query (signatures) and without credentials."""
-    bare = url.partition("?")[0]
-    scheme, separator, rest = bare.partition("://")
+    return without_login(url.partition("?")[0])
+
+
+def without_login(url: str) -> str:
+    """The url without `user:password@` of its host."""
+    scheme, separator, rest = url.partition("://")
     host, slash, key = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{key}" if separator and "@" in host else bare
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{key}" if separator and "@" in host else url

@@ -24,7 +24,7 @@ from streamer.store.obstore_clients import certificates
 from streamer.store.options import Translation, family
 from streamer.store.places import Places
 from streamer.store.redirects import MOST_IN_CLUSTER, OF_WEB_SERVERS, Redirects
-from streamer.store.urls import Address, shown
+from streamer.store.urls import Address, shown, without_login
 
 # Where distributions keep the certificates that they trust, where Python's own ssl does not know.
 _BUNDLES = (
@@ -74,6 +74,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         """Where an object is: of its key, or of its url."""
         if self.base:
             return self.base + (name if _PLAIN.fullmatch(name) else quote(name, safe="/~"))
+        name = without_login(name) if "@" in name else name
         return quote(_NO_ESCAPE.sub("%25", name) if "%" in name else name, safe=_URL_SIGNS)
 
     def signed(self, address: str, keys: Keys | None, method: str = "GET") -> Sequence[str]:

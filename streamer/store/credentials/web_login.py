@@ -1,0 +1,59 @@
+"""Basic authentication of a web server: the login in its url, or the one that netrc has for its host."""
+
+from __future__ import annotations
+
+import logging
+import os
+from base64 import b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+from urllib.parse import unquote, urlsplit
+
+from streamer.store.options import Translation
+
+_log = logging.getLogger(__name__)
+
+Login = tuple[str, str]
+
+
+def sign_in(root: str, translation: Translation, *, guarded: bool, variables: Mapping[str, str] = os.environ) -> None:
+    """Adds the header that logs in to a web server, unless the user's headers do; the url goes before netrc.
+
+    Args:
+        root: of the server, with the login if its url has one.
+        translation: of its options; gets the header, and what messages say of it.
+        guarded: a client has chosen the url: it gets no login of the service's files.
+        variables: the environment; NETRC names the file, as for curl and requests.
+    """
+    headers = cast("dict[str, str]", translation.client.get("default_headers", {}))
+    login: Login | None = None
+    if any(name.lower() == "authorization" for name in headers):
+        translation.login = "with the header Authorization of storage_options"
+    elif login := _in_url(root):
+        translation.login = "with the login of the url"
+    elif not guarded and (login := _in_netrc(root, variables)):
+        translation.login = f"with the login {login[0]!r} of netrc"
+    if login:
+        sign = b64encode(":".join(login).encode()).decode()
+        translation.client["default_headers"] = {**headers, "Authorization": f"Basic {sign}"}
+
+
+def _in_url(root: str) -> Login | None:
+    parts = urlsplit(root)
+    return (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
+
+
+def _in_netrc(root: str, variables: Mapping[str, str]) -> Login | None:
+    """The login of the host; a file that cannot be read is a warning: most servers ask for none."""
+    path = Path(variables.get("NETRC") or "~/.netrc").expanduser()
+    if not path.is_file():
+        return None
+    from netrc import NetrcParseError, netrc
+
+    try:
+        found = netrc(path).authenticators(urlsplit(root).hostname or "")
+    except (NetrcParseError, OSError, UnicodeError) as error:  # its text has a line's number, and may quote a token
+        _log.warning("%s is not read: %s", path, error.strerror if isinstance(error, OSError) else type(error).__name__)
+        return None
+    return (found[0], found[2] or "") if found and found[0] else None

@@ -1,0 +1,130 @@
+"""A web server that asks for a login gets that of the url or of netrc, and no message, no other host sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from streamer.errors import AccessDeniedError, ConfigError
+from streamer.manifest.model import ObjectRecord
+from streamer.store import open_store
+from streamer.store.credentials.web_login import sign_in
+from streamer.store.options import translate
+from streamer.store.urls import split
+from tests.contract.store_contract import listed, read
+from tests.contract.telling_server import RAMP, Asked, TellingServer, telling
+
+pytestmark = [pytest.mark.usefixtures("warm_runtime"), pytest.mark.process]
+
+BASIC = f"Basic {b64encode(b'anna:w@rd/1').decode()}"
+IN_URL = "anna:w%40rd%2F1@"
+REFUSED = b'HTTP/1.1 401 No\r\nWWW-Authenticate: Basic realm="data"\r\nContent-Length: 0\r\n\r\n'
+both = pytest.mark.parametrize("client", ["curl", "obstore"])
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[TellingServer]:
+    """A web server that asks for a login."""
+    async with telling() as server:
+
+        async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+            if asked.headers.get("authorization") != BASIC:
+                writer.write(REFUSED)
+            elif asked.head.startswith(b"HEAD"):
+                writer.write(f'HTTP/1.1 200 OK\r\nETag: "x"\r\nContent-Length: {len(RAMP)}\r\n\r\n'.encode())
+            else:
+                writer.write(asked.good())
+
+        server.script = script
+        yield server
+
+
+def _netrc(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / ".netrc").write_text(text)
+    monkeypatch.delenv("NETRC", raising=False)
+    monkeypatch.setenv("HOME", str(folder))
+
+
+@both
+@pytest.mark.parametrize("where", ["url", "netrc"])
+async def test_a_login_is_taken(
+    server: TellingServer, client: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the head of the object and by its ranges, as long as the manifest has its url."""
+    line = "machine 127.0.0.1 login anna password w@rd/1\n" if where == "netrc" else ""
+    _netrc(line, tmp_path, monkeypatch)
+    url = f"http://{IN_URL if where == 'url' else ''}127.0.0.1:{server.port}/a b"
+    store = open_store(url, {}, client=client)  # type: ignore[arg-type]
+    try:
+        (record,) = (await listed(store, url)).values()
+        assert record.url == url
+        assert await read(store, record, 5, 300) == RAMP[5:300]
+        assert "w%40rd" not in repr(store)
+    finally:
+        await store.aclose()
+
+
+@both
+async def test_a_refusal_says_which_login(
+    server: TellingServer, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not its password; without one, where it may be written."""
+    _netrc("machine 127.0.0.1 login anna password hush\n", tmp_path, monkeypatch)
+    for user, says in (("", "with the login 'anna' of netrc"), ("bert:hush@", "with the login of the url")):
+        url = f"http://{user}127.0.0.1:{server.port}/o"
+        store = open_store(url, {}, client=client)  # type: ignore[arg-type]
+        try:
+            with pytest.raises(AccessDeniedError) as caught:
+                await listed(store, url)
+        finally:
+            await store.aclose()
+        assert f"answered 401 to a request {says}" in str(caught.value)
+        assert "hush" not in str(caught.value)
+
+
+@both
+async def test_another_host_gets_no_login(server: TellingServer, client: str) -> None:
+    """The server to which this one redirects."""
+    async with telling() as other:
+        away = f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{other.port}/o\r\nContent-Length: 0\r\n\r\n"
+        server.says(away.encode())
+        url = f"http://{IN_URL}127.0.0.1:{server.port}/o"
+        store = open_store(url, {}, client=client)  # type: ignore[arg-type]
+        try:
+            assert await read(store, ObjectRecord(url, len(RAMP), "etag:x"), 0, 10) == RAMP[:10]
+        finally:
+            await store.aclose()
+        assert server.asked[-1].headers["authorization"] == BASIC
+        assert "authorization" not in other.asked[-1].headers
+        assert all("@" not in asked.path for asked in other.asked)
+
+
+def test_whose_login_it_is(tmp_path: Path) -> None:
+    """The user's header goes first; a client's url gets none of the service's; a damaged file is none."""
+    file = tmp_path / "logins"
+    file.write_text("machine h login anna password hush\n")
+    variables = {"NETRC": str(file)}
+
+    def header(root: str, options: dict[str, object], *, guarded: bool = False) -> object:
+        translation = translate(split(root), options)
+        sign_in(root, translation, guarded=guarded, variables=variables)
+        given = translation.client.get("default_headers", {})
+        assert isinstance(given, dict)
+        return given.get("Authorization")
+
+    assert header("https://h", {}) == "Basic " + b64encode(b"anna:hush").decode()
+    assert header("https://other", {}) is None
+    assert header("https://h", {}, guarded=True) is None
+    assert header("https://u:p@h", {"headers": {"Authorization": "Bearer t"}}) == "Bearer t"
+    file.write_text("machine h loggin anna")
+    assert header("https://h", {}) is None
+
+
+def test_a_wrong_option_shows_no_login() -> None:
+    """The url of the message has none."""
+    with pytest.raises(ConfigError, match="http://h: storage_options has 'heders'"):
+        open_store("http://u:hush@h/x", {"heders": {}})
