@@ -35,6 +35,19 @@ _HOST_PART = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/")
 # They change the host, and only botocore knows how.
 _HOST_VARIABLES = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
+_ENDPOINT_RULES = ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_S3_US_EAST_1_REGIONAL_ENDPOINT", "AWS_DEFAULTS_MODE")
+# The same in a profile, with its endpoints.
+_HOST_SETTINGS = (
+    "defaults_mode",
+    "endpoint_url",
+    "ignore_configured_endpoint_urls",
+    "s3",
+    "services",
+    "use_dualstack_endpoint",
+    "use_fips_endpoint",
+)
+# Of access points and directory buckets.
+_ALIASES = ("-s3alias", "--x-s3", "--ol-s3")
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -126,6 +139,9 @@ def find(
     try:
         session = Session(profile=translation.profile)
         region = region or session.get_config_variable("region") or variables.get("AWS_REGION")
+        if _is_plain(session, address, translation, region, variables):
+            place = _without_boto(address, translation, region, variables)
+            return msgspec.structs.replace(place, ca_file=session.get_config_variable("ca_bundle"))
         return _by_boto(session, address, translation, region)
     except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises becomes ours
         raise ConfigError(
@@ -133,6 +149,22 @@ def find(
             f"({type(error).__name__}: {failures.sentence(str(error))})",
             field="storage_options",
         ) from failures.redacted(error)
+
+
+def _is_plain(
+    session: Session, address: Address, translation: Translation, region: str | None, variables: Mapping[str, str]
+) -> bool:
+    """Whether nothing changes the usual address: botocore's client takes 85 ms of CPU to say the same (2026-11-24)."""
+    bucket, is_named = address.root.partition("://")[2], any(map(variables.get, ENDPOINT_VARIABLES))
+    return not (
+        translation.boto
+        # Without a region, and in this one, botocore asks the global host.
+        or ((region or _DEFAULT_REGION) == _DEFAULT_REGION and not is_named)
+        or any(map(variables.get, (*_HOST_VARIABLES, *_ENDPOINT_RULES)))
+        or set(session.get_scoped_config()).intersection(_HOST_SETTINGS)
+        or bucket.endswith(_ALIASES)
+        or not _HOST_PART.fullmatch(bucket)
+    )
 
 
 def _region(known: str | None, variables: Mapping[str, str]) -> str:

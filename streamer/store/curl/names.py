@@ -8,12 +8,12 @@ minute libcurl 8.23 loses one of fifty look-ups in quick succession, and times o
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from contextlib import suppress
 from threading import Thread
 from urllib.parse import urlsplit
-from urllib.request import getproxies_environment
 
 from streamer.store.places import is_ip
 
@@ -36,7 +36,9 @@ class Names:
         self._host, self._port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
         self._addresses: list[str] = []
         # Behind a proxy names may not resolve, and the proxy's connections are its own.
-        unused = is_ip(self._host) or {parts.scheme, "all"} & {*getproxies_environment()}
+        unused = is_ip(self._host) or {f"{parts.scheme}_proxy", "all_proxy"} & {
+            name.lower() for name, value in os.environ.items() if value
+        }
         self._next = float("inf") if unused else float("-inf")
         self._used = 0
         self._news = asyncio.Event()
