@@ -79,7 +79,7 @@ def _class(name: str) -> type[Format]:
         raise ConfigError(
             f"format={name!r} is not installed for {sys.executable}; there are {', '.join(sorted(BUILT_IN))}, "
             f"{AUTO}, and those of packages with an entry point {ENTRY_POINTS!r}, which must be installed where the "
-            "trainer runs and where the engine runs",
+            "trainer and its engine run",
             field="format",
         )
     module, _, attribute = place.partition(":")
