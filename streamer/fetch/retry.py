@@ -31,11 +31,13 @@ STALLED_TRIES = 6
 
 
 def retryable(error: StreamerError) -> bool:
-    """Whether another try can succeed: by type, then by status; 4xx are the request's own fault."""
+    """Whether another try can succeed: by type, then by status; 4xx are the request's own fault, and so is 501."""
     if isinstance(error, _PERMANENT) or not isinstance(error, StoreError):
         return False
     status = error.details.get("status")
-    return not (isinstance(status, int) and 300 <= status < 500 and status not in _RETRIED_CLIENT_ERRORS)
+    return (
+        not (isinstance(status, int) and 300 <= status < 500 and status not in _RETRIED_CLIENT_ERRORS) and status != 501
+    )
 
 
 def expired(error: StreamerError) -> bool:

@@ -28,7 +28,7 @@ from streamer.store.local_store import LocalStore
 from streamer.store.option_names import check
 from streamer.store.options import Translation, family, translate
 from streamer.store.reached import reached
-from streamer.store.urls import Address, split, without_login
+from streamer.store.urls import Address, shown, split, without_login
 
 __all__ = ["ObjectStore", "StoreStatistics", "open_store"]
 
@@ -76,6 +76,13 @@ def open_store(
         store = _native(address, options, client, guarded=guarded)
     if store is None:
         _without_redirects(address, options)
+        if options.pop("pin", None):
+            raise ConfigError(
+                f"{shown(address.root)}: pin='size' is of S3, Google, Azure and web servers, and this root is read "
+                "through fsspec",
+                field="storage_options",
+                option="pin",
+            )
         require(f"{address.root} (read through fsspec)", _extra(address), "fsspec", field="url")
         # Imported here: an engine that needs no fsspec starts 5 ms sooner.
         from streamer.store.fsspec_store import FsspecStore

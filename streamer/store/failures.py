@@ -147,6 +147,11 @@ _KINDS: dict[int, tuple[type[StoreError], str]] = {
     412: (ObjectChangedError, "the object changed since it was indexed; index it again"),
     416: (ObjectChangedError, "the object is shorter than the manifest says; index it again"),
     429: (ThrottledError, _SLOWER),
+    501: (
+        StoreError,
+        "the store does not implement this request; where it is If-Match, which pins reads to a version, give "
+        "storage_options={'pin': 'size'} and index again",
+    ),
     503: (ThrottledError, _SLOWER),
     504: (StoreTimeoutError, ""),
 }

@@ -114,6 +114,8 @@ class ObstoreStore:
                 async for piece in result.stream(min_chunk_size=piece_bytes):
                     received += self._counters.received(body := memoryview(piece))
                     take(body)
+        except ObjectChangedError as refusal:
+            raise await self._explained(target, refusal) from None
         except StreamerError:
             raise
         except Exception as error:  # noqa: BLE001 - the edge: whatever obstore raises becomes ours
@@ -137,10 +139,25 @@ class ObstoreStore:
             return gone
         except StoreError:
             return refusal
+        if record.version == target.version or await self._lists(target):
+            return versions.disagreeing(target, refusal.details.get("actual"))
+        if refusal.details.get("actual"):
+            return refusal
         return versions.changed(target, f"{record.version} ({record.size} bytes)")
+
+    async def _lists(self, target: ObjectRecord) -> bool:
+        """Whether a listing still has the version of the manifest, though heads and reads have another one."""
+        return False
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list; a plain web server lists nothing, it is asked for each url."""
+        async for page in self._listed(url):
+            yield self._pinned(page)
+
+    def _pinned(self, page: Sequence[ObjectRecord]) -> Sequence[ObjectRecord]:
+        return [versions.by_size(record) for record in page] if self._way.sizes_only else page
+
+    async def _listed(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         if urls.split(url).scheme in urls.HTTP_SCHEMES:
             for name in patterns.expand(patterns.without_globs(url)):
                 yield [await self._on_the_web(name)]
@@ -165,7 +182,7 @@ class ObstoreStore:
         """See OrderedLister.list_after; not of a web server."""
         async for page in self._pages(folder, urls.split(after).key):
             if kept := [record for record in page if not record.url.endswith("/")]:
-                yield kept
+                yield self._pinned(kept)
 
     async def _on_the_web(self, url: str) -> ObjectRecord:
         """An object that a web server has; a prefix of a bucket, which it has not, is answered 403 or 404."""
@@ -238,7 +255,7 @@ class ObstoreStore:
         with translating(self._mapped, url):
             key, part_bytes = urls.split(url).key, _part_bytes(path)
             await put_async(await self._uploader(), key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
-        return await self._required(url)
+        return self._pinned([await self._required(url)])[0]
 
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""

@@ -75,6 +75,13 @@ def check(address: Address, given: options.Options, variables: Mapping[str, str]
                 field="storage_options",
                 option=name,
             )
+    if given.get("pin") not in (None, "size"):
+        raise ConfigError(
+            f"{shown(address.root)}: pin={given['pin']!r} in storage_options: only 'size' is possible; without it "
+            "objects are pinned by their ETags",
+            field="storage_options",
+            option="pin",
+        )
     if kind == "s3":
         _check_keys(address, given)
         _check_endpoint(address, given, variables)

@@ -75,6 +75,7 @@ class Translation(msgspec.Struct):
         boto: arguments of botocore's Config that change a bucket's address; only botocore knows how.
         ca_file: PEM file to trust in addition to the system's.
         redirects: hosts to which S3 may redirect.
+        sizes_only: objects are pinned by their size, not by what the store calls their version.
         login: what logs in to a web server, as messages say it.
         unknown: options without a counterpart; empty means that obstore can serve.
         uploads: for a client that uploads.
@@ -86,6 +87,7 @@ class Translation(msgspec.Struct):
     boto: dict[str, object] = msgspec.field(default_factory=dict)
     ca_file: str | None = None
     redirects: tuple[str, ...] = ()
+    sizes_only: bool = False
     login: str = ""
     unknown: list[str] = msgspec.field(default_factory=list)
     uploads: bool = False
@@ -176,6 +178,10 @@ def _each(prefix: str, table: Mapping[str, Setter], ignored: frozenset[str] = fr
 
 def _redirects(outcome: Translation, value: object) -> None:
     outcome.redirects = tuple(str(host) for host in value) if isinstance(value, (list, tuple)) else ()
+
+
+def _pin(outcome: Translation, value: object) -> None:
+    outcome.sizes_only = value == "size"
 
 
 def _requester_pays(outcome: Translation, value: object) -> None:
@@ -346,11 +352,13 @@ _TABLES: dict[str, dict[str, Setter]] = {
             },
             _CONFIG_WITHOUT_EFFECT,
         ),
+        "pin": _pin,
     },
     "gs": {
         "token": _google_token,
         "endpoint_url": _google_endpoint,
         "requester_pays": _google_payer,
+        "pin": _pin,
     },
     "az": {
         "account_name": _config("account_name"),
@@ -363,6 +371,7 @@ _TABLES: dict[str, dict[str, Setter]] = {
         "connection_string": _azure_connection,
         "credential": _azure_credential,
         "account_host": _account_host,
+        "pin": _pin,
     },
-    "http": {"headers": _headers, "client_kwargs": _each("client_kwargs", {"headers": _headers})},
+    "http": {"headers": _headers, "client_kwargs": _each("client_kwargs", {"headers": _headers}), "pin": _pin},
 }

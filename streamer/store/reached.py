@@ -19,11 +19,13 @@ class Reached(msgspec.Struct, frozen=True):
         credentials: what signs them.
         endpoint: where they go, and what says so.
         fixed: the credentials stay what they are as long as this process lives.
+        sizes_only: objects are pinned by their size.
     """
 
     credentials: str
     endpoint: str
     fixed: bool = False
+    sizes_only: bool = False
 
     def explain(self, error: StreamerError) -> StreamerError:
         """The same error; a refusal says with which credentials, a missing connection to where."""
@@ -45,9 +47,10 @@ def reached(address: Address, translation: Translation, variables: Mapping[str, 
         return Reached(
             translation.login or "without credentials (a server that asks: headers in storage_options, or ~/.netrc)",
             address.root,
+            sizes_only=translation.sizes_only,
         )
     found, fixed = _credentials(str(kind), translation, variables)
-    return Reached(found, _endpoint(str(kind), translation, variables), fixed)
+    return Reached(found, _endpoint(str(kind), translation, variables), fixed, translation.sizes_only)
 
 
 def _credentials(kind: str, translation: Translation, variables: Mapping[str, str]) -> tuple[str, bool]:

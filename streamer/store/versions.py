@@ -75,6 +75,8 @@ def require(target: ObjectRecord, found: str) -> None:
     Raises:
         ObjectChangedError: another version; names both.
     """
+    if target.version == stat_version(target.size, 0):  # pinned by its size, which each store compares
+        return
     if found != target.version and _without_weakness(found) != _without_weakness(target.version):
         raise changed(target, found)
 
@@ -83,6 +85,25 @@ def _without_weakness(version: str) -> str:
     """For the weak comparison of tags (RFC 9110 8.8.3.2): a proxy may weaken a tag and leave the bytes."""
     weak = ETAG + "W/"
     return ETAG + version.removeprefix(weak).strip('"') if version.startswith(weak) else version
+
+
+def by_size(record: ObjectRecord) -> ObjectRecord:
+    """The record of an object that is pinned by its size alone."""
+    return ObjectRecord(record.url, record.size, stat_version(record.size, 0))
+
+
+def disagreeing(target: ObjectRecord, read: object) -> ObjectChangedError:
+    """The error for an object that has not changed: heads or listings and reads name different versions of it."""
+    return ObjectChangedError(
+        f"{shown(target.url)}: the store still lists the version that the manifest has, {target.version} "
+        f"({target.size} bytes), but reads {f'answer {read}' if read else 'refuse it'}: to index it again does not "
+        "help. Usually a gateway or proxy changes ETags: read past it, or give storage_options={'pin': 'size'} and "
+        "index it again, after which objects are pinned by their size, and a change of equal size is not seen",
+        url=shown(target.url),
+        expected=target.version,
+        actual=str(read) if read else None,
+        option="pin",
+    )
 
 
 def changed(target: ObjectRecord, found: str | None) -> ObjectChangedError:

@@ -34,12 +34,14 @@ class ListedPage(msgspec.Struct, frozen=True):
     token: str
 
 
-def query(prefix: str, after: str, token: str) -> str:
+def query(prefix: str, after: str = "", token: str = "", most: int = 0) -> str:
     """What is asked for, escaped and in the order that a signature wants."""
     asked = {"continuation-token": token, "encoding-type": "url", "list-type": "2", "prefix": prefix}
+    if most:
+        asked["max-keys"] = str(most)
     if after and not token:
         asked["start-after"] = after
-    return "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in asked.items() if value)
+    return "&".join(f"{name}={quote(value, safe='-_.~')}" for name, value in sorted(asked.items()) if value)
 
 
 def page_of(root: str, body: bytes) -> ListedPage:

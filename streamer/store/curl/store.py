@@ -19,6 +19,7 @@ import pycurl
 
 from streamer.errors import (
     ClosedError,
+    ConfigError,
     ObjectChangedError,
     ObjectNotFoundError,
     StoreError,
@@ -115,9 +116,7 @@ class CurlStore(ObstoreStore):
                 if (address := handle.finish()) and not address.startswith(self._prefix):
                     headers = ()  # the user's are for this host: libcurl would withhold only Authorization
         except pycurl.error as error:
-            failure = handle.failed(error)
-            if isinstance(failure, StreamerError):
-                failure = self._way.explain(failure)
+            failure = await self._broken(handle, target, error)
             raise failure from (None if handle.failure else failures.redacted(error))
         except ObjectChangedError as refusal:
             raise await self._explained(target, refusal) from None
@@ -137,6 +136,13 @@ class CurlStore(ObstoreStore):
                 self._free.append(handle)
             else:  # a refresh or the end came in between
                 handle.easy.close()
+
+    async def _broken(self, handle: Handle, target: ObjectRecord, error: pycurl.error) -> BaseException:
+        """What a transfer that ended early means."""
+        failure = handle.failed(error)
+        if isinstance(failure, ObjectChangedError):
+            return await self._explained(target, failure)
+        return self._way.explain(failure) if isinstance(failure, StreamerError) else failure
 
     def _handle(self, access: Access) -> Handle:
         """A new one, whose connection goes to the next address of the store's name."""
@@ -159,6 +165,16 @@ class CurlStore(ObstoreStore):
             if not listed.token or listed.token == token:
                 return
             token = listed.token
+
+    async def _lists(self, target: ObjectRecord) -> bool:
+        """See ObstoreStore; the object is the first of a listing whose prefix is its key."""
+        if not self._is_plain or await self._find_access() is None:
+            return False
+        try:
+            answer = await in_time(self._whole(target.url, listing.query(self._key(target.url), most=1)), target.url)
+            return target in listing.page_of(self._root, answer.body).records
+        except (StoreError, ConfigError):
+            return False
 
     async def _head(self, url: str) -> ObjectRecord | None:
         if not self._is_plain or await self._find_access() is None:
