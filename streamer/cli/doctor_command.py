@@ -63,9 +63,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _show(found: Sequence[Finding], terminal: Terminal) -> None:
     width = max(len(finding.subject) for finding in found)
     for finding in found:
-        terminal.line(f"{finding.state:<7}  {finding.subject:<{width}}  {finding.fact}")
+        terminal.line(f"{finding.state:<8}  {finding.subject:<{width}}  {finding.fact}")
         if finding.advice:
-            terminal.line(f"{'':<7}  {'':<{width}}  -> {finding.advice}")
+            terminal.line(f"{'':<8}  {'':<{width}}  -> {finding.advice}")
     counts = (
         counted(sum(finding.state == state for finding in found), f"{state}s") for state in ("problem", "warning")
     )

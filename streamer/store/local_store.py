@@ -135,7 +135,9 @@ def _walk(path: str, pattern: patterns.Pattern) -> list[ObjectRecord]:
         return [_record(path)]
     start = path if pattern.single else pattern.folder
     if not os.path.isdir(start):
-        raise ObjectNotFoundError(f"{start}: no such file or folder", url=start)
+        raise ObjectNotFoundError(
+            f"{start}: no such file or folder on the machine of the engine; check the path", url=start
+        )
     names = [name for name in sorted(_files(start)) if pattern.matches(name)]
     pattern.require(names)
     return [record for name in names if (record := _record_if_there(name)) is not None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-# "missing" is nothing that streamer needs; "problem" ends a job, "warning" slows it down or may end it.
-State = Literal["ok", "missing", "warning", "problem"]
+# "optional" is not installed, and not needed for most; "problem" ends a job, "warning" slows it down or may end it.
+State = Literal["ok", "optional", "warning", "problem"]
 
 
 class Finding(NamedTuple):

@@ -27,7 +27,7 @@ def library_findings() -> Iterator[Finding]:
         versions = {name: _version(name) for name in names}
         if missing := sorted(name for name, version in versions.items() if version is None):
             advice = f"pip install '{_DISTRIBUTION}[{extra}]' where it is needed"
-            yield Finding("missing", extra, f"no {', '.join(missing)}", advice)
+            yield Finding("optional", extra, f"no {', '.join(missing)}", advice)
         else:
             yield Finding("ok", extra, ", ".join(f"{name} {version}" for name, version in sorted(versions.items())))
 

@@ -37,11 +37,14 @@ _PAGE = "docs/deploy/credentials.md"
 
 async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
     """Lists the first objects below a url and reads a byte of one."""
+    kind = family(split(url).scheme)
     found, store = access_findings(url, options), open_store(url, options)
     try:
         found += await _objects(store, url)
     except (StreamerError, OSError) as error:
-        found.append(Finding("problem", "url", str(error), "see docs/deploy/credentials.md and docs/trouble.md"))
+        found.append(
+            Finding("problem", "url", str(error), "docs/trouble.md" if kind is None else f"{_PAGE} and docs/trouble.md")
+        )
     finally:
         await store.aclose()
     return found
@@ -86,7 +89,7 @@ def _identity(keys: Keys, region: str | None) -> Finding:
         from botocore.config import Config
         from botocore.session import Session
     except ImportError:
-        return Finding("missing", "identity", "no botocore to ask with", "pip install 'streamer-data[aws]'")
+        return Finding("optional", "identity", "no botocore to ask with", "pip install 'streamer-data[aws]'")
     config = Config(connect_timeout=_STS_SECONDS, read_timeout=_STS_SECONDS, retries={"total_max_attempts": 1})
     try:
         sts = Session().create_client(
