@@ -4,6 +4,7 @@ base.py             the protocol
 curl/               S3 and web servers by libcurl
 obstore_store.py    S3, Google, Azure, web servers by obstore (Rust); obstore_clients.py builds its clients
 fsspec_store.py     any url that fsspec knows
+hub_store.py        the Hugging Face Hub, pinned to commits
 local_store.py      files
 credentials/        where they are looked for, and how they are renewed
 places.py           where a bucket is
@@ -87,6 +88,10 @@ def open_store(
         # Imported here: an engine that needs no fsspec starts 5 ms sooner.
         from streamer.store.fsspec_store import FsspecStore
 
+        if address.scheme == "hf":
+            from streamer.store.hub_store import HubStore
+
+            return HubStore(address.root, address.scheme, options, open_web=open_store)
         store = FsspecStore(address.root, address.scheme, options)
     return store
 

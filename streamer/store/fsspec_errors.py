@@ -69,6 +69,8 @@ def _http_answer(error: BaseException) -> failures.Answer | None:
         return failures.Answer(
             metadata.get("HTTPStatusCode"), str(refusal.get("Code", "")), after, str(refusal.get("Message", ""))
         )
+    if isinstance(status := getattr(response, "status_code", None), int) and status >= 300:  # requests, httpx
+        return failures.Answer(status, "", failures.asked_seconds(getattr(response, "headers", {}).get("Retry-After")))
     for name in ("status", "status_code", "code"):  # aiohttp, azure, gcsfs
         # aiohttp calls a truncated body "code 400" of its own making: `code` is a status only of gcsfs.
         is_status = name != "code" or type(error).__module__.startswith("gcsfs")

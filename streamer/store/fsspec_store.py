@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import inspect
+import logging
 import os
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -25,6 +26,8 @@ from streamer.store.fsspec_errors import mapped
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
+
+_log = logging.getLogger(__name__)
 
 PAGE_OBJECTS = 1000
 _SCHEMES = ("s3", "gs", "az", "abfs", "https", "file")
@@ -72,6 +75,7 @@ class FsspecStore:
         self._reader: RangeReader | None = None
         self._retired: list[FileCalls] = []
         self._counters = Counters()
+        self._has_warned = False
 
     def __repr__(self) -> str:
         return f"FsspecStore({urls.shown(self._root)!r}, {self._protocol!r}, {self._counters})"
@@ -164,7 +168,15 @@ class FsspecStore:
             base = self._root if self._connected().is_of_host else f"{self._protocol}:/"
             url = f"{base}/{name.lstrip('/')}"
         size = entry.get("size")
-        return ObjectRecord(url, size if isinstance(size, int) else 0, versions.of_listing(entry))
+        record = ObjectRecord(url, size if isinstance(size, int) else 0, versions.of_listing(entry))
+        if record == versions.by_size(record) and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s tells neither version nor time of files (%s, for instance): a change of equal size is not seen",
+                urls.shown(self._root),
+                urls.shown(url),
+            )
+        return record
 
 
 def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> AbstractFileSystem:

@@ -1,4 +1,4 @@
-"""The text that pins a read: etag, generation, version id, or size and time."""
+"""The text that pins a read: etag, generation, version id, commit, or size and time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamer.errors import ObjectChangedError
 from streamer.manifest.model import ObjectRecord
 from streamer.store.urls import shown
 
-ETAG, VERSION, GENERATION, STAT = "etag:", "version:", "generation:", "stat:"
+ETAG, VERSION, GENERATION, COMMIT, STAT = "etag:", "version:", "generation:", "commit:", "stat:"
 
 _TIME_NAMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -47,6 +47,8 @@ def of_listing(entry: Mapping[str, object]) -> str:
             return etag_version(etag)
     if generation := entry.get("generation"):
         return f"{GENERATION}{generation}"
+    if isinstance(commit := entry.get("last_commit"), Mapping):  # of the Hugging Face Hub
+        return f"{COMMIT}{commit['oid']}"
     return stat_version(_size(entry), _modified_ns(entry))
 
 

@@ -12,7 +12,7 @@ from fsspec.spec import AbstractFileSystem
 
 from streamer.errors import ConfigError
 from streamer.store import open_store
-from streamer.store.fsspec_store import FileCalls
+from streamer.store.fsspec_store import FileCalls, FsspecStore
 from tests.contract.store_contract import listed, read
 
 
@@ -102,3 +102,13 @@ async def test_stores_that_speak_s3(scheme: str) -> None:
     store = open_store(f"{scheme}://bucket/x", {})
     with pytest.raises(ConfigError, match=r"speaks S3: write s3://bucket/\.\.\. with endpoint_url='https://"):
         await listed(store, f"{scheme}://bucket/x/")
+
+
+def test_a_change_that_cannot_be_seen_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a filesystem that tells sizes and nothing else; not of one that tells times."""
+    told, silent = (FsspecStore("memory://", "memory", {}) for _ in range(2))
+    assert told._record("/a", {"size": 5, "created": 1.0}).version == "stat:5:1000000000"
+    assert not caplog.messages
+    assert [silent._record(name, {"size": 5}).version for name in ("/a", "/b")] == ["stat:5:0"] * 2
+    (message,) = caplog.messages
+    assert "a change of equal size is not seen" in message

@@ -1,0 +1,116 @@
+"""The Hugging Face Hub: listed by its own library, read by https ranges of the commit in which a file last changed.
+
+A branch moves, a commit does not: what is pinned to one stays readable, and no read can have other bytes.
+Source: Hugging Face, "Hub API Endpoints" (tree) and "Download files from the Hub" (resolve).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from urllib.parse import quote
+
+from streamer.manifest.model import ObjectRecord
+from streamer.store import versions
+from streamer.store.base import PIECE_BYTES, ObjectStore, StoreStatistics, Take
+from streamer.store.failures import translating
+from streamer.store.fsspec_errors import mapped
+from streamer.store.fsspec_store import FsspecStore
+
+
+class HubStore(FsspecStore):
+    """As FsspecStore; what a bucket of the Hub has, which knows no commits, is read as any filesystem's.
+
+    Args:
+        root: "hf://datasets", or "hf://" and an owner.
+        protocol: "hf".
+        options: of HfFileSystem; a token there goes before that of HF_TOKEN or of the sign-in.
+        open_web: opens the store of a web server.
+    """
+
+    def __init__(
+        self, root: str, protocol: str, options: Mapping[str, object], *, open_web: Callable[..., ObjectStore]
+    ) -> None:
+        # With it, a listing says in which commit each file changed last.
+        super().__init__(root, protocol, {"expand_info": True, **options})
+        self._open_web = open_web
+        self._web: ObjectStore | None = None
+        self._old: list[ObjectStore] = []
+        self._repositories: dict[str, str] = {}
+        self._finding = asyncio.Lock()
+
+    async def get(
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
+        """See ObjectStore.get."""
+        if not target.version.startswith(versions.COMMIT):
+            await super().get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+            return
+        address = self._address(target)
+        if address is None or self._web is None:
+            async with self._finding:
+                with translating(mapped, target.url, target):
+                    await asyncio.to_thread(self._find, target.url)
+            address = self._address(target)
+        assert address is not None, "found"
+        assert self._web is not None, "found"
+        pinned = versions.by_size(ObjectRecord(address, target.size, ""))
+        await self._web.get(pinned, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+
+    async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
+        """See ObjectStore.list; never of HfFileSystem's own cache."""
+        self._connected().filesystem.invalidate_cache()
+        async for page in super().list(url):
+            yield page
+
+    def statistics(self) -> StoreStatistics:
+        """See ObjectStore.statistics."""
+        own = super().statistics()
+        webs = [web.statistics() for web in (self._web, *self._old) if web is not None]
+        return StoreStatistics(
+            own.requests + sum(web.requests for web in webs),
+            own.lists,
+            own.received_bytes + sum(web.received_bytes for web in webs),
+        )
+
+    async def refresh(self) -> None:
+        """See ObjectStore.refresh; the token is looked for again."""
+        await super().refresh()
+        if self._web is not None:
+            self._old.append(self._web)
+        self._web = None
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await super().aclose()
+        while self._old:
+            await self._old.pop().aclose()
+
+    def _address(self, target: ObjectRecord) -> str | None:
+        """Where the file is, as of its commit; None: its repository is not known yet."""
+        for repository, web in self._repositories.items():
+            if target.url.startswith(repository):
+                commit = target.version.removeprefix(versions.COMMIT)
+                return f"{web}/resolve/{commit}/{quote(target.url.removeprefix(repository))}"
+        return None
+
+    def _find(self, url: str) -> None:
+        """Lets the library say which part of the url is the repository, with one request, and where its token is."""
+        from huggingface_hub import constants, get_token
+
+        files = self._connected().filesystem
+        found = files.resolve_path(url)
+        web = f"{files.endpoint}/{constants.REPO_TYPES_URL_PREFIXES.get(found.repo_type, '')}{found.repo_id}"
+        given = self._options.get("token")
+        token = given if isinstance(given, str) else get_token() if given is not False else None
+        if self._web is None:
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            self._web = self._open_web(files.endpoint, {"headers": headers})
+        self._repositories[url.removesuffix(found.path_in_repo)] = web

@@ -1,0 +1,64 @@
+"""The Hugging Face Hub, emulated (tests/clouds/hub.py): reads are pinned to the commit of each file."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from streamer.errors import AccessDeniedError
+from streamer.store import open_store
+from streamer.store.base import ObjectStore
+from tests.clouds.hub import TOKEN, Hub, running_hub
+from tests.contract.store_contract import listed, read
+
+pytest.importorskip("huggingface_hub", reason="the library of the Hub lists it")
+pytestmark = [pytest.mark.usefixtures("warm_runtime"), pytest.mark.process]
+
+ROOT = "hf://datasets/org/set"
+OLD, NEW = bytes(range(200)), bytes(reversed(range(200)))
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """With a dataset of two files."""
+    with running_hub() as hub:
+        hub.commit(train__a=OLD, train__b_dot_bin=OLD)
+        yield hub
+
+
+@pytest.fixture
+async def store(hub: Hub) -> AsyncIterator[ObjectStore]:
+    """Signed in."""
+    store = open_store(ROOT, {"endpoint": hub.url, "token": TOKEN})
+    yield store
+    await store.aclose()
+
+
+async def test_a_branch_that_moves_changes_no_read(hub: Hub, store: ObjectStore) -> None:
+    """The old bytes of equal size are read from the old commit; a listing of now has the new one's."""
+    old = await listed(store, f"{ROOT}/train/")
+    assert [record.version for record in old.values()] == [f"commit:{1:040x}"] * 2
+    hub.commit(train__a=NEW)
+    new = await listed(store, f"{ROOT}/train/")
+    assert new[f"{ROOT}/train/a"].version == f"commit:{2:040x}"
+    assert new[f"{ROOT}/train/b.bin"] == old[f"{ROOT}/train/b.bin"], "a commit changes the files that it changes"
+    assert await read(store, old[f"{ROOT}/train/a"], 5, 100) == OLD[5:100]
+    assert await read(store, new[f"{ROOT}/train/a"], 5, 100) == NEW[5:100]
+    assert hub.leaked == [], "the token stays with the hub"
+
+
+async def test_without_its_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of HF_TOKEN is taken; a wrong one is refused."""
+    for token in (TOKEN, "hf_other"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        store = open_store(ROOT, {"endpoint": hub.url})
+        try:
+            if token == TOKEN:
+                record = (await listed(store, f"{ROOT}/train/"))[f"{ROOT}/train/a"]
+                assert await read(store, record, 0, 200) == OLD
+                continue
+            with pytest.raises(AccessDeniedError):
+                await read(store, record, 0, 200)
+        finally:
+            await store.aclose()
