@@ -109,10 +109,14 @@ def usable_memory_bytes(cgroup: Cgroup | None = None) -> int:
     return machine if limit is None else min(limit, machine)
 
 
+def _allowed_cpus() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def usable_cores(cgroup: Cgroup | None = None) -> int:
     """How many threads can run at the same time for long: allowed CPUs, and the cgroup's share of them rounded up."""
     quota = (cgroup or Cgroup()).cpus()
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(_allowed_cpus())
     return max(1, min(allowed, math.ceil(quota) if quota is not None else allowed))
 
 
@@ -131,9 +135,9 @@ def idle_core_seconds(now: float, cgroup: Cgroup | None = None, machine: Path = 
         return left
     try:
         lines = [line.split() for line in machine.read_text().splitlines() if line.startswith("cpu")]
-        allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        allowed = {f"cpu{number}" for number in _allowed_cpus()}
         # user, nice, system, idle, iowait, ...: a CPU that waits for a disk is idle.
         ticks = sum(int(line[4]) + int(line[5]) for line in lines if line[0] in allowed)
-    except (OSError, ValueError, IndexError, AttributeError):  # no /proc, or no affinity: not Linux
+    except (OSError, ValueError, IndexError):  # no /proc: not Linux
         return None
     return ticks / os.sysconf("SC_CLK_TCK")

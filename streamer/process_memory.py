@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 
 # <malloc.h>
 _M_TRIM_THRESHOLD = -1
@@ -31,10 +30,8 @@ def keep_freed_memory(bytes_kept: int) -> bool:
     Returns:
         Whether the allocator is glibc's and took it.
     """
-    if not sys.platform.startswith("linux"):
-        return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # musl
+    if mallopt is None:  # musl, macOS
         return False
     settings = (
         (_M_TRIM_THRESHOLD, min(bytes_kept, 2**31 - 1)),

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer import linux
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_keeper import CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
@@ -380,8 +381,7 @@ class ChunkCache:
         Returns:
             False: it is corrupt, or missing (counted; `evict` it and fetch it again).
         """
-        path = self.path(key)
-        if path is None:
+        if (path := self.path(key)) is None:
             return False
         try:
             await in_thread(self._files, verify_file, path, key)
@@ -394,7 +394,7 @@ class ChunkCache:
             return False
         return True
 
-    async def advise(self, key: bytes, advice: int) -> None:
-        """Tells the kernel about a chunk's pages (POSIX_FADV_...); harmless when it is not in the cache."""
+    async def advise(self, key: bytes, advice: linux.Advice) -> None:
+        """Tells the kernel about a chunk's pages; harmless when it is not in the cache."""
         if (path := self.path(key)) is not None:
             await in_thread(self._files, advise, path, advice)

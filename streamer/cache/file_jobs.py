@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from streamer import linux
+
 T = TypeVar("T")
 
 
@@ -59,11 +61,11 @@ def unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> Non
             failed[key] = error
 
 
-def advise(path: Path, advice: int) -> None:
-    """`posix_fadvise` for a whole file."""
+def advise(path: Path, advice: linux.Advice) -> None:
+    """Tells the kernel about a file's pages."""
     with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.posix_fadvise(descriptor, 0, 0, advice)
+            linux.advise(descriptor, advice)
         finally:
             os.close(descriptor)

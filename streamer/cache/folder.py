@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from streamer import linux
 from streamer.errors import CacheError, CacheVersionError, ConfigError, IntegrityError
 from streamer.formats.chunkfile import HEADER_BYTES, SUFFIX, ChunkHeader, relative_path
 
@@ -186,7 +187,7 @@ def _cannot_use(path: Path, error: OSError) -> CacheError:
 
 def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
     """The kind of filesystem under a path: the longest mount point above it; "" when unknown."""
-    text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
+    text = linux.mountinfo() if mountinfo is None else mountinfo
     real = os.path.realpath(path)
     best, kind = "", ""
     for line in text.splitlines():

@@ -6,7 +6,6 @@ Both are coroutines that run until they are cancelled; the engine starts them in
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 
 from streamer.cache.chunk_cache import ChunkCache
@@ -44,7 +43,7 @@ async def scrub(
             length = cache.length(key)
             if not await cache.verify(key):
                 on_damaged(key)
-            await cache.advise(key, os.POSIX_FADV_DONTNEED)
+            await cache.advise(key, "DONTNEED")
             await asyncio.sleep(length / bytes_per_second)
         # Also when every chunk was skipped: without it an engine whose chunks are all held did nothing else.
         await asyncio.sleep(pause_seconds)

@@ -54,7 +54,7 @@ class Connection:
         self._decoder = event_decoder()
         self._pending: list[Event] = []
         self._patience_seconds = patience_seconds or _SEND_SECONDS
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(self._patience_seconds)
             self._socket.connect(str(path))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self, TypeVar
 
-from streamer import errors
+from streamer import errors, linux
 from streamer.client import in_process
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.launcher import connect, pause_before_restart
@@ -68,7 +68,7 @@ class EngineClient:
         self.settings = settings
         self.job = settings.job or f"pid-{os.getpid()}"
         self._connection: Connection | None = None
-        self._poll: select.epoll | None = None
+        self._poll: linux.Epoll | None = None
         self._sessions: dict[int, Session] = {}
         self._answers: dict[int, Event] = {}
         self._numbers = itertools.count(1)
@@ -141,8 +141,10 @@ class EngineClient:
 
     def fileno(self) -> int:
         """For select; readable when there is something to pump. Stays the same when the engine is replaced."""
-        self._connected()
-        assert self._poll is not None
+        connection = self._connected()
+        if self._poll is None:
+            self._poll = linux.epoll()
+            self._poll.register(connection.fileno(), select.POLLIN)
         return self._poll.fileno()
 
     def pump(self, timeout_seconds: float | None = 0.0) -> None:
@@ -235,11 +237,10 @@ class EngineClient:
         if self._connection is None:
             self._connection = connect(self.settings, self._restarts)
             self._compare_limit(self._connection.welcome)
-            if self._poll is None:
-                self._poll = select.epoll()
-            # A closed socket leaves the set by itself. A selector would confuse a new socket of the same number with
-            # the old one; it sees the set, which stays.
-            self._poll.register(self._connection.fileno(), select.EPOLLIN)
+            if self._poll is not None:
+                # A closed socket leaves the set by itself. A selector would confuse a new socket of the same number
+                # with the old one; it sees the set, which stays.
+                self._poll.register(self._connection.fileno(), select.POLLIN)
             # `shut_down` may have been called meanwhile, and found no connection to shut down.
             self._check_open()
         return self._connection

@@ -30,7 +30,7 @@ def listens(path: Path) -> bool:
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             return False
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(ANSWER_SECONDS)
             probe.connect(str(path))
     except (PermissionError, TimeoutError):

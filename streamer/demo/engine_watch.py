@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import replace
 
+from streamer import linux
 from streamer.client.connection import Connection
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
@@ -66,7 +67,7 @@ class EngineWatch:
             StreamerError: it does not end.
         """
         try:
-            handle = os.pidfd_open(self._last_pid)
+            handle = linux.pidfd(self._last_pid)
         except (ProcessLookupError, ValueError):  # gone; or never seen
             return
         try:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from streamer import linux
 from streamer.client.settings import ClientSettings
 from streamer.config import format_bytes
 from streamer.demo.bucket import FOLDER_URL, MANIFEST_URL, TARS_URL, Uploaded, fill, storage_options
@@ -264,7 +265,7 @@ class _Run:
 @contextlib.contextmanager
 def _end_of(process: subprocess.Popen[bytes]) -> Iterator[int]:
     """A descriptor that is readable when the process has ended."""
-    descriptor = os.pidfd_open(process.pid)
+    descriptor = linux.pidfd(process.pid)
     try:
         yield descriptor
     finally:

@@ -36,9 +36,9 @@ class PageCache:
     def will_need(self, key: bytes) -> None:
         """A chunk on the disk will be read soon."""
         if self.advises:
-            self._tasks.create_task(self._cache.advise(key, os.POSIX_FADV_WILLNEED))
+            self._tasks.create_task(self._cache.advise(key, "WILLNEED"))
 
     def dont_need(self, key: bytes) -> None:
         """A chunk was read completely."""
         if self.advises:
-            self._tasks.create_task(self._cache.advise(key, os.POSIX_FADV_DONTNEED))
+            self._tasks.create_task(self._cache.advise(key, "DONTNEED"))

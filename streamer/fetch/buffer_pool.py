@@ -12,12 +12,13 @@ took .12 CPU s/GB more, and a message waited .30 instead of .13 ms for the engin
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import sys
 import weakref
 from collections import deque
+
+from streamer import linux
 
 # Smaller chunks share no huge page; a length is rounded up to this.
 GRAIN_BYTES = 64 << 10
@@ -182,9 +183,9 @@ class ChunkBuffer:
 
 def _memory_file(size_bytes: int) -> int:
     """A file without a name, of fixed length: a mapping of it is never cut off."""
-    descriptor = os.memfd_create("streamer-fetched", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = linux.memory_file("streamer-fetched")
     os.ftruncate(descriptor, size_bytes)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    linux.seal(descriptor, "SHRINK", "GROW")
     return descriptor
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from streamer import linux
 from streamer.cgroup import usable_memory_bytes
 from streamer.config import MiB, parse_bytes
 from streamer.errors import ConfigError
@@ -100,7 +101,7 @@ def worker_config(
         user_code: objects that are sent to them.
 
     Raises:
-        ConfigError: an invalid number, kind or start.
+        ConfigError: an invalid number, kind or start; workers where there is no epoll.
     """
     num_workers = at_least("num_workers", num_workers, 0)
     kind = one_of("worker_type", worker_type, ("process", "thread"))
@@ -108,6 +109,7 @@ def worker_config(
     warn_of_generators(user_code, shared=num_workers > 0 and kind == "thread")
     if num_workers == 0:
         return None
+    linux.epoll().close()  # what they need most, and before they start
     if kind == "thread":
         return WorkerConfig("thread", num_workers)
     if start == "spawn":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from collections.abc import Sequence
 
 import numpy as np
+
+from streamer import linux
 
 # Kept from job to job: new pages cost 2 s/GB of CPU (shared machine, 2026-11-22). A longer chunk gives the rest back.
 KEPT_BYTES = 32 << 20
@@ -28,8 +29,8 @@ class SharedMemory:
     def __init__(self, name: str, descriptor: int | None = None) -> None:
         self._name = name
         if descriptor is None:
-            descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            descriptor = linux.memory_file(name)
+            linux.seal(descriptor, "SHRINK")
         self.descriptor = descriptor
         self._mapping: mmap.mmap | None = None
 
@@ -62,7 +63,7 @@ class SharedMemory:
         """Frees the memory beyond `KEPT_BYTES`; the file stays as long as it is, full of zeros there."""
         length = os.fstat(self.descriptor).st_size
         if length > KEPT_BYTES:
-            self._mapped(length).madvise(mmap.MADV_REMOVE, KEPT_BYTES, length - KEPT_BYTES)
+            linux.free_pages(self._mapped(length), KEPT_BYTES, length - KEPT_BYTES)
 
     def close(self) -> None:
         """Views of it stay valid."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from streamer import linux
 from streamer.config import CacheConfig, ServiceConfig, read_token
 from streamer.errors import ConfigError, EngineUnavailableError
 
@@ -17,7 +18,6 @@ from streamer.errors import ConfigError, EngineUnavailableError
 SO_PEERGROUPS = 59
 # NGROUPS_MAX of Linux; a longer answer is an error of getsockopt.
 _MOST_GROUPS = 65536
-_UCRED = struct.Struct("=iII")
 _GROUPS_AT_FIRST = 64
 
 
@@ -32,9 +32,11 @@ class Credentials(msgspec.Struct, frozen=True):
         return f"pid {self.pid} uid {self.uid}"
 
     @classmethod
-    def of(cls, connection: socket.socket) -> Credentials:
-        """Of a connected unix socket."""
-        pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    def of(cls, connection: socket.socket) -> Credentials | None:
+        """Of a connected unix socket; None: only Linux says it."""
+        if (found := linux.peer_credentials(connection)) is None:
+            return None
+        pid, uid, gid = found
         return cls(pid, uid, frozenset([gid, *_supplementary(connection)]))
 
 

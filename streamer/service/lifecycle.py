@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from streamer import linux
 from streamer.cgroup import usable_cores
 from streamer.config import EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
@@ -345,18 +346,17 @@ async def _listening(config: EngineConfig, server: Server) -> AsyncIterator[sock
 def _bind(path: Path, config: EngineConfig, on_exit: contextlib.ExitStack) -> tuple[socket.socket, int]:
     """Binds to a temporary name and renames: a dead socket file does no harm, a live one always answers.
 
-    The folder is named by its descriptor: the temporary name is longer, and the kernel takes 107 bytes.
+    The temporary name may be longer than the 107 bytes that the kernel takes.
 
     Returns:
         The socket, and the number of its file.
     """
     _make_socket_folder(path.parent, config)
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    on_exit.callback(os.close, folder)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    listener = on_exit.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-    listener.bind(f"/proc/self/fd/{folder}/{temporary.name}")
+    listener = on_exit.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    listener.setblocking(False)
+    listener.bind(linux.address_of(temporary, on_exit))
     # Before it has its name: who connects then waits for the loop, and is not refused.
     listener.listen(1024)
     _open_to(temporary, config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Iterator
 from typing import Protocol, cast
 
@@ -199,6 +198,4 @@ class Peer(asyncio.Protocol):
 def _credentials(transport: asyncio.Transport) -> Credentials | None:
     """The user at the other end, as the kernel reports it (Linux)."""
     connection = transport.get_extra_info("socket")
-    if connection is None or not hasattr(socket, "SO_PEERCRED"):
-        return None
-    return Credentials.of(connection)
+    return None if connection is None else Credentials.of(connection)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from streamer import linux
+
 _STAT = Path("/proc/self/stat")
 # proc(5): field 22, in clock ticks since the boot; the name before it may hold spaces.
 _START_FIELD = 22
@@ -34,7 +36,7 @@ class StartupTiming:
         if not _STAT.exists():
             return cls(time.monotonic(), time.monotonic)
         begun = cls.start_ticks(_STAT.read_text()) / os.sysconf("SC_CLK_TCK")
-        return cls(begun, lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+        return cls(begun, lambda: time.clock_gettime(linux.CLOCK_BOOTTIME))
 
     @staticmethod
     def start_ticks(stat: str) -> int:

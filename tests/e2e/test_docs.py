@@ -15,13 +15,13 @@ from PIL import Image
 ROOT = Path(__file__).parents[2]
 
 
-def run(program: str, folder: Path) -> list[str]:
+def run(program: str, folder: Path, *arguments: str) -> list[str]:
     """The lines that a program prints in `folder`, with a cache and an engine of its own."""
     (folder / "program.py").write_text(program)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
     own = {"STREAMER_RUNTIME_DIR": str(folder / "run"), "STREAMER_CACHE_DIR": str(folder / "cache")}
     done = subprocess.run(
-        [sys.executable, "program.py"],
+        [sys.executable, "program.py", *arguments],
         cwd=folder,
         env=environment | own | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -35,28 +35,18 @@ def run(program: str, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_the_program_of_the_readme_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With pictures of one size in a local folder in place of the bucket, and fewer workers and epochs."""
+    """On a local folder of pictures."""
     folder = tmp_path_factory.mktemp("r")
     rng = np.random.default_rng(0)
-    for number in range(600):
+    for number in range(96):
         path = folder / "images" / ("cats", "dogs")[number % 2] / f"{number:03}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    for printed, here in (
-        ("s3://bucket/train/", "images/"),
-        ("200GB", "100MB"),
-        ("num_workers=8", "num_workers=1"),
-        ("range(90)", "range(2)"),
-        ('"jpg"', '"png"'),
-    ):
-        assert printed in program
-        program = program.replace(printed, here)
-    defined = "def train(images, labels): print(tuple(images.shape), tuple(labels.shape))\ndef save(state): pass\n"
-    lines = run(f"{defined}{program}loader.close()\n", folder)
-    assert lines.count("(256, 8, 8, 3) (256,)") == 4
-    assert lines.count("(88, 8, 8, 3) (88,)") == 2
-    assert lines[3].startswith("LoaderStats(batches=3,")
+    lines = run(program, folder, "images/")
+    assert lines == [
+        f"epoch {epoch}: {96 * (epoch + 1)} images so far, torch.uint8 (224, 224, 3)" for epoch in range(3)
+    ]
 
 
 def test_the_quickstart_runs_block_by_block(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer import linux
 from streamer.errors import ConfigError
 
 # Recorded iterations: more than can be starting at the same time.
@@ -64,7 +65,7 @@ class EpochCell:
     """
 
     def __init__(self, first: int = 0, manifest: str = "", annotations: str = "") -> None:
-        self._attach(os.memfd_create("streamer-epoch", os.MFD_CLOEXEC))
+        self._attach(linux.memory_file("streamer-epoch"))
         os.ftruncate(self._descriptor, _TABLE.itemsize)
         self._map()
         self.set(first)

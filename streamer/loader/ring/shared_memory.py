@@ -5,18 +5,17 @@ Not /dev/shm: no 64 MB limit of a container, and no name that a killed process l
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 
 import numpy as np
 
+from streamer import linux
 from streamer.cgroup import Cgroup
 from streamer.errors import ConfigError
 from streamer.loader.batch.buffers import Bytes
 
 _PAGE = mmap.PAGESIZE
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def page_aligned(count: int) -> int:
@@ -50,14 +49,14 @@ def create_sealed(name: str, count: int) -> int:
             available_bytes=room,
         )
     try:
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except (AttributeError, OSError) as error:
+        descriptor = linux.memory_file(name)
+    except OSError as error:
         raise ConfigError(
             f"this system has no memfd_create ({error}); use num_workers=0", field="num_workers"
         ) from error
     try:
-        os.posix_fallocate(descriptor, 0, count)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        linux.allocate(descriptor, count)
+        linux.seal(descriptor, "SHRINK", "GROW", "SEAL")
     except BaseException:
         os.close(descriptor)
         raise
@@ -66,7 +65,7 @@ def create_sealed(name: str, count: int) -> int:
 
 def map_shared(descriptor: int, count: int) -> memoryview:
     """Maps the memory with every page present, so that its use never faults; unmapped with the last view."""
-    return memoryview(mmap.mmap(descriptor, count, mmap.MAP_SHARED | mmap.MAP_POPULATE))
+    return memoryview(mmap.mmap(descriptor, count, mmap.MAP_SHARED | linux.MAP_POPULATE))
 
 
 def window(mapping: memoryview, start: int, count: int) -> Bytes:

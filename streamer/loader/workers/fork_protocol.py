@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from streamer import linux
 from streamer.loader.workers import datagrams
 
 # The socket of a pool, or the descriptors of a worker.
@@ -140,7 +141,7 @@ def receive(end: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> t
 
 def memory_file(name: str, content: msgspec.Struct) -> int:
     """Writes settings to anonymous memory, because they may exceed a datagram; returns its descriptor."""
-    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    descriptor = linux.memory_file(name)
     os.pwrite(descriptor, msgspec.msgpack.encode(content), 0)
     return descriptor
 

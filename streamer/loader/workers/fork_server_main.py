@@ -22,6 +22,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from streamer import linux
 from streamer.loader.workers import worker_main
 from streamer.loader.workers.fork_protocol import (
     CONTROL,
@@ -136,7 +137,7 @@ class ForkServer:
         self._imports = imports
         self._pools: dict[int, Pool] = {}
         # Readable when a child has ended.
-        self._ended, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._ended, self._wakeup = linux.pipe()
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(self._ended, select.POLLIN)

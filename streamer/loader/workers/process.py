@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from streamer import linux
 from streamer.fork_lock import unforked
 from streamer.loader.workers.datagrams import readable
 from streamer.loader.workers.fork_protocol import ProcessContext, memory_file
@@ -147,6 +148,6 @@ def exit_cause(code: int) -> str:
 
 def _pidfd(pid: int) -> int:
     try:
-        return os.pidfd_open(pid)
+        return linux.pidfd(pid)
     except OSError:  # before Linux 5.3, or a sandbox without it: the end of file on its channel has to suffice
         return -1

@@ -15,10 +15,12 @@ from contextlib import suppress
 
 import pycurl
 
+from streamer import linux
+
 _WATCHED = {
-    pycurl.POLL_IN: select.EPOLLIN,
-    pycurl.POLL_OUT: select.EPOLLOUT,
-    pycurl.POLL_INOUT: select.EPOLLIN | select.EPOLLOUT,
+    pycurl.POLL_IN: select.POLLIN,
+    pycurl.POLL_OUT: select.POLLOUT,
+    pycurl.POLL_INOUT: select.POLLIN | select.POLLOUT,
 }
 # The loop continues after this; sockets not served by then come first in the next turn. A socket delivers up to 2 MB at
 # once: with all of 120 in one turn the engine served no client for 250 ms, no complete chunk was written meanwhile, and
@@ -44,7 +46,7 @@ class Multi:
         self._busy: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = _NEVER
-        self._epoll = select.epoll()
+        self._epoll = linux.epoll()
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, idle_connections)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
@@ -173,5 +175,5 @@ class Multi:
 
 def _bits(events: int) -> int:
     """What epoll saw, in libcurl's words; errors are found by reading."""
-    readable = pycurl.CSELECT_IN if events & ~select.EPOLLOUT else 0
-    return readable | pycurl.CSELECT_OUT if events & select.EPOLLOUT else readable
+    readable = pycurl.CSELECT_IN if events & ~select.POLLOUT else 0
+    return readable | pycurl.CSELECT_OUT if events & select.POLLOUT else readable

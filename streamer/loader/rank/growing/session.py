@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import select
 import time
 from collections.abc import Callable, Mapping
 
 import msgspec
 
+from streamer import linux
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import SessionSpec
 from streamer.config import format_bytes
@@ -163,18 +163,17 @@ class GrowingSession:
         self._asked = self._wanted = self._ready = -1
         self._next = 0
         self._begin, self._arrived = self._cohorts_at(steps.start), 0
-        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.epoll()
+        self._wakeup = linux.Wakeup()
+        self._poll = linux.epoll()
         self._on_close = contextlib.ExitStack()
         self._on_close.callback(on_close)
-        self._on_close.callback(os.close, self._wakeup)
         self._on_close.callback(self._poll.close)
         self._on_close.callback(admissions.offers.close)
         try:
             self._session = client.open_session(spec)
             self._on_close.callback(self._session.close)
-            self._poll.register(self._wakeup, select.EPOLLIN)
-            self._poll.register(client.fileno(), select.EPOLLIN)
+            self._poll.register(self._wakeup.fileno(), select.POLLIN)
+            self._poll.register(client.fileno(), select.POLLIN)
             self._session.extend(feed.first)
             self._extend()
         except BaseException:
@@ -252,8 +251,7 @@ class GrowingSession:
 
     def pump(self, timeout_seconds: float = 0.0) -> None:
         """Receives the engine's messages."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wakeup)
+        self._wakeup.clear()
         self._client.pump(timeout_seconds)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
@@ -267,7 +265,7 @@ class GrowingSession:
     # ------------------------------------------------------------ inside
 
     def _wake(self) -> None:
-        os.eventfd_write(self._wakeup, 1)
+        self._wakeup.signal()
 
     def _cohorts_at(self, position: int) -> int:
         """The first cohort in use at a position."""

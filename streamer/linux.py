@@ -1,0 +1,184 @@
+"""What only Linux has, with a plain substitute elsewhere: the rest of the package asks here, and not for the system.
+
+The substitutes suffice for the engine in the trainer's process (`engine="inline"`) and `num_workers=0`, over raw files
+and tars. Names that Python's other systems lack are looked for, too: a sandbox or another libc may be without them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import select
+import socket
+import struct
+import sys
+import tempfile
+import time
+import weakref
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Literal, Protocol
+
+from streamer.errors import ConfigError
+
+# Elsewhere the pages of a mapping appear with their first use.
+MAP_POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)
+CLOCK_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+Advice = Literal["WILLNEED", "DONTNEED"]
+
+_UCRED = struct.Struct("=iII")
+_ONE = (1).to_bytes(8, sys.byteorder)
+
+# ---------------------------------------------------------------- files
+
+
+def memory_file(name: str) -> int:
+    """A file in memory without a name in any folder; elsewhere a temporary one that is unlinked.
+
+    Args:
+        name: as `/proc/<pid>/fd` shows it.
+    """
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor, path = tempfile.mkstemp(prefix=f"{name}-")
+    os.unlink(path)
+    return descriptor
+
+
+def seal(descriptor: int, *against: Literal["SHRINK", "GROW", "SEAL"]) -> None:
+    """Forbids changes of a memory file from now on; elsewhere nothing does."""
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, sum(getattr(fcntl, f"F_SEAL_{change}") for change in against))
+
+
+def allocate(descriptor: int, count: int) -> None:
+    """Takes the blocks, or the memory, of a file of `count` bytes; elsewhere gives it the length."""
+    if sys.platform == "linux" and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, count)
+    else:
+        os.ftruncate(descriptor, count)
+
+
+def advise(descriptor: int, advice: Advice) -> None:
+    """Tells the kernel about the pages of a whole file; elsewhere nothing."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, getattr(os, f"POSIX_FADV_{advice}"))
+
+
+def free_pages(mapping: mmap.mmap, start: int, length: int) -> None:
+    """Frees a part of the memory of a memory file; elsewhere it stays."""
+    if sys.platform == "linux" and hasattr(mmap, "MADV_REMOVE"):
+        mapping.madvise(mmap.MADV_REMOVE, start, length)
+
+
+def mountinfo() -> str:
+    """The mounted file systems (proc_pid_mountinfo(5)); elsewhere ""."""
+    with suppress(FileNotFoundError):
+        return Path("/proc/self/mountinfo").read_text()
+    return ""
+
+
+# ---------------------------------------------------------------- waiting
+
+
+# What is used of `select.epoll`: on other systems there is no such type.
+class _Epoll(Protocol):
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
+    def fileno(self) -> int: ...
+    def register(self, fd: int, eventmask: int, /) -> None: ...
+    def modify(self, fd: int, eventmask: int, /) -> None: ...
+    def unregister(self, fd: int, /) -> None: ...
+    def poll(self, timeout: float | None = ..., maxevents: int = ...) -> list[tuple[int, int]]: ...
+
+
+Epoll = _Epoll
+
+
+def epoll() -> Epoll:
+    """A set of descriptors that is a descriptor itself, readable when one of them is; the events are those of poll.
+
+    Raises:
+        ConfigError: this system has none. There is no substitute.
+    """
+    if sys.platform == "linux" and hasattr(select, "epoll"):
+        return select.epoll()
+    raise ConfigError(
+        "workers and growing datasets need epoll, which only Linux has: use num_workers=0, and no grow",
+        field="num_workers",
+    )
+
+
+class Wakeup:
+    """Wakes a thread from any other, without a lock and without blocking. Its descriptor is closed with the object."""
+
+    def __init__(self) -> None:
+        if sys.platform == "linux" and hasattr(os, "eventfd"):
+            self._reader = self._writer = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self._reader, self._writer = pipe()
+        for descriptor in {self._reader, self._writer}:
+            # No `__del__`: at the interpreter's exit the names of its module may be gone.
+            weakref.finalize(self, os.close, descriptor).atexit = False
+
+    def fileno(self) -> int:
+        """Readable after a signal."""
+        return self._reader
+
+    def signal(self) -> None:
+        """Wakes the thread that waits."""
+        with suppress(BlockingIOError):  # a full pipe wakes as well
+            os.write(self._writer, _ONE)
+
+    def clear(self) -> None:
+        """Consumes the signals; there may be none."""
+        with suppress(BlockingIOError):
+            os.read(self._reader, 4096)
+
+
+def pipe() -> tuple[int, int]:
+    """A pipe that blocks neither side."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    return reader, writer
+
+
+# ---------------------------------------------------------------- processes and sockets
+
+
+def pidfd(pid: int) -> int:
+    """A descriptor that is readable when the process has ended.
+
+    Raises:
+        OSError: there is none: before Linux 5.3, in a sandbox without it, on another system.
+        ProcessLookupError: there is no such process.
+    """
+    if sys.platform == "linux" and hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    raise OSError(errno.ENOSYS, "no pidfd_open")
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int, int] | None:
+    """Process, user and group at the other end of a unix socket; None: this system does not say so."""
+    if sys.platform == "linux" and hasattr(socket, "SO_PEERCRED"):
+        return _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return None
+
+
+def address_of(path: Path, on_exit: ExitStack) -> str:
+    """The address to bind a unix socket to, at a path that may be longer than an address; elsewhere the path.
+
+    Args:
+        path: of the socket to come.
+        on_exit: closes the folder, by whose descriptor the address names it.
+    """
+    if sys.platform == "linux" and hasattr(os, "O_PATH"):
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        on_exit.callback(os.close, folder)
+        return f"/proc/self/fd/{folder}/{path.name}"
+    return str(path)
