@@ -29,7 +29,10 @@ class Hub:
     Attributes:
         commits: the files as of each commit, oldest first; `main` is the last one.
         asked: path of each request to the hub, and of each to the network of delivery.
-        signed_seconds: for how long a signed url holds.
+        leaked: paths of requests that took the token to the network of delivery.
+        resolved: paths for which a signed url was given.
+        signed_seconds: for how long one holds.
+        refuses_signed_before: signed urls below this number are refused.
     """
 
     def __init__(self) -> None:
@@ -37,6 +40,8 @@ class Hub:
         self.asked: list[str] = []
         self.delivered: list[str] = []
         self.leaked: list[str] = []
+        self.resolved: list[str] = []
+        self.refuses_signed_before = 0
         self.signed_seconds = 3600.0
         self.url = self.delivery = ""
 
@@ -96,8 +101,12 @@ class _HubHandler(_Handler):
         elif (found := _TREE.fullmatch(path)) and (at := self.hub.at(found[1])) is not None:
             self.json(self._tree(found[2], at, is_expanded=query.get("expand", [""])[0].lower() == "true"))
         elif (found := _FILE.fullmatch(path)) and (at := self.hub.at(found[1])) is not None:
+            self.hub.resolved.append(path)
+            number = len(self.hub.resolved)
             ends = int(time.time() + self.hub.signed_seconds)
-            self.reply(302, Location=f"{self.hub.delivery}/{at}/{found[2]}?Expires={ends}&Signature=s~-_&Key-Pair-Id=K")
+            self.reply(
+                302, Location=f"{self.hub.delivery}/{at}/{found[2]}?Expires={ends}&Signature={number}&Key-Pair-Id=K"
+            )
         else:
             self.reply(404, X_Error_Code="EntryNotFound")
 
@@ -122,7 +131,9 @@ class _DeliveryHandler(_Handler):
         self.hub.delivered.append(path)
         if "Authorization" in self.headers:
             self.hub.leaked.append(path)
-        if int(parse_qs(parts.query)["Expires"][0]) < time.time():
+        query = parse_qs(parts.query)
+        is_revoked = int(query["Signature"][0]) < self.hub.refuses_signed_before
+        if is_revoked or int(query["Expires"][0]) < time.time():
             self.reply(403)
             return
         content = self.hub.commits[int(at)][path]

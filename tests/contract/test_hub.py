@@ -62,3 +62,21 @@ async def test_without_its_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> N
                 await read(store, record, 0, 200)
         finally:
             await store.aclose()
+
+
+async def test_the_hub_is_asked_once_per_file(hub: Hub, store: ObjectStore) -> None:
+    """As long as the address to which it redirects holds; one that ends soon, or is refused, is asked for anew."""
+    record = (await listed(store, f"{ROOT}/train/"))[f"{ROOT}/train/a"]
+
+    async def asked(ranges: int) -> int:
+        before = len(hub.resolved)
+        for number in range(ranges):
+            assert await read(store, record, number, number + 50) == OLD[number : number + 50]
+        return len(hub.resolved) - before
+
+    assert await asked(10) == 1
+    hub.refuses_signed_before = len(hub.resolved) + 1
+    assert await asked(10) == 1
+    hub.signed_seconds, hub.refuses_signed_before = 30.0, len(hub.resolved) + 1
+    assert await asked(3) == 3
+    assert hub.leaked == []

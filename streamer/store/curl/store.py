@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pycurl
 
@@ -35,6 +35,7 @@ from streamer.store.curl.access import Access
 from streamer.store.curl.handle import Handle
 from streamer.store.curl.multi import Multi
 from streamer.store.curl.names import Names
+from streamer.store.curl.targets import Targets
 from streamer.store.curl.whole import Whole
 from streamer.store.obstore_store import MakeClient, ObstoreStore, Page, in_time
 from streamer.store.places import Places
@@ -84,6 +85,7 @@ class CurlStore(ObstoreStore):
         self._opened_by = 0
         self._free: list[Handle] = []
         self._names: Names | None = None
+        self._targets = Targets()
 
     def __repr__(self) -> str:
         return f"CurlStore({shown(self._root)!r}, {self._counters})"
@@ -107,21 +109,19 @@ class CurlStore(ObstoreStore):
         multi, handle = self._running(), self._free.pop() if self._free and not fresh else self._handle(access)
         self._counters.requests += 1
         handle.bind(target, (start, stop), take)
-        address = access.address(self._key(target.url) if self._is_plain else target.url)
-        headers = access.signed(address, keys or access.keys)
+        kept = self._targets.of(target.url)
+        address = kept or access.address(self._key(target.url) if self._is_plain else target.url)
+        headers = () if kept else access.signed(address, keys or access.keys)
         try:
-            while address:
-                handle.prepare(address, headers, fresh=fresh)
-                await multi.perform(handle.easy)
-                if (address := handle.finish()) and not address.startswith(self._prefix):
-                    headers = ()  # the user's are for this host: libcurl would withhold only Authorization
+            await self._transfer(multi, handle, target, address, headers, fresh=fresh)
         except pycurl.error as error:
             failure = await self._broken(handle, target, error)
             raise failure from (None if handle.failure else failures.redacted(error))
         except ObjectChangedError as refusal:
             raise await self._explained(target, refusal) from None
         except StoreError as refusal:
-            if not await self._is_elsewhere(refusal, access):
+            self._targets.drop(target.url)
+            if not kept and not await self._is_elsewhere(refusal, access):
                 raise self._way.explain(refusal) from None
             await self.get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
         except asyncio.CancelledError:
@@ -137,8 +137,23 @@ class CurlStore(ObstoreStore):
             else:  # a refresh or the end came in between
                 handle.easy.close()
 
+    async def _transfer(
+        self, multi: Multi, handle: Handle, target: ObjectRecord, address: str, headers: Sequence[str], *, fresh: bool
+    ) -> None:
+        """One read, to the end of its redirects; a web server's is kept for the next one."""
+        onward = address
+        while onward:
+            address = onward
+            handle.prepare(address, headers, fresh=fresh)
+            await multi.perform(handle.easy)
+            if (onward := handle.finish()) and not onward.startswith(self._prefix):
+                headers = ()  # the user's are for this host: libcurl would withhold only Authorization
+        if not self._is_plain and not address.startswith(self._prefix):
+            self._targets.keep(target.url, address)
+
     async def _broken(self, handle: Handle, target: ObjectRecord, error: pycurl.error) -> BaseException:
         """What a transfer that ended early means."""
+        self._targets.drop(target.url)
         failure = handle.failed(error)
         if isinstance(failure, ObjectChangedError):
             return await self._explained(target, failure)
