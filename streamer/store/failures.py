@@ -190,6 +190,16 @@ def redirected(url: str, status: int, host: str) -> StoreError:
     )
 
 
+def page_instead(url: str) -> AccessDeniedError:
+    """A web server redirects to a page of HTML."""
+    return AccessDeniedError(
+        f"{shown(url)}: the server redirects to a page (text/html), which is not the file; it probably asks for a "
+        "sign-in: give headers in storage_options (Authorization, Cookie), or a login in ~/.netrc",
+        url=shown(url),
+        status=200,
+    )
+
+
 def no_credentials(url: str, why: str = "", *, soon: bool = False) -> AccessDeniedError:
     """Returns the error for a machine on which none were found.
 

@@ -128,3 +128,26 @@ def test_a_wrong_option_shows_no_login() -> None:
     """The url of the message has none."""
     with pytest.raises(ConfigError, match="http://h: storage_options has 'heders'"):
         open_store("http://u:hush@h/x", {"heders": {}})
+
+
+async def test_a_page_to_sign_in_is_not_the_file(server: TellingServer) -> None:
+    """A redirect to HTML is said to be one; a page that was asked for is read."""
+    page = b"<html>Please sign in</html>"
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if asked.path != "/login":
+            writer.write(b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n")
+            return
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {len(page)}\r\n\r\n"
+        writer.write(head.encode() + (b"" if asked.head.startswith(b"HEAD") else page))
+
+    server.script = script
+    root = f"http://127.0.0.1:{server.port}"
+    store = open_store(root, {})
+    try:
+        with pytest.raises(AccessDeniedError, match=r"redirects to a page .*headers in storage_options"):
+            await read(store, ObjectRecord(f"{root}/a.jpg", len(page), f"stat:{len(page)}:0"), 0, len(page))
+        whole = ObjectRecord(f"{root}/a.html", len(page), f"stat:{len(page)}:0")
+        assert await read(store, whole, 0, len(page)) == page
+    finally:
+        await store.aclose()

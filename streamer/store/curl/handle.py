@@ -198,6 +198,8 @@ class Handle:
         if self._is_as_expected():
             return self._take
         status, headers = self._head()
+        if self._redirects_left < self._redirects.most and status in (200, 206):
+            _check_page(target, headers.get(b"content-type", b""))
         if status == 206:
             _check_range(target, (start, stop), headers.get(b"content-range", b"").decode("latin-1"))
         elif status != 200:
@@ -272,6 +274,12 @@ def _easy(access: Access) -> pycurl.Curl:
         easy.setopt(pycurl.CAPATH, access.folder)
     easy.setopt(pycurl.PATH_AS_IS, 1)
     return easy
+
+
+def _check_page(target: ObjectRecord, content_type: bytes) -> None:
+    """A redirect to a page, where the url names none, is a sign-in."""
+    if content_type.lower().startswith(b"text/html") and not target.url.lower().endswith((".html", ".htm")):
+        raise failures.page_instead(target.url)
 
 
 def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> None:
