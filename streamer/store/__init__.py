@@ -104,6 +104,10 @@ def _native(
         from streamer.store.credentials.azure_tokens import with_variables
 
         options = with_variables(options)
+    elif family(address.scheme) == "gs":
+        from streamer.store.credentials.google_tokens import with_emulator
+
+        options = with_emulator(options)
     translation = translate(address, options)
     if family(address.scheme) == "http":
         address = _signed_in(address, translation, guarded=guarded)

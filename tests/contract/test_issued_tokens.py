@@ -163,3 +163,21 @@ def test_a_federation_that_is_refused(issuer: TokenIssuer, tmp_path: Path, monke
     path.write_text(path.read_text().replace(":generateAccessToken", ":nothing"))
     with pytest.raises(AccessDeniedError, match="issuer of the credentials refuses: RefreshError"):
         google_tokens.find("gs://bucket", {})
+
+
+@pytest.mark.parametrize("scheme", ["", "http://"])
+async def test_the_emulator_of_the_environment(
+    issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    """STORAGE_EMULATOR_HOST is asked, without the token of this machine; an endpoint of the options goes before it."""
+    async with reading("gs") as (named, _, target), telling() as emulator:
+        emulator.script = named.script
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"{scheme}127.0.0.1:{emulator.port}")
+        for options, asked in (({}, emulator), ({"endpoint_url": f"http://127.0.0.1:{named.port}"}, named)):
+            store = open_store("gs://bucket", options)
+            try:
+                assert await read(store, target, 0, 10) == RAMP[:10]
+            finally:
+                await store.aclose()
+            assert len(asked.asked) == 1
+        assert "authorization" not in emulator.asked[0].headers
