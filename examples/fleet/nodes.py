@@ -61,7 +61,9 @@ class Node:
         self._socket = folder / "e.sock"
         self._engine: subprocess.Popen[bytes] | None = None
         self._rank: subprocess.Popen[str] | None = None
-        (folder / "token").write_text("demo")
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text("demo")
         (folder / "options.json").write_text(json.dumps(options))
         (folder / "streamer.toml").write_text(
             f"[cache]\ndirectory = '{folder}/cache'\nlimit_bytes = {cache_bytes}\n"
