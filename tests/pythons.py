@@ -32,7 +32,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Of the development tools, what no unit test imports.
 _NO_TOOLS = ("import-linter", "mypy", "pip-audit", "ruff")
 _OLDEST = 11
-_MIRROR = "http://deb.debian.org/debian"
 _PACKAGES = "python3,python3-dev,python3-venv,g++,ca-certificates,procps"
 _STEP_SECONDS = 3600
 # numpy 1.26 starts `lscpu` when numpy.testing is imported, which a unit test may not.
@@ -149,10 +148,17 @@ def debian(release: str) -> tuple[Path, str]:
         shutil.rmtree(root, ignore_errors=True)
         root.parent.mkdir(parents=True, exist_ok=True)
         script = [] if Path("/usr/share/debootstrap/scripts", release).exists() else ["sid"]
-        command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", release, str(root), _MIRROR, *script]
+        command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", release, str(root), _mirror(), *script]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = sorted((root / "usr" / "bin").glob("python3.*[0-9]"), key=lambda path: int(path.name.partition(".")[2]))
     return root, f"/usr/bin/{found[-1].name}"
+
+
+def _mirror() -> str:
+    """The archive that this machine's own packages come from."""
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    return next(uri for uri in found if "security" not in uri)
 
 
 def examine(place: Place, uv: Path, wheel: Path) -> None:
