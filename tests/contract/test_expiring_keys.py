@@ -205,3 +205,18 @@ async def test_a_sign_in_that_has_ended(
     issuer.refuses = "UnauthorizedException"
     with pytest.raises(AccessDeniedError, match=r"no sign-in is valid .*; sign in: aws sso login"):
         await listed(store, "s3://expiring/train/")
+
+
+def test_the_doctor_sends_keys_of_another_store_not_to_aws(
+    issuer: Issuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile may name the endpoint of S3 alone, as R2 and MinIO are set up: their keys are nothing for STS."""
+    set_up("IRSA", issuer, tmp_path, monkeypatch)
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
+    (tmp_path / "config").write_text(
+        f"[default]\nservices = own\n[services own]\ns3 =\n  endpoint_url = {issuer.url}\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    address = split("s3://expiring/train/")
+    found = [finding.subject for finding in credential_findings(address, translate(address, {}))]
+    assert found == ["credentials"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, closing
@@ -16,11 +15,11 @@ from urllib.request import Request, urlopen
 from streamer.cli.doctor.finding import Finding
 from streamer.config import format_bytes
 from streamer.errors import StreamerError
-from streamer.store import open_store
+from streamer.store import open_store, places
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import Issued
 from streamer.store.credentials.rings import finder_of
-from streamer.store.options import ENDPOINT_VARIABLES, Translation, family, translate
+from streamer.store.options import Translation, family, translate
 from streamer.store.urls import Address, shown, split
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ _SKEW_SECONDS = 60.0
 _CLOCK_SECONDS = 5.0
 _STS_SECONDS = 3.0
 _GOOD_SECONDS = 600.0
+_AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
 _PAGE = "docs/deploy/credentials.md"
 
 
@@ -56,8 +56,11 @@ def access_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
     if (kind := family(address.scheme)) is None:
         return []
     translation = translate(address, options)
-    found = [] if kind == "http" else list(credential_findings(address, translation))
-    return [*found, *_clock(_endpoint(address, translation))]
+    try:
+        found = [] if kind == "http" else list(credential_findings(address, translation))
+        return [*found, *_clock(_endpoint(address, translation))]
+    except StreamerError as error:  # options and configuration that make no address
+        return [Finding("problem", "endpoint", str(error), _PAGE)]
 
 
 def credential_findings(address: Address, translation: Translation) -> Iterator[Finding]:
@@ -78,9 +81,13 @@ def credential_findings(address: Address, translation: Translation) -> Iterator[
         yield Finding("warning", "credentials", fact, _PAGE)
         return
     yield _found(issued)
-    # Another store's keys are nothing for AWS.
-    if isinstance(issued.credentials, Keys) and not _named_endpoint(translation):
+    # Another store's keys are nothing for AWS, wherever its endpoint is named: options, environment or profile.
+    if isinstance(issued.credentials, Keys) and _is_aws(places.find(address, translation, issued.region)):
         yield _identity(issued.credentials, issued.region)
+
+
+def _is_aws(place: places.Place) -> bool:
+    return f".{urlsplit(place.base).hostname}".endswith(_AWS_DOMAINS)
 
 
 def _identity(keys: Keys, region: str | None) -> Finding:
@@ -125,21 +132,12 @@ def _endpoint(address: Address, translation: Translation) -> str:
     kind = family(address.scheme)
     if kind == "http":
         return address.root
-    if given := _named_endpoint(translation, kind == "s3"):
-        return given
+    if kind == "s3":
+        return places.find(address, translation, None).base
+    if given := translation.config.get("endpoint") or translation.config.get("base_url"):
+        return str(given)
     account = address.root.partition("@")[2] or f"{translation.config.get('account_name')}.blob.core.windows.net"
-    return {
-        "s3": "https://s3.amazonaws.com",
-        "gs": "https://storage.googleapis.com",
-        "az": f"https://{account}",
-    }[str(kind)]
-
-
-def _named_endpoint(translation: Translation, is_s3: bool = True) -> str:
-    """What options or environment name; "" for the cloud's own."""
-    given = translation.config.get("endpoint") or translation.config.get("base_url")
-    variables = ENDPOINT_VARIABLES if is_s3 else ()
-    return str(given or next(filter(None, map(os.environ.get, variables)), ""))
+    return "https://storage.googleapis.com" if kind == "gs" else f"https://{account}"
 
 
 def _clock(endpoint: str) -> Iterator[Finding]:
