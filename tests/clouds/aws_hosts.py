@@ -18,6 +18,8 @@ from urllib.parse import parse_qs, quote, unquote
 
 import trustme
 
+from tests.serving import serving
+
 BUCKET, REGION = "far-bucket", "eu-central-1"
 _HEAD_END = b"\r\n\r\n"
 _HOST_REGION = re.compile(r"\.s3(?:-fips)?(?:\.dualstack)?\.([a-z0-9-]+)\.amazonaws\.")
@@ -107,19 +109,17 @@ class AwsHosts:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection of TLS."""
-        with suppress(asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
-            while True:
-                first, *rest = (await reader.readuntil(_HEAD_END)).decode("latin-1").split("\r\n")
-                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
-                method, target, _ = first.split(" ")
-                self.requests.append((method, headers["host"], target))
-                self.lines.append(headers)
-                status, answered, body = self.answer(method, target, headers)
-                answered = {"Content-Length": str(len(body)), **answered}
-                head = "".join(f"{name}: {value}\r\n" for name, value in answered.items())
-                writer.write(f"HTTP/1.1 {status} S\r\n{head}\r\n".encode("latin-1") + body)
-                await writer.drain()
-        writer.close()
+        while True:
+            first, *rest = (await reader.readuntil(_HEAD_END)).decode("latin-1").split("\r\n")
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
+            method, target, _ = first.split(" ")
+            self.requests.append((method, headers["host"], target))
+            self.lines.append(headers)
+            status, answered, body = self.answer(method, target, headers)
+            answered = {"Content-Length": str(len(body)), **answered}
+            head = "".join(f"{name}: {value}\r\n" for name, value in answered.items())
+            writer.write(f"HTTP/1.1 {status} S\r\n{head}\r\n".encode("latin-1") + body)
+            await writer.drain()
 
 
 @asynccontextmanager
@@ -131,34 +131,22 @@ async def aws_hosts(objects: Mapping[str, bytes], folder: Path, **more: object) 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert(*names, "*.cwobject.test").configure_cert(context)
     hosts = AwsHosts(objects, **more)  # type: ignore[arg-type]
-    server = await asyncio.start_server(hosts.serve, "127.0.0.1", 0, ssl=context)
-    port = server.sockets[0].getsockname()[1]
-    tasks: set[asyncio.Task[None]] = set()
+    async with serving(hosts.serve, context) as port:
 
-    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        first = (await reader.readuntil(_HEAD_END)).split(b" ")
-        assert first[0] == b"CONNECT"
-        hosts.names.append(first[1].decode())
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        ways = (_copy(reader, far_writer), _copy(far_reader, writer))
-        for task in [asyncio.get_running_loop().create_task(way) for way in ways]:
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            first = (await reader.readuntil(_HEAD_END)).split(b" ")
+            assert first[0] == b"CONNECT"
+            hosts.names.append(first[1].decode())
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+            finally:
+                far_writer.transport.abort()
 
-    proxy = await asyncio.start_server(tunnel, "127.0.0.1", 0)
-    hosts.proxy = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-    try:
-        yield hosts
-    finally:
-        for one in (proxy, server):
-            one.close()
-        for task in list(tasks):
-            task.cancel()
-        if tasks:
-            await asyncio.wait(list(tasks))
-        for one in (proxy, server):
-            await one.wait_closed()
+        async with serving(tunnel) as proxy_port:
+            hosts.proxy = f"http://127.0.0.1:{proxy_port}"
+            yield hosts
 
 
 _REGIONS = ("", ".us-east-1", ".eu-central-1", ".us-west-2")

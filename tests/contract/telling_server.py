@@ -6,14 +6,14 @@ import asyncio
 import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+
+from tests.serving import serving
 
 # Byte value = offset modulo 251: a misplaced byte names itself.
 RAMP = bytes(i % 251 for i in range(400_000))
 _RANGE = re.compile(rb"(?im)^Range: bytes=(\d+)-(\d+)\r$")
-# More than any test asks at once: what the kernel drops comes again after a second.
-_BACKLOG = 1024
 
 
 def answer(start: int, stop: int, *extra: str, tag: str = '"x"', body: bytes | None = None) -> bytes:
@@ -90,43 +90,20 @@ class TellingServer:
         number = self.connections
         self.writers.append(writer)
         self.connected.set()
-        with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            while True:
-                asked = Asked(await reader.readuntil(b"\r\n\r\n"), number)
-                self.asked.append(asked)
-                self.came.set()
-                if self.script is None:
-                    writer.write(asked.good())
-                else:
-                    await self.script(asked, writer)
-                await writer.drain()
-        writer.transport.abort()
+        while True:
+            asked = Asked(await reader.readuntil(b"\r\n\r\n"), number)
+            self.asked.append(asked)
+            self.came.set()
+            if self.script is None:
+                writer.write(asked.good())
+            else:
+                await self.script(asked, writer)
+            await writer.drain()
 
 
 @asynccontextmanager
 async def telling(context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> AsyncIterator[TellingServer]:
     """A server on a port of its own."""
     told = TellingServer()
-    tasks: set[asyncio.Task[None]] = set()
-    is_over = False
-
-    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if is_over:  # its client was content, or gone, before the handshake had ended here
-            writer.transport.abort()
-            return
-        task = asyncio.get_running_loop().create_task(told.serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(connected, host, 0, ssl=context, backlog=_BACKLOG)
-    told.port = server.sockets[0].getsockname()[1]
-    try:
+    async with serving(told.serve, context, host) as told.port:
         yield told
-    finally:
-        is_over = True
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        if tasks:
-            await asyncio.wait(list(tasks))
-        await server.wait_closed()

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from streamer.placement.members import Member
+from tests.serving import serving
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -48,21 +49,8 @@ async def peer(answer: Answer) -> AsyncIterator[Member]:
     """A member whose answers to all requests are these."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            await answer(writer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # a cancelled one is logged by asyncio's streams
-        finally:
-            writer.close()
+        await reader.readuntil(b"\r\n\r\n")
+        await answer(writer)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    tasks = asyncio.all_tasks()
-    try:
-        yield Member("hostile", f"127.0.0.1:{server.sockets[0].getsockname()[1]}", 1 << 30)
-    finally:
-        server.close()
-        left = [task for task in asyncio.all_tasks() - tasks if "connected" in repr(task)]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+    async with serving(connected) as port:
+        yield Member("hostile", f"127.0.0.1:{port}", 1 << 30)

@@ -13,6 +13,7 @@ import pytest
 from streamer.peers.base import Refusal
 from streamer.placement.members import Member
 from tests.peers.parts import TOKEN, Asker, asked, asker, fetch, node, put_chunk
+from tests.serving import serving
 
 pytestmark = [pytest.mark.process, pytest.mark.timing]  # about how long readers wait
 
@@ -108,12 +109,9 @@ async def test_an_address_without_a_server_is_probed_once_in_each_pause():
         request = await reader.readuntil(b"\r\n\r\n")
         requests.put_nowait((asyncio.get_running_loop().time(), request.split()[1]))
         assert TOKEN.encode() in request
-        writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with asyncio.timeout(30), asker() as b:
-        member = Member("x", address)
+    async with asyncio.timeout(30), serving(connected) as port, asker() as b:
+        member = Member("x", f"127.0.0.1:{port}")
         found = await asyncio.gather(*(fetch(b, member, asked(number, 1000)) for number in range(8)))
         assert set(found) == {Refusal.DOWN}
         while not requests.empty():
@@ -121,7 +119,6 @@ async def test_an_address_without_a_server_is_probed_once_in_each_pause():
         (first, *paths), (second, *more) = await requests.get(), await requests.get()
         assert await fetch(b, member, asked(1, 1000)) is Refusal.DOWN
         assert requests.empty()
-    server.close()
     assert [*paths, *more] == [b"/v1/peer", b"/v1/peer"]
     assert second - first >= 1.9
 

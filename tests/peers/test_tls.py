@@ -20,6 +20,7 @@ from streamer.peers import tls
 from streamer.peers.base import Refusal
 from streamer.placement.members import Member
 from tests.peers.parts import TOKEN, asked, asker, certified, fetch, node, put_chunk
+from tests.serving import serving
 
 pytestmark = pytest.mark.process
 
@@ -95,11 +96,9 @@ async def test_an_impostor_gets_no_token(tmp_path, folder):
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.extend(await reader.read())
-        writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
-    async with server, asker(tls_folder=folder) as b:
-        member = Member("impostor", f"127.0.0.1:{server.sockets[0].getsockname()[1]}", 1 << 30)
+    async with serving(connected, context) as port, asker(tls_folder=folder) as b:
+        member = Member("impostor", f"127.0.0.1:{port}", 1 << 30)
         assert await fetch(b, member, asked(1, 1000)) is Refusal.DOWN
         assert not b.client.is_up(member)
     assert seen == b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,6 +14,7 @@ import pytest
 
 from streamer.store.curl import multi as curl_multi
 from streamer.store.curl.multi import Multi
+from tests.serving import serving
 
 BODY = bytes(range(256)) * 400
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
@@ -33,31 +34,21 @@ class Server:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         self.writers.append(writer)
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                await reader.readuntil(b"\r\n\r\n")
-                self.heard += 1
-                if self.heard >= self.expected:
-                    self.asked.set()
-                if self.answers:
-                    writer.write(ANSWER)
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            self.heard += 1
+            if self.heard >= self.expected:
+                self.asked.set()
+            if self.answers:
+                writer.write(ANSWER)
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Server]:
-    """A server on a port of its own; its tasks end with its connections."""
+async def server_of_answers() -> AsyncIterator[Server]:
+    """A server on a port of its own."""
     told = Server()
-    server = await asyncio.start_server(told.serve, "127.0.0.1", 0)
-    told.port = server.sockets[0].getsockname()[1]
-    try:
+    async with serving(told.serve) as told.port:
         yield told
-    finally:
-        server.close()
-        for writer in told.writers:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-        await server.wait_closed()
 
 
 @pytest.fixture
@@ -88,7 +79,7 @@ async def unanswered(multi: Multi, server: Server) -> asyncio.Future[None]:
 @pytest.mark.process
 async def test_many_at_once(multi: Multi) -> None:
     """Each has its body, and the connections serve again."""
-    async with serving() as server:
+    async with server_of_answers() as server:
         for _ in range(2):
             handles = [easy(server.port) for _ in range(5)]
             await asyncio.gather(*(multi.perform(handle) for handle, _ in handles))
@@ -101,7 +92,7 @@ async def test_many_at_once(multi: Multi) -> None:
 async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits at many sockets is taken over several turns, between which others have theirs."""
     monkeypatch.setattr(curl_multi, "_TURN_SECONDS", 0.0)
-    async with serving() as server:
+    async with server_of_answers() as server:
         handles = [easy(server.port) for _ in range(12)]
         server.answers, server.expected = False, len(handles)
         tasks = [asyncio.ensure_future(multi.perform(handle)) for handle, _ in handles]
@@ -120,7 +111,7 @@ async def test_the_loop_has_its_turn(multi: Multi, monkeypatch: pytest.MonkeyPat
 @pytest.mark.process
 async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
     """It is watched no more, so that the loop does not spin, and the next request makes another."""
-    async with serving() as server:
+    async with server_of_answers() as server:
         await multi.perform(easy(server.port)[0])
         server.writers[0].close()
         await server.writers[0].wait_closed()
@@ -137,7 +128,7 @@ async def test_idle_connection_that_the_server_closes(multi: Multi) -> None:
 @pytest.mark.process
 async def test_cancelled(multi: Multi) -> None:
     """Nothing is left of a request that nobody waits for."""
-    async with serving() as server:
+    async with server_of_answers() as server:
         task = await unanswered(multi, server)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -149,7 +140,7 @@ async def test_cancelled(multi: Multi) -> None:
 @pytest.mark.process
 async def test_closed(multi: Multi) -> None:
     """Whoever waits is cancelled; a second time does nothing."""
-    async with serving() as server:
+    async with server_of_answers() as server:
         task = await unanswered(multi, server)
         await multi.close()
         await multi.close()
@@ -161,7 +152,7 @@ async def test_closed(multi: Multi) -> None:
 @pytest.mark.process
 async def test_failed(multi: Multi) -> None:
     """libcurl's error arrives."""
-    async with serving() as server:
+    async with server_of_answers() as server:
         port = server.port
     with pytest.raises(pycurl.error) as caught:
         await multi.perform(easy(port)[0])
