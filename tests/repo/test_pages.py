@@ -82,15 +82,27 @@ def test_every_argument_of_torchs_loader_has_its_row() -> None:
     assert set(torchs) <= {*ours, *torch_arguments._INSTEAD}
 
 
+def _text(page: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors that headings get: lower case, without punctuation, hyphens for spaces."""
+    headings = re.findall(r"^#+ +(.+)$", _text(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_lead_somewhere(page: Path) -> None:
-    """Relative links to files, and to headings where they name one."""
-    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith(("http:", "https:", "#")):
+    """Relative links name files that exist, and headings that these have."""
+    for target in re.findall(r"\]\(([^)]+)\)", _text(ROOT / page)):
+        if target.startswith(("http:", "https:")):
             continue
-        path, _, _ = target.partition("#")
-        assert (ROOT / page.parent / path).exists(), target
+        path, _, heading = target.partition("#")
+        linked = ROOT / page.parent / path if path else ROOT / page
+        assert linked.exists(), target
+        assert not heading or heading in _anchors(linked), target
 
 
 def test_extras_are_asked_of_the_distribution_that_has_them() -> None:
