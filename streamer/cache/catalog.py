@@ -1,4 +1,4 @@
-"""The persistent index of the cache: one row per chunk in diskcache (SQLite), bytes and text only.
+"""The persistent index of the cache: one row per chunk in diskcache (SQLite), as bytes and text only.
 
 The files are the truth and the catalog is their index: it is read in one query at start, written in batches off the
 loop, and made anew when anything in it is not what we write ourselves. Nothing in it is ever unpickled: diskcache by
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _USED = "used:"
-# As diskcache calls it.
+# diskcache's name of the file.
 _DATABASE = "cache.db"
 
 
 class CatalogContents(msgspec.Struct):
-    """All rows: chunks by key, and when each dataset was last used (seconds since 1970)."""
+    """All rows: chunks by key, and the time of each dataset's last use (seconds since 1970)."""
 
     chunks: dict[bytes, CatalogRow]
     used: dict[str, float]
@@ -42,7 +42,7 @@ class Catalog:
     """The catalog's folder. Lives on one thread (SQLite connections do); owned by `ChunkCache`.
 
     Args:
-        directory: made when missing, mode 0700.
+        directory: created if missing, with mode 0700.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -54,9 +54,9 @@ class Catalog:
         return f"Catalog({str(self._directory)!r}, {'closed' if self._closed else 'open'})"
 
     def open(self) -> CatalogContents:
-        """Opens it and reads every row in one query; a damaged or foreign one is made anew, empty.
+        """Opens the catalog and reads every row in one query; replaces a damaged or foreign one by an empty one.
 
-        One that is not there is made by the first `write`: a first start does not wait for it.
+        A missing catalog is created by the first `write`, so that a first start does not wait for it.
         """
         self._closed = False
         if not self._exists:
@@ -77,7 +77,7 @@ class Catalog:
         return (self._directory / _DATABASE).exists()
 
     def peek(self) -> dict[bytes, CatalogRow]:
-        """The chunk rows, read without changing anything; empty when it cannot be read, and in a layer."""
+        """Reads the chunk rows without changing anything; returns none if they cannot be read, and in a layer."""
         if not self._exists:
             return {}
         from streamer.cache.catalog_database import FOREIGN_ERRORS
@@ -103,17 +103,17 @@ class Catalog:
         used: Iterable[str] = (),
         forgotten: Iterable[str] = (),
     ) -> None:
-        """One transaction: rows added, rows removed, datasets used now and those that are never used again.
+        """Adds and removes rows, and marks datasets as used now or never used again, in one transaction.
 
         Raises:
-            CacheError: the disk does not take it; the files are unharmed, the next start reconciles.
+            CacheError: the disk refuses the write; the files are unharmed, and the next start reconciles.
         """
         if self._closed:
             raise CacheError(f"the catalog {self._directory} is closed")
         from streamer.cache.catalog_database import DATABASE_ERRORS
 
         try:
-            if self._cache is None:  # by identity: an empty one is false, and costs a query
+            if self._cache is None:  # not by truth value, which is false for an empty catalog and costs a query
                 self._cache = self._open_or_remove()
             cache = self._cache
             with cache.transact():
@@ -125,11 +125,11 @@ class Catalog:
                     cache.delete(_USED + dataset)
                 for dataset in used:
                     cache.set(_USED + dataset, f"{time.time():.3f}")
-        except (*DATABASE_ERRORS, OSError) as error:  # OSError: its folder was removed
+        except (*DATABASE_ERRORS, OSError) as error:  # OSError: the folder was removed
             raise CacheError(f"cannot write the catalog in {self._directory}: {error}") from error
 
     def _open_or_remove(self) -> diskcache.Cache:
-        """Opens it. One that a full disk has left unfinished goes, so that the next write makes it anew."""
+        """Opens the database. Removes one that a full disk left unfinished, so that the next write makes a new one."""
         from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
 
         try:
@@ -139,16 +139,16 @@ class Catalog:
             raise
 
     def _empty(self) -> None:
-        """Removes the files. Not the folder: one that is missing is taken for the work of a cleaner."""
+        """Removes the files but not the folder: a missing folder would be taken for the work of a cleaner."""
         with contextlib.suppress(OSError):
             empty(self._directory)
 
     def reopen(self) -> None:
-        """Its files were removed: the next `write` makes new ones."""
+        """Drops the connection to files that were removed; the next `write` makes new ones."""
         self._leave()
 
     def close(self) -> None:
-        """Closes the connection; again is harmless."""
+        """Closes the connection; idempotent."""
         self._closed = True
         self._leave()
 

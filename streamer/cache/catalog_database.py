@@ -1,4 +1,4 @@
-"""The catalog's database: diskcache without its pickles, files and culling. Apart: it costs a start 4 ms to import."""
+"""The catalog's database: diskcache without pickles, files and culling. Its import costs 4 ms, so it happens late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diskcache.core import DBNAME, DEFAULT_SETTINGS, METADATA, MODE_RAW, MODE_TE
 
 from streamer.cache.catalog_row import ForeignRowError
 
-# Errors of a database, and those that a damaged or foreign one causes in this module.
+# Errors of a database, and those that a damaged or foreign database causes in this module.
 DATABASE_ERRORS = (sqlite3.Error, diskcache.Timeout)
 FOREIGN_ERRORS = (*DATABASE_ERRORS, ForeignRowError, TypeError, ValueError)
 
@@ -33,28 +33,28 @@ _SETTINGS: dict[str, int | str] = {
 
 
 class CatalogDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
-    """Stores and accepts bytes and text inside the row; refuses pickles, numbers and files, both ways."""
+    """Stores and accepts bytes and text inside the row; refuses pickles, numbers and files in both directions."""
 
     def put(self, key: object) -> tuple[object, bool]:
-        """A key as SQLite stores it."""
+        """Returns a key as SQLite stores it."""
         if isinstance(key, bytes):
             return sqlite3.Binary(key), True
         return _text(key), True
 
     def get(self, key: object, raw: int) -> bytes | str:
-        """A key as it was put."""
+        """Returns a key as it was put."""
         if not raw or not isinstance(key, bytes | str):
             raise ForeignRowError(f"the catalog holds a key of type {type(key).__name__} (raw={raw})")
         return key
 
     def store(self, value: object, read: bool, key: object = None) -> tuple[int, int, None, object]:
-        """A value as SQLite stores it: size of a file (none), mode, file name (none), value."""
+        """Returns a value as SQLite stores it: size of a file (none), mode, file name (none), value."""
         if isinstance(value, bytes) and not read:
             return 0, MODE_RAW, None, sqlite3.Binary(value)
         return 0, MODE_TEXT, None, _text(value)
 
     def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> bytes | str:
-        """A value as it was stored; any other mode is foreign."""
+        """Returns a value as it was put; refuses any other mode as foreign."""
         plain = (mode == MODE_RAW and isinstance(value, bytes)) or (mode == MODE_TEXT and isinstance(value, str))
         if filename is not None or read or not plain:
             raise ForeignRowError(f"the catalog holds a row of mode {mode}, file {filename!r}: it is not ours")
@@ -62,11 +62,11 @@ class CatalogDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no typ
         return value
 
     def filename(self, key: object = None, value: object = None) -> tuple[str, str]:
-        """Values never go to files."""
+        """Refuses: values never go to files."""
         raise ForeignRowError("the catalog does not store files")
 
     def remove(self, file_path: str) -> None:
-        """A row cannot make us unlink a file, wherever it points."""
+        """Refuses: a row must not make us unlink a file, wherever it points."""
 
 
 def _text(value: object) -> str:
@@ -76,10 +76,10 @@ def _text(value: object) -> str:
 
 
 def open_database(directory: Path) -> diskcache.Cache:
-    """Opens the database of a folder, or makes it there.
+    """Opens the database in a folder, or creates it there.
 
     Raises:
-        sqlite3.Error, diskcache.Timeout, ForeignRowError, TypeError, ValueError: it cannot be had, or is not ours.
+        sqlite3.Error, diskcache.Timeout, ForeignRowError, TypeError, ValueError: it cannot be opened, or is foreign.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
     if (directory / DBNAME).exists():
@@ -88,7 +88,7 @@ def open_database(directory: Path) -> diskcache.Cache:
     try:
         cache.__init__(str(directory), timeout=5, disk=CatalogDisk, **_SETTINGS)
     except BaseException:
-        # A constructor that fails, on a full disk, leaves its connection open.
+        # If the constructor fails, on a full disk, it leaves its connection open.
         with contextlib.suppress(AttributeError):
             cache.close()
         raise
@@ -96,7 +96,7 @@ def open_database(directory: Path) -> diskcache.Cache:
 
 
 def read_rows(directory: Path) -> Iterator[tuple[bytes | str, bytes | str]]:
-    """Keys and values of all rows, in one query that changes nothing."""
+    """Yields the keys and values of all rows, in one query that changes nothing."""
     disk = CatalogDisk(str(directory))
     with contextlib.closing(_connect(directory / DBNAME)) as connection:
         for key, raw, mode, filename, value in connection.execute("SELECT key, raw, mode, filename, value FROM Cache"):
@@ -104,12 +104,12 @@ def read_rows(directory: Path) -> Iterator[tuple[bytes | str, bytes | str]]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """A connection that only reads."""
+    """Opens a connection that only reads."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Checks before diskcache opens it: damage, foreign triggers that would run at our writes, foreign settings.
+    """Refuses damage, triggers that would run at our writes, and foreign settings, before diskcache opens the database.
 
     (Its constructor leaves connections open when it fails.)
     """

@@ -1,4 +1,4 @@
-"""Keeps the catalog up to date: rows as they come, many in one transaction, on a thread of its own."""
+"""Keeps the catalog up to date: writes rows as they come, many in one transaction, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class CatalogKeeper:
         return await in_thread(self._thread, work)
 
     def begin(self, catalog: Catalog, changes: CatalogChanges) -> None:
-        """Takes an opened catalog over, with the changes that were found at the start."""
+        """Takes over an opened catalog, with the changes that were found at the start."""
         self._catalog, self._changes = catalog, changes
         self._dirty.set()
 
     def added(self, key: bytes, row: CatalogRow) -> None:
-        """A chunk is there."""
+        """Records a chunk that was published."""
         if row.dataset not in self._seen:
             self.use(row.dataset)
         self._changes.removed.discard(key)
@@ -57,7 +57,7 @@ class CatalogKeeper:
         self._dirty.set()
 
     def removed(self, keys: Iterable[bytes]) -> None:
-        """Chunks are gone."""
+        """Records chunks that are gone."""
         for key in keys:
             self._changes.added.pop(key, None)
             self._changes.removed.add(key)
@@ -78,11 +78,11 @@ class CatalogKeeper:
         self._dirty.set()
 
     def lost(self) -> None:
-        """The catalog's files were removed: the next rows go to new ones, and the next start looks at the chunks."""
+        """Starts new files after the catalog's were removed; the next start of the engine then looks at the chunks."""
         self._is_lost = True
 
     async def run(self) -> None:
-        """Writes rows until it is stopped and nothing is left."""
+        """Writes rows until `stop` is called and nothing is left."""
         while self._is_open or self._changes:
             await self._dirty.wait()
             self._dirty.clear()
@@ -91,7 +91,7 @@ class CatalogKeeper:
                 await self._write(changes)
 
     def stop(self) -> None:
-        """Lets `run` end after the last rows."""
+        """Lets `run` end after it has written the last rows."""
         self._is_open = False
         self._dirty.set()
 

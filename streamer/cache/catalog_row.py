@@ -1,4 +1,4 @@
-"""One row of the catalog as bytes, and changes of rows that are not written yet."""
+"""One row of the catalog as bytes, and changes that are not written yet."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 from streamer.errors import CacheError
 
-# version of the row, file_bytes; the rest is the dataset's id in UTF-8.
+# Version of the row, file_bytes; the rest is the dataset's id in UTF-8.
 _ROW = struct.Struct("<BQ")
 ROW_VERSION = 1
 
 
 class ForeignRowError(CacheError):
-    """The catalog holds a row that this program does not write."""
+    """Raised for a row that this program does not write."""
 
 
 class CatalogRow(msgspec.Struct, frozen=True):
@@ -24,15 +24,15 @@ class CatalogRow(msgspec.Struct, frozen=True):
     dataset: str
 
     def encode(self) -> bytes:
-        """The row's value."""
+        """Returns the row's value."""
         return _ROW.pack(ROW_VERSION, self.file_bytes) + self.dataset.encode()
 
     @classmethod
     def decode(cls, raw: bytes) -> CatalogRow:
-        """Reads a value.
+        """Parses a value.
 
         Raises:
-            ForeignRowError: another version, or not ours.
+            ForeignRowError: it has another version, or was written by another program.
         """
         if len(raw) < _ROW.size or raw[0] != ROW_VERSION:
             raise ForeignRowError(f"a catalog row of {len(raw)} bytes is not of version {ROW_VERSION}")
@@ -41,7 +41,7 @@ class CatalogRow(msgspec.Struct, frozen=True):
 
 
 class CatalogChanges(msgspec.Struct):
-    """Changes that the catalog does not have yet: rows, and datasets that are used now or forgotten."""
+    """Changes that the catalog does not have yet: rows, and datasets that are used now or to be forgotten."""
 
     added: dict[bytes, CatalogRow]
     removed: set[bytes]

@@ -1,4 +1,4 @@
-"""The cache folder in use: publishes, finds and unlinks chunk files, and never takes more than its limit.
+"""The cache folder in use: publishes, finds and unlinks chunk files, and never exceeds its limit.
 
 The policy decides what stays and what is evicted; this module carries it out and keeps the limit.
 """
@@ -42,26 +42,26 @@ from streamer.formats.chunkfile import file_bytes
 logger = logging.getLogger(__name__)
 
 FILE_THREADS = 2
-# How often one write makes the folder again; a cleaner that is still at work may remove it twice.
+# How often one write makes the folder again: a cleaner that is still at work may remove it twice.
 MOST_RESTORES = 4
 
 
 def _ignore(news: object) -> None:
-    """For a cache without an engine."""
+    """Ignores warnings, for a cache without an engine."""
 
 
 class ChunkCache:
     """Owner of one cache folder; lives on one loop, inside its `async with`. File work runs in its own threads.
 
     Args:
-        config: where, how much, which layers.
+        config: the folder, its limits and its layers.
 
     Attributes:
         root: the folder.
-        folder, space: the folder as it was opened and its bytes; from the start on.
-        on_lost: called with the chunks that are gone after the folder was removed and made again.
-        on_warning: called with a sentence for those who use the cache, besides the log.
-        is_used: whether there are readers.
+        folder, space: the opened folder and its bytes; set at the start.
+        on_lost: called with the chunks that are lost when the folder was removed and made again.
+        on_warning: called with a sentence for the cache's users; it is logged as well.
+        is_used: tells whether there are readers.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -109,7 +109,7 @@ class ChunkCache:
             self._stop_threads()
 
     def _start(self) -> CatalogChanges:
-        """Opens everything; returns what the catalog does not know yet."""
+        """Opens everything; returns the changes that the catalog lacks."""
         self.folder = open_folder(self.config.directory, self.config.group)
         self._guard = FolderGuard(self.folder)
         self._catalog = Catalog(self.folder.path / "catalog")
@@ -129,23 +129,23 @@ class ChunkCache:
         return CatalogChanges(found.added, found.removed, set(), found.forgotten)
 
     async def resize(self, limit_bytes: int) -> None:
-        """Another limit for the whole folder. `limits` follow: tell the policy and evict its victims."""
+        """Sets another limit for the whole folder. `limits` follow: tell the policy and evict its victims."""
         self.space.resize(limit_bytes)
         await self.measure()
 
     async def measure(self) -> None:
         """Measures manifests and free space; `limits` follow."""
         self.restore()
-        with contextlib.suppress(FileNotFoundError):  # it is removed just now
+        with contextlib.suppress(FileNotFoundError):  # it is being removed
             await in_thread(self._files, self.space.measure)
         if self._leftovers and not self.space.refused:
             removed = await self._leftovers.remove(self._files, self._chunks)
             self.space.release(*removed.values())
 
     def restore(self, *, asked: bool = False) -> CacheError | None:
-        """Makes the folder again if another program has removed it; returns why it is not there, or None.
+        """Makes the folder again if another program has removed it; returns why it is missing, or None.
 
-        Without readers it stays away, unless it is `asked` for: a script may remove it after its job.
+        Without readers the folder stays away, unless it is `asked` for: a script may remove it after its job.
         """
         try:
             if not self._guard.restore(wanted=asked or self.is_used()):
@@ -192,14 +192,14 @@ class ChunkCache:
 
     @property
     def limits(self) -> Limits:
-        """What the policy keeps to: less than the user permits while others fill the disk, or it refuses writes."""
+        """Limits for the policy: below the user's while other programs fill the disk, or while it refuses writes."""
         return self.space.limits(self._fallback.taken_bytes, self._fallback.limit_bytes)
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Every folder that may hold a chunk, in the order for readers: the cache, memory, the layers.
+        """Every folder that may hold a chunk, in the order in which readers look: the cache, memory, the layers.
 
-        The one in memory does not exist before the disk refuses a write.
+        The one in memory is created when the disk first refuses a write.
         """
         return (self.folder.path, self._fallback.path, *(layer.path for layer in self._layers))
 
@@ -208,7 +208,7 @@ class ChunkCache:
         return self._found
 
     def keys(self) -> list[bytes]:
-        """Chunks of the writable folder now."""
+        """Chunks that are in the writable folder now."""
         return list(self._chunks)
 
     def length(self, key: bytes) -> int:
@@ -220,11 +220,11 @@ class ChunkCache:
         return list(self._below)
 
     def contains(self, key: bytes) -> bool:
-        """True: readable now, here or in a layer."""
+        """Whether the chunk is readable now, here or in a layer."""
         return key in self._chunks or key in self._fallback.chunks or key in self._below
 
     def path(self, key: bytes) -> Path | None:
-        """The file of a chunk; None: it is not in the cache."""
+        """The file of a chunk, or None if it is not in the cache."""
         own = self._own_path(key)
         if own is None and key in self._below:
             return self._layers[self._below[key]].chunk_path(key)
@@ -257,7 +257,7 @@ class ChunkCache:
         codec: int = 0,
         dataset: str = "",
     ) -> Published:
-        """Makes a chunk readable: checksums, one file, one rename. Its bytes are reserved before anything is written.
+        """Makes a chunk readable: checksums, one file, one rename. Reserves its bytes before anything is written.
 
         Safe to cancel: the thread that writes is waited for, so `parts` may be reused afterwards.
 
@@ -269,12 +269,12 @@ class ChunkCache:
             dataset: the manifest's digest, for the catalog.
 
         Returns:
-            Where it is: in the cache folder, or in memory when the disk refused it. Then `limits` are lower: tell the
-            policy and evict its victims.
+            Where the chunk is: in the cache folder, or in memory if the disk refused it. In that case `limits` are
+            lower: tell the policy and evict its victims.
 
         Raises:
-            CacheFullError: no room within the limit; evict, then try again.
-            CacheError: neither the disk took it nor memory; evict, then try again.
+            CacheFullError: it does not fit within the limit; evict, then try again.
+            CacheError: neither the disk nor memory accepted it; evict, then try again.
         """
         self._check_open()
         chunk = ChunkBytes(key, parts, sample_offsets, codec)
@@ -294,7 +294,7 @@ class ChunkCache:
         try:
             await self._write(chunk)
         except BaseException as error:
-            # A cancel may come after the rename; a folder of which a part is no folder any more is restored later.
+            # A cancellation may come after the rename. If a part of the folder is missing, it is restored later.
             with contextlib.suppress(OSError):
                 self.folder.chunk_path(chunk.key).unlink()
             self.space.release(length)
@@ -308,7 +308,7 @@ class ChunkCache:
         return Published(self.folder.path, length)
 
     async def _write(self, chunk: ChunkBytes) -> None:
-        """Writes a chunk's file; makes the folder again where it was removed."""
+        """Writes a chunk's file; makes the folder again if it was removed."""
         for _ in range(MOST_RESTORES):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._guard.check()
@@ -327,14 +327,14 @@ class ChunkCache:
         return await self._fallback.publish(chunk, length, self._files, Refusal(self.root, self.config.group, code))
 
     def _refused(self, reason: str) -> None:
-        """The disk took no write or no unlink; said once."""
+        """Notes that the disk refused a write or an unlink; warns once."""
         if not self.space.was_refused:
             self.space.was_refused = True
             self._warn(f"the cache folder {self.root} refuses writes ({reason}): chunks pass through memory meanwhile")
         self.space.refused = True
 
     async def evict(self, keys: Iterable[bytes]) -> None:
-        """Unlinks chunks in one thread job; unknown keys are ignored. `path` does not find them from the first moment.
+        """Unlinks chunks in one thread job; ignores unknown keys. `path` stops finding them at once.
 
         Raises:
             CacheError: a file could not be unlinked; its bytes stay counted.
@@ -368,7 +368,7 @@ class ChunkCache:
         self._keeper.removed(lengths)
 
     def use(self, dataset: str) -> None:
-        """Marks the dataset as used now: after a restart, least recently used datasets are evicted first."""
+        """Marks the dataset as used now: after a restart, the least recently used datasets are evicted first."""
         self._keeper.use(dataset)
 
     def forget(self, dataset: str) -> None:
@@ -388,13 +388,13 @@ class ChunkCache:
         except (IntegrityError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 self.restore()
-            if self.path(key) == path:  # neither evicted meanwhile, nor gone with the whole folder
+            if self.path(key) == path:  # neither evicted meanwhile, nor removed with the whole folder
                 self._count.damaged_chunks += 1
                 logger.info("a chunk in the cache is corrupt: %s", error)
             return False
         return True
 
     async def advise(self, key: bytes, advice: linux.Advice) -> None:
-        """Tells the kernel about a chunk's pages; harmless when it is not in the cache."""
+        """Advises the kernel about a chunk's pages; does nothing if the chunk is not in the cache."""
         if (path := self.path(key)) is not None:
             await in_thread(self._files, advise, path, advice)

@@ -1,4 +1,4 @@
-"""The bytes of a cache folder: its limit, its chunk files, and what is reserved before a write."""
+"""The bytes of a cache folder: its limit, its chunk files, and the bytes reserved for writes."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from streamer.errors import CacheFullError
 
 # Markers, 20 folders of a block each, an empty catalog (48 KiB) and its log (at most 256 KiB, see `catalog`).
 FIXED_BYTES = 512 << 10
-# The default limit: this share of the free space and of what the cache holds already.
+# The default limit: this share of the free space and of what the cache already holds.
 DEFAULT_SHARE = 0.8
-# For what is being sent to peers.
+# Set aside for files that are being sent to peers.
 SEND_SHARE = 1 / 32
 MOST_SEND_BYTES = 512 << 20
 # The default floor of free space: this share of the filesystem, what ext4 keeps for root; less where the default limit
 # leaves less.
 DEFAULT_FLOOR_SHARE = 0.05
 
-# Inodes that are left to manifests, logs of indexes and other programs: a fiftieth, within these.
+# Inodes left to manifests, logs of indexing and other programs: a fiftieth, within these bounds.
 LEAST_FREE_INODES = 16
 MOST_FREE_INODES = 1024
 
 
 class DiskSpace:
-    """Owned by one `ChunkCache`; `reserve` lives on its loop, the rest may run in its threads.
+    """Owned by one `ChunkCache`; `reserve` runs on its loop, the rest may run in its threads.
 
     Args:
         path: the folder.
-        config: its limit for the whole folder, where None is a share of the free space, and the free space that is left
-            to other programs.
+        config: the limit of the whole folder (None: a share of the free space), and the free space left to other
+            programs.
         charged_bytes: bytes of its chunk files at the start.
         files: number of its chunk files at the start.
 
     Attributes:
-        charged_bytes: what chunk files take, reserved bytes included, as `table.charge` counts them.
-        files: how many they are.
-        whole_limit_bytes: of the whole folder; without one that was set, the share of the most that was free.
-        overhead_bytes: what manifests, catalog and folders take of it, as of the last `measure`.
-        refused: the disk has refused a write since the last `measure`, or is read-only.
-        was_refused: it has, since the start.
-        serves_peers: deleted files may still be open, because they are being sent.
-        disk_bytes, free_bytes: of the filesystem, as of the last `measure`.
-        leftover_bytes: of the charged bytes, those of files that could not be removed.
+        charged_bytes: bytes of chunk files, reserved ones included, as `table.charge` counts them.
+        files: number of chunk files.
+        whole_limit_bytes: limit of the whole folder; if none was set, a share of the most that was ever free.
+        overhead_bytes: bytes of manifests, catalog and folders, as of the last `measure`.
+        refused: whether the disk has refused a write since the last `measure`, or is read-only.
+        was_refused: whether it has refused one since the start.
+        serves_peers: whether deleted files may still be open because they are being sent.
+        disk_bytes, free_bytes: size and free space of the filesystem, as of the last `measure`.
+        leftover_bytes: bytes among the charged ones of files that could not be removed.
     """
 
     def __init__(self, path: Path, config: CacheConfig, charged_bytes: int, files: int = 0) -> None:
@@ -71,12 +71,12 @@ class DiskSpace:
 
     @property
     def hard_limit_bytes(self) -> int:
-        """The limit that is never exceeded: the whole limit less manifests, catalog and what is set aside."""
+        """The limit that is never exceeded: the whole limit minus manifests, catalog and the bytes set aside."""
         return max(0, self.whole_limit_bytes - self.overhead_bytes - self.send_bytes)
 
     @property
     def most_bytes(self) -> int:
-        """What chunks that are in use may take, however full the disk is: what it has no room for goes to memory."""
+        """Bytes that chunks in use may take, however full the disk is; those that it has no space for go to memory."""
         return max(0, self.most_whole_bytes - self.overhead_bytes - self.send_bytes)
 
     @property
@@ -86,18 +86,18 @@ class DiskSpace:
 
     @property
     def send_bytes(self) -> int:
-        """What is set aside for files that are being sent to peers: deleted ones take their bytes until then."""
+        """Bytes set aside for files that are being sent to peers: a deleted one occupies its bytes until it is sent."""
         return min(int(SEND_SHARE * self.whole_limit_bytes), MOST_SEND_BYTES) if self.serves_peers else 0
 
     def limits(self, memory_bytes: int, memory_limit_bytes: int) -> Limits:
-        """The present limits of chunk files.
+        """Returns the present limits of chunk files.
 
-        The hard limit, or what is there and what is free above the floor (as of the last `measure`) if that is less.
-        While the disk refuses writes: its present chunks.
+        These are the hard limit, or, if less, the bytes in use plus those free above the floor (as of the last
+        `measure`). While the disk refuses writes, the limit is the bytes of the present chunks.
 
         Args:
-            memory_bytes: what chunks take in the memory fallback.
-            memory_limit_bytes: what they may take there.
+            memory_bytes: bytes of the chunks in the memory fallback.
+            memory_limit_bytes: limit of the memory fallback.
         """
         room = (self.charged_bytes if self.refused else self._disk_limit) - self.leftover_bytes
         most = self.most_bytes
@@ -106,7 +106,7 @@ class DiskSpace:
         )
 
     def resize(self, limit_bytes: int) -> None:
-        """Another limit for the whole folder; `measure` it then."""
+        """Sets another limit for the whole folder; call `measure` afterwards."""
         self.whole_limit_bytes, self._is_set = limit_bytes, True
 
     def measure(self) -> None:
@@ -123,8 +123,8 @@ class DiskSpace:
         self.refused = bool(found.f_flag & os.ST_RDONLY)
 
     def _inode_limit(self, found: os.statvfs_result) -> int:
-        """What chunk files of their present mean length may take, so that some inodes stay free."""
-        if not found.f_files:  # made as they are needed
+        """The most bytes that files of the present mean length may take if some inodes are to stay free."""
+        if not found.f_files:  # the filesystem creates inodes as they are needed
             return self._most_present
         spare = found.f_favail - max(LEAST_FREE_INODES, min(MOST_FREE_INODES, found.f_files // 50))
         if not self.files:
@@ -137,10 +137,10 @@ class DiskSpace:
         return max(self._floor_bytes or 0, int((self._floor_share or 0.0) * self.disk_bytes))
 
     async def reserve(self, length: int) -> None:
-        """Reserves the bytes of a file of this length; waits for running unlinks if it must.
+        """Reserves the bytes of a file of this length; waits for running unlinks if necessary.
 
         Raises:
-            CacheFullError: there is no room.
+            CacheFullError: the limit would be exceeded.
         """
         wanted = charge(length)
         while self._unlinks and self.charged_bytes + wanted > self.most_bytes:
@@ -157,12 +157,12 @@ class DiskSpace:
         self.files += 1
 
     def release(self, *lengths: int) -> None:
-        """Files of these lengths are unlinked, or were not written."""
+        """Releases the bytes of files of these lengths: they were unlinked, or not written."""
         self.charged_bytes -= sum(map(charge, lengths))
         self.files -= len(lengths)
 
     def unlink_begins(self, end: asyncio.Event) -> None:
-        """Bytes are released before this event is set: `reserve` may wait for it."""
+        """Notes a running unlink, which releases its bytes before it sets this event: `reserve` may wait for it."""
         self._unlinks.add(end)
 
     def unlink_ends(self, end: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""Work on files off the loop: threads that a cancel waits for, locks on keys, and the jobs themselves."""
+"""Work on files off the loop: threads whose end a cancellation waits for, locks on keys, and the jobs themselves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[..., T], *args: object) -> T:
-    """Runs `work` in a thread of the pool, or of the loop's. A cancel waits for its end; nothing is written later."""
+    """Runs `work` in a thread of the pool, or of the loop's. A cancellation waits for its end: no write comes later."""
     future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
     try:
         await asyncio.wait([future])
@@ -29,7 +29,7 @@ async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[..., T], *ar
 
 
 class KeyLocks:
-    """One holder at a time for each key: its writer, or its unlinker. Lives on one loop."""
+    """Locks on keys: one holder at a time for each, its writer or its unlinker. Lives on one loop."""
 
     def __init__(self) -> None:
         self._busy: dict[bytes, asyncio.Event] = {}
@@ -39,7 +39,7 @@ class KeyLocks:
 
     @contextlib.asynccontextmanager
     async def hold(self, keys: Sequence[bytes]) -> AsyncIterator[asyncio.Event]:
-        """Waits for all keys, then holds all; yields the event that is set when they are free again."""
+        """Waits for all keys, then holds all of them; yields the event that is set when they are free again."""
         while others := [self._busy[key] for key in keys if key in self._busy]:
             await others[0].wait()
         done = asyncio.Event()
@@ -53,7 +53,7 @@ class KeyLocks:
 
 
 def unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> None:
-    """Unlinks files; notes those that failed."""
+    """Unlinks files and collects those that failed."""
     for key, path in paths.items():
         try:
             path.unlink(missing_ok=True)
@@ -62,7 +62,7 @@ def unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> Non
 
 
 def advise(path: Path, advice: linux.Advice) -> None:
-    """Tells the kernel about a file's pages."""
+    """Advises the kernel about a file's pages."""
     with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,8 +1,8 @@
 """The cache folder: its layout, its owner and its contents.
 
     <cache_dir>/            0700 (0750 with a group)
-      streamer-cache        the marker: "streamer cache 1"; another number is another layout
-      root-id               32 hex digits: a reader that mounts the folder elsewhere knows that it is this one
+      streamer-cache        the marker: "streamer cache 1"; another number means another layout
+      root-id               32 hex digits, by which a reader that mounts the folder elsewhere recognises it
       chunks/a/<key>.chunk  0600 (0640 with a group); 16 folders, by the first digit of the key
       manifests/<digest>/   the manifests
       catalog/              diskcache (0700)
@@ -38,7 +38,7 @@ _DIGITS = "0123456789abcdef"
 _FOLDERS = [*SUBFOLDERS, *(f"chunks/{digit}" for digit in _DIGITS)]
 _CHUNK_NAME = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
 
-# A rename there is not atomic for readers on other hosts, locks and SQLite's log do not work: one folder per machine.
+# A rename there is not atomic for readers on other hosts; locks and SQLite's log do not work: one folder per machine.
 NETWORK_FILESYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "afs", "pvfs2"]
     + ["orangefs", "panfs"]
@@ -48,28 +48,28 @@ NETWORK_FILESYSTEMS = frozenset(
 
 
 class Permissions(msgspec.Struct, frozen=True):
-    """Modes of what is created, and the group that may read, if any."""
+    """Modes of files and folders, and the group that may read them, if any."""
 
     folder_mode: int = 0o700
     file_mode: int = 0o600
     group_id: int | None = None
 
     def apply_to_file(self, descriptor: int) -> None:
-        """Mode and group of a new file, whatever the umask says."""
+        """Sets mode and group of a new file, whatever the umask is."""
         if self.group_id is not None:
             os.fchown(descriptor, -1, self.group_id)
         os.fchmod(descriptor, self.file_mode)
 
     @classmethod
     def of(cls, group: str | None) -> Permissions:
-        """For a group's name or number; None: the owner alone.
+        """Permissions for a group's name or number; None means the owner alone.
 
         Raises:
-            ConfigError: no such group.
+            ConfigError: the group does not exist.
         """
         if group is None:
             return cls()
-        if group.isdecimal():  # a container's groups have no names
+        if group.isdecimal():  # in a container groups have no names
             return cls(0o750, 0o640, int(group))
         try:
             return cls(0o750, 0o640, grp.getgrnam(group).gr_gid)
@@ -89,17 +89,17 @@ class Folder(msgspec.Struct, frozen=True):
         return self.path / relative_path(key)
 
     def temporary_path(self, key: bytes) -> Path:
-        """A fresh name in tmp/."""
+        """Returns a fresh name in tmp/."""
         return self.path / "tmp" / f"{key.hex()}.{secrets.token_hex(4)}"
 
 
 def open_folder(path: Path, group: str | None = None) -> Folder:
-    """Opens the folder, creating what is missing, and empties tmp/.
+    """Opens the folder, creates what is missing, and empties tmp/.
 
     Raises:
         CacheError: on a network filesystem, not writable, or owned by another user.
         CacheVersionError: written by another version of the layout, or not a cache folder.
-        ConfigError: no such group.
+        ConfigError: the group does not exist.
     """
     permissions = Permissions.of(group)
     try:
@@ -128,11 +128,11 @@ def is_intact(folder: Folder) -> bool:
 
 
 def make_again(folder: Folder) -> None:
-    """Makes what is missing of an opened folder, with the same id, so that readers know it again.
+    """Recreates the missing parts of an opened folder, with the same id, so that readers recognise it.
 
     Raises:
-        CacheError: another engine has made a folder of its own there meanwhile.
-        OSError: as the disk says.
+        CacheError: another engine has meanwhile created its own folder there.
+        OSError: the disk refuses.
     """
     path, permissions = folder.path, folder.permissions
     path.mkdir(parents=True, exist_ok=True, mode=permissions.folder_mode)
@@ -148,11 +148,11 @@ def make_again(folder: Folder) -> None:
 
 
 def open_layer(path: Path) -> Folder:
-    """Opens a read-only folder of the same layout; nothing is written.
+    """Opens a read-only folder of the same layout; writes nothing.
 
     Raises:
         CacheError: it cannot be read.
-        CacheVersionError: another layout.
+        CacheVersionError: it has another layout.
     """
     try:
         version = (path / MARKER).read_text()
@@ -164,7 +164,7 @@ def open_layer(path: Path) -> Folder:
 
 
 def is_empty(path: Path) -> bool:
-    """A folder in which no cache was made yet, or one that was cleared.
+    """Whether the folder holds no cache yet, or one that was cleared.
 
     Raises:
         CacheError: it cannot be read.
@@ -186,7 +186,7 @@ def _cannot_use(path: Path, error: OSError) -> CacheError:
 
 
 def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
-    """The kind of filesystem under a path: the longest mount point above it; "" when unknown."""
+    """The type of the filesystem under a path, from the longest mount point above it; "" if unknown."""
     text = linux.mountinfo() if mountinfo is None else mountinfo
     real = os.path.realpath(path)
     best, kind = "", ""
@@ -253,7 +253,7 @@ def _check_version(path: Path, text: str) -> None:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Whole or not at all: a kill in between leaves no half marker."""
+    """Writes a whole file or none: a kill in between leaves no partial marker."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     temporary.write_text(text)
     os.rename(temporary, path)
@@ -276,7 +276,7 @@ def _make_subfolders(path: Path, permissions: Permissions) -> None:
 
 
 def _root_id(path: Path, permissions: Permissions, new: str) -> str:
-    """The folder's id; `new` where it has none."""
+    """The folder's id, or `new` if it has none."""
     file = path / ROOT_ID
     if not file.exists():
         _write_once(file, new + "\n")
@@ -287,10 +287,10 @@ def _root_id(path: Path, permissions: Permissions, new: str) -> str:
 
 
 def empty(folder: Path) -> None:
-    """Removes what is in a folder, not the folder.
+    """Removes the content of a folder, but not the folder.
 
     Raises:
-        OSError: it is not there, or something in it stays.
+        OSError: it does not exist, or something in it cannot be removed.
     """
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
@@ -300,7 +300,7 @@ def empty(folder: Path) -> None:
 
 
 def chunk_files(folder: Folder) -> Iterator[tuple[bytes, int]]:
-    """Key and length of every chunk file; anything else below chunks/ is passed over."""
+    """Yields key and length of every chunk file; ignores anything else below chunks/."""
     for digit in _DIGITS:
         try:
             entries = os.scandir(folder.path / "chunks" / digit)
@@ -314,14 +314,14 @@ def chunk_files(folder: Folder) -> Iterator[tuple[bytes, int]]:
 
 
 def read_header(folder: Folder, key: bytes, length: int) -> ChunkHeader:
-    """The header of a chunk file, checked against the file's name and length.
+    """Reads the header of a chunk file and checks it against the file's name and length.
 
     Raises:
-        IntegrityError: torn, truncated, swapped.
+        IntegrityError: it is torn, truncated or swapped.
         OSError: it cannot be read.
     """
     path = os.fspath(folder.chunk_path(key))
-    # Bare calls: a start without a catalog reads all of them (a file object costs twice as much).
+    # System calls without a file object, which costs twice as much: a start without a catalog reads all headers.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         header = ChunkHeader.decode(os.pread(descriptor, HEADER_BYTES, 0), path)
@@ -339,9 +339,9 @@ def read_header(folder: Folder, key: bytes, length: int) -> ChunkHeader:
 
 
 def used_bytes(path: Path, *, chunks: bool = True) -> int:
-    """Bytes the folder takes on the disk (`st_blocks`), folders included; without chunk files if asked.
+    """Bytes the folder occupies on the disk (`st_blocks`), folders included; without chunk files if asked.
 
-    What is renamed or removed meanwhile does not count: a manifest that another request has just built.
+    Files that are renamed or removed meanwhile do not count, such as a manifest that another request has just built.
     """
     total = 0
     stack = [path]

@@ -1,4 +1,4 @@
-"""Makes a cache folder again that another program removes while an engine uses it: `rm`, a cleaner of old files."""
+"""Recreates a cache folder that another program (`rm`, a cleaner of old files) removes while an engine uses it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from streamer.cache.folder import Folder, is_intact, make_again
 from streamer.errors import CacheError
 
-# `rm -r` of a folder that is made again meanwhile removes that one as well, a few times.
+# `rm -r` also removes a folder that is recreated meanwhile, a few times.
 REPEATED_SECONDS = 1.0
 
 
@@ -18,7 +18,7 @@ class FolderGuard:
     """Watches one opened folder. Owned by one `ChunkCache`.
 
     Args:
-        folder: opened.
+        folder: the opened folder.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -26,23 +26,23 @@ class FolderGuard:
         self._lock: int | None = None
         self._is_foreign = False
         self._restored_at = self._restored_before = float("-inf")
-        # The engine has locked this one before it opened the folder.
+        # The engine locked this one before it opened the folder.
         self._locked_inode = os.stat(folder.path).st_ino
 
     def __repr__(self) -> str:
         return f"FolderGuard({str(self._folder.path)!r}, {'made again' if self._lock is not None else 'as opened'})"
 
     def restore(self, *, wanted: bool) -> bool:
-        """Makes the folder again where it, or a part of it, is missing; what was in it is lost.
+        """Recreates the folder if it or a part of it is missing; its content is lost.
 
         Args:
-            wanted: false: a missing folder is an error.
+            wanted: if false, a missing folder is an error.
 
         Returns:
-            True: something was missing.
+            Whether something was missing.
 
         Raises:
-            CacheError: it cannot be made, or another engine has its own there.
+            CacheError: it cannot be created, or another engine has its own there.
         """
         self._is_foreign = False
         if is_intact(self._folder):
@@ -68,29 +68,29 @@ class FolderGuard:
         return True
 
     def check(self) -> None:
-        """Before a write.
+        """Checks the folder before a write.
 
         Raises:
-            FileNotFoundError: the folder is not this engine's any more: `restore` it, or find out why not.
+            FileNotFoundError: the folder is no longer this engine's: `restore` it, or find out why.
         """
         if self._is_foreign:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder.path))
 
     @property
     def is_repeated(self) -> bool:
-        """Whether the program that removed the folder was still at work when it was made again."""
+        """Whether the program that removed the folder was still at work when it was recreated."""
         return self._restored_at - self._restored_before < REPEATED_SECONDS
 
     def close(self) -> None:
-        """Gives the lock of a folder that was made again back; idempotent."""
+        """Releases the lock of a recreated folder; idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
 
     def _lock_again(self) -> None:
-        """The engine's lock is on the folder that is gone; without one a second engine could open the new folder."""
+        """Locks the new folder: the engine's lock is on the old one, so a second engine could open this one."""
         path = self._folder.path
-        if os.stat(path).st_ino == self._locked_inode:  # only what was in it is gone
+        if os.stat(path).st_ino == self._locked_inode:  # only its content is gone
             return
         self.close()
         self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

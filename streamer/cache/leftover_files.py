@@ -1,4 +1,4 @@
-"""Chunk files that were evicted and could not be removed: of no use, but they take their bytes of the disk."""
+"""Chunk files that were evicted but could not be removed: they are useless, but occupy bytes of the disk."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class LeftoverFiles:
     """Owned by one `ChunkCache`; lives on its loop.
 
     Args:
-        folder: where they are.
-        space: which they take.
+        folder: the cache folder.
+        space: the account of the bytes that they occupy.
     """
 
     def __init__(self, folder: Folder, space: DiskSpace) -> None:
@@ -31,7 +31,7 @@ class LeftoverFiles:
         return bool(self._lengths)
 
     def add(self, lengths: dict[bytes, int]) -> None:
-        """Files of these lengths stayed."""
+        """Adds files of these lengths, which could not be removed."""
         self._lengths |= lengths
         self._count()
 

@@ -1,4 +1,4 @@
-"""`streamer cache stat | check | clear | export`: what one does with a cache folder that no engine uses.
+"""`streamer cache stat | check | clear | export`: operations on a cache folder that no engine uses.
 
 Synchronous. The caller holds the engine's lock of the folder while `clear` runs.
 """
@@ -37,11 +37,11 @@ class FolderStatistics:
     """Contents of a cache folder.
 
     Attributes:
-        chunks: files.
-        chunk_bytes: their lengths together.
-        used_bytes: what the whole folder takes on the disk.
-        datasets: per dataset (its manifest's digest; "" unknown): chunks and bytes.
-        root_id: the folder's name for itself.
+        chunks: number of files.
+        chunk_bytes: total of their lengths.
+        used_bytes: bytes that the whole folder occupies on the disk.
+        datasets: chunks and bytes per dataset (the digest of its manifest, "" if unknown).
+        root_id: the folder's own id.
     """
 
     chunks: int
@@ -53,7 +53,7 @@ class FolderStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The outcome of `check`: `damaged` names what is wrong and why; with `repair` those files are gone."""
+    """The outcome of `check`: `damaged` names the files and what is wrong; with `repair` they have been removed."""
 
     chunks: int
     checked_bytes: int
@@ -61,10 +61,10 @@ class CheckReport:
 
 
 def stat(path: Path) -> FolderStatistics:
-    """Counts what is there; reads the catalog without changing it.
+    """Counts the content; reads the catalog without changing it.
 
     Raises:
-        CacheError: it cannot be read, or it is not a cache folder (CacheVersionError).
+        CacheError: it cannot be read, or is not a cache folder (CacheVersionError).
     """
     folder = open_layer(path)
     rows = Catalog(path / "catalog").peek()
@@ -83,11 +83,11 @@ def check(path: Path, *, repair: bool = False, progress: Progress | None = None)
 
     Args:
         path: the cache folder, or a layer.
-        repair: unlink what is wrong (the next engine fetches it again).
+        repair: whether to unlink damaged files (the next engine fetches them again).
         progress: called with (chunks done, chunks).
 
     Raises:
-        CacheError: it cannot be read, or it is not a cache folder (CacheVersionError).
+        CacheError: it cannot be read, or is not a cache folder (CacheVersionError).
     """
     folder = open_layer(path)
     files = list(chunk_files(folder))
@@ -111,7 +111,7 @@ def clear(path: Path) -> int:
         Bytes that were in use on the disk.
 
     Raises:
-        CacheError: it cannot be used, or it is not a cache folder (CacheVersionError): nothing is removed then.
+        CacheError: it cannot be used, or is not a cache folder (CacheVersionError); then nothing is removed.
     """
     open_layer(path)
     freed = used_bytes(path)
@@ -125,16 +125,16 @@ def clear(path: Path) -> int:
 def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, progress: Progress | None = None) -> int:
     """Copies checked chunks and all manifests into another folder, to be used as a read-only layer (a disk image).
 
-    Chunks that are there already are not copied again; one that is wrong here is left out.
+    Chunks that the target already has are not copied again; damaged ones are left out.
 
     Args:
         path: the cache folder.
-        target: made when missing, same layout.
-        keys: which chunks; None: all.
+        target: created if missing, with the same layout.
+        keys: the chunks to copy; None means all.
         progress: called with (chunks done, chunks).
 
     Returns:
-        Chunks in the target now that were asked for.
+        Number of requested chunks that the target has now.
 
     Raises:
         CacheError: one of the folders cannot be used.
@@ -152,7 +152,7 @@ def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, pro
 
 
 def _copy(source: Folder, layer: Folder, key: bytes) -> bool:
-    """True: the chunk is in the layer now, whole."""
+    """Whether the layer has the whole chunk now."""
     goal = layer.chunk_path(key)
     try:
         if not goal.exists():

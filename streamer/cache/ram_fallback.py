@@ -1,7 +1,7 @@
 """A small folder in memory for chunks that the disk refuses, so that training continues.
 
-Same layout as the cache folder, one more root for the readers. Made when it is first needed, removed at the end and at
-the next start; bounded, because it is memory.
+It has the layout of the cache folder and is one more root for readers. It is created when first needed, removed at the
+end and at the next start, and bounded, because it is memory.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from streamer.cache.writer import ChunkBytes, Published, write_chunk
 from streamer.config import format_bytes
 from streamer.errors import CacheError
 
-# Full, failing, over quota, turned read-only: refusals that are no fault of ours.
+# Full, failing, over quota, turned read-only: refusals that are not our mistakes.
 REFUSALS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS})
 MEMORY_FOLDER = Path("/dev/shm")
-# At most this, and at most a quarter of what is free there.
+# At most this many bytes, and at most a quarter of the free memory there.
 FALLBACK_BYTES = 512 << 20
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a chunk comes here: the folder that refused it, its group, and the error of the disk."""
+    """Why a chunk comes here: the folder that refused it, its group, and the disk's error."""
 
     path: Path
     group: str | None
@@ -41,12 +41,12 @@ class RamFallback:
     """The folder in memory. Owned by one `ChunkCache`; `publish` runs on its loop, the rest in threads.
 
     Attributes:
-        path: where it is, or would be.
-        limit_bytes: how much it may take.
-        chunks: the lengths of its files, by key.
+        path: the folder, whether or not it exists.
+        limit_bytes: most bytes of chunk files.
+        chunks: lengths of its files by key.
 
     Args:
-        root_id: the cache folder's: the name of the folder here, so that the next engine finds leftovers.
+        root_id: id of the cache folder, which becomes the name of this folder, so that the next engine finds leftovers.
         memory: a folder in memory.
     """
 
@@ -62,14 +62,14 @@ class RamFallback:
 
     @property
     def taken_bytes(self) -> int:
-        """What its chunks take."""
+        """Bytes of its chunk files."""
         return sum(map(charge, self.chunks.values()))
 
     def open(self, group: str | None) -> Folder:
-        """The folder, made when missing.
+        """Returns the folder; creates it if missing.
 
         Raises:
-            CacheError: there is no memory folder.
+            CacheError: the machine has no memory folder.
         """
         with self._opening:  # opening empties it: the second of two threads took the file of the first
             if self.folder is None:
@@ -77,20 +77,20 @@ class RamFallback:
         return self.folder
 
     def chunk_path(self, key: bytes) -> Path | None:
-        """The file of a chunk that is here; None: it is not."""
+        """The file of a chunk, or None if it is not here."""
         return self.folder.chunk_path(key) if self.folder is not None and key in self.chunks else None
 
     async def publish(self, chunk: ChunkBytes, length: int, pool: ThreadPoolExecutor, refusal: Refusal) -> Published:
-        """Makes a chunk readable that the disk refused.
+        """Publishes a chunk that the disk refused.
 
         Args:
-            chunk: what to write.
-            length: of its file.
-            pool: writes it.
+            chunk: the chunk to write.
+            length: length of its file in bytes.
+            pool: threads in which it is written.
             refusal: why it is not written to the disk.
 
         Raises:
-            CacheError: there is no room here either.
+            CacheError: it does not fit here either.
         """
         folder = await in_thread(pool, self.open, refusal.group)
         if self.taken_bytes + charge(length) > self.limit_bytes:
@@ -101,7 +101,7 @@ class RamFallback:
         except BaseException as error:
             del self.chunks[chunk.key]
             folder.chunk_path(chunk.key).unlink(missing_ok=True)
-            if isinstance(error, OSError) and error.errno in REFUSALS:  # others have filled the memory, too
+            if isinstance(error, OSError) and error.errno in REFUSALS:  # other programs have filled the memory, too
                 raise self._full(chunk, length, refusal) from error
             raise
         return Published(folder.path, length)
@@ -115,13 +115,13 @@ class RamFallback:
         )
 
     def remove(self) -> None:
-        """Removes the folder and what is in it."""
+        """Removes the folder and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.folder = None
 
 
 def _limit_of(memory: Path) -> int:
-    """A share of what is free now, at most a fixed number of bytes; 0 where there is no such folder."""
+    """A share of the free memory, up to a fixed number of bytes; 0 if there is no such folder."""
     try:
         found = os.statvfs(memory)
     except OSError:

@@ -26,11 +26,11 @@ class Contents(msgspec.Struct):
     """The chunks found at start.
 
     Attributes:
-        rows: by key; the dataset is "" when only the file's header is left.
-        used: when each dataset was last used, seconds since 1970.
+        rows: rows by key; the dataset is "" if only the file's header is left.
+        used: time of each dataset's last use, seconds since 1970.
         added: rows that the catalog does not have yet.
         removed: rows of the catalog without a file.
-        dropped: files that were torn, truncated or foreign; they are unlinked.
+        dropped: number of torn, truncated or foreign files; they are unlinked.
     """
 
     rows: dict[bytes, CatalogRow]
@@ -41,7 +41,7 @@ class Contents(msgspec.Struct):
 
     @property
     def forgotten(self) -> set[str]:
-        """Datasets without chunks, of which only the last use is known."""
+        """Datasets without chunks, of which the catalog has only the last use."""
         return set(self.used) - {row.dataset for row in self.rows.values()}
 
     def by_dataset(self) -> Iterator[DatasetFiles]:
@@ -56,10 +56,10 @@ class Contents(msgspec.Struct):
 
 
 def reconcile(folder: Folder, catalog: Catalog) -> Contents:
-    """Opens the catalog and compares it with the files: the files are right.
+    """Opens the catalog and compares it with the files, which are right where the two differ.
 
-    For a file without a row, or of another length than its row says, the header decides. The caller writes the changes
-    later: writing 100,000 rows takes half as long as reading as many headers, and the start does not wait for it.
+    If a file has no row, or another length than its row says, its header decides. The caller writes the changes later:
+    writing 100,000 rows takes half as long as reading as many headers, and the start does not wait for it.
     """
     listed = catalog.open()
     found = Contents({}, listed.used)
@@ -78,7 +78,7 @@ def reconcile(folder: Folder, catalog: Catalog) -> Contents:
 
 
 def _adopt(folder: Folder, key: bytes, length: int, dataset: str) -> CatalogRow | None:
-    """A row for a file that has a sound header; otherwise the file goes."""
+    """Returns a row for a file with a sound header; unlinks the file otherwise."""
     try:
         read_header(folder, key, length)
     except (IntegrityError, OSError) as error:

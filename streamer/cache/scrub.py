@@ -15,7 +15,7 @@ from streamer.cache.policy.answers import Limits
 SCRUB_BYTES_PER_SECOND = 8 << 20
 # Between two passes.
 SCRUB_PAUSE_SECONDS = 60.0
-# The kernel has no event for free space. 2 s at 1 GB/s of other writers: 2 GB, hence the floor of the default.
+# The kernel has no event for free space. In 2 s other programs write 2 GB at 1 GB/s, hence the default floor.
 FREE_SPACE_SECONDS = 2.0
 
 
@@ -29,11 +29,11 @@ async def scrub(
     """Reads every chunk periodically, slowly, and compares it with its checksums.
 
     Args:
-        cache: open.
-        on_damaged: called with the key of a corrupt chunk; forgets and evicts it.
-        skip: chunks not to read now, such as open ones: their readers check them, and their pages stay.
-        bytes_per_second: the pace.
-        pause_seconds: between two passes.
+        cache: an open cache.
+        on_damaged: called with the key of a corrupt chunk; it must forget and evict the chunk.
+        skip: returns the chunks not to read now, such as open ones: their readers check them, and their pages stay.
+        bytes_per_second: rate of reading.
+        pause_seconds: pause between two passes.
     """
     while True:
         resident = cache.keys()
@@ -45,7 +45,7 @@ async def scrub(
                 on_damaged(key)
             await cache.advise(key, "DONTNEED")
             await asyncio.sleep(length / bytes_per_second)
-        # Also when every chunk was skipped: without it an engine whose chunks are all held did nothing else.
+        # Also if every chunk was skipped: otherwise an engine whose chunks are all in use would do nothing else.
         await asyncio.sleep(pause_seconds)
 
 
@@ -55,9 +55,9 @@ async def watch_free_space(
     """Lowers the limit while other programs fill the disk, and raises it again when they free it.
 
     Args:
-        cache: open.
-        on_limit: called with the new `cache.limits` when they have changed; tells the policy, evicts its victims.
-        every_seconds: the pace.
+        cache: an open cache.
+        on_limit: called with changed `cache.limits`; it must tell the policy and evict its victims.
+        every_seconds: interval between two looks.
     """
     known = cache.limits
     while True:

@@ -1,4 +1,4 @@
-"""Are a chunk file's bytes what they were? Synchronous; runs in a thread."""
+"""Compares a chunk file with its checksums. Synchronous; runs in a thread."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def verify_file(path: Path, key: bytes) -> ChunkHeader:
     """Reads the whole file and compares it with its checksums.
 
     Raises:
-        IntegrityError: torn, truncated, swapped or flipped; says which.
-        FileNotFoundError: there is none.
+        IntegrityError: it is torn, truncated, swapped or flipped; the text says which.
+        FileNotFoundError: it does not exist.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:

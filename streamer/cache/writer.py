@@ -23,11 +23,11 @@ Buffer = memoryview | bytes
 
 
 class Published(msgspec.Struct, frozen=True):
-    """A chunk that is readable now.
+    """A chunk that has become readable.
 
     Attributes:
-        root: its folder: the cache folder, or the fallback when the disk refused it.
-        file_bytes: length of the file.
+        root: its folder: the cache folder, or the fallback if the disk refused it.
+        file_bytes: length of its file.
     """
 
     root: Path
@@ -51,7 +51,7 @@ class ChunkBytes(msgspec.Struct, frozen=True):
 
     @property
     def local_bytes(self) -> int:
-        """Length of the parts together."""
+        """Length of all parts together."""
         return sum(len(part) for part in self.parts)
 
 
@@ -82,16 +82,16 @@ def checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> tuple[NDAr
 
 
 def write_chunk(chunk: ChunkBytes, folder: Folder) -> int:
-    """Writes and publishes; on any failure nothing is left.
+    """Writes a chunk file and publishes it; leaves nothing behind if it fails.
 
-    No fsync: after a power loss a torn file is found by its checksums and fetched again.
+    There is no fsync: a file torn by a power loss is found by its checksums and fetched again.
 
     Returns:
         Length of the file.
 
     Raises:
         CacheError: the offsets do not cover the bytes.
-        OSError: as the disk says (ENOSPC, EIO, ...).
+        OSError: the disk refuses (ENOSPC, EIO, ...).
     """
     offsets = chunk.sample_offsets
     if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != chunk.local_bytes:

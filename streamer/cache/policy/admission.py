@@ -24,11 +24,11 @@ class _Counters(msgspec.Struct):
 
 
 class Admission:
-    """Hit, admit or wait; and which fetches are running. Owned by one policy; plain synchronous code.
+    """Decides hit, admit or wait, and knows the running fetches. Owned by one policy; plain synchronous code.
 
     Args:
-        partitions: bytes and victims.
-        sessions: the policy's, by name.
+        partitions: the bytes and the victims.
+        sessions: the policy's sessions by name.
     """
 
     def __init__(self, partitions: Partitions, sessions: Mapping[str, Session]) -> None:
@@ -39,20 +39,20 @@ class Admission:
         self._count = _Counters()
 
     def answer(self, session: Session, row: int, blocking: bool) -> Answer:
-        """One need of a session.
+        """Answers one need of a session.
 
         Raises:
-            CacheFullError: a blocking request, and everything on the disk is open.
+            CacheFullError: the request blocks its session, and everything on the disk is open.
         """
         answer = self._decide(row, blocking)
         self._record(row, session, answer)
         return answer
 
     def finished(self, key: bytes) -> int:
-        """The row of a fetch that has ended.
+        """Ends a fetch; returns its row.
 
         Raises:
-            CacheError: there is none of that key.
+            CacheError: no fetch of that key is running.
         """
         row = self._fetching.pop(key, None)
         if row is None:
@@ -103,7 +103,10 @@ class Admission:
         return Admit(key, place, tuple(map(self._table.key, granted[1])))
 
     def _refuse_if_stuck(self, refused: bool) -> None:
-        """A refused blocking request may wait for fetches and for clients of an earlier engine, not for ever."""
+        """Raises if a refused blocking request would wait for ever.
+
+        It may wait for running fetches, and for clients of an earlier engine to reconnect.
+        """
         partitions = self._partitions
         fetching = partitions.chunks[State.FETCHING_KEPT] + partitions.chunks[State.FETCHING_TRANSIT]
         if not refused or fetching or partitions.settling:

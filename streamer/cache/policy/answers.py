@@ -1,4 +1,4 @@
-"""Answers of the cache policy: plain values, no behaviour."""
+"""Answers of the cache policy: plain values without behaviour."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import msgspec
 
 
 class CachePart(Enum):
-    """Which part of the cache a chunk is admitted to."""
+    """The part of the cache that a chunk is admitted to."""
 
     KEPT = "kept"
     TRANSIT = "transit"
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """The chunk is on this machine already."""
+    """The chunk is already on this machine."""
 
     key: bytes
 
 
 class Admit(msgspec.Struct, frozen=True):
-    """Fetch it: its bytes are reserved. Unlink `victims` first, then publish; end with `published` or `failed`.
+    """Fetch the chunk: its bytes are reserved. Unlink `victims`, then publish; end with `published` or `failed`.
 
     Attributes:
         key: the chunk to fetch.
@@ -39,8 +39,8 @@ class Wait(msgspec.Struct, frozen=True):
     """Not now: ask again when the policy has changed.
 
     Attributes:
-        fetching: True: a fetch of this chunk is running; `published` or `failed` ends it.
-            False: no room; ask again after any `release`, `published`, `failed` or `close_session`.
+        fetching: True: a fetch of this chunk is running, which `published` or `failed` will end.
+            False: there is no space; ask again after any `release`, `published`, `failed` or `close_session`.
     """
 
     key: bytes
@@ -51,12 +51,14 @@ Answer = Hit | Admit | Wait
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What chunk files may take, as `charged_bytes` counts them (catalog and manifests already taken off).
+    """Limits of chunk files, as `charged_bytes` counts them (catalog and manifests already subtracted).
 
     Attributes:
-        limit_bytes: C: what the disk has room for, at most what the user permits.
-        passing_bytes: with the memory for chunks that the disk refuses: for what is open and in look-ahead.
-        most_bytes: what the user permits: what must be open may take it, also on a disk that others have filled.
+        limit_bytes: C: the space of the disk, at most the user's limit.
+        passing_bytes: the same plus the memory for chunks that the disk refuses: the limit for open chunks and
+            look-ahead.
+        most_bytes: the user's limit: chunks that must be open may take it, even on a disk that other programs have
+            filled.
     """
 
     limit_bytes: int
@@ -65,7 +67,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, limit: Limits | int) -> Limits:
-        """Of a disk that no other program fills."""
+        """Limits of a disk that no other program fills."""
         return cls(limit, limit, limit) if isinstance(limit, int) else limit
 
 

@@ -75,8 +75,9 @@ class CachePolicy:
     """Decides what is fetched to where and what leaves. Owned by the engine, used on its loop only.
 
     Args:
-        limit: C, or all limits where others may fill the disk.
-        settling: True: nothing is evicted until `settle()`: clients of an earlier engine are re-opening their sessions.
+        limit: C, or all limits if other programs may fill the disk.
+        settling: whether to evict nothing until `settle()`, because clients of an earlier engine are reopening their
+            sessions.
     """
 
     def __init__(self, limit: Limits | int, *, settling: bool = False) -> None:
@@ -95,12 +96,12 @@ class CachePolicy:
     # --- what exists -----------------------------------------------------------------------------------------
 
     def local(self, keys: ArrayLike, file_bytes: ArrayLike, dataset_id: str) -> None:
-        """Start-up: chunks that are on disk already. They count as kept; then call `fit()` once.
+        """Adds chunks that are on disk at the start. They count as kept; call `fit()` once afterwards.
 
         Args:
             keys: 16 bytes each: list of bytes, (M, 16) uint8, or S16/V16.
             file_bytes: length of each file.
-            dataset_id: whose they are, as the catalog says; call in order of last use, oldest first.
+            dataset_id: their dataset according to the catalog; call in order of last use, oldest first.
         """
         group = self._table.group(dataset_id)
         self._partitions.end_use(group)
@@ -110,54 +111,54 @@ class CachePolicy:
             self._table.queue_evictable(row)
 
     def below(self, keys: ArrayLike) -> None:
-        """Start-up: chunks of a read-only layer. They are always hits and cost nothing."""
+        """Adds chunks of a read-only layer at the start. They are always hits and cost nothing."""
         rows = self._table.rows_of(keys, np.zeros(len(as_keys(keys)), np.int64), self._table.group(""))
         self._table.state[rows[self._table.state[rows] == State.ABSENT]] = State.BELOW
 
     def fit(self) -> Freed:
-        """Evicts down to the limit, finished datasets and low ranks first; also while settling: the limit is hard."""
+        """Evicts down to the limit, finished datasets and low ranks first. Also while settling: the limit is hard."""
         outcome = Outcome()
         self._partitions.shrink(self._admission.queues(), outcome)
         return self._partitions.freed(outcome)
 
     def settle(self) -> Freed:
-        """The clients of an earlier engine have had time to reconnect: evict as usual from here on."""
+        """Evicts as usual from here on: the clients of an earlier engine have had time to reconnect."""
         self._partitions.settling = False
         return self._trimmed(Outcome())
 
     @property
     def limit_bytes(self) -> int:
-        """C."""
+        """C, the limit in bytes."""
         return self._partitions.limit_bytes
 
     def set_limit(self, limit: Limits | int) -> Freed:
-        """Sets another limit (a manifest was added, the disk fills up); evicts chunks that are not open if it must."""
+        """Sets another limit, because a manifest was added or the disk fills up; may evict chunks that are not open."""
         self._partitions.limits = Limits.of(limit)
         self._plan()
         return self._trimmed(Outcome())
 
     def add_dataset(self, dataset_id: str, file_bytes: ArrayLike, keys: ArrayLike) -> None:
-        """As `add_datasets`, for one."""
+        """Adds one dataset, as `add_datasets` does."""
         self.add_datasets([(dataset_id, file_bytes, keys)])
 
     def add_datasets(self, datasets: Sequence[tuple[str, ArrayLike, ArrayLike]]) -> None:
-        """Makes datasets known; again is harmless. Chunks found by key in another dataset are shared with it.
+        """Adds datasets; idempotent. Chunks found by key in another dataset are shared with it.
 
         Args:
-            datasets: each the manifest's digest; (M,) lengths of the chunks' files, as far as they are known
+            datasets: of each the manifest's digest; (M,) lengths of the chunks' files, as far as they are known
                 (`chunkfile.file_bytes`); (M,) or (M, 16) keys, 16 bytes each. Each call sorts all known chunks.
         """
         found = {name: (self._table.group(name), lengths, as_keys(keys)) for name, lengths, keys in datasets}
         self._table.add_rows([new for new in found.values() if not len(new[0].rows)])
 
     def forget_datasets(self, known: Container[str]) -> list[str]:
-        """Drops the datasets that are not `known` any more and that no session is on, their chunks not.
+        """Drops datasets that are no longer `known` and that no session uses, but not their chunks.
 
-        Also of live jobs: otherwise a job that moved to a new version would share its quota with all the old ones. The
-        chunks then have no owner, and are evicted first.
+        This includes datasets of live jobs: otherwise a job that moved to a new version would share its quota with all
+        the old ones. The chunks then have no owner, and are evicted first.
 
         Returns:
-            The ids of those that were dropped.
+            The ids of the dropped datasets.
         """
         busy = {session.group.index for session in self._sessions.values()}
         gone = [
@@ -171,34 +172,34 @@ class CachePolicy:
         return [group.name for group in gone]
 
     def live_bytes(self, dataset_ids: Container[str]) -> int:
-        """Bytes of all datasets of live jobs and of these."""
+        """Bytes of these datasets and of all datasets of live jobs."""
         return sum(group.total_bytes for group in self._table.groups if group.jobs or group.name in dataset_ids)
 
     def hit_bound(self, dataset_ids: Container[str]) -> float:
-        """The largest share of hits in the needs of these datasets that their quotas allow; 0 without any."""
+        """Largest share of hits in the needs of these datasets that their quotas allow; 0 if there are none."""
         return hit_bound([group for group in self._table.groups if group.name in dataset_ids])
 
     def is_local(self, key: bytes) -> bool:
-        """True: readable on this machine now."""
+        """Whether the chunk is readable on this machine now."""
         row = self._table.find(key)
         return row is not None and self._table.is_local(row)
 
     def is_selected(self, key: bytes) -> bool:
-        """True: a chunk of a live dataset that stays once it is here."""
+        """Whether it is a chunk of a live dataset that stays once it is here."""
         row = self._table.find(key)
         return row is not None and self._table.is_selected(row)
 
     def place(self, places: Places | None) -> Freed:
-        """Ranks chunks anew by what they are to this engine among its peers. O(chunks)."""
+        """Ranks chunks by their place among this engine's peers. O(chunks)."""
         self._table.place(places)
         self._plan()
         return self._trimmed(Outcome())
 
     def forget(self, key: bytes) -> bool:
-        """The file is wrong or gone: drops it; sessions that reference it must `need` it again.
+        """Drops a chunk whose file is wrong or gone; sessions that reference it must `need` it again.
 
         Returns:
-            True: the chunk was local. The caller unlinks its file, if it exists.
+            Whether the chunk was local. The caller unlinks its file, if it exists.
         """
         row = self._table.find(key)
         if row is None or not self._table.is_local(row):
@@ -209,11 +210,11 @@ class CachePolicy:
     # --- sessions --------------------------------------------------------------------------------------------
 
     def connect(self, job: str) -> None:
-        """A connection of the job began: its datasets count as live while one is there (sessions count too)."""
+        """Notes a new connection of the job: its datasets count as live while it has a connection or a session."""
         self._jobs[job] = self._jobs.get(job, 0) + 1
 
     def disconnect(self, job: str) -> None:
-        """A connection of the job ended. Close its sessions first."""
+        """Notes the end of a connection of the job. Close its sessions first."""
         self._jobs[job] -= 1
         if self._jobs[job]:
             return
@@ -222,18 +223,19 @@ class CachePolicy:
         self._plan()
 
     def open_session(self, session: str, job: str, dataset_id: str, open_bytes: int, lookahead_bytes: int) -> Freed:
-        """A consumer of one dataset begins (see `Opening`); its sums enter the staging area S.
+        """Opens a session: one consumer of one dataset (see `Opening`). Its sums enter the staging area S.
 
-        Sessions and connections of one job belong together.
+        The sessions and connections of one job belong together.
 
         Raises:
-            CacheFullError: the open chunks of all sessions plus one each do not fit into the limit; nothing changed.
-            CacheError: unknown dataset, or the name is taken.
+            CacheFullError: the open chunks of all sessions plus one each do not fit into the limit; nothing has
+                changed.
+            CacheError: the dataset is unknown, or the name is taken.
         """
         return self.open_sessions(job, [Opening(session, dataset_id, open_bytes, lookahead_bytes)])
 
     def open_sessions(self, job: str, openings: Sequence[Opening]) -> Freed:
-        """As `open_session`, for all datasets of one consumer: all of its sessions, or none."""
+        """Opens all sessions of a consumer of several datasets, or none of them."""
         opened = [Session.of(job, one, self._table.group(one.dataset_id)) for one in openings]
         for session in opened:
             if session.name in self._sessions or not len(session.group.rows):
@@ -252,14 +254,14 @@ class CachePolicy:
         return self._trimmed(Outcome())
 
     def set_values(self, values: Mapping[str, float]) -> Freed:
-        """The values of sessions have changed (see `Opening`). Nothing is evicted that no other chunk replaces."""
+        """Sets new values of sessions (see `Opening`). A chunk is evicted only for another one that replaces it."""
         for session, value in values.items():
             self._sessions[session].value = value
         self._plan()
         return self._trimmed(Outcome())
 
     def close_session(self, *sessions: str) -> Freed:
-        """A consumer is gone: its chunks are released, and stay where there is room. Unknown names are ignored."""
+        """Closes sessions: releases their chunks, which stay if there is space. Ignores unknown names."""
         outcome = Outcome()
         closed = [gone for name in sessions if (gone := self._sessions.pop(name, None)) is not None]
         if not closed:
@@ -267,7 +269,7 @@ class CachePolicy:
         for gone in closed:
             gone.end_leases(self._table)
             self.disconnect(gone.job)
-        self._plan()  # first: its transit chunks may stay in the room that was set aside for it
+        self._plan()  # first: its transit chunks may stay in the space that was set aside for it
         for gone in closed:
             self._unreference(gone.open, outcome)
             if not gone.silent:
@@ -275,14 +277,14 @@ class CachePolicy:
         return self._trimmed(outcome)
 
     def start_epoch(self, session: str, remaining: ArrayLike) -> None:
-        """The session's running epoch: the chunk numbers that are still ahead in it."""
+        """Sets the session's running epoch: the numbers of the chunks that are still ahead in it."""
         state = self._sessions[session]
         scheduled = np.zeros_like(state.scheduled)
         scheduled[np.asarray(remaining, dtype=np.int64)] = True
         state.set_scheduled(self._table, scheduled)
 
     def silence(self, session: str) -> Freed:
-        """A hanging consumer: its look-ahead loses its protection, its open chunks keep it. Ends with its next call."""
+        """Marks a session as hanging until its next call: only its open chunks remain protected."""
         state = self._sessions[session]
         outcome = Outcome()
         if not state.silent:
@@ -293,22 +295,22 @@ class CachePolicy:
     # --- one use ---------------------------------------------------------------------------------------------
 
     def look_ahead(self, session: str, chunk: int) -> None:
-        """The session will use the chunk soon: referenced until its `release`. Call it in order, once per use."""
+        """References a chunk that the session will use soon, until its `release`. Call it in order, once per use."""
         state = self._wake(session)
         row = int(state.group.rows[chunk])
         state.ahead[row] = state.ahead.get(row, 0) + 1
         self._table.referenced[row] = self._table.referenced.get(row, 0) + 1
 
     def need(self, session: str, chunk: int, *, blocking: bool = False) -> Answer:
-        """The session needs a chunk that it has in look-ahead or open.
+        """Asks for a chunk that the session has in look-ahead or open.
 
         Args:
-            session: its name.
+            session: name of the session.
             chunk: its number in the session's dataset.
-            blocking: True: the session cannot continue without it; then it is admitted if anything can be evicted.
+            blocking: whether the session cannot continue without it; then it is admitted if anything can be evicted.
 
         Raises:
-            CacheFullError: only with `blocking`: everything on the disk is open; names the numbers.
+            CacheFullError: the request is blocking, and everything on the disk is open; names the numbers.
             CacheError: the chunk is not in the session's look-ahead.
         """
         state = self._wake(session)
@@ -318,7 +320,7 @@ class CachePolicy:
         return self._admission.answer(state, row, blocking)
 
     def published(self, key: bytes) -> Freed:
-        """The admitted chunk is on disk and readable. Evicts it again if no session references it any more."""
+        """Marks an admitted chunk as readable on disk. Evicts it again if no session references it any more."""
         row = self._admission.finished(key)
         self._partitions.publish(row)
         outcome = Outcome()
@@ -327,21 +329,21 @@ class CachePolicy:
         return self._trimmed(outcome)
 
     def resized(self, key: bytes, file_bytes: int) -> Freed:
-        """The admitted chunk is about to be published with a file of this length: it may be another than planned."""
+        """Sets the file length of an admitted chunk that is about to be published; it may differ from the plan."""
         row = self._table.find(key)
         if row is not None and self._partitions.resize(row, file_bytes):
             self._plan()
         return self._trimmed(Outcome())
 
     def failed(self, key: bytes) -> None:
-        """The fetch or the publishing failed or was cancelled: its bytes are released."""
+        """Releases the bytes of a chunk whose fetch or publishing failed or was cancelled."""
         self._partitions.leave(self._admission.finished(key))
 
     def opened(self, session: str, chunk: int) -> bool:
-        """The reader may open the file from here on: the chunk cannot be evicted until `release`.
+        """Marks the chunk as open: its reader may open the file, and it cannot be evicted until `release`.
 
         Returns:
-            False: the chunk is not local (any more): nothing has changed, `need` it again.
+            False if the chunk is no longer local: nothing has changed, `need` it again.
         """
         state = self._wake(session)
         row = int(state.group.rows[chunk])
@@ -356,7 +358,7 @@ class CachePolicy:
         return True
 
     def release(self, session: str, chunk: int) -> Freed:
-        """The reader is done with one use of the chunk (opened, or only in look-ahead: then the use is cancelled)."""
+        """Ends one use of the chunk: its reader is done with it, or a use that was only in look-ahead is cancelled."""
         state = self._wake(session)
         row = int(state.group.rows[chunk])
         if row in state.open:
@@ -381,7 +383,7 @@ class CachePolicy:
         self._partitions.plan(windows(self._sessions.values()), needed(self._sessions.values()))
 
     def _trimmed(self, outcome: Outcome) -> Freed:
-        """Also continues what a lower limit began: a chunk that was open then may be evicted now."""
+        """Continues what a lower limit began, too: a chunk that was open then may be evicted now."""
         self._partitions.trim(outcome)
         if self._partitions.total_bytes > self._partitions.limit_bytes:
             self._partitions.shrink(self._admission.queues(), outcome)

@@ -8,10 +8,10 @@ import numpy as np
 
 from streamer.cache.policy.table import ChunkTable, State
 
-# How many victims one pass over the table finds, so that a pass (1 ms per million chunks) is rare.
+# Number of victims that one pass over the table finds, so that passes (1 ms per million chunks) are rare.
 BATCH = 256
 
-# Per session, the rows of its look-ahead in order of use: the first is its next use.
+# For each session the rows of its look-ahead in order of use: the first is its next use.
 Queues = list[list[int]]
 
 
@@ -23,13 +23,13 @@ class LastResort:
         self._batch: list[int] = []
 
     def far(self, queues: Queues) -> list[int]:
-        """Local chunks in look-ahead that are not open, furthest from their use first; no session's next use."""
+        """Local chunks in look-ahead that are not open, the furthest from use first; never a next use of a session."""
         distance = _distances(queues)
         movable = [row for row, place in distance.items() if place > 0 and self._is_movable(row)]
         return sorted(movable, key=lambda row: -distance[row])
 
     def scheduled_kept(self) -> Iterator[int]:
-        """Kept chunks that a running epoch has still ahead, by rank."""
+        """Kept chunks that a running epoch still has ahead, by rank."""
         fresh = False
         while self._batch or not fresh:
             if not self._batch:
@@ -45,7 +45,7 @@ class LastResort:
         return bool(self._table.state[row] == State.KEPT) and row not in self._table.referenced
 
     def _lowest_kept(self) -> list[int]:
-        """The lowest rank last."""
+        """Kept chunks of the lowest ranks, the lowest last."""
         rows = np.flatnonzero(self._table.state == State.KEPT)
         rows = rows[~np.isin(rows, list(self._table.referenced))]
         rows = rows[np.argsort(self._table.rank[rows], kind="stable")[:BATCH]]
@@ -54,7 +54,7 @@ class LastResort:
 
 
 def _distances(queues: Queues) -> dict[int, int]:
-    """Uses that come before each chunk's own, in the session that comes to it first."""
+    """The number of uses before each chunk's own, in the session that comes to it first."""
     distance: dict[int, int] = {}
     for queue in queues:
         for place, row in enumerate(queue):

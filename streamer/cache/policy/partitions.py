@@ -1,6 +1,6 @@
-"""The kept and the transit part: which chunk enters which of them, and which one is evicted for it.
+"""The kept and the transit part: which chunk enters which part, and which one is evicted for it.
 
-The second part of the policy (see `cache_policy` for the rule and its proof): knows chunks and groups, not sessions.
+The second part of the policy (see `cache_policy` for the rule and its proof). It knows chunks and groups, not sessions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamer.cache.policy.table import RANK_BITS, ChunkTable, Group, State, cha
 from streamer.cache.policy.victims import Victims
 from streamer.unique import unique
 
-# The sizes of recoded chunks are known when they are there. A plan takes 10 ms for a million chunks.
+# The size of a recoded chunk is known only when it has been fetched. A plan takes 10 ms for a million chunks.
 _DRIFT_SHARE = 1 / 16
 
 
@@ -32,7 +32,7 @@ class Outcome(msgspec.Struct):
 class Partitions:
     """The two parts of the cache and their limits. Owned by one policy; plain synchronous code.
 
-    Invariants: kept + transit <= limit after every admission; an open chunk never leaves but by `forget`.
+    Invariants: kept + transit <= limit after every admission; an open chunk leaves only by `forget`.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -50,25 +50,25 @@ class Partitions:
 
     @property
     def total_bytes(self) -> int:
-        """Everything that is on disk or reserved."""
+        """Bytes that are on disk or reserved."""
         return self.kept_bytes + self.transit_bytes
 
     @property
     def kept_limit_bytes(self) -> int:
-        """C - S."""
+        """C - S in bytes."""
         return max(0, self.limit_bytes - self.staging_bytes)
 
     # --- sums ------------------------------------------------------------------------------------------------
 
     def plan(self, window_bytes: Mapping[int, int], needed_bytes: int) -> None:
-        """C, S and the quotas anew.
+        """Recomputes C, S and the quotas.
 
-        A disk that others have filled takes nothing from the readers: C is at least what they must have open, and as
+        Readers lose nothing when other programs fill the disk: C is at least the bytes that they must have open, and as
         much of their look-ahead as fits into memory.
 
         Args:
-            window_bytes: open and in look-ahead over all sessions, by index of the dataset.
-            needed_bytes: the open chunks of all sessions and one more for each.
+            window_bytes: bytes open and in look-ahead over all sessions, by index of the dataset.
+            needed_bytes: bytes of the open chunks of all sessions and one more for each.
         """
         limits = self.limits
         window = min(needed_bytes + sum(window_bytes.values()), limits.passing_bytes)
@@ -81,14 +81,14 @@ class Partitions:
             self.select(group)
 
     def select(self, group: Group) -> None:
-        """Which chunks of a dataset its quota is for; of a finished one: none."""
+        """Selects the chunks of a dataset that fit into its quota; none if the dataset is finished."""
         if group.jobs:
             self.table.select(group)
         else:
             group.least_rank = 1 << RANK_BITS
 
     def enter(self, row: int, state: int) -> None:
-        """An absent chunk takes its bytes."""
+        """Adds an absent chunk's bytes to a part."""
         cost = int(self.table.cost[row])
         self._move(row, state)
         if state in (State.KEPT, State.FETCHING_KEPT):
@@ -98,7 +98,7 @@ class Partitions:
             self.transit_bytes += cost
 
     def leave(self, row: int) -> None:
-        """A chunk gives its bytes back."""
+        """Subtracts a chunk's bytes."""
         cost = int(self.table.cost[row])
         state = self.table.state[row]
         self._move(row, State.ABSENT)
@@ -109,14 +109,14 @@ class Partitions:
             self.transit_bytes -= cost
 
     def publish(self, row: int) -> None:
-        """A fetched chunk has become readable."""
+        """Marks a fetched chunk as readable."""
         fetching_kept = self.table.state[row] == State.FETCHING_KEPT
         self._move(row, State.KEPT if fetching_kept else State.TRANSIT)
 
     def resize(self, row: int, file_bytes: int) -> bool:
-        """A chunk that is being fetched takes other bytes than planned; True: the quotas are to be planned anew."""
+        """Changes the bytes of a chunk that is being fetched. Returns whether the quotas have to be planned again."""
         state = self.table.state[row]
-        # In the sums of its owner only: other datasets that have the chunk hear of it at the next start.
+        # Only in the sums of its owner: other datasets with this chunk learn it at the next start.
         group, change = self.table.groups[self.table.owner[row]], charge(file_bytes) - int(self.table.cost[row])
         self.table.cost[row] += change
         if state == State.FETCHING_KEPT:
@@ -138,10 +138,10 @@ class Partitions:
     # --- admission -------------------------------------------------------------------------------------------
 
     def admit(self, row: int) -> tuple[int, list[int]] | None:
-        """Room for an absent chunk that costs no session anything: kept, or else transit; None: there is none.
+        """Finds space for an absent chunk at no session's expense, in kept or else in transit; None if there is none.
 
         Returns:
-            The state it entered and the rows that left for it.
+            The state that it entered and the rows that left for it.
         """
         group = self.table.groups[self.table.owner[row]]
         cost = int(self.table.cost[row])
@@ -156,7 +156,7 @@ class Partitions:
         return self._replace(row, State.FETCHING_TRANSIT, [])
 
     def force(self, row: int, queues: Queues) -> tuple[int, list[int]] | None:
-        """Room for a blocking request, at the expense of chunks that are not open; None: all are open or in flight."""
+        """Finds space for a blocking request among chunks that are not open; None if all are open or in flight."""
         needed = self.total_bytes + int(self.table.cost[row]) - self.limit_bytes
         victims: list[int] | None = []
         if needed > 0:
@@ -177,7 +177,7 @@ class Partitions:
         self.leave(row)
 
     def _expendable(self, group: Group, cost: int, needed: int) -> list[int] | None:
-        """Evictable chunks of finished datasets, then of live ones above their quota."""
+        """Evictable chunks of finished datasets, then of live ones above their quota; None if they do not suffice."""
         if needed <= 0:
             return []
         if self.settling:
@@ -191,7 +191,7 @@ class Partitions:
         return self._victims.collect(needed, chain(self._victims.finished(), self._victims.surplus(over_quota)))
 
     def _in_place_of_others(self, row: int, needed: int) -> list[int] | None:
-        """Room in kept for a selected chunk, in place of unselected ones: evictable, or referenced ones by demotion."""
+        """Makes space in kept for a selected chunk: evicts unselected ones, or demotes those that are referenced."""
         victims = self._victims.collect(needed, chain(self._victims.outranked(row), self._victims.kept_by_peers(row)))
         if victims is None and self.total_bytes + int(self.table.cost[row]) <= self.limit_bytes:
             held = self._victims.collect(needed, self._victims.referenced_unselected(row))
@@ -201,7 +201,7 @@ class Partitions:
         return victims
 
     def _demote(self, rows: list[int]) -> None:
-        """Kept chunks pass through transit from here on: a flag, no copy."""
+        """Moves kept chunks to transit: a flag, no copy."""
         for row in rows:
             self.leave(row)
             self.enter(row, State.TRANSIT)
@@ -212,14 +212,14 @@ class Partitions:
     # --- after a use -----------------------------------------------------------------------------------------
 
     def idle(self, row: int, outcome: Outcome) -> None:
-        """The chunk is not referenced any more: transit is promoted or evicted, kept may have become evictable."""
+        """Handles a chunk that lost its last reference: transit is promoted or evicted, kept may become evictable."""
         if self.table.state[row] == State.TRANSIT:
             self._retire(row, outcome)
         else:
             self.table.queue_evictable(row)
 
     def _retire(self, row: int, outcome: Outcome) -> None:
-        """A used transit chunk: kept if there is room or it outranks evictable ones of its dataset, else unlinked."""
+        """Keeps a used transit chunk if there is space, or if it outranks evictable ones; unlinks it otherwise."""
         cost = int(self.table.cost[row])
         needed = self.kept_bytes + cost - self.kept_limit_bytes
         victims: list[int] | None = []
@@ -235,9 +235,9 @@ class Partitions:
         outcome.victims += victims
 
     def _competes(self, row: int) -> bool:
-        """An unselected chunk stays where there is room, but does not replace another one.
+        """Whether a chunk may replace another one. An unselected one stays only while there is space.
 
-        Unless its dataset has room beyond its quota: there ranks decide, so that what stays is a uniform sample.
+        The exception is a dataset that keeps more than its quota: there ranks decide, so that a uniform sample stays.
         """
         group = self.table.groups[self.table.owner[row]]
         return self.table.is_selected(row) or group.kept_bytes > group.quota_bytes
@@ -278,7 +278,7 @@ class Partitions:
     # --- owners ----------------------------------------------------------------------------------------------
 
     def adopt(self) -> None:
-        """Chunks of finished datasets that a live one has too become the live one's. O(chunks); once per job."""
+        """Gives chunks of finished datasets to a live dataset that has them too. O(chunks); once per job."""
         groups = self.table.groups
         live = np.array([bool(group.jobs) for group in groups])
         changed: set[int] = set()
@@ -292,7 +292,7 @@ class Partitions:
             self.table.rebuild(groups[index])
 
     def end_job(self, job: str) -> None:
-        """The datasets of a job are not its any more; those without another one are finished. `plan` afterwards."""
+        """Ends a job's use of its datasets; those without another job are finished. Call `plan` afterwards."""
         for group in [one for one in self.table.groups if job in one.jobs]:
             group.jobs.discard(job)
             self.end_use(group)
@@ -301,14 +301,14 @@ class Partitions:
         self.adopt()
 
     def end_use(self, group: Group) -> None:
-        """No other dataset was used later."""
+        """Makes this dataset the one that was used last."""
         self.tick += 1
         group.last_used = self.tick
 
     def disown(self, gone: list[Group]) -> None:
-        """Datasets without a manifest: their chunks go to other datasets that have them, else to no one ("").
+        """Gives the chunks of datasets without a manifest to other datasets that have them, or else to no one ("").
 
-        O(chunks * datasets); once for many. `plan` afterwards.
+        O(chunks * datasets), once for many datasets. Call `plan` afterwards.
         """
         table, indices = self.table, {group.index for group in gone}
         lost = np.isin(table.owner, list(indices))
@@ -323,7 +323,7 @@ class Partitions:
         table.reclaim()
 
     def freed(self, outcome: Outcome) -> Freed:
-        """The outcome as keys."""
+        """Translates the rows of an outcome to keys."""
         key = self.table.key
         stayed = [row for row in outcome.promoted if row not in outcome.victims]
         return Freed(tuple(map(key, outcome.victims)), tuple(map(key, stayed)))

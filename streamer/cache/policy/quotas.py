@@ -1,18 +1,18 @@
-"""How the kept part is shared out among datasets, and how much the transit part takes. Pure arithmetic.
+"""Divides the kept part among datasets, and sizes the transit part. Pure arithmetic.
 
-A session over several datasets (a mix) uses them at different rates: of dataset i an epoch needs `rho_i` passes. A byte
-of it that stays saves `rho_i` bytes of fetch per epoch. With `x_i <= D_i` bytes of each kept, the hits are
-`sum rho_i x_i` of `sum rho_i D_i` bytes; so `sum x_i = C - S` bytes save most when they go to the datasets of the
-highest `rho_i` first (a fractional knapsack). Inside a dataset the selected chunks stay the top of the ranks, so its
-hits are level. No rule that ignores where each dataset is in its pass does better. One that knows all uses (Belady's
-MIN) gains at most 1.7 points of hits in mixes of a large and some small datasets, and 4.3 with two equal ones of 1.0
-and 1.3 passes; its misses come in peaks of up to 2.8 times the mean, those of this rule of 1.4 (`benchmarks/cache.py`,
-2026-11-23).
+A session over several datasets (a mix) uses them at different rates: an epoch needs `rho_i` passes over dataset i. A
+byte of dataset i that stays saves `rho_i` bytes of fetch per epoch. With `x_i <= D_i` bytes of each kept, the hits are
+`sum rho_i x_i` of `sum rho_i D_i` bytes; so `sum x_i = C - S` bytes save most when they go to the datasets with the
+highest `rho_i` first (a fractional knapsack). Within a dataset the selected chunks are still those with the highest
+ranks, so its hits are level. No rule that ignores the position of each dataset in its pass does better. One that knows
+all uses (Belady's MIN) gains at most 1.7 points of hits in mixes of a large and some small datasets, and 4.3 with two
+equal ones of 1.0 and 1.3 passes; its misses come in peaks of up to 2.8 times the mean, those of this rule of 1.4
+(`benchmarks/cache.py`, 2026-11-23).
 
 The datasets of a mix share one *pool*; a dataset that is read alone is a pool of its own. Pools have equal shares, but
-none more than its data, and what is left over is shared again. So the values of one mix do not compete with those of
-another job: a small dataset of 1,000 passes gives the large one beside it a relative value of 0.001, and another job
-would have taken all the room before it.
+none more than its data, and the rest is shared again. So the values of one mix do not compete with those of another
+job: a small dataset of 1,000 passes gives the large one beside it a relative value of 0.001, and without pools another
+job would take all the space from it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def share_out(live: Iterable[Group], room_bytes: int) -> None:
 
 
 def staging_bytes(live: list[Group], limit_bytes: int, window_bytes: Mapping[int, int]) -> int:
-    """S: the misses of all windows, with a margin.
+    """S in bytes: the misses of all windows, with a margin.
 
-    How many miss depends on the quotas, and these on S. For one dataset the margin covers what S itself costs. With
-    several, S may be much of C and take most of the quota of one: a second pass sees that. (Without it a modest job
-    beside three greedy ones waited in 8 of 24 steps, with it in 3, 2026-11-23.)
+    The number of misses depends on the quotas, and the quotas on S. For one dataset the margin covers the effect of S
+    itself. With several, S may be a large part of C and most of the quota of one dataset; a second pass takes that into
+    account. (Without it a modest job beside three greedy ones waited in 8 of 24 steps, with it in 3, 2026-11-23.)
 
     Args:
         live: the datasets of live jobs.
-        limit_bytes: C.
-        window_bytes: open and in look-ahead over all sessions, by index of the dataset.
+        limit_bytes: C, the limit.
+        window_bytes: bytes open and in look-ahead over all sessions, by index of the dataset.
     """
     staging = 0
     for _ in live[:2]:
@@ -68,14 +68,14 @@ def _misses(live: list[Group], window_bytes: Mapping[int, int]) -> int:
 
 
 def hit_bound(groups: list[Group]) -> float:
-    """The largest share of hits in needs of these datasets: 1 when all fits, 0 without any."""
+    """Largest share of hits in the needs of these datasets: 1 if all fits, 0 if there are none."""
     needed = sum(group.value * group.data_bytes for group in groups)
     missed = sum(group.value * (group.total_bytes - group.quota_bytes) for group in groups)
     return 1.0 - missed / needed if needed else 0.0
 
 
 def join_pools(groups: Iterable[Group], mix: Iterable[Group]) -> None:
-    """The datasets of a mix, and those they share a pool with, are one pool from here on."""
+    """Merges the pools of the datasets of a mix into one."""
     joined = {group.pool for group in mix}
     for group in groups:
         if group.pool in joined:
@@ -91,7 +91,7 @@ def _value(group: Group) -> float:
 
 
 def _wanted(groups: list[Group]) -> int:
-    """A dataset without value is not kept."""
+    """Bytes of a dataset that are worth keeping: none of a dataset without value."""
     return sum(group.total_bytes for group in groups if group.value)
 
 
@@ -108,7 +108,7 @@ def _give(groups: list[Group], quota_bytes: int) -> None:
 
 
 def _max_min(claims: list[tuple[int, list[Group]]], room_bytes: int, give: Callable[[list[Group], int], None]) -> None:
-    """Equal shares, but none more than its claim; what is left over is shared again."""
+    """Gives equal shares, but to none more than its claim; the rest is shared again."""
     for place, (wanted, groups) in enumerate(sorted(claims, key=lambda claim: claim[0])):
         share = min(wanted, room_bytes // (len(claims) - place))
         give(groups, share)

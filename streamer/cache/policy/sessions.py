@@ -15,16 +15,16 @@ from streamer.errors import CacheFullError
 
 
 class Opening(msgspec.Struct, frozen=True, eq=False):
-    """A session that is to be opened. A consumer of several datasets has one session for each, its epochs are passes.
+    """A session that is to be opened. A consumer of several datasets has one session for each; its epochs are passes.
 
     Attributes:
         session: any unique name.
-        dataset_id: added before.
-        open_bytes: the most it has open (between `opened` and `release`) at once.
-        lookahead_bytes: what it asks for beyond that.
-        value: what a kept byte of this dataset saves, beside those of the consumer's other ones.
-        ahead: chunks that it will ask for at once: those that are here stay, whatever else must go.
-        counted: its needs are in the statistics; those of peers are not.
+        dataset_id: a dataset that was added before.
+        open_bytes: most bytes that it has open (between `opened` and `release`) at once.
+        lookahead_bytes: most bytes that it has in look-ahead beyond those.
+        value: fetched bytes that a kept byte of this dataset saves, relative to the consumer's other datasets.
+        ahead: chunks that it needs first: those that are local stay, whatever else must be evicted.
+        counted: whether the statistics count its needs; they leave out those of peers.
     """
 
     session: str
@@ -37,11 +37,11 @@ class Opening(msgspec.Struct, frozen=True, eq=False):
 
 
 class Session(msgspec.Struct):
-    """One consumer: what it has ahead in this epoch, in look-ahead (in order of use) and open; uses counted by row.
+    """One consumer: its chunks ahead in this epoch, in look-ahead (in order of use) and open, with uses counted by row.
 
     Attributes:
         value, counted: see `Opening`.
-        answered: of the uses in look-ahead, those whose need was answered: each counts once, however often it is asked.
+        answered: answered uses among those in look-ahead: each counts once, however often it is asked for.
     """
 
     name: str
@@ -59,43 +59,43 @@ class Session(msgspec.Struct):
 
     @classmethod
     def of(cls, job: str, opening: Opening, group: Group) -> Session:
-        """A session that has begun nothing."""
+        """Makes a session that has not begun an epoch."""
         sums, scheduled = (opening.open_bytes, opening.lookahead_bytes), np.zeros(len(group.rows), np.bool_)
         return cls(opening.session, job, group, *sums, scheduled, value=opening.value, counted=opening.counted)
 
     @property
     def window_bytes(self) -> int:
-        """The most bytes it has open and in look-ahead; never more than its dataset."""
+        """Most bytes that it has open and in look-ahead; never more than its dataset."""
         return min(self.open_bytes + self.lookahead_bytes, self.group.total_bytes)
 
     def answer(self, row: int) -> bool:
-        """Counts one answered use; False: all of them were answered before."""
+        """Counts one answered use; False if all of them were answered before."""
         if self.answered.get(row, 0) >= self.ahead.get(row, 0):
             return False
         self.answered[row] = self.answered.get(row, 0) + 1
         return True
 
     def end_ahead(self, row: int) -> None:
-        """One use is not ahead any more: it is open, or given up."""
+        """Ends the look-ahead of one use, which is open now or was given up."""
         take(self.ahead, row)
         if row in self.answered:
             take(self.answered, row)
 
     def wake(self, table: ChunkTable) -> None:
-        """A silent session did something: its look-ahead is protected again."""
+        """Protects the look-ahead again when a silent session does something."""
         if self.silent:
             self.silent = False
             for row, count in self.ahead.items():
                 table.referenced[row] = table.referenced.get(row, 0) + count
 
     def end_leases(self, table: ChunkTable) -> None:
-        """Nothing is open or scheduled any more."""
+        """Ends everything that is open or scheduled."""
         self.set_scheduled(table, np.zeros_like(self.scheduled))
         for row, count in self.open.items():
             take(table.open, row, count)
 
     def set_scheduled(self, table: ChunkTable, scheduled: NDArray[np.bool_]) -> None:
-        """Replaces the bitmap of the running epoch; chunks that are not scheduled any more become evictable."""
+        """Replaces the bitmap of the running epoch; chunks that are no longer scheduled become evictable."""
         before = self.group.rows[self.scheduled]
         np.subtract.at(table.scheduled, before, 1)
         np.add.at(table.scheduled, self.group.rows[scheduled], 1)
@@ -104,7 +104,7 @@ class Session(msgspec.Struct):
 
 
 def take(counts: dict[int, int], row: int, count: int = 1) -> None:
-    """Lowers a count; removes it at 0."""
+    """Lowers a count, and removes it at 0."""
     left = counts[row] - count
     if left:
         counts[row] = left
@@ -113,7 +113,7 @@ def take(counts: dict[int, int], row: int, count: int = 1) -> None:
 
 
 def windows(sessions: Iterable[Session]) -> Mapping[int, int]:
-    """The bytes that are open and in look-ahead at most, by index of the dataset."""
+    """Most bytes that are open and in look-ahead, by index of the dataset."""
     sums: Counter[int] = Counter()
     for session in sessions:
         sums[session.group.index] += session.window_bytes
@@ -121,7 +121,7 @@ def windows(sessions: Iterable[Session]) -> Mapping[int, int]:
 
 
 def apply_values(sessions: Collection[Session]) -> None:
-    """A dataset has the largest value that a session gives it; without one the last it had."""
+    """Sets each dataset's value to the maximum over its sessions; without sessions it keeps its last value."""
     for session in sessions:
         session.group.value = 0.0
     for session in sessions:
@@ -129,15 +129,15 @@ def apply_values(sessions: Collection[Session]) -> None:
 
 
 def needed(sessions: Iterable[Session]) -> int:
-    """The bytes of the open chunks of all sessions and of one more for each."""
+    """Bytes of the open chunks of all sessions and of one more for each."""
     return sum(one.open_bytes + one.group.largest_bytes for one in sessions)
 
 
 def refuse_if_too_large(sessions: Iterable[Session], opened: Sequence[Session], limit_bytes: int) -> None:
-    """The open chunks of all sessions and one more for each must fit: then a blocking request can always be admitted.
+    """Refuses a session if a blocking request could wait for ever: all open chunks and one more each must fit.
 
     Raises:
-        CacheFullError: they do not; names the numbers and the knobs.
+        CacheFullError: they do not fit; names the numbers and the settings.
     """
     others, wanted = needed(sessions), needed(opened)
     if others + wanted > limit_bytes:

@@ -1,4 +1,4 @@
-"""Every chunk the policy knows of, as columns: about 47 bytes per chunk, so 1.5 million take 71 MB.
+"""Every chunk that the policy knows, as columns: about 47 bytes per chunk, so 1.5 million take 71 MB.
 
 A chunk is a row number. Two datasets that share a key share the row, hence the file. Rows belong to one group
 (a dataset); a group keeps its evictable chunks (kept, neither referenced nor scheduled) in a heap by rank that is
@@ -24,25 +24,25 @@ BLOCK_BYTES = 4096
 # extent tree (ext4, 4 KiB): measured on ext4 with 2,000 files of 64 KiB, 2026-11-20; rounded up.
 CHUNK_ALLOWANCE_BYTES = 1024
 RANK_BITS = 31
-# Of the rank, what a chunk is to this engine among peers comes first: see `placement.homes.Place`.
+# The highest bits of a rank are the chunk's place among peers: see `placement.homes.Place`.
 PLACE_BITS = 2
-# How finely `ChunkTable.select` looks at ranks: a sum over a million chunks takes 10 ms, a sort 120 (2026-11-20).
+# Resolution of `ChunkTable.select`: a sum over a million chunks takes 10 ms, a sort 120 (2026-11-20).
 SELECTION_BITS = 16
 ROW_BITS = 32
 _ROW_MASK = (1 << ROW_BITS) - 1
-# The name of a group that was given up; no dataset can be called so.
+# The name of a group that was given up; no dataset can have it.
 VACANT = "-"
 
 Keys = NDArray[np.bytes_]
 Rows = NDArray[np.int32]
-# What chunks are to this engine (`placement.homes.Place`), by the first words of their keys.
+# Places of chunks among peers (`placement.homes.Place`), from the first words of their keys.
 Places = Callable[[Words], NDArray[np.int64]]
 
 
 class State:
-    """Where a chunk is: plain numbers, because a look-up in an enum took a third of each decision (CPython 3.11).
+    """Where a chunk is, as plain numbers: a look-up in an enum took a third of each decision (CPython 3.11).
 
-    BELOW: in a read-only layer: local, costs nothing, cannot be evicted.
+    BELOW: in a read-only layer: local, free of cost, never evicted.
     """
 
     ABSENT: Final = 0
@@ -74,7 +74,7 @@ def as_keys(raw: ArrayLike) -> Keys:
 
 
 def draw_ranks(keys: Keys, places: Places | None = None) -> NDArray[np.int64]:
-    """A 31-bit number per key, the same in every run; uniform, among peers within each place."""
+    """Returns a 31-bit number per key, the same in every run; uniform, among peers within each place."""
     words = np.ascontiguousarray(keys).view("<u8").reshape(-1, 2)
     hashes = fold_each(words[:, 1] * GAMMA, words[:, 0])
     ranks = (hashes >> np.uint64(64 - RANK_BITS)).astype(np.int64)
@@ -87,15 +87,15 @@ class Group(msgspec.Struct):
     """The chunks of one dataset: its rows, its share of the cache, its evictable chunks by rank.
 
     Attributes:
-        rows: row of each chunk number; empty when only the catalog knows the dataset.
-        data_bytes: of all its chunks; total_bytes: of those that are not in a read-only layer.
-        drift_bytes: by how much its chunks changed their size since its quota was planned.
-        jobs: live jobs that use it; empty: a finished one, whose chunks go first.
+        rows: row of each chunk number; empty if only the catalog knows the dataset.
+        data_bytes, total_bytes: bytes of all its chunks, and of those that are not in a read-only layer.
+        drift_bytes: bytes by which the sizes of its chunks have changed since its quota was planned.
+        jobs: live jobs that use it; if empty, the dataset is finished and its chunks are evicted first.
         last_used: tick of the last end of a job on it; orders finished datasets.
-        pool: datasets of one pool share its part of the cache by value; its own index: it shares with none.
-        value: what a kept byte of it saves, beside those of its pool.
+        pool: datasets of one pool share its part of the cache by value; its own index if it shares with none.
+        value: fetched bytes that a kept byte of it saves, relative to the others of its pool.
         quota_bytes: its share of the kept part, while it is live.
-        least_rank: its quota has room for the chunks of this rank and above: they are selected. Above all: for none.
+        least_rank: lowest rank of the selected chunks, those that fit into its quota; above all ranks if none do.
     """
 
     index: int
@@ -118,17 +118,17 @@ class Group(msgspec.Struct):
         self.leave_pool()
 
     def leave_pool(self) -> None:
-        """It is in no mix."""
+        """Makes the dataset a pool of its own."""
         self.pool, self.value = self.index, 1.0
 
     @property
     def quota_share(self) -> float:
-        """The share of its bytes that its quota has room for."""
+        """Share of its bytes that fit into its quota."""
         return min(1.0, self.quota_bytes / max(1, self.total_bytes))
 
 
 class ChunkTable:
-    """The columns, by row number. Owned by one policy; plain synchronous code."""
+    """The columns by row number. Owned by one policy; plain synchronous code."""
 
     def __init__(self) -> None:
         self.keys: Keys = np.empty(0, f"S{KEY_BYTES}")
@@ -139,7 +139,7 @@ class ChunkTable:
         self.owner = np.empty(0, np.int32)
         self._queued = np.empty(0, np.bool_)
         self._order = np.empty(0, np.int32)
-        # Rows of absent chunks that no dataset has any more; reused before the columns grow.
+        # Rows of absent chunks that belong to no dataset any more; reused before the columns grow.
         self._spare: Rows = np.empty(0, np.int32)
         self._places_of: Places | None = None
         self.groups: list[Group] = []
@@ -151,7 +151,7 @@ class ChunkTable:
         return len(self.keys)
 
     def group(self, name: str) -> Group:
-        """The group of that name, made when missing."""
+        """Returns the group of that name; creates it if missing."""
         for known in self.groups:
             if known.name == name:
                 return known
@@ -161,11 +161,11 @@ class ChunkTable:
         return made
 
     def vacate(self, group: Group) -> None:
-        """Gives a group up; its rows have other owners already."""
+        """Gives up a group whose rows already have other owners."""
         self.groups[group.index] = Group(group.index, VACANT)
 
     def reclaim(self) -> None:
-        """Finds the rows that can be used again, after groups were given up. O(rows)."""
+        """Finds the rows that can be reused after groups were given up. O(rows)."""
         unused = (self.state == State.ABSENT) & (self.scheduled == 0)
         for group in self.groups:
             unused[group.rows] = False
@@ -173,16 +173,16 @@ class ChunkTable:
         self._spare = np.flatnonzero(unused).astype(np.int32)
 
     def key(self, row: int) -> bytes:
-        """The 16 bytes (numpy strips trailing zeros of its strings)."""
+        """The 16 bytes of a row's key (numpy strips trailing zeros of its strings)."""
         return bytes(self.keys[row]).ljust(KEY_BYTES, b"\0")
 
     def find(self, key: bytes) -> int | None:
-        """Row of a key."""
+        """The row of a key, or None."""
         at = self._search(np.array([key], f"S{KEY_BYTES}"))[0]
         return None if at < 0 else int(at)
 
     def _search(self, keys: Keys) -> NDArray[np.int64]:
-        """Rows of the keys, -1 where unknown."""
+        """Rows of the keys, -1 if unknown."""
         if not len(self):
             return np.full(len(keys), -1, np.int64)
         at = np.searchsorted(self.keys, keys, sorter=self._order)
@@ -190,7 +190,7 @@ class ChunkTable:
         return np.where(self.keys[rows] == keys, rows, -1)
 
     def intern(self, keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int32]) -> Rows:
-        """Rows of the keys; unknown ones are added, absent. O(n log n) in all rows: call it with many keys."""
+        """Rows of the keys; adds unknown ones as absent. O(n log n) in all rows: call it with many keys."""
         distinct, first, inverse = unique_inverse(keys)
         rows = self._search(distinct)
         fresh = np.flatnonzero(rows < 0)
@@ -199,12 +199,12 @@ class ChunkTable:
         return rows[inverse].astype(np.int32)
 
     def rows_of(self, keys: ArrayLike, file_bytes: ArrayLike, group: Group) -> Rows:
-        """As `intern`, from the lengths of the files; unknown chunks are of one group."""
+        """Rows of the keys of one group, as `intern`, from the lengths of the files."""
         found, cost = as_keys(keys), charged_bytes(np.asarray(file_bytes, dtype=np.int64))
         return self.intern(found, cost, np.full(len(found), group.index, np.int32))
 
     def add_rows(self, datasets: Sequence[tuple[Group, ArrayLike, Keys]]) -> None:
-        """The rows and sums of groups that have none, from their files' lengths and keys. O(n log n) in all rows."""
+        """Fills in rows and sums of new groups from lengths and keys of their files. O(n log n) in all rows."""
         if not datasets:
             return
         groups, lengths, keys = zip(*datasets, strict=True)
@@ -221,7 +221,7 @@ class ChunkTable:
             group.largest_bytes = int(absent_or_own.max(initial=0))
 
     def _places(self, count: int, known: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`count` rows for new chunks, spare ones first; `known` rows are in use again."""
+        """Returns `count` rows for new chunks, spare ones first; `known` rows are in use again."""
         spare = unique(self._spare)
         spare = spare[~np.isin(spare, known)]
         taken, self._spare = spare[:count], spare[count:].astype(np.int32)
@@ -237,13 +237,13 @@ class ChunkTable:
         self._order = np.argsort(self.keys, kind="stable").astype(np.int32)
 
     def _grow(self, count: int) -> None:
-        """Absent chunks at the end of each column."""
+        """Appends absent chunks to each column."""
         for name in ("keys", "cost", "rank", "owner", "state", "scheduled", "_queued") if count > 0 else ():
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(count, column.dtype)]))
 
     def place(self, places: Places | None) -> None:
-        """Ranks chunks by what they are to this engine among peers, those that come later as well; None: no peers."""
+        """Ranks chunks, also those added later, by their place among peers; None: there are no peers."""
         self._places_of = places
         self.rank = draw_ranks(self.keys, places)
         for group in self.groups:
@@ -255,15 +255,15 @@ class ChunkTable:
         self.cost[rows[below]] = cost[below]
 
     def is_local(self, row: int) -> bool:
-        """True: readable on this machine now."""
+        """Whether the chunk is readable on this machine now."""
         return bool(self.state[row] >= State.KEPT)
 
     def is_evictable(self, row: int) -> bool:
-        """True: kept, neither referenced by a session nor scheduled in a running epoch."""
+        """Whether the chunk is kept, and neither referenced by a session nor scheduled in a running epoch."""
         return bool(self.state[row] == State.KEPT and row not in self.referenced and self.scheduled[row] == 0)
 
     def select(self, group: Group) -> None:
-        """Finds `least_rank` anew, after quota or owners changed. O(chunks)."""
+        """Computes `least_rank` again after quota or owners changed. O(chunks)."""
         rows = group.rows[(self.owner[group.rows] == group.index) & (self.state[group.rows] != State.BELOW)]
         step = RANK_BITS - SELECTION_BITS
         bins = self.rank[rows] >> step
@@ -279,22 +279,22 @@ class ChunkTable:
         group.least_rank = lowest << step
 
     def is_home(self, row: int) -> bool:
-        """Among peers, this engine keeps the chunk for all (`placement.homes.Place.HOME`)."""
+        """Whether this engine keeps the chunk for all peers (`placement.homes.Place.HOME`)."""
         place = int(self.rank[row]) >> (RANK_BITS - PLACE_BITS)
         return self._places_of is not None and place == (1 << PLACE_BITS) - 1
 
     def is_selected(self, row: int) -> bool:
-        """Its rank is among those that the quota of its dataset has room for."""
+        """Whether the chunk's rank is among those that fit into the quota of its dataset."""
         return bool(self.rank[row] >= self.groups[self.owner[row]].least_rank)
 
     def queue_evictable(self, row: int) -> None:
-        """Puts a chunk that may have become evictable where `lowest_evictable` looks."""
+        """Queues a chunk that may have become evictable for `lowest_evictable`."""
         if not self._queued[row] and self.is_evictable(row):
             self._queued[row] = True
             heapq.heappush(self.groups[self.owner[row]].heap, int(self.rank[row]) << ROW_BITS | row)
 
     def queue_evictable_of(self, rows: Rows) -> None:
-        """`queue_evictable` for many rows."""
+        """Does the same as `queue_evictable` for many rows."""
         for row in rows[self.state[rows] == State.KEPT].tolist():
             self.queue_evictable(row)
 
@@ -313,7 +313,7 @@ class ChunkTable:
         return None
 
     def take_evictable(self, group: Group) -> int | None:
-        """`lowest_evictable`, taken out of the heap: evict it or `queue_evictable` it again."""
+        """Takes `lowest_evictable` out of the heap: evict it, or `queue_evictable` it again."""
         row = self.lowest_evictable(group)
         if row is not None:
             heapq.heappop(group.heap)
@@ -321,7 +321,7 @@ class ChunkTable:
         return row
 
     def rebuild(self, group: Group) -> None:
-        """Makes the group's heap and bytes anew, after owners changed."""
+        """Rebuilds the group's heap and sums after owners changed."""
         mine = self.owner == group.index
         self._queued[mine] = False
         kept = mine & ((self.state == State.KEPT) | (self.state == State.FETCHING_KEPT))

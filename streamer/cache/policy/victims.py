@@ -12,7 +12,7 @@ class Victims:
     """Lists candidates lazily; the caller evicts what it takes, or returns it by `ChunkTable.queue_evictable`.
 
     Args:
-        table: owned by the same `Partitions`.
+        table: the columns of the same `Partitions`.
     """
 
     def __init__(self, table: ChunkTable) -> None:
@@ -20,7 +20,7 @@ class Victims:
         self._last_resort = LastResort(table)
 
     def collect(self, needed: int, candidates: Iterable[int]) -> list[int] | None:
-        """Candidates until their bytes suffice; None, and nothing changed, if they do not."""
+        """Takes candidates until their bytes suffice; returns None, and changes nothing, if they do not."""
         taken: dict[int, None] = {}  # a chunk may come up twice, as evictable and as kept
         for row in candidates if needed > 0 else ():
             if row not in taken:
@@ -40,7 +40,7 @@ class Victims:
             yield row
 
     def finished(self) -> Iterator[int]:
-        """Evictable chunks that no live job's dataset has, the longest unused dataset first."""
+        """Evictable chunks of no live job's dataset, those of the longest unused dataset first."""
         idle = [group for group in self._table.groups if not group.jobs]
         for group in sorted(idle, key=lambda one: one.last_used):
             yield from self.evictable(group)
@@ -73,7 +73,7 @@ class Victims:
             yield taken
 
     def outranked(self, row: int) -> Iterator[int]:
-        """Evictable chunks of the same dataset that have a lower rank than this one and are not selected."""
+        """Evictable, unselected chunks of the same dataset that have a lower rank than this one."""
         group = self._table.groups[self._table.owner[row]]
         rank = min(int(self._table.rank[row]), group.least_rank)
         while (lowest := self._table.lowest_evictable(group)) is not None and self._table.rank[lowest] < rank:
@@ -89,9 +89,9 @@ class Victims:
                 yield other
 
     def kept_by_peers(self, row: int) -> Iterator[int]:
-        """For a chunk whose home is here: kept ones of the same dataset that are at home elsewhere, used later or not.
+        """For a chunk whose home is here: kept chunks of the same dataset whose home is elsewhere, used later or not.
 
-        A running epoch may still have them ahead; then they come from their homes, not from the store.
+        If a running epoch still has them ahead, they come from their homes, not from the store.
         """
         table = self._table
         if table.is_home(row):
