@@ -1,4 +1,4 @@
-"""Many ranged GETs: as fast as the link, whatever the store does.
+"""Fetches chunks by many ranged GETs, as fast as the link allows, whatever the store does.
 
 Pure decisions:
 ranges.py           which ranges a chunk needs

@@ -1,13 +1,13 @@
-"""Buffers for chunks, used again and again.
+"""Reusable buffers for chunks.
 
-Bodies come in pieces of about 256 KiB in the client's memory. Kept until the chunk is written they fill the heap with
-holes and fault in page by page: 2.1 GB resident for 0.5 GB of chunks under way, 86,000-145,000 page faults per GB. A
-piece that is copied at once is still in the processor's cache and its memory serves the next piece; the buffers here
-are faulted in once, by huge pages where the kernel has them: 0.7 GB and 4,000-9,000 faults (two cores, loopback,
-2 to 6 GB in chunks of 8 MiB, 2026-11-20).
+Bodies come in pieces of about 256 KiB in the client's memory. If these were kept until the chunk is written, they would
+fill the heap with holes and fault in page by page: 2.1 GB resident for 0.5 GB of chunks in flight, and 86,000-145,000
+page faults per GB. A piece that is copied at once is still in the processor's cache, and its memory serves the next
+piece; the buffers here are faulted in once, by huge pages if the kernel has them: 0.7 GB and 4,000-9,000 faults (two
+cores, loopback, 2 to 6 GB in chunks of 8 MiB, 2026-11-20).
 
-A shared buffer is a file in memory, for a recoder that maps what was fetched. When the engine copied it instead, that
-took .12 CPU s/GB more, and a message waited .30 instead of .13 ms for the engine's loop (99 %, two cores, 2026-11-24).
+A shared buffer is a file in memory, for a recoder that maps the fetched bytes. Copying them in the engine instead took
+.12 CPU s/GB more, and a message waited .30 instead of .13 ms for the engine's loop (99 %, two cores, 2026-11-24).
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from collections import deque
 
 from streamer import linux
 
-# Smaller chunks share no huge page; a length is rounded up to this.
+# Smaller chunks do not share a huge page; a length is rounded up to this.
 GRAIN_BYTES = 64 << 10
 # Sizes are eighths of a power of two; a buffer serves lengths of at least four fifths of its size. Chunks are cut at
+# samples, so their lengths all differ.
 # samples, so that no two are of one length.
 STEPS = 8
 LARGEST_SHARE = 1.25
 
 
-# An idle engine keeps no more: 32 chunks of 8 MiB to begin with again.
+# The most that an idle engine keeps: 32 chunks of 8 MiB to begin with again.
 IDLE_BYTES = 256 << 20
-# A shared buffer takes two descriptors; shorter chunks are cheaper to copy.
+# A shared buffer costs two descriptors; shorter chunks are cheaper to copy.
 SHARED_FROM_BYTES = 1 << 20
 
 
@@ -42,8 +43,8 @@ class Buffer:
         shared: whether another process can map it.
 
     Attributes:
-        view: as much of it as was asked for.
-        descriptor: of its file in memory, if it is shared.
+        view: the part of it that was asked for.
+        descriptor: descriptor of its file in memory, if it is shared.
     """
 
     def __init__(self, size_bytes: int, shared: bool = False) -> None:
@@ -66,20 +67,20 @@ class Buffer:
         self.view = memoryview(self._memory)[:length]
 
     def end_loan(self) -> bool:
-        """Ends `view`; False: slices of it or arrays over it exist, so the memory is not free."""
+        """Ends `view`; returns False if slices of it or arrays over it exist, so that the memory is not free."""
         self.view.release()
-        if sys.platform == "linux":  # elsewhere there is no resize that would show it
+        if sys.platform == "linux":  # other systems have no resize that would show it
             try:
-                self._memory.resize(self.size_bytes)  # to what it is: refused while there are views (0.5 us)
+                self._memory.resize(self.size_bytes)  # to its present size: refused while there are views (0.5 us)
             except BufferError:
                 return False
         return True
 
 
 class BufferPool:
-    """Lends buffers and keeps those given back, fewer when none is lent. Lives on one event loop.
+    """Hands out buffers and keeps returned ones, fewer when none is in use. Lives on one event loop.
 
-    What is lent follows what the fetcher reserves, and takes up to a quarter more.
+    The buffers in use follow the fetcher's reservations and take up to a quarter more.
 
     Args:
         most_bytes: free buffers are unmapped when all buffers together exceed this.
@@ -95,11 +96,11 @@ class BufferPool:
         return f"BufferPool({self.mapped_bytes} of {self.most_bytes} bytes, {self._lent} lent, {len(self._free)} free)"
 
     def take(self, length: int, shared: bool = False) -> Buffer:
-        """Lends a buffer with room for `length` bytes; their values are arbitrary.
+        """Hands out a buffer for at least `length` bytes; their values are arbitrary.
 
         Args:
-            length: in bytes.
-            shared: whether another process is to map it; only done from `SHARED_FROM_BYTES` on.
+            length: length in bytes.
+            shared: whether another process is to map it; ignored below `SHARED_FROM_BYTES`.
         """
         size, shared = size_bytes(length), shared and length >= SHARED_FROM_BYTES
         buffer = self._fitting(size, shared) or self._mapped(size, shared)
@@ -108,7 +109,7 @@ class BufferPool:
         return buffer
 
     def give(self, buffer: Buffer) -> None:
-        """Takes a buffer back; its view is invalid from now on."""
+        """Takes a buffer back; its view is invalid from then on."""
         self._lent -= 1
         if buffer.end_loan():
             self._free.append(buffer)
@@ -121,7 +122,7 @@ class BufferPool:
         self._shrink(0)
 
     def _fitting(self, size: int, shared: bool) -> Buffer | None:
-        """The buffer used last is the likeliest to be in some cache."""
+        """Returns a free buffer, the one used last, because it is the likeliest to be in some cache."""
         for number in range(len(self._free) - 1, -1, -1):
             buffer = self._free[number]
             fits = size <= buffer.size_bytes <= LARGEST_SHARE * size
@@ -142,15 +143,15 @@ class BufferPool:
 
 
 class ChunkBuffer:
-    """The buffer of one chunk, lent at first use.
+    """The buffer of one chunk, taken from the pool at first use.
 
-    At the first byte, not at the reservation: of the chunks that were asked for together, most wait for those due
-    first, whose buffers are warm and free by then (64 chunks of 80 objects of 100 KB: 133 instead of 633 MB resident,
-    2026-11-20).
+    It is taken at the first byte, not at the reservation: most of the chunks that were asked for together wait for
+    those due first, whose buffers are warm and free by then (64 chunks of 80 objects of 100 KB: 133 instead of 633 MB
+    resident, 2026-11-20).
 
     Args:
-        pool: where it comes from.
-        length: of the chunk, in bytes.
+        pool: the pool that it is taken from.
+        length: length of the chunk in bytes.
         shared: see `BufferPool.take`.
     """
 
@@ -171,18 +172,18 @@ class ChunkBuffer:
 
     @property
     def descriptor(self) -> int | None:
-        """Of a file that begins with the chunk's bytes, if the buffer is shared."""
+        """Descriptor of a file that begins with the chunk's bytes, if the buffer is shared."""
         return None if self._buffer is None else self._buffer.descriptor
 
     def clear(self) -> None:
-        """Gives the buffer back; idempotent."""
+        """Returns the buffer to the pool; idempotent."""
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
             self._pool.give(buffer)
 
 
 def _memory_file(size_bytes: int) -> int:
-    """A file without a name, of fixed length: a mapping of it is never cut off."""
+    """Creates a file without a name, of fixed length, so that a mapping of it is never cut off."""
     descriptor = linux.memory_file("streamer-fetched")
     os.ftruncate(descriptor, size_bytes)
     linux.seal(descriptor, "SHRINK", "GROW")
@@ -190,6 +191,6 @@ def _memory_file(size_bytes: int) -> int:
 
 
 def size_bytes(length: int) -> int:
-    """The length of a buffer for `length` bytes: an eighth of a power of two, at least the grain."""
+    """Length of a buffer for `length` bytes: a multiple of an eighth of a power of two, at least the grain."""
     step = max(GRAIN_BYTES, (1 << (max(1, length) - 1).bit_length()) // (2 * STEPS))
     return max(1, -(-length // step)) * step

@@ -1,8 +1,8 @@
-"""How many requests one endpoint gets at once: its window. A pure state machine; time is an argument.
+"""Decides how many requests one endpoint gets at once: its window. A pure state machine; time is an argument.
 
-The rule: every interval in which requests waited for a place, the window grows by half until the latency is first above
-twice that of an idle link (slow start); from then on it shrinks by 15 % while the latency is above that, else it grows
-by 10 %. The idle latency is the least median of an interval within 20 s, per size class of requests.
+The rule: in every interval in which requests waited for a place, the window grows by half until the latency first
+exceeds twice that of an idle link (slow start); from then on it shrinks by 15 % while the latency is above that, and
+grows by 10 % otherwise. The idle latency is the least median of an interval within 20 s, per size class of requests.
 
 Simulated links of 1 to 40 Gbit/s are filled to 99 % from the 8th second on, to 100 % 5 s after a fivefold drop, and to
 95 % over the ten seconds after its end (2026-11-23). A window by minimal latency (BBR) under-fills because request
@@ -24,17 +24,19 @@ SLOW_START_FACTOR = 1.5
 INCREASE_FACTOR = 1.1
 DECREASE_FACTOR = 0.85
 LATENCY_INFLATION = 2.0
-# A measured inflation holds for this long, and for this many mean durations of a request. Without an end, that of a
+# A measured inflation is valid for this long, and for this many mean durations of a request. Without an end, that of a
+# burst after which no request followed made an object that never answers look like a full link: it was reported after
+# minutes instead of 10 s, one time in four (2026-11-22).
 # burst after which no request followed made an object that never answers look like a full link: it was named after
 # minutes instead of 10 s, one time in four (2026-11-22).
 STALE_SECONDS = 5.0
 STALE_FACTOR = 4.0
-# A queue of our own making must drain within this once.
+# A queue that our own requests cause must drain within this at least once.
 BASE_SECONDS = 20.0
 
 
 class Interval(msgspec.Struct):
-    """What happened between two decisions."""
+    """The requests between two decisions."""
 
     start: float
     contended: int = 0
@@ -43,7 +45,7 @@ class Interval(msgspec.Struct):
     seconds: dict[int, list[float]] = msgspec.field(default_factory=dict)
 
     def add(self, seconds: float, length: int, *, contended: bool) -> None:
-        """A request that ended well."""
+        """Adds a request that ended well."""
         self.seconds.setdefault(size_class(length), []).append(seconds)
         self.samples += 1
         self.total_seconds += seconds
@@ -51,11 +53,11 @@ class Interval(msgspec.Struct):
 
     @property
     def mean_seconds(self) -> float:
-        """Of the requests."""
+        """Mean duration of the requests."""
         return self.total_seconds / max(1, self.samples)
 
     def complete(self, now: float) -> bool:
-        """Long enough and with enough answers to decide."""
+        """Whether it is long enough, and has enough answers, to decide."""
         elapsed = now - self.start
         return elapsed >= INTERVAL_SECONDS and self.samples >= INTERVAL_SAMPLES and elapsed >= 2 * self.mean_seconds
 
@@ -64,13 +66,13 @@ class WindowControl:
     """The size of one endpoint's window.
 
     Args:
-        start: requests at once in the beginning.
-        least: the window does not shrink below this.
-        most: the window does not grow above this.
+        start: number of requests at once in the beginning.
+        least: lower bound of the window.
+        most: upper bound of the window.
 
     Attributes:
         climbing: whether it grew in slow start after the last interval.
-        inflation: by how much requests took longer than on an idle link, when last measured.
+        inflation: last measured ratio of the duration of requests to that on an idle link.
     """
 
     def __init__(self, start: int, least: int, most: int) -> None:
@@ -88,11 +90,11 @@ class WindowControl:
 
     @property
     def size(self) -> int:
-        """Requests at once."""
+        """Number of requests at once."""
         return round(self._size)
 
     def inflation_at(self, now: float) -> float:
-        """By how much requests take longer than on an idle link, as far as it is known; 1: not at all."""
+        """Ratio of the duration of requests to that on an idle link; 1 if they are not slower, or if it is unknown."""
         return self.inflation if now < self._known_until else 1.0
 
     def finished(self, now: float, seconds: float, length: int, *, contended: bool) -> None:
@@ -109,7 +111,7 @@ class WindowControl:
         self._known_until = now + max(STALE_SECONDS, STALE_FACTOR * interval.mean_seconds)
         self.climbing = False
         if interval.contended * 2 < interval.samples:
-            return  # the readers were the limit: nothing was learnt about the link
+            return  # the readers were the limit, so the link showed nothing
         if self.inflation > LATENCY_INFLATION:
             self._slow_start = False
             size = max(self._size * DECREASE_FACTOR, min(self._size, self._least))
@@ -119,7 +121,7 @@ class WindowControl:
         self._size = min(size, float(self._most))
 
     def _measure(self, interval: Interval, now: float) -> float:
-        """Median over the requests of duration / base of their size class."""
+        """Median over the requests of their duration relative to the base of their size class."""
         ratios: list[float] = []
         for kind, values in interval.seconds.items():
             base = self._base_of(kind, median(values), now)
@@ -135,5 +137,5 @@ class WindowControl:
 
 
 def size_class(length: int) -> int:
-    """Requests of about one size, compared with each other: powers of two of bytes."""
+    """Class of requests of about one size, which are compared with each other: powers of two of bytes."""
     return length.bit_length()

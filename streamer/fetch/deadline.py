@@ -1,4 +1,4 @@
-"""A movable deadline of the task that makes it."""
+"""A movable deadline of the task that creates it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def _none() -> float:
 
 
 class Deadline(Alarm):
-    """Cancels its task when the time is up, as asyncio.timeout does, at half the price (3.5 us of 33, 2026-11-20).
+    """Cancels its task when the time is up, as asyncio.timeout does, at half the cost (3.5 us of 33, 2026-11-20).
 
     Args:
-        clock: its time does not pass while this process does not run.
-        moment: on it.
+        clock: a clock that stops while this process does not run.
+        moment: the time on it.
         more: called when the time is up; returns the seconds to add, 0 to expire.
 
     Attributes:
-        expired: the time was up.
+        expired: whether the time was up.
     """
 
     __slots__ = ("_cancelling", "_more", "_task", "expired")
@@ -36,12 +36,12 @@ class Deadline(Alarm):
         self.expired = False
 
     def move(self, moment: float) -> None:
-        """Another time, on the clock; without effect when it is up already."""
+        """Sets another time on the clock; has no effect after it has expired."""
         if not self.expired:
             super().move(moment)
 
     def cancel(self) -> None:
-        """See Alarm.cancel; drops `more` as well."""
+        """Cancels the alarm (see `Alarm.cancel`) and drops `more`."""
         super().cancel()
         self._more = _none
 

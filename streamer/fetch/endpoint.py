@@ -22,10 +22,10 @@ from streamer.store.urls import shown
 
 logger = logging.getLogger(__name__)
 
-# Credentials are renewed once for all the requests that were refused together.
+# Credentials are renewed once for all requests that were refused together.
 _REFRESH_SECONDS = 1.0
 _PROBE_SECONDS = 1.0
-# A request that the store queues is checked again after this.
+# A request that the store queues is looked at again after this.
 QUEUED_SECONDS = 0.5
 # Requests sent within this time of each other may be answered in any order, because they use several threads and
 # connections. Of eight requests of one burst four counted as overtaken by microseconds (2026-11-20).
@@ -36,23 +36,23 @@ RATE_LEAST_BYTES = 1 << 20
 
 
 def ignore_notice(text: str) -> None:
-    """For an endpoint whose waiting concerns no job: the log has it."""
+    """Ignores a notice, for an endpoint whose waiting concerns no job: the log has it."""
 
 
 class Endpoint:
-    """What the requests to one bucket or host share. Made on the event loop that it lives on.
+    """State shared by the requests to one bucket or host. Created on the event loop that it lives on.
 
     Args:
-        root: "s3://bucket".
-        store: serves it.
-        config: bounds.
+        root: root of the urls, such as "s3://bucket".
+        store: the store that serves it.
+        config: bounds and budgets.
         notify: called with a sentence when the endpoint has served nothing for a while.
 
     Attributes:
         clock: stands still while this process does not run. It stores the loop, because `get_running_loop()`
             calls getpid() each time in Python 3.11: 16 system calls for a small object were 7 % of its scheduling
             (2026-11-20).
-        time: the time on it; all moments and durations here are its own, but not when a chunk is due.
+        time: the clock's time; all moments and durations here are its own, except the time at which a chunk is due.
     """
 
     def __init__(self, root: str, store: ObjectStore, config: FetchConfig, notify: Notify = ignore_notice) -> None:
@@ -70,11 +70,11 @@ class Endpoint:
         self.rates = Sampled()
         self.last_success: float | None = None
         self.last_good: Extent | None = None
-        # When a body was last received whole that is large enough to tell a rate.
+        # Time of the last whole body that is large enough to tell a rate.
         self.last_large = float("-inf")
-        # When the youngest of those that have had a first byte was sent.
+        # Send time of the youngest request that has had a first byte.
         self.newest_answered = float("-inf")
-        # When the youngest of those that were served was sent.
+        # Send time of the youngest request that was served.
         self.newest_served = float("-inf")
         self._limit_logged = False
         self._config = config
@@ -94,11 +94,11 @@ class Endpoint:
         return sampled
 
     def best_known(self, own: Sampled) -> Sampled:
-        """Times to first byte of a size class; while they are too few, those of the size class best known."""
+        """Times to first byte of a size class, or, while it has too few, of the best-known size class."""
         return own if own.quantiles is not None else max(self._first_byte.values(), key=_samples)
 
     def succeeded(self, now: float, seconds: float, length: int) -> None:
-        """A request went through in `seconds`, just `now`."""
+        """Records a request that has just been served, at `now`, in `seconds`."""
         self.last_success = now
         self.watch.progressed(now)
         self.newest_served = max(self.newest_served, now - seconds)
@@ -108,7 +108,7 @@ class Endpoint:
         self._apply()
 
     def failed(self, error: StreamerError, sent: float) -> None:
-        """A request that was sent at `sent` failed; a refusal may lower the rate, Retry-After stops all for a while."""
+        """Records the failure of a request sent at `sent`. It may lower the rate, or stop all (Retry-After)."""
         self.watch.failed(error)
         if not isinstance(error, ThrottledError):
             return
@@ -122,10 +122,10 @@ class Endpoint:
         return self._hedging and not self.congested and not self.pacing.limited and self.budget.take(length)
 
     def duplicate_after(self, first_byte: Sampled) -> float | None:
-        """Seconds until a request without a first byte gets a duplicate; None: no hedging.
+        """Seconds until a request without a first byte gets a duplicate; None if hedging is off.
 
         Args:
-            first_byte: times of its size class.
+            first_byte: times to first byte of its size class.
         """
         return hedge.duplicate_after(first_byte) if self._hedging else None
 
@@ -137,11 +137,11 @@ class Endpoint:
     def queued(self, started: float, patience: float) -> bool:
         """Whether the store may have queued a request without a first byte: it serves others, but none sent later.
 
-        A queued request that is given up is sent again at the end of the queue, and its answer still fills the link:
-        after a fivefold drop that took half of the link (2026-11-20).
+        If such a request were given up, it would be sent again to the end of the queue, and its answer would still fill
+        the link: after a fivefold drop that took half of the link (2026-11-20).
 
         Args:
-            started: when it was sent.
+            started: when the request was sent.
             patience: seconds within which another request must have been served.
         """
         now, served = self.time(), self.last_success
@@ -150,21 +150,21 @@ class Endpoint:
         return served is not None and served > max(started, now - patience)
 
     def is_hopeless(self, error: StreamerError) -> bool:
-        """Whether waiting cannot help: no request was ever served, and its certificate is refused."""
+        """Whether waiting cannot help: no request was ever served, and the certificate is refused."""
         return self.last_success is None and bool(error.details.get("untrusted"))
 
     def isolated(self, error: StreamerError, first_failure: float, served: float, earlier: Outcomes) -> bool:
-        """Whether a failure is the request's own, not the endpoint's.
+        """Whether a failure concerns this request alone, not the endpoint.
 
-        It is when others were sent and served between the first failure and this try, and few of them failed: behind a
-        gateway one of whose two servers is down, one range in 256 fails eight times in a row. A refusal (503) is the
-        endpoint's. Requests under way when a store stops may end after others
-        have failed, and a try that began before the endpoint was back fails after others were served: neither proves
-        anything (a stop took the requests of 30 ms with it, and nine ranges were given up after 8 s, 2026-11-20).
+        It does if other requests were sent and served between the first failure and this try, and few of them failed:
+        behind a gateway one of whose two servers is down, one range in 256 fails eight times in a row. A refusal (503)
+        concerns the endpoint. Requests in flight when a store stops may end after others have failed, and a try that
+        began before the endpoint was back fails after others were served: neither proves anything (a stop took the
+        requests of 30 ms with it, and nine ranges were given up after 8 s, 2026-11-20).
 
         Args:
-            error: of this try.
-            first_failure: of the range.
+            error: the error of this try.
+            first_failure: when the range first failed.
             served: `newest_served` as this try began.
             earlier: `outcomes` at the first failure.
         """
@@ -197,12 +197,12 @@ class Endpoint:
     async def is_denied_for_good(self, error: AccessDeniedError, since: float, tally: Tally) -> bool:
         """Whether a refusal is final: of one object or one kind of request, or of everything for too long.
 
-        While it is not, credentials are looked for again, once for all requests that were refused together.
+        While it is not final, credentials are looked up again, once for all requests that were refused together.
 
         Args:
             error: the refusal.
-            since: when the first one came.
-            tally: what is counted.
+            since: when the first refusal came.
+            tally: the counts.
         """
         most = denied_seconds(error, self._config, served=self.last_success is not None)
         if self.time() - since >= most or (expired(error) and error.details.get("fixed")):
@@ -215,13 +215,13 @@ class Endpoint:
         return False
 
     async def refresh(self) -> None:
-        """Renews the credentials, once for all requests refused together."""
+        """Renews the credentials, once for all requests that were refused together."""
         if self.time() - self._refreshed > _REFRESH_SECONDS:
             self._refreshed = self.time()
             await self.store.refresh()
 
     def _apply(self) -> None:
-        """Hands what control and pacing decided to the gate."""
+        """Passes the decisions of window and pacing to the gate."""
         self.gate.per_second = self.pacing.per_second
         if self.pacing.confirmations >= 2 and not self._limit_logged:
             self._limit_logged = True

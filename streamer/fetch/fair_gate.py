@@ -1,8 +1,9 @@
-"""A bound on something that is reserved: requests in flight, or bytes. Waiters are served by fair shares and due time.
+"""A limit on requests in flight or on bytes that are reserved. Waiters are served by fair shares and due time.
 
 Due times alone do not share fairly: a job that never waits for its steps has everything due at once, and another job's
-look-ahead would be served only when it is late already. Jobs that hold more than their share therefore come after those
-that hold less; among equals the queue that is due first. Nothing is kept free: a job that is alone takes everything.
+look-ahead would be served only when it is already late. Therefore jobs that hold more than their share come after those
+that hold less, and among equals the queue that is due first is served. Nothing is kept free: a job that is alone takes
+everything.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ Owner = Callable[[], str]
 
 
 def no_owner() -> str:
-    """The owner of what belongs to no job."""
+    """The owner of requests that belong to no job."""
     return ""
 
 
-# A queue's due time may move while it waits (a session ran ahead, another joined). It is read at each grant; with more
+# A queue's due time may change while it waits (a session ran ahead, another joined). It is read at each grant; with
+# more queues than this only every 50 ms: at each grant it was 9 % of the engine's CPU in a cold epoch, every 10 ms
+# still 3 % (2026-11-22).
 # queues than this only every 50 ms: at each grant it was 9 % of the engine's CPU in a cold epoch, every 10 ms still 3 %
 # (2026-11-22).
 _FEW_QUEUES = 8
@@ -48,16 +51,16 @@ class WaitQueue:
 
 
 class FairGate:
-    """Grants amounts up to a limit: to owners below their share, to the queue that is due first. On one event loop.
+    """A semaphore over bytes or requests: owners below their fair share first, then by due time. On one event loop.
 
-    Invariants: `used` is the sum of what was granted and not released; an amount above the limit is granted when
-    nothing else is, so the smallest read always moves; no queue overtakes the first one.
+    Invariants: `used` is the sum of the amounts granted and not released; an amount above the limit is granted when
+        nothing else is, so that even the smallest limit makes progress; no queue overtakes the first one.
 
     Args:
-        limit: how much may be used at once; may be changed by `resize`.
+        limit: the most that may be used at once; `resize` changes it.
 
     Attributes:
-        per_second: how many grants a second; inf: as many as fit.
+        per_second: grants per second; inf: no limit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -83,7 +86,7 @@ class FairGate:
 
     @property
     def contended(self) -> bool:
-        """Whether requests wait because of the limit, not the rate."""
+        """Whether requests wait because of the limit, not because of the rate."""
         return bool(self._queues) and self.used >= self.limit
 
     async def acquire(self, queue: WaitQueue, amount: int = 1) -> str:
@@ -104,11 +107,11 @@ class FairGate:
             raise
 
     def force(self, amount: int = 1) -> None:
-        """Takes `amount` at once, over the limit if need be: duplicates have a budget of their own, and no owner."""
+        """Takes `amount` at once, beyond the limit if necessary: duplicates have their own budget, and no owner."""
         self._take(amount, "")
 
     def release(self, amount: int = 1, owner: str = "") -> None:
-        """Gives `amount` back to the share it was taken from."""
+        """Returns `amount` to the share that it was taken from."""
         self.used -= amount
         self._held[owner] -= amount
         if not self._held[owner]:
@@ -116,7 +119,7 @@ class FairGate:
         self._grant()
 
     def resize(self, limit: int) -> None:
-        """Changes the limit; what is granted stays granted."""
+        """Changes the limit; granted amounts stay granted."""
         self.limit = limit
         self._grant()
 
@@ -139,7 +142,7 @@ class FairGate:
         return not self._not_before or self._loop.time() >= self._not_before
 
     def _granted(self, amount: int, owner: str) -> str:
-        """Takes `amount`, and its turn."""
+        """Takes `amount`, and its turn in the rate."""
         if self.per_second < math.inf:
             self._not_before = max(self._not_before, self._loop.time() - _CATCH_UP_SECONDS) + 1.0 / self.per_second
         return self._take(amount, owner)
@@ -168,12 +171,13 @@ class FairGate:
 
     def _grant(self) -> None:
         while self._queues:
-            # One look at the clock decides both: a moment that passed between two looks left waiters without a timer.
+            # The clock is read once for both decisions: a moment that passed between two readings left waiters without
+            # a timer.
             if not self._is_open:
                 if self._timer is None:
                     self._timer = self._loop.call_at(self._not_before, self._open)
                 return
-            # Due times are read only when there is room for the smallest amount.
+            # Due times are read only if the smallest amount fits.
             if not self._fits(1) or not self._fits((queue := self._next()).waiters[0][1]):
                 return
             granted, amount = queue.waiters.popleft()
@@ -187,7 +191,7 @@ class FairGate:
         self._grant()
 
     def _next(self) -> WaitQueue:
-        """The queue whose turn it is; there is one."""
+        """The queue whose turn it is; there must be one."""
         now = self._loop.time()
         if len(self._queues) <= _FEW_QUEUES or now >= self._fresh_until:
             self._sort()
@@ -204,7 +208,7 @@ class FairGate:
         return min(heads, key=lambda head: (self._held[head[0]] >= share, head[1].due()))[1]
 
     def _sort(self) -> None:
-        """Each owner's queues by due time; of equal ones the queue that came first."""
+        """Sorts each owner's queues by due time, equal ones by arrival."""
         self._by_owner = {}
         for queue in self._queues:
             self._by_owner.setdefault(queue.owner(), []).append(queue)

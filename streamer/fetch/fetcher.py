@@ -1,4 +1,4 @@
-"""The fetcher: chunks and ranges from any store, bounded in requests and bytes."""
+"""The fetcher: reads chunks and ranges from any store, bounded in requests and bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Fetched:
 
     Attributes:
         parts: views whose concatenation is the chunk's bytes. They end with `close`.
-        content: the bytes as one view, or the descriptor of a file in memory that begins with them. Until `close`.
+        content: the bytes as one view, or the descriptor of a file in memory that begins with them. Valid until
+            `close`.
     """
 
     def __init__(self, buffer: ChunkBuffer, give_back: Callable[[ChunkBuffer], None]) -> None:
@@ -58,7 +59,7 @@ class Fetched:
         self.close()
 
     def close(self) -> None:
-        """Gives the memory back; idempotent."""
+        """Returns the memory; idempotent."""
         buffer, self._buffer = self._buffer, None
         self.parts = []
         self.content = memoryview(b"")
@@ -67,12 +68,12 @@ class Fetched:
 
 
 class Fetcher:
-    """Many ranged GETs: windows per endpoint, retries, hedges. Async context manager, on one event loop.
+    """Sends many ranged GETs: windows per endpoint, retries, hedges. Async context manager, on one event loop.
 
     Args:
         config: bounds and budgets.
         open_store: opens the store of a root ("s3://bucket"); called once per root. The fetcher closes it.
-        memory: shared with other fetchers; None: its own.
+        memory: the budget, shared with other fetchers; None: its own.
         notify: called with a sentence when a store has served nothing for a while.
     """
 
@@ -124,7 +125,7 @@ class Fetcher:
             chunk: its extents may be in several objects; ranges run concurrently.
             due: when its first reader needs it, in seconds on the loop's clock; read again while it waits.
                 None: now.
-            owner: the job whose share of requests and bytes it takes.
+            owner: the job that its requests and bytes are charged to.
             shared: whether another process is to map it; see `BufferPool.take`.
 
         Raises:
@@ -175,8 +176,8 @@ class Fetcher:
 
         Args:
             url: see `ObjectStore.list`.
-            after: behind which url the listing begins, where `lists_from`; the url is that of a folder then.
-            enough: given the pages so far, whether to end before the last one.
+            after: url behind which the listing begins, if `lists_from`; the url is that of a folder then.
+            enough: decides from the pages so far whether to stop before the last one.
 
         Returns:
             The pages of `ObjectStore.list`.
@@ -201,7 +202,7 @@ class Fetcher:
         return await call.run(pages)
 
     async def put(self, url: str, content: bytes) -> None:
-        """Writes an object whole.
+        """Writes a whole object.
 
         Raises:
             StoreError: as the store says; a store that does not answer is waited for as in `fetch`.

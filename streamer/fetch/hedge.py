@@ -1,11 +1,11 @@
-"""Whether a slow request gets a duplicate, and when a slow body is abandoned, as pure decisions.
+"""Decides whether a slow request gets a duplicate, and when a slow body is abandoned. Pure functions.
 
 The rule: a request without a first byte after 1.5 times the p95 of its size class is sent a second time, as long as
 duplicates are at most 3 % of the requests and bytes, the link is not full and the store does not limit the rate. Half
-above the p95 spends that share on the slow ones also where latencies are broad: with 2 % of the requests 1 s slow and
-30 ms median the simulated p99 is 0.10, 0.11, 0.15 and 0.25 s for sigma 0.2, 0.3, 0.5 and 0.8 (the worst of six runs
-0.27 s); at the p95 itself the budget is spent on ordinary requests at sigma 0.5 (worst 1.0 s), and a delay that adapts
-to lost duplicates wins nothing over 1.5 (0.09, 0.10, 0.14, 0.25 s; 2026-11-23).
+above the p95 spends that share on the slow requests even if latencies vary widely: with 2 % of the requests 1 s slow
+and 30 ms median, the simulated p99 is 0.10, 0.11, 0.15 and 0.25 s for sigma 0.2, 0.3, 0.5 and 0.8 (the worst of six
+runs 0.27 s); at the p95 itself the budget is spent on ordinary requests at sigma 0.5 (worst 1.0 s), and a delay that
+adapts to lost duplicates gains nothing over 1.5 (0.09, 0.10, 0.14, 0.25 s; 2026-11-23).
 
 Source: Dean, Barroso, "The Tail at Scale", CACM 2013 (duplicate after the 95th percentile).
 """
@@ -17,19 +17,19 @@ from collections.abc import Iterable
 
 import msgspec
 
-# Below this many samples a p95 says nothing.
+# With fewer samples a p95 means nothing.
 LEAST_SAMPLES = 20
 # Enough for a p99 (5 samples of 512), few enough to follow the link within seconds.
 MOST_SAMPLES = 512
 REFRESH_SAMPLES = 32
-# Above the p95: until a duplicate.
+# A duplicate is sent at this multiple of the p95.
 LATE_FACTOR = 1.5
-# While the p95 is not known: connections are made, names resolved and certificates checked within this.
+# Delay while the p95 is unknown: connections are made, names resolved and certificates checked within it.
 COLD_SECONDS = 1.0
 # Unused shares are saved up to this many duplicates and bytes.
 BURST_REQUESTS = 4.0
 BURST_BYTES = 32 << 20
-# What is under way on a connection when it is dropped before its first byte was read: socket buffers.
+# Bytes in flight on a connection that is dropped before its first byte was read: socket buffers.
 ABANDONED_BYTES = 256 << 10
 # Timeout of the first byte: PATIENCE_FACTOR x p99, at least PATIENCE_LEAST_SECONDS, doubled per try up to a factor of
 # PATIENCE_GROWTH.
@@ -42,7 +42,7 @@ BODY_LEAST_SECONDS = 0.3
 
 
 class Quantiles(msgspec.Struct, frozen=True):
-    """The middle and the high end of what was seen."""
+    """The median and the high quantiles of a quantity."""
 
     p50: float
     p95: float
@@ -50,7 +50,7 @@ class Quantiles(msgspec.Struct, frozen=True):
 
 
 def quantiles(values: Iterable[float]) -> Quantiles:
-    """Of a few values at least."""
+    """Computes quantiles; needs a few values at least."""
     ordered = sorted(values)
     p50, p95, p99 = (ordered[int(share * len(ordered))] for share in (0.5, 0.95, 0.99))
     return Quantiles(p50, p95, p99)
@@ -60,9 +60,9 @@ class Sampled(msgspec.Struct):
     """The last samples of one quantity.
 
     Attributes:
-        values: the last 512.
-        quantiles: computed with every 32nd sample: to sort 512 for each request would cost as much as the request.
-            None below 20 samples.
+        values: the last 512 values.
+        quantiles: recomputed at every 32nd sample, because sorting 512 for each request would cost as much as the
+            request; None below 20 samples.
     """
 
     values: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
@@ -70,7 +70,7 @@ class Sampled(msgspec.Struct):
     _fresh: int = 0
 
     def add(self, value: float) -> None:
-        """One more sample."""
+        """Adds a sample."""
         self.values.append(value)
         self._fresh += 1
         if self._fresh >= REFRESH_SAMPLES or (self.quantiles is None and self._fresh >= LEAST_SAMPLES):
@@ -78,26 +78,26 @@ class Sampled(msgspec.Struct):
 
 
 def duplicate_after(first_byte: Sampled) -> float:
-    """Seconds without a first byte until a duplicate is worth its price.
+    """Seconds without a first byte after which a duplicate is worth its cost.
 
-    Before the p95 is known the first requests of a run, for which every reader waits, would have no remedy for a lost
-    answer but the patience of 10 s (2026-11-20); the budget allows one duplicate of them.
+    Before the p95 is known, the first requests of a run, for which every reader waits, would have to wait 10 s for a
+    lost answer (2026-11-20); the budget allows one duplicate of them.
 
     Args:
-        first_byte: of the same size class.
+        first_byte: times to first byte of the same size class.
     """
     return COLD_SECONDS if first_byte.quantiles is None else LATE_FACTOR * first_byte.quantiles.p95
 
 
 def patience_seconds(first_byte: Sampled, most_seconds: float, attempt: int) -> float:
-    """How long try number `attempt` waits for its first byte: four p99, at least 2 s, twice as long each time.
+    """Seconds that try number `attempt` waits for its first byte: four p99, at least 2 s, doubled at each try.
 
     Source: AWS, "Timeouts and retries for latency-sensitive applications": small requests again after 2 s, then 4.
 
     Args:
-        first_byte: of the same size class.
-        most_seconds: for the first try, and while nothing is known.
-        attempt: 1, 2, ...
+        first_byte: times to first byte of the same size class.
+        most_seconds: limit for the first try, and value while nothing is known.
+        attempt: number of the try, from 1.
     """
     first, seen = most_seconds, first_byte.quantiles
     if seen is not None:
@@ -106,10 +106,10 @@ def patience_seconds(first_byte: Sampled, most_seconds: float, attempt: int) -> 
 
 
 def body_seconds(remaining_bytes: int, rates: Sampled) -> float | None:
-    """How long the rest of a body may take: four times what the median takes, at least 0.3 s; None: not known yet.
+    """Seconds that the rest of a body may take: four times the median's, at least 0.3 s; None if unknown.
 
     Args:
-        remaining_bytes: still to come.
+        remaining_bytes: bytes still to come.
         rates: bytes per second of other bodies.
     """
     if rates.quantiles is None:
@@ -118,11 +118,11 @@ def body_seconds(remaining_bytes: int, rates: Sampled) -> float | None:
 
 
 class HedgeBudget(msgspec.Struct):
-    """What duplicates may cost: a share of the requests and a share of the bytes.
+    """Limits the cost of duplicates to a share of the requests and a share of the bytes.
 
     Args:
-        requests_share: of the requests sent without hedging.
-        bytes_share: of their bytes.
+        requests_share: duplicates per request sent without hedging.
+        bytes_share: bytes of duplicates per byte of such requests.
         requests: duplicates left; one at the start, so that n requests get at most 1 + n x requests_share.
         bytes: bytes left.
     """
@@ -133,12 +133,12 @@ class HedgeBudget(msgspec.Struct):
     bytes: float = BURST_BYTES
 
     def earned(self, length: int) -> None:
-        """A first try of `length` bytes was sent."""
+        """Records that a first try of `length` bytes was sent."""
         self.requests = min(BURST_REQUESTS, self.requests + self.requests_share)
         self.bytes = min(float(BURST_BYTES), self.bytes + self.bytes_share * length)
 
     def take(self, length: int) -> bool:
-        """Pays for a duplicate of `length` bytes; False when there is no budget."""
+        """Pays for a duplicate of `length` bytes; returns False if the budget does not suffice."""
         price = min(length, ABANDONED_BYTES)
         if self.requests < 1.0 or self.bytes < price:
             return False

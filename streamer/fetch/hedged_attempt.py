@@ -1,8 +1,8 @@
 """One try of a range with at most one duplicate: the request with the first byte delivers the body.
 
-The first request runs in the caller's task. The duplicate, when there is one, runs in a task of the chunk's group and
-takes the caller's place by cancelling it and being awaited instead (the way asyncio.timeout does it), so that the
-common case costs neither a task nor a group (3 us of 40 for a small object, 2026-11-20).
+The first request runs in the caller's task. A duplicate runs in a task of the chunk's group and takes the caller's
+place by cancelling it and being awaited instead (as asyncio.timeout does), so that the common case costs neither a task
+nor a group (3 us of 40 for a small object, 2026-11-20).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class HedgedAttempt:
     """One try; `await run()` once, inside the window.
 
     Args:
-        spec: what to ask for.
-        group: where a duplicate runs; the caller's task belongs to it as well.
+        spec: the request.
+        group: group in which a duplicate runs; the caller's task belongs to it, too.
     """
 
     def __init__(self, spec: RequestSpec, group: asyncio.TaskGroup) -> None:
@@ -36,10 +36,10 @@ class HedgedAttempt:
         return self._winner.received if self._winner is not None else 0
 
     async def run(self) -> None:
-        """Receives the extent. When it returns or raises, no request of it is left.
+        """Receives the extent. When it returns or raises, none of its requests is left.
 
         Raises:
-            StoreError: this try failed; what was received is good.
+            StoreError: this try failed; the received bytes are good.
         """
         self._task = asyncio.current_task(self._spec.endpoint.clock.loop)
         self._spec.endpoint.budget.earned(self._spec.extent.length)
@@ -75,7 +75,7 @@ class HedgedAttempt:
 
     def _start_duplicate(self) -> None:
         """Sends a duplicate because the first byte is late, if the budget allows one."""
-        if self._task is None or self._task.cancelling():  # the group takes no more tasks
+        if self._task is None or self._task.cancelling():  # the group accepts no more tasks
             return
         if self._winner is None and self._spec.endpoint.may_duplicate(self._spec.extent.length):
             self._spec.tally.hedges += 1
@@ -87,7 +87,7 @@ class HedgedAttempt:
         try:
             await Request(self._spec, self._claim).receive()
         except StreamerError as error:
-            if self._leads():  # it had won: its failure is the attempt's; else the first request goes on alone
+            if self._leads():  # it was first: its failure is the attempt's; otherwise the first request goes on alone
                 self._failure = error
         finally:
             endpoint.gate.release()

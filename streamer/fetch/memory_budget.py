@@ -1,4 +1,4 @@
-"""The memory for bodies: how much where the configuration has no figure, and the buffers."""
+"""The memory for bodies: its size if the configuration has none, and the buffers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class MemoryBudget:
     """The bytes reserved for chunks being fetched, and their buffers. Shared by the fetchers of one event loop.
 
     Args:
-        config: how much.
+        config: the limits.
 
     Attributes:
-        gate: reserved bytes and the requests that wait for some.
+        gate: the reserved bytes, and the requests that wait for some.
         buffers: the buffers themselves.
     """
 

@@ -1,4 +1,4 @@
-"""Says once that an endpoint is being waited for: that it is asked, and has sent nothing for a while."""
+"""Reports once that an endpoint is being waited for: that it has received requests and sent nothing for a while."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ logger = logging.getLogger(__name__)
 
 Notify = Callable[[str], None]
 
-# What a user takes for a hang.
+# Users take longer pauses for a hang.
 QUIET_SECONDS = 1.5
-# A store whose every answer takes longer than that is said to be waited for once in this time, not at each answer.
+# A store whose every answer takes longer is reported once in this time, not at each answer.
 AGAIN_SECONDS = 60.0
 
 
 class OutageWatch:
-    """Watches one endpoint while requests wait for it. On its loop.
+    """Watches one endpoint while requests wait for it. Lives on its loop.
 
     Args:
-        clock: the endpoint's; it stands still while this process does not run.
-        root: the endpoint, as messages may show it.
-        outage_seconds: how long it is waited for.
-        notify: called with a sentence, once in each time without an answer.
+        clock: the endpoint's clock, which stops while this process does not run.
+        root: the endpoint as messages may show it.
+        outage_seconds: time for which requests wait for it.
+        notify: called with a sentence, once in each period without an answer.
     """
 
     def __init__(self, clock: PresenceClock, root: str, outage_seconds: float, notify: Notify) -> None:
@@ -44,32 +44,32 @@ class OutageWatch:
         return f"OutageWatch({self._root!r}, waiters={self._waiters}, {'quiet' if self._announced_since else 'serves'})"
 
     def begin(self) -> None:
-        """Another request wants an answer; `end` follows."""
+        """Begins a request that waits for an answer; `end` follows."""
         self._waiters += 1
         if self._waiters == 1:
             self._progressed, self._why = self._clock.time(), ""
             self._alarm = Alarm(self._clock, self._progressed + QUIET_SECONDS, self._look)
 
     def end(self) -> None:
-        """It has its answer, or its error."""
+        """Ends a request that has its answer or its error."""
         self._waiters -= 1
         if not self._waiters and self._alarm is not None:
             self._alarm.cancel()
             self._alarm = self._announced_since = None
 
     def progressed(self, now: float) -> None:
-        """The endpoint sent bytes of an object, or an answer that is no refusal."""
+        """Records that the endpoint sent bytes of an object, or an answer other than a refusal."""
         self._progressed = now
         if self._announced_since is not None:
             logger.info("%s serves again, after %.1f s", self._root, now - self._announced_since)
             self._announced_since = None
 
     def quiet_seconds(self) -> float:
-        """For how long the endpoint, while it is asked, has served nothing."""
+        """Seconds for which the endpoint has served nothing although it was asked."""
         return self._clock.time() - self._progressed if self._waiters else 0.0
 
     def failed(self, error: StreamerError) -> None:
-        """A try failed: what to say if this goes on."""
+        """Records the failure of a try, which the report names if this goes on."""
         url = error.details.get("url")
         self._why = error.message.removeprefix(f"{url}: ")
 

@@ -1,15 +1,16 @@
-"""How many requests per second one endpoint is sent, once it is known to limit them.
+"""Decides how many requests per second one endpoint is sent, once it is known to limit them.
 
 A pure state machine; time is an argument. A store refuses requests (429, 503) for one of two reasons: by chance, a
 share of them at any rate, as S3 does with 0.1 to 1 %; or because they come faster than it permits. The refusals look
-the same, so a trial decides: for a moment only nine tenths of what was just served is sent. A limit then refuses
-nothing; chance refuses the same share as before. A limit is kept to; chance costs the retries of what was refused.
+the same, so a trial decides: for a moment requests are sent at only nine tenths of the rate that was just served. Below
+a limit nothing is refused; by chance the same share as before is. A limit is then respected, while chance costs only
+the retries.
 
-Simulated with 30 ms latency and 10,000 objects of 110 KB from the first request on (2026-11-23): chance leaves 0.99 of
-the rate at 1 and 5 %, 0.94 at 20 %; limits of 100 to 2,000 requests/s are used to at least
-0.92 with 1 % refused, and to 0.8 with 5 % chance on top. To shrink the number of requests in flight instead is too
-coarse: 200 requests/s are 6 in flight, so that one more is 17 %, and a slow answer counts as room (0.69 of the limit
-with 5 % chance on top).
+Simulated with 30 ms latency and 10,000 objects of 110 KB from the first request on (2026-11-23): with chance 0.99 of
+the rate remains at 1 and 5 %, 0.94 at 20 %; limits of 100 to 2,000 requests/s are used to at least 0.92 with 1 %
+refused, and to 0.8 with 5 % chance on top. Limiting the number of requests in flight instead is too coarse: 200
+requests/s are 6 in flight, so that one more is 17 %, and a slow answer counts as spare capacity (0.69 of the limit with
+5 % chance on top).
 """
 
 from __future__ import annotations
@@ -21,38 +22,40 @@ from collections.abc import Callable
 import msgspec
 
 INTERVAL_SECONDS = 0.25
-# Rates are measured over at least this many mean durations of a request: the first answers are those of quick ones.
+# Rates are measured over at least this many mean durations of a request, because the first answers are the quick ones.
 INTERVAL_DURATIONS = 4.0
-# A tally that shows nothing unusual becomes part of what is known as chance after this long.
+# A tally without anything unusual is added to the known chance after this long.
 TALLY_SECONDS = 5.0
 # Refusals beyond chance that start a trial, as a share of the answers and in number. 1 % by chance is common.
 NOTICED_SHARE = 0.02
 NOTICED_REFUSALS = 8.0
-# While more and more requests are in flight, each step tells as much as a trial: a limit refuses a third at the next.
+# While more and more requests are in flight, each step tells as much as a trial: a limit refuses a third at the next
+# one. More than this share refused is a limit at once. Without this rule trials slow the start: 5 % of 503 on raw
+# objects reduced the rate to 0.72 instead of 0.945 (2026-11-23).
 # More than this share refused is a limit at once. Without the rule, trials slow the start: 5 % 503 on raw objects fell
 # from 0.945 to 0.72 of the rate (2026-11-23).
 CLIMBING_SHARE = 0.25
-# More is never taken for chance: a store that refuses this many is not helped by full speed.
+# A larger share is never taken for chance: full speed does not help a store that refuses this many.
 CHANCE_MOST = 0.4
-# What was found to be chance is tried again after this long: the trial may have been wrong.
+# What was found to be chance is tried again after this long, because the trial may have been wrong.
 REPEAT_SECONDS = 30.0
 TRIAL_FACTOR = 0.9
-# Of a limit that was measured, what is sent.
+# The share of a measured limit that is sent.
 LIMIT_FACTOR = 0.97
-# A limit may rise, and the one that was measured included what the store allows in a burst.
+# A limit may rise, and the measured one includes what the store allows in a burst.
 HOLD_SECONDS = 15.0
 RAISE_SECONDS = 2.0
 RAISE_FACTOR = 1.1
-# After a trial that found no limit, and after an outage, the rate doubles each interval.
+# After a trial that found no limit, and after an outage, the rate doubles at each interval.
 RESUME_FACTOR = 2.0
-# Sent to a store that refuses everything, to see when that ends.
+# Rate for a store that refuses everything, to see when that ends.
 LEAST_PER_SECOND = 16.0
-# No store is asked as often: the same as no pace.
+# No store is sent this many requests, so it means no limit.
 MOST_PER_SECOND = 1e6
 
 
 class TrialResult(enum.Enum):
-    """What a trial shows."""
+    """The outcome of a trial."""
 
     CHANCE = "the same share is refused at another rate"
     LIMIT = "no more is refused than by chance"
@@ -60,16 +63,16 @@ class TrialResult(enum.Enum):
 
 
 class Tally(msgspec.Struct):
-    """Answers to requests that were sent since a moment.
+    """Counts of the answers to requests that were sent since a moment.
 
     Attributes:
-        since: the moment.
+        since: that moment.
         served: requests that ended well.
         refused: requests that were refused.
-        served_seconds: how long they took together.
-        refused_seconds: how long they took together.
-        looked_at: when it was last looked at.
-        served_then: by that moment.
+        served_seconds: total duration of the served requests.
+        refused_seconds: total duration of the refused ones.
+        looked_at: time of the last look.
+        served_then: requests served by the last look.
     """
 
     since: float
@@ -82,31 +85,31 @@ class Tally(msgspec.Struct):
 
     @property
     def answers(self) -> int:
-        """Of both kinds."""
+        """Number of answers of both kinds."""
         return self.served + self.refused
 
     def served_lately(self, now: float) -> float:
-        """Per second, since the last look: before, what the store allows in a burst may have been served as well."""
+        """Requests served per second since the last look: the time before may include a burst that the store allows."""
         if self.looked_at:
             return (self.served - self.served_then) / max(now - self.looked_at, 1e-3)
         return self._served_per_second(now)
 
     def look(self, now: float) -> None:
-        """Remembers what was served by now."""
+        """Remembers the number served by now."""
         self.looked_at, self.served_then = now, self.served
 
     def _served_per_second(self, now: float) -> float:
-        """Of an answer that takes a while, only requests sent that long ago can have been counted."""
+        """Requests served per second of the time whose requests can have been answered by now."""
         return self.served / max(now - self.since - self._mean_seconds, 1e-3)
 
     def refused_share(self, now: float) -> float:
-        """Of the requests: answers of each kind per second in which they could be counted."""
+        """Share of refused requests, from the answers of each kind per second in which they could be counted."""
         served = self._served_per_second(now)
         refused = self.refused / max(now - self.since - self.refused_seconds / max(1, self.refused), 1e-3)
         return refused / max(served + refused, 1e-9)
 
     def complete(self, now: float) -> bool:
-        """Long enough for its rates to mean something."""
+        """Whether it is long enough for its rates to mean something."""
         elapsed = now - self.since
         return elapsed >= INTERVAL_SECONDS and elapsed >= INTERVAL_DURATIONS * self._mean_seconds
 
@@ -116,7 +119,7 @@ class Tally(msgspec.Struct):
 
 
 class Chance(msgspec.Struct):
-    """The share of the requests that is refused at any rate, and from how many answers it is known."""
+    """The share of requests that is refused at any rate, and the number of answers from which it is known."""
 
     share: float = 0.0
     answers: float = 0.0
@@ -128,7 +131,7 @@ class Chance(msgspec.Struct):
         self.answers = total
 
     def excess(self, share: float, answers: int) -> float:
-        """Refusals among the answers that chance does not explain; 0 when they may well be chance."""
+        """Refusals among the answers that chance does not explain; 0 if chance may explain all of them."""
         expected = self.share * answers
         variance = expected + answers * expected / max(self.answers, 1.0)
         excess = share * answers - expected
@@ -136,16 +139,16 @@ class Chance(msgspec.Struct):
 
 
 class Pacing:
-    """The rate at which one endpoint is asked.
+    """The rate at which requests are sent to one endpoint.
 
     Args:
-        climbing: whether the number of requests in flight grows quickly just now.
+        climbing: tells whether the number of requests in flight is growing quickly.
         now: the moment; all moments are of one clock.
 
     Attributes:
-        per_second: requests to be sent per second; inf: as many as there are places for.
-        measured_limit: requests per second that the store was found to permit; inf: it limits nothing.
-        confirmations: trials that found a limit since one last found chance.
+        per_second: requests to be sent per second; inf: no limit.
+        measured_limit: requests per second that the store was found to permit; inf: no limit.
+        confirmations: trials that found a limit since the last one that found chance.
     """
 
     def __init__(self, climbing: Callable[[], bool], now: float) -> None:
@@ -155,7 +158,7 @@ class Pacing:
         self._chance = Chance()
         self._tally = Tally(now)
         self._next_look = now
-        # The share refused before the running trial; None: there is none.
+        # The share that was refused before the running trial; None if none is running.
         self._tried_share: float | None = None
         self._repeat_at = now
         self._raise_at = math.inf
@@ -168,18 +171,18 @@ class Pacing:
 
     @property
     def limited(self) -> bool:
-        """Whether requests are held back."""
+        """Whether the rate is limited."""
         return self.per_second < math.inf
 
     def served(self, sent: float, now: float) -> None:
-        """A request that was sent at `sent` ended well."""
+        """Records that a request sent at `sent` ended well."""
         if sent >= self._tally.since:
             self._tally.served += 1
             self._tally.served_seconds += now - sent
             self._look(now)
 
     def refused(self, sent: float, now: float) -> None:
-        """A request that was sent at `sent` was answered 429 or 503."""
+        """Records that a request sent at `sent` was answered 429 or 503."""
         if sent >= self._tally.since:
             self._tally.refused += 1
             self._tally.refused_seconds += now - sent
@@ -220,10 +223,10 @@ class Pacing:
         self._tally = Tally(now)
 
     def _end_trial(self, before: float, now: float) -> None:
-        """Ends the trial when it shows something.
+        """Ends the trial if it shows something.
 
         Args:
-            before: the share that was refused before it.
+            before: share of requests that was refused before the trial.
             now: the moment.
         """
         tally, share = self._tally, self._tally.refused_share(now)
@@ -246,7 +249,7 @@ class Pacing:
             self._resume(now)
 
     def _keep_to_limit(self, now: float) -> None:
-        if self.per_second <= LEAST_PER_SECOND:  # an outage that is over: nothing was measured
+        if self.per_second <= LEAST_PER_SECOND:  # an outage that is over, in which nothing was measured
             self._resume(now)
             return
         self.measured_limit = self.per_second / TRIAL_FACTOR
@@ -256,7 +259,7 @@ class Pacing:
         self._tally = Tally(now)
 
     def _resume(self, now: float) -> None:
-        """Back to full speed, quickly, but not at once: a limit shows before it is exceeded many times."""
+        """Returns to full speed quickly, but not at once: a limit shows before it is exceeded many times."""
         self._raise_seconds, self._raise_factor = INTERVAL_SECONDS, RESUME_FACTOR
         self._raise(now)
 
@@ -273,12 +276,12 @@ class Pacing:
 
 
 def _result(predicted: float, excess: float, share: float) -> TrialResult:
-    """What a trial shows.
+    """Interprets a trial.
 
     Args:
-        predicted: refusals of the trial beyond known chance, if its share is that of before.
-        excess: those that there were.
-        share: of its requests that were refused.
+        predicted: expected refusals beyond known chance if the share is as before.
+        excess: actual refusals beyond known chance.
+        share: share of the trial's requests that was refused.
     """
     if excess < predicted / 2:
         return TrialResult.LIMIT

@@ -1,10 +1,10 @@
 """A clock that stops while this process does not run, and alarms on it.
 
 Time during which this process did not run does not count as silence of the store. A process that was stopped (SIGSTOP,
-a suspended job, a paused machine) or whose loop was starved finds all its deadlines past when it continues, while the
-answers are in its sockets. To abandon every request in flight would discard them and send all of them again at once.
-The fetcher's durations therefore count only while the loop runs. A periodic timer (the beat) shows that: the time by
-which it is late is absence.
+a suspended job, a paused machine) or whose loop was starved finds all its deadlines past when it continues, although
+the answers are in its sockets. Abandoning every request in flight would discard them and send all requests again at
+once. The fetcher's durations therefore count only while the loop runs. A periodic timer (the beat) shows this: the time
+by which it is late counts as absence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PresenceClock:
 
     Attributes:
         loop: the running loop; its own clock never stops.
-        absent_seconds: by how much this clock is behind the loop's.
+        absent_seconds: seconds by which this clock is behind the loop's.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class PresenceClock:
         return f"PresenceClock({self.time():.3f}, absent_seconds={self.absent_seconds:.3f})"
 
     def time(self) -> float:
-        """Now. While a beat is overdue the clock stops, until the loop runs it."""
+        """The time now. While a beat is overdue the clock stops until the loop runs it."""
         now = self.loop.time()
         if now > self._latest:
             self.absent_seconds += now - self._latest
@@ -52,14 +52,14 @@ class PresenceClock:
         return now - self.absent_seconds
 
     def begin(self) -> None:
-        """A request waits for its answer from now on."""
+        """Begins a request that waits for its answer."""
         self._listeners += 1
         if not self._beating:
             self._beating = True
             self._expect_beat()
 
     def end(self) -> None:
-        """A request ended; the beat stops with the last one."""
+        """Ends a request; the beat stops with the last one."""
         self._listeners -= 1
 
     def _expect_beat(self) -> None:
@@ -78,19 +78,19 @@ class PresenceClock:
 
 
 def _nothing() -> None:
-    """What a cancelled alarm would call."""
+    """Does nothing: the callback of a cancelled alarm."""
 
 
 class Alarm:
-    """Calls back once at a moment of a clock. It may be moved; its owner cancels it in the end.
+    """Calls back once at a moment of a clock. It may be moved; its owner must cancel it in the end.
 
     Args:
         clock: the clock of the moment.
-        moment: on it.
-        callback: what is called then.
+        moment: time of the call on that clock.
+        callback: the function to call.
 
     Attributes:
-        moment: when it calls.
+        moment: time of the call.
     """
 
     __slots__ = ("_absent_before", "_callback", "_clock", "_timer", "moment")
@@ -120,6 +120,7 @@ class Alarm:
             if self._clock.absent_seconds <= self._absent_before:
                 self._callback()
                 return
-            # Answers that arrived meanwhile go first, but once: on a loop that is always late the alarm fires as well.
+            # Answers that arrived meanwhile go first, but only once: on a loop that is always late the alarm fires as
+            # well.
             left, self._absent_before = BEAT_SECONDS, float("inf")
         self._timer = self._clock.loop.call_later(left, self._fire)

@@ -1,4 +1,4 @@
-"""What to request for a chunk, as pure functions: merge what touches, split what is large."""
+"""Decides which ranges to request for a chunk: merges what touches, splits what is large. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from streamer.config import MiB
 from streamer.manifest.model import Extent, ObjectRecord
 
-# S3 calls an object of N parts "<hash>-N".
+# S3's ETag of an object of N parts is "<hash>-N".
 _PARTS = re.compile(r"etag:[0-9a-f]{32}-(\d+)")
-# What uploaders take unless told otherwise: aws-cli and boto3, then s5cmd, rclone, the least that S3 allows.
+# Default part sizes of uploaders: aws-cli and boto3, then s5cmd, rclone, and the least that S3 allows.
 _USUAL_PARTS = (8 * MiB, 50 * MiB, 5 * MiB)
 
 
 def merged(extents: Iterable[Extent]) -> list[Extent]:
-    """Joins neighbours of one object that touch, in order; drops empty ones."""
+    """Joins adjacent extents of one object, in order; drops empty ones."""
     joined: list[Extent] = []
     for extent in extents:
         if extent.length == 0:
@@ -29,10 +29,10 @@ def merged(extents: Iterable[Extent]) -> list[Extent]:
 
 
 def part_bytes(target: ObjectRecord) -> int | None:
-    """How large the parts are that an object was uploaded in; None: not known, or of one part.
+    """The size of the parts in which an object was uploaded; None if it is unknown or there is only one part.
 
-    Guessed without a request: the ETag tells how many there are, and uploaders take whole MiB. Of several sizes that
-    fit, a usual one, else the smallest power of two; where neither fits, only a size without rival.
+    It is inferred without a request: the ETag tells the number of parts, and uploaders use whole MiB. If several sizes
+    fit, it is a usual one, or else the smallest power of two; if none of these fits, only a size without alternative.
 
     Source: AWS, "Checking object integrity": the ETag of a multipart upload.
     """
@@ -62,10 +62,10 @@ def step_bytes(target: ObjectRecord, range_bytes: int) -> int:
 
 
 def pieces(extent: Extent, range_bytes: int) -> Iterator[Extent]:
-    """Cuts an extent into ranges of `range_bytes` up to twice that.
+    """Cuts an extent into ranges of one to two times `range_bytes`.
 
-    Cuts lie on multiples of `range_bytes` in the object; a short first run is joined to its neighbour, and the last
-    cut moves where it would leave a short end, so no range is shorter than `range_bytes` unless the extent is.
+    Cuts lie on multiples of `range_bytes` in the object; a short first run is joined to the next one, and the last cut
+    moves if it would leave a short end, so no range is shorter than `range_bytes` unless the extent is.
     """
     start = extent.start
     while extent.stop - start >= 2 * range_bytes:
@@ -82,7 +82,7 @@ def plan_ranges(extents: Sequence[Extent], range_bytes: int) -> list[Extent]:
     """The ranges to request, whose concatenation is the chunk's bytes."""
     planned: list[Extent] = []
     for extent in merged(extents):
-        if extent.stop - extent.start < 2 * range_bytes:  # most: no generator for them
+        if extent.stop - extent.start < 2 * range_bytes:  # most extents, for which a generator would be too expensive
             planned.append(extent)
         else:
             planned.extend(pieces(extent, step_bytes(extent.object, range_bytes)))

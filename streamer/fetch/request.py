@@ -20,22 +20,22 @@ from streamer.manifest.model import Extent
 from streamer.store.base import PIECE_BYTES
 from streamer.store.urls import shown
 
-# Returns the memory of all ranges of a fetch; called at a first byte.
+# Returns the memory for all ranges of a fetch; called at a first byte.
 MakeView = Callable[[], memoryview]
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
-    """What a request asks for, and its limits.
+    """A request and its limits.
 
     Attributes:
-        extent: what is still missing of a range.
+        extent: the part of a range that is still missing.
         first_byte: recent first-byte times of requests of this size class.
-        first_byte_seconds: patience until the first byte.
-        duplicate_seconds: until a first byte is late enough for a duplicate; None: no hedging.
+        first_byte_seconds: timeout of the first byte.
+        duplicate_seconds: time without a first byte after which a duplicate is due; None: no hedging.
         make_view: returns the memory that the bytes are copied to.
-        at: place of the extent's first byte there.
-        piece_bytes: how much comes at once.
-        fresh: over a new connection.
+        at: offset of the extent's first byte in that memory.
+        piece_bytes: bytes to receive at once.
+        fresh: whether to use a new connection.
     """
 
     extent: Extent
@@ -59,12 +59,12 @@ class Request:
     """One GET; `await receive()` once.
 
     Args:
-        spec: what to ask for.
+        spec: the request and its limits.
         claim: called at the first byte; returns whether this request delivers the body.
-        late: called once when the first byte is late enough for a duplicate.
+        late: called once when a duplicate is due.
 
     Attributes:
-        received: bytes that landed in order.
+        received: bytes stored in order.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Request:
         self._pace: Alarm | None = None
 
     async def receive(self) -> None:
-        """Receives the body, or ends without a byte when another request was first.
+        """Receives the body, or ends without a byte if another request was first.
 
         Raises:
-            StoreError: no first byte, no progress, or what the store says.
+            StoreError: no first byte or no progress in time, or the store's error.
         """
         spec = self._spec
         self._started = spec.endpoint.time()
@@ -115,7 +115,7 @@ class Request:
             self._succeeded(spec.endpoint.time())
 
     def _first_look(self) -> float:
-        """Seconds until the first byte is late, for a duplicate or for good."""
+        """Seconds until the first byte is late, for a duplicate or for giving up."""
         patience, late = self._spec.first_byte_seconds, self._spec.duplicate_seconds
         if self._late is None or late is None or late >= patience:
             self._late = None
@@ -123,7 +123,7 @@ class Request:
         return late
 
     def _more_seconds(self) -> float:
-        """More patience: for a body that came on meanwhile, or a first byte that is late because the link is full."""
+        """Seconds to add to the deadline: for a body that made progress, or a first byte that a full link delays."""
         spec = self._spec
         if self.received:
             return 0.0 if self._outpaced else self._due - spec.endpoint.time()
@@ -135,7 +135,7 @@ class Request:
         return QUEUED_SECONDS if spec.endpoint.queued(self._started, spec.first_byte_seconds) else 0.0
 
     def _take(self, piece: bytes | memoryview) -> None:
-        """Puts a piece in its place; called for each 16 KiB of the common store, so the common case comes first."""
+        """Stores a piece; called for each 16 KiB of the common store, so the common case comes first."""
         at = self.received
         stop = at + len(piece)
         if (into := self._into) is None and (into := self._begun()) is None:
@@ -149,7 +149,7 @@ class Request:
             self._watch()
 
     def _begun(self) -> memoryview | None:
-        """Where the bytes go, at the first of them; None when another request was first, which cancels this one."""
+        """The memory for the bytes, at the first of them; None if another request was first, which cancels this one."""
         spec = self._spec
         if self._lost or not self._is_first():
             self._lost = True
@@ -170,13 +170,13 @@ class Request:
         return True
 
     def _count(self) -> int:
-        """Counts what arrived since it was last counted; returns how much."""
+        """Counts the bytes that arrived since the last call; returns their number."""
         new, self._counted = self.received - self._counted, self.received
         self._spec.tally.received_bytes += new
         return new
 
     def _watch_body(self) -> None:
-        """From the first byte on the deadline is on progress."""
+        """Puts the deadline on progress from the first byte on."""
         deadline = self._deadline
         assert deadline is not None, "set before the body begins"
         self._due = self._first_byte_at + self._spec.config.progress_seconds
@@ -186,7 +186,7 @@ class Request:
             self._watch_pace(deadline)
 
     def _watch(self) -> None:
-        """Moves the deadline by the time that a piece takes at the floor, to `progress_seconds` from now at most."""
+        """Moves the deadline by a piece's time at the least rate, at most to `progress_seconds` from now."""
         config, deadline = self._spec.config, self._deadline
         assert deadline is not None, "set before the body begins"
         earned, now = self._count() / max(1, config.progress_floor_bytes_per_second), self._spec.endpoint.time()
@@ -203,7 +203,7 @@ class Request:
             self._pace = Alarm(spec.endpoint.clock, moment, partial(self._check_pace, deadline))
 
     def _check_pace(self, deadline: Deadline) -> None:
-        """The body takes four times as long as others: ends it, where the rest is worth a request."""
+        """Ends a body that takes four times as long as others, if the rest is worth a request."""
         left = self._spec.extent.length - self.received
         if left >= RATE_LEAST_BYTES and not deadline.expired and self._spec.endpoint.may_duplicate(left):
             self._outpaced = True

@@ -1,4 +1,4 @@
-"""Whether and when to try again, as pure decisions."""
+"""Decides whether and when to try again. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,23 @@ _PERMANENT = (AccessDeniedError, ObjectNotFoundError, ObjectChangedError, Config
 # 408 and 425 ask for another try; they and 429 arrive as their own types or with these numbers.
 _RETRIED_CLIENT_ERRORS = (408, 425, 429)
 
-# Number of retries per endpoint that follow after the short pause; further ones wait up to `backoff_max_seconds`. Each
+# Number of retries per endpoint that are sent after the short pause; further ones wait up to `backoff_max_seconds`.
+# Each retry takes one, and each served request gives one back, so that an outage uses them up while failures of less
+# than half of the requests do not. (The retry strategy of aws-c-io has 500 tokens, takes 10 or 5, and gives back 1: 5 %
+# each of 503, resets and short bodies spent those in 4 s, 200 instead of 2,000 objects/s, 2026-11-22.)
 # retry takes one, and each request that is served gives one back, so that an outage spends them and failures of less
 # than half of the requests do not. (The retry strategy of aws-c-io has 500 tokens, takes 10 or 5, and gives back 1: 5 %
 # each of 503, resets and short bodies spent those in 4 s, 200 instead of 2,000 objects/s, 2026-11-22.)
 RETRY_BUDGET = 100
 SILENT_TRIES = 2
-# A body that stalls is resumed where it ended, so that each try has its bytes. At 2 % of stalls six in one range are
+# A body that stalls is resumed where it ended, so each try delivers its bytes. At 2 % of stalls six in one range have a
+# probability of 6e-11; an object all of whose bodies stall somewhere took 12.7-19.7 s, now 8.9-13.3 s (2026-11-20).
 # 6e-11; an object all of whose bodies stall somewhere took 12.7-19.7 s, now 8.9-13.3 s (2026-11-20).
 STALLED_TRIES = 6
 
 
 def retryable(error: StreamerError) -> bool:
-    """Whether another try can succeed: by type, then by status; 4xx are the request's own fault, and so is 501."""
+    """Whether another try can succeed, by type, then by status: 4xx and 501 are the request's own fault."""
     if isinstance(error, _PERMANENT) or not isinstance(error, StoreError):
         return False
     status = error.details.get("status")
@@ -45,29 +49,30 @@ def expired(error: StreamerError) -> bool:
     return error.details.get("code") in (*EXPIRED_CODES, *OTHER_KEYS_CODES) or error.details.get("status") == 401
 
 
-# Of a machine's clock; what is signed later is taken.
+# The machine's clock is wrong: what is signed later is accepted.
 _SKEWED_CODE = "RequestTimeTooSkewed"
-# A first start waits so long for a metadata server that does not answer: those of Kubernetes need some seconds after
+# A first start waits this long for a metadata server that does not answer: those of Kubernetes need some seconds after
+# the pod's start (Google, "Troubleshoot GKE authentication").
 # the pod's start (Google, "Troubleshoot GKE authentication").
 FIRST_SECONDS = 6.0
 
 
 def of_keys(error: StreamerError) -> bool:
-    """Whether a refusal is of the credentials, whatever they are asked for."""
+    """Whether a refusal concerns the credentials, whatever is requested with them."""
     is_of_issuer = error.details.get("status", 0) is None
     return expired(error) or error.details.get("code") == _SKEWED_CODE or is_of_issuer
 
 
 def denied_seconds(error: AccessDeniedError, config: FetchConfig, *, served: bool) -> float:
-    """For how long a refusal of everything is worth looking for other credentials; 0: it is final.
+    """Seconds for which other credentials are looked up after a refusal of everything; 0 if the refusal is final.
 
-    Keys are rotated, a sign-in is renewed, a policy is mended, a clock is set after a virtual machine was resumed: what
-    was served before is worth the time of an outage.
+    Keys are rotated, a sign-in is renewed, a policy is corrected, a clock is set after a virtual machine was resumed:
+    an endpoint that has served requests is given the time of an outage.
 
     Args:
         error: the refusal.
         config: bounds.
-        served: the endpoint has served requests.
+        served: whether the endpoint has served requests.
     """
     if served:
         return config.outage_seconds
@@ -75,26 +80,26 @@ def denied_seconds(error: AccessDeniedError, config: FetchConfig, *, served: boo
 
 
 def pause_seconds(attempt: int, start: float, longest: float, draw: float) -> float:
-    """Full jitter: `draw` in [0, 1) of `start` doubled per attempt, at most `longest`.
+    """Full jitter: `draw` in [0, 1) times `start`, doubled per attempt, at most `longest`.
 
     Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
     """
-    doublings = min(attempt - 1, 64)  # a float takes 1,023, and an outage may take more tries
+    doublings = min(attempt - 1, 64)  # a float's exponent ends at 1,023, and an outage may take more tries
     return float(draw * min(longest, start * 2.0**doublings))
 
 
-# The most that a Retry-After is honoured for: a wrong header would stop the fetcher for good.
+# The longest Retry-After that is respected: a wrong header would stop the fetcher for good.
 MOST_ASKED_SECONDS = 60.0
 
 
 def asked_seconds(error: StreamerError) -> float:
-    """What the store's Retry-After asked for, a minute at most; 0 without one, or one that is no duration."""
+    """Seconds that the store's Retry-After asked for, at most a minute; 0 without one, or if it is not a duration."""
     asked = error.details.get("retry_after_seconds")
     return min(asked, MOST_ASKED_SECONDS) if isinstance(asked, (int, float)) and asked > 0 else 0.0
 
 
 class Outcomes(msgspec.Struct):
-    """How the first tries of ranges ended, and probes. Not all tries: those of one bad object would outnumber them."""
+    """Outcomes of probes and of the first tries of ranges; later tries of one bad object would outnumber them."""
 
     served: int = 0
     failed: int = 0
@@ -105,20 +110,20 @@ class Outcomes(msgspec.Struct):
 
     @property
     def ordinary(self) -> bool:
-        """Whether at most a fifth failed, for which `attempts` are enough."""
+        """Whether at most a fifth failed, for which `attempts` tries are enough."""
         return 4 * self.failed <= self.served
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """How a range fails. A body that arrives in pieces is no failure, unless it stalls while others' do not.
+    """How a range fails. A body that arrives in pieces is not a failure, unless it stalls while others do not.
 
     Attributes:
-        tries: failed in a row without a byte kept.
-        idle_seconds: since the last byte was kept, or since the first try began.
-        silent: the last try waited in vain for a store that answers others as quickly as ever.
-        isolated: the failure concerns this range only, see `Endpoint.isolated`.
-        quiet_seconds: since the endpoint served anything, while it was asked.
-        hopeless: the certificate of an endpoint that never served a request is refused: waiting does not mend it.
+        tries: tries in a row that failed without keeping a byte.
+        idle_seconds: time since the last byte was kept, or since the first try began.
+        silent: whether the last try waited in vain for a store that answers others as quickly as ever.
+        isolated: whether the failure concerns this range only, see `Endpoint.isolated`.
+        quiet_seconds: time for which the endpoint has served nothing although it was asked.
+        hopeless: whether the certificate of an endpoint that never served a request is refused: waiting does not help.
         stalls: tries of this range, with or without bytes, that ended in silence; 0 while no other range got a large
             body since the first of them.
     """
@@ -133,13 +138,13 @@ class Failing(msgspec.Struct, frozen=True):
 
 
 def gives_up(failing: Failing, config: FetchConfig) -> bool:
-    """Whether the last failure is the end.
+    """Whether the last failure is final.
 
     If 20 % of requests fail by chance, one range in 400,000 fails eight times in a row; a range of a working endpoint
-    therefore gets `attempts` tries and `failing_seconds`. A silent try costs seconds: two are enough. An endpoint that
-    serves no request is waited for, also one that never did: a store that restarted while a job started ended it after
-    1.9 s (2026-11-22). A wrong address is waited for as well; `OutageWatch` says so after 1.5 s. Of an endpoint that is
-    silent two tries are enough: eight of a listing, 30 s each, were 244 s (2026-11-23).
+    therefore gets `attempts` tries and `failing_seconds`. A silent try costs seconds, so two are enough. An endpoint
+    that serves no request is waited for, even if it never did: a store that restarted while a job started ended the job
+    after 1.9 s (2026-11-22). A wrong address is waited for as well; `OutageWatch` reports it after 1.5 s. If an
+    endpoint is silent, two tries are enough: eight of a listing, 30 s each, were 244 s (2026-11-23).
     """
     if failing.stalls >= STALLED_TRIES or failing.hopeless:
         return True
@@ -147,14 +152,14 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
         away_seconds = min(failing.idle_seconds, failing.quiet_seconds)
         if failing.tries >= SILENT_TRIES and away_seconds >= config.outage_seconds:
             return True
-        # Each try gets a few bytes, so that the endpoint is never quiet.
+        # Each try gets a few bytes, so the endpoint is never quiet.
         return failing.tries >= config.attempts and failing.idle_seconds >= config.outage_seconds
     enough = failing.tries >= (SILENT_TRIES if failing.silent else config.attempts)
     return enough and failing.idle_seconds >= config.failing_seconds
 
 
 def effort(tries: int, elapsed_seconds: float, quiet_seconds: float, config: FetchConfig) -> str:
-    """What a final error adds to the failure of its last try; empty: there was no other."""
+    """The tries and times that a final error adds to the failure of its last try; empty if there was only one."""
     if tries == 1:
         return ""
     text = f" ({tries} tries in {elapsed_seconds:.1f} s)"
@@ -167,7 +172,7 @@ def effort(tries: int, elapsed_seconds: float, quiet_seconds: float, config: Fet
 
 
 def within(seconds: float, failing_seconds: float, idle_seconds: float, least: float = 0.0) -> float:
-    """A pause or a patience cut to end at `failing_seconds`, not below `least`; uncut after that time."""
+    """Cuts a pause or a timeout to end at `failing_seconds`, not below `least`; leaves it unchanged after that time."""
     left = failing_seconds - idle_seconds
     return min(seconds, max(left, least)) if left > 0 else seconds
 
@@ -178,12 +183,12 @@ class RetryBudget(msgspec.Struct):
     left: int = RETRY_BUDGET
 
     def take(self) -> bool:
-        """Takes one; False: none is left, and the retry waits the longest pause."""
+        """Takes one; returns False if none is left, so that the retry waits for the longest pause."""
         if not self.left:
             return False
         self.left -= 1
         return True
 
     def give_back(self) -> None:
-        """A request was served."""
+        """Gives one back for a served request."""
         self.left = min(RETRY_BUDGET, self.left + 1)

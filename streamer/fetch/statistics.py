@@ -1,4 +1,4 @@
-"""What the fetcher counts."""
+"""The fetcher's counts."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class FetchStatistics:
 
     Attributes:
         requests: ranged GETs sent, with retries and hedges.
-        received_bytes: of bodies, including bytes of abandoned answers.
+        received_bytes: bytes of bodies, including those of abandoned answers.
         retries: tries after a failure.
         hedges: duplicates sent because no first byte came.
-        hedge_wins: duplicates that were first.
+        hedge_wins: duplicates that had the first byte.
         throttled: answers 429 and 503.
         stalled: bodies abandoned for lack of progress.
         outpaced: bodies abandoned for being four times slower than the others.
         failures: ranges given up.
         window: requests allowed at once, over all endpoints.
-        limited_per_second: requests per second sent to endpoints that limit them, over all of those; 0: none does.
+        limited_per_second: total rate of the endpoints that limit their requests; 0 if none does.
         in_flight: requests sent and not ended.
         waiting: requests and chunks that wait for the window or for memory.
         reserved_bytes: memory given to chunks that are fetched or not yet closed.
-        reserved_peak_bytes: the most that ever was.
-        first_byte_p50_seconds: of the last 512 requests; 0 while fewer than 20 were measured.
-        first_byte_p95_seconds: as above.
-        first_byte_p99_seconds: as above.
+        reserved_peak_bytes: maximum of `reserved_bytes` so far.
+        first_byte_p50_seconds: median of the last 512 requests; 0 while fewer than 20 were measured.
+        first_byte_p95_seconds: 95th percentile, as above.
+        first_byte_p99_seconds: 99th percentile, as above.
     """
 
     requests: int
@@ -56,23 +56,23 @@ class FetchStatistics:
     first_byte_p99_seconds: float
 
 
-# Of a histogram, in seconds: buckets of Prometheus' client libraries, which most dashboards expect.
+# Bounds of a histogram in seconds: the buckets of Prometheus' client libraries, which most dashboards expect.
 FIRST_BYTE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Histogram(msgspec.Struct):
-    """Times to first byte since the start: how many up to each bound, how many in all, and their sum."""
+    """Times to first byte since the start: the number up to each bound, the number in all, and their sum."""
 
     counts: list[int] = msgspec.field(default_factory=lambda: [0] * (len(FIRST_BYTE_BOUNDS) + 1))
     sum_seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Adds one time."""
         self.counts[bisect_left(FIRST_BYTE_BOUNDS, seconds)] += 1
         self.sum_seconds += seconds
 
     def plus(self, other: Histogram) -> Histogram:
-        """Both together."""
+        """Returns the sum of both."""
         counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
         return Histogram(counts, self.sum_seconds + other.sum_seconds)
 
@@ -93,7 +93,7 @@ class Tally(msgspec.Struct):
     first_bytes: Histogram = msgspec.field(default_factory=Histogram)
 
     def answered(self, seconds: float) -> None:
-        """A request had its first byte after this time."""
+        """Counts a request whose first byte came after this time."""
         self.first_byte.append(seconds)
         self.first_bytes.add(seconds)
 
@@ -102,6 +102,6 @@ class Tally(msgspec.Struct):
         self.received_bytes += len(piece)
 
     def first_byte_seconds(self) -> Quantiles:
-        """Of the time to first byte; 0 while unknown."""
+        """Quantiles of the time to first byte; 0 while unknown."""
         enough = len(self.first_byte) >= LEAST_SAMPLES
         return quantiles(self.first_byte) if enough else Quantiles(0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""One range over several tries, each from the last good byte on."""
+"""Transfers one range over several tries, each from the last good byte on."""
 
 from __future__ import annotations
 
@@ -37,20 +37,21 @@ if TYPE_CHECKING:
     from streamer.fetch.statistics import Tally
 
 
-# Fewer bytes are no progress: a body that always breaks delivers half of the rest each time, at last single bytes, and
+# Fewer bytes are not progress: a body that always breaks delivers half of the rest each time, at last single bytes, and
+# the error came after 16 s instead of 9 (2026-11-22).
 # the error came after 16 s instead of 9 (2026-11-22).
 PROGRESS_BYTES = 64 << 10
 
 
 class FetchContext(msgspec.Struct, frozen=True):
-    """What the ranges of one fetch from one endpoint share.
+    """State shared by the ranges that one fetch requests from one endpoint.
 
     Attributes:
-        queue: where they wait for a place in the window.
+        queue: the queue in which they wait for a place in the window.
         make_view: returns the memory for all of them; called at a first byte.
         group: runs their tasks.
         config: bounds.
-        tally: what is counted.
+        tally: the counts.
     """
 
     queue: WaitQueue
@@ -61,15 +62,15 @@ class FetchContext(msgspec.Struct, frozen=True):
 
 
 class Transfer:
-    """The life of one range: `await run()` once.
+    """One range from the first try to the last: `await run()` once.
 
-    Bytes that arrived are kept over tries; a try asks only for the rest.
+    Received bytes are kept over tries; a try asks only for the rest.
 
     Args:
         extent: the range.
-        endpoint: where it is asked for.
-        context: what it shares with other ranges.
-        at: the place of its first byte.
+        endpoint: the endpoint that serves it.
+        context: the state shared with other ranges.
+        at: offset of its first byte in the memory.
     """
 
     def __init__(self, extent: Extent, endpoint: Endpoint, context: FetchContext, at: int) -> None:
@@ -99,7 +100,7 @@ class Transfer:
         """Fetches the range.
 
         Raises:
-            StoreError: permanent, or still failing after the last try; details have url, attempts, elapsed_seconds.
+            StoreError: permanent, or still failing after the last try; its details have url, attempts, elapsed_seconds.
         """
         clock, watch = self._endpoint.clock, self._endpoint.watch
         self._started = self._progressed = clock.time()
@@ -115,7 +116,7 @@ class Transfer:
             clock.end()
 
     async def _try(self) -> float:
-        """One try in the window; returns the pause before the next."""
+        """Makes one try in the window; returns the pause before the next."""
         gate = self._endpoint.gate
         self._attempts += 1
         owner = await gate.acquire(self._context.queue)
@@ -154,20 +155,20 @@ class Transfer:
         )
 
     def _piece_bytes(self) -> int:
-        """Less at once after a stall, for a slow body to show that it goes on.
+        """Bytes to receive at once: fewer after a stall, so that a slow body shows its progress.
 
-        256 KiB within 1.5 s are 175 kB/s: a steady connection at the floor was abandoned each time (2026-11-20).
+        256 KiB within 1.5 s are 175 kB/s: a steady connection at the least rate was abandoned each time (2026-11-20).
         """
         config = self._config
         earned = int(config.progress_floor_bytes_per_second * config.progress_seconds)
         return max(1, min(PIECE_BYTES, earned // 2)) if self._was_late else PIECE_BYTES
 
     def _patience_seconds(self, first_byte: Sampled) -> float:
-        """Grows with each try, up to the end of `failing_seconds`: after that, a failure of this range alone is final.
+        """Timeout of the first byte: grows with each try until `failing_seconds`, when this range's failure is final.
 
-        After that up to the end of `outage_seconds`, which ends the waiting for an endpoint that serves nothing.
-        Counted from the last failure, not from now: a range that waited for the window until then had 9.8 s of patience
-        for a third try (2026-11-22).
+        After that it reaches to the end of `outage_seconds`, which ends the wait for an endpoint that serves nothing.
+        It counts from the last failure, not from now: a range that waited for the window until then had 9.8 s for a
+        third try (2026-11-22).
         """
         known, most = self._endpoint.best_known(first_byte), self._config.first_byte_seconds
         first = hedge.patience_seconds(known, most, 1)
@@ -179,7 +180,7 @@ class Transfer:
         return within(now, self._config.outage_seconds, self._endpoint.watch.quiet_seconds(), first)
 
     def _is_last_wait(self, idle: float) -> bool:
-        """Whether another timeout is final: the time is over and the endpoint served others since the last one."""
+        """Whether another timeout is final: the time is over, and the endpoint served others since the last one."""
         served = self._endpoint.newest_served >= self._last_failure and not self._endpoint.congested
         return served and idle >= self._config.failing_seconds
 
@@ -187,14 +188,14 @@ class Transfer:
         """Decides after a failed try; returns the pause before the next one.
 
         Raises:
-            StoreError: there is none.
+            StoreError: there is no next one.
         """
         self._endpoint.outcomes.failed += self._attempts == 1
         self._count_failure()
         self._count_stall(error)
         self._endpoint.failed(error, self._sent)
         self._context.tally.throttled += isinstance(error, ThrottledError)
-        # A refusal is an answer: the connection works.
+        # A refusal is an answer, so the connection works.
         self._fresh = not isinstance(error, ThrottledError)
         if expired(error) and not self._refreshed:
             self._refreshed = True
@@ -208,7 +209,7 @@ class Transfer:
         return pause
 
     async def _is_over(self, error: StreamerError) -> bool:
-        """Whether another try cannot help, or was the last one."""
+        """Whether another try cannot help, or the last try was made."""
         if isinstance(error, AccessDeniedError):
             return await self._endpoint.is_denied_for_good(error, self._first_failure, self._context.tally)
         return not retryable(error) or await self._is_last(error)
@@ -252,7 +253,7 @@ class Transfer:
         )
 
     def _is_silence(self, error: StreamerError) -> bool:
-        """No answer at all, and not because the link is full."""
+        """Whether there was no answer at all, although the link is not full."""
         unanswered = isinstance(error, StoreTimeoutError) and error.details.get("status") is None
         return unanswered and not self._endpoint.congested
 
@@ -268,7 +269,7 @@ class Transfer:
         return max(pause, asked_seconds(error))
 
     def _final(self, error: StreamerError) -> StreamerError:
-        """The same error with what was tried."""
+        """Returns the error with the tries that were made."""
         self._context.tally.failures += 1
         elapsed = self._endpoint.time() - self._started
         facts = {"url": shown(self._extent.object.url), **error.details}

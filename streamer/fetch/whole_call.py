@@ -1,4 +1,4 @@
-"""Calls to a store that are no ranges: listings and puts, with the patience that ranges have."""
+"""Calls to a store other than ranges, that is listings and puts, with the time limits of ranges."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class WholeCall:
     """One call, repeated as a whole until it succeeds: `await run(work)` once.
 
     Args:
-        endpoint: of the store.
+        endpoint: the store's endpoint.
         config: bounds.
-        tally: what is counted.
-        long: it is answered at its end only, after minutes: an endpoint that says nothing meanwhile is not out.
+        tally: the counts.
+        long: whether the answer comes only after minutes: an endpoint that is silent meanwhile has not failed.
     """
 
     def __init__(self, endpoint: Endpoint, config: FetchConfig, tally: Tally, *, long: bool = False) -> None:
@@ -39,10 +39,10 @@ class WholeCall:
         self._outcomes = Outcomes()
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`, which must make the call anew each time.
+        """Returns the result of `work`, which must make the call anew each time.
 
         Raises:
-            StoreError: permanent, or still failing after the patience that ranges have.
+            StoreError: permanent, or still failing after the time limits of ranges.
         """
         endpoint = self._endpoint
         endpoint.clock.begin()
@@ -63,14 +63,14 @@ class WholeCall:
             endpoint.clock.end()
 
     def progressed(self) -> None:
-        """A part of the answer is here."""
+        """Records that a part of the answer has arrived."""
         self._endpoint.watch.progressed(self._endpoint.time())
 
     async def _recover(self, error: StreamerError, served: float) -> float:
-        """The pause before the next try; `served` is the endpoint's `newest_served` as the last one began.
+        """Decides the pause before the next try; `served` is the endpoint's `newest_served` as the last one began.
 
         Raises:
-            StoreError: there is none.
+            StoreError: there is no next one.
         """
         self._endpoint.watch.failed(error)
         if self._tries == 1:
@@ -88,7 +88,7 @@ class WholeCall:
         return max(pause, asked_seconds(error))
 
     async def _is_over(self, error: StreamerError, idle: float, served: float) -> bool:
-        """Whether another try cannot help, or was the last one."""
+        """Whether another try cannot help, or the last try was made."""
         if isinstance(error, AccessDeniedError):
             return await self._endpoint.is_denied_for_good(error, self._first_failure, self._tally)
         failing = Failing(
