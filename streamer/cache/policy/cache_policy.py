@@ -76,8 +76,7 @@ class CachePolicy:
 
     Args:
         limit: C, or all limits if other programs may fill the disk.
-        settling: whether to evict nothing until `settle()`, because clients of an earlier engine are reopening their
-            sessions.
+        settling: whether to evict nothing until `settle()`: an earlier engine's clients are reopening their sessions.
     """
 
     def __init__(self, limit: Limits | int, *, settling: bool = False) -> None:
