@@ -30,7 +30,7 @@ help:
 	@echo "make test-pages   README and pages as printed, in an environment made from a wheel, beside the peers; needs the network"
 	@echo "make test-pythons unit tests, README's program and the demo in other Pythons, with the newest and lowest libraries"
 	@echo "make wheel        the wheel and the sdist in dist/, checked, installed in a fresh environment and tried"
-	@echo "make test-formats the formats on larger files of the peers' writers, and on damaged ones; needs the network"
+	@echo "make test-formats the formats on larger files of the libraries' own writers, and on damaged ones; needs the network"
 	@echo "make audit        the pinned versions against published advisories; needs the network"
 	@echo "make test-docker  the tests of the container images, and of the scripts for SLURM on a real one"
 	@echo "make test-gpu     the tests on a CUDA device, the long ones too"
@@ -99,7 +99,7 @@ wheel:
 	$(RELEASE)/bin/twine check --strict dist/*
 	$(PYTHON) tests/try_wheel.py dist
 
-# Needs a package index: the peers' own readers.
+# Needs a package index: the libraries' own readers.
 test-formats: $(STAMP)
 	$(PYTEST) -m formats --timeout 3600 $(or $(TESTS),tests/formats tests/annotations)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
-from streamer.formats.built_in import AUTO, BUILT_IN
+from streamer.formats import AUTO, BUILT_IN
 from streamer.formats.names import field_name
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamer.decode import images
 from streamer.decode.arrays import ArrayDecoder
-from streamer.decode.peers import peer_decoder
+from streamer.decode.foreign import foreign_decoder
 from streamer.errors import ConfigError
 from streamer.formats.tfrecord.example import byte_strings
 
@@ -26,9 +26,9 @@ def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
     """The decoder of a kind that is no extension; None: there is none.
 
     "image" gives an array as images do, "bytes" bytes, "null" None, a dtype a Python number, a dtype with a shape an
-    array; other libraries' own layouts: see `peers`.
+    array; other libraries' own layouts: see `foreign`.
     """
-    if (known := _NAMED.get(kind) or peer_decoder(kind)) is not None:
+    if (known := _NAMED.get(kind) or foreign_decoder(kind)) is not None:
         return known
     if (found := _NUMBERS.fullmatch(kind)) is None:
         return None

@@ -2,13 +2,15 @@
 
     StreamingDataset(url, format=TFRecord(features={"label": "int"}))
 
-The classes with options are here; each is imported when it is first used. `docs/formats.md` explains them.
+`BUILT_IN` is the table of those of this package, from which everything else follows: the names that a user writes, the
+classes with options that are imported from here, and the names of files by which `format="auto"` tells them. A class
+is imported when it is first used. `docs/formats.md` explains them.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from streamer.formats.archives.zip import Zip as Zip
@@ -20,61 +22,70 @@ if TYPE_CHECKING:
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
+    from streamer.formats.litdata.format import LitData as LitData
     from streamer.formats.lmdb.format import LMDB as LMDB
+    from streamer.formats.mds import Mds as Mds
     from streamer.formats.parquet.format import Parquet as Parquet
-    from streamer.formats.peers.litdata import LitData as LitData
-    from streamer.formats.peers.mds import Mds as Mds
     from streamer.formats.recordio import RecordIO as RecordIO
     from streamer.formats.tfrecord.format import TFRecord as TFRecord
     from streamer.formats.tokens.format import Tokens as Tokens
     from streamer.formats.webdataset import WebDataset as WebDataset
 
-_HOMES = {
-    "ArrowIPC": "arrow_ipc.format",
-    "Folder": "folder",
-    "Format": "base",
-    "HDF5": "arrays.hdf5.format",
-    "JsonLines": "json_lines",
-    "LMDB": "lmdb.format",
-    "LitData": "peers.litdata",
-    "Mds": "peers.mds",
-    "Npy": "arrays.rows",
-    "Parquet": "parquet.format",
-    "RawArrays": "arrays.rows",
-    "RecordIO": "recordio",
-    "TFRecord": "tfrecord.format",
-    "Tokens": "tokens.format",
-    "WebDataset": "webdataset",
-    "Zarr": "arrays.zarr.format",
-    "Zip": "archives.zip",
-}
+AUTO = "auto"
 
-__all__ = [
-    "ArrowIPC",
-    "Folder",
-    "Format",
-    "HDF5",
-    "JsonLines",
-    "LMDB",
-    "LitData",
-    "Mds",
-    "Npy",
-    "Parquet",
-    "RawArrays",
-    "RecordIO",
-    "TFRecord",
-    "Tokens",
-    "WebDataset",
-    "Zarr",
-    "Zip",
-]
+
+class BuiltIn(NamedTuple):
+    """A format of this package.
+
+    Attributes:
+        module: where its class is, below `streamer.formats`.
+        class_name: of its class.
+        title: what messages call it; "": never found by the names of its files.
+        endings: of its files, in lower case: most files of a dataset have one of them.
+        files: names of which one is enough, because its other files have names that say nothing.
+    """
+
+    module: str
+    class_name: str
+    title: str = ""
+    endings: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The class as an entry point names it."""
+        return f"streamer.formats.{self.module}:{self.class_name}"
+
+
+BUILT_IN = {
+    "arrow": BuiltIn("arrow_ipc.format", "ArrowIPC", "Arrow", ("arrow", "feather", "ipc")),
+    "folder": BuiltIn("folder", "Folder"),
+    "webdataset": BuiltIn("webdataset", "WebDataset"),
+    "mds": BuiltIn("mds", "Mds", "MDS (MosaicML Streaming)", ("mds",)),
+    "litdata": BuiltIn("litdata.format", "LitData", "LitData"),
+    "lmdb": BuiltIn("lmdb.format", "LMDB", "LMDB", ("lmdb", "mdb"), files=("data.mdb",)),
+    "tfrecord": BuiltIn("tfrecord.format", "TFRecord", "TFRecord", ("tfrecord", "tfrecords", "tfrec")),
+    "recordio": BuiltIn("recordio", "RecordIO", "RecordIO (MXNet)", ("rec",)),
+    "jsonl": BuiltIn("json_lines", "JsonLines", "JSON lines", ("jsonl", "ndjson", "jsonlines")),
+    "npy": BuiltIn("arrays.rows", "Npy"),
+    "hdf5": BuiltIn("arrays.hdf5.format", "HDF5", "HDF5", ("h5", "hdf5", "hdf", "he5")),
+    "parquet": BuiltIn("parquet.format", "Parquet", "Parquet", ("parquet", "pq", "parq")),
+    "zarr": BuiltIn(
+        "arrays.zarr.format", "Zarr", "zarr", files=(".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json")
+    ),
+    "raw": BuiltIn("arrays.rows", "RawArrays"),
+    # `x.bin` with `x.idx` beside it; see `detect`.
+    "tokens": BuiltIn("tokens.format", "Tokens", "tokens (Megatron)"),
+    "zip": BuiltIn("archives.zip", "Zip", "zip archives", ("zip",)),
+}
+_MODULES = {"Format": "base"} | {row.class_name: row.module for row in BUILT_IN.values()}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'streamer.formats' has no attribute {name!r}")
-    return getattr(import_module(f"streamer.formats.{_HOMES[name]}"), name)
+    return getattr(import_module(f"streamer.formats.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(_MODULES)

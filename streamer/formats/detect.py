@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from streamer.errors import ConfigError
-from streamer.formats import tar_index
+from streamer.formats import AUTO, BUILT_IN, tar_index
 from streamer.formats.base import Format
-from streamer.formats.built_in import AUTO
 from streamer.formats.folder import Folder, class_folders, counted, metadata_of
-from streamer.formats.foreign import special_format
 from streamer.formats.layouts import splits_in
-from streamer.formats.names import is_common, is_hidden
+from streamer.formats.names import COMPANIONS, base_name, is_common, is_hidden, is_shard
 from streamer.formats.registry import find_format
 from streamer.formats.webdataset import WebDataset
+
+# Of datasets that are not read.
+_NOT_READ = {
+    **dict.fromkeys(["nc", "nc4"], "NetCDF"),
+    **dict.fromkeys(["array_record", "arrayrecord"], "ArrayRecord"),
+    "lance": "Lance",
+    "beton": "FFCV",
+    "avro": "Avro",
+    "orc": "ORC",
+}
+# What names of files stand for: the name of a built-in format, or how one that is not read is called.
+_ENDINGS = _NOT_READ | {ending: name for name, row in BUILT_IN.items() for ending in row.endings}
+_FILES = {file: name for name, row in BUILT_IN.items() for file in row.files}
+# Blocks of N5 have numbers for names; what they are is in the files of this name.
+_N5 = "attributes.json"
+_TABLES, _DOCUMENTS = frozenset(["csv", "tsv"]), frozenset(["txt", "json", "xml"])
+# They accompany other data, too.
+_COMPANIONS_OF_OTHERS = frozenset(["jsonl"])
+_ZARR_CHUNK = re.compile(r"(?:c\.)?\d+(?:\.\d+)*")
+_PACKED = re.compile(r"\.(zstd|zst|gz|snappy|br|bz2|lz4|xz)$")
+_LITDATA = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
+# "train.tfrecord-00000-of-00010", and "train-00000-of-01024" as TensorFlow's ImageNet has it.
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_IDX = re.compile(r".+[-.]idx\d-ubyte")
 
 
 def chooser(
@@ -76,7 +100,7 @@ def detect(keys: Sequence[str]) -> str:
     Raises:
         ConfigError: tars and other files together, or a dataset of another kind; says how many of which.
     """
-    if found := special_format(keys):
+    if found := _special_format(keys):
         return found
     tars = WebDataset()
     tar_keys = [key for key in keys if not is_common(key) and tars.accepts(key)]
@@ -103,3 +127,99 @@ def _named_files(keys: Sequence[str], chosen: Folder) -> Folder:
             f"extensions={wanted}: none of the {len(keys)} files has one ({counted(keys)})", field="extensions"
         )
     return chosen
+
+
+def _special_format(keys: Sequence[str]) -> str:
+    """The built-in format that objects of these names are in; "" for files and tars.
+
+    Documents beside the data (README.md, index.json) do not count.
+
+    Raises:
+        ConfigError: a format that is not read, or other files among those of one; says how many of which.
+    """
+    found: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    odd = [key for key in keys if not is_common(key)]
+    others, chunks, marked = len(keys) - len(odd), 0, ""
+    indexes = {key[:-4] for key in odd if key.endswith(".idx")}
+    for key in odd:
+        name = base_name(key).lower()
+        kind = _FILES.get(name) or _kind(name) or ("tokens" if key.endswith(".bin") and key[:-4] in indexes else "")
+        if kind:
+            found[kind] += 1
+            example.setdefault(kind, key)
+            marked = marked or (kind if name in _FILES else "")
+        elif _ZARR_CHUNK.fullmatch(name):
+            chunks += "." in name
+        elif not is_hidden(key) and "." in name and name.rpartition(".")[2] not in COMPANIONS:
+            others += 1
+    others += chunks if marked != "zarr" else 0
+    kind = marked or max(found, key=found.__getitem__, default="")
+    if not kind and len(odd) == len(keys) and (refusal := _companions(odd)):
+        raise ConfigError(refusal, field="format")
+    if not kind or (not marked and found[kind] <= others) or (others and kind in _COMPANIONS_OF_OTHERS):
+        return ""
+    title = BUILT_IN[kind].title if kind in BUILT_IN else kind
+    what = f"{title} ({found[kind]} such objects, the first is {example[kind]})"
+    if kind not in BUILT_IN:
+        raise ConfigError(_not_read(what), field="format", found=title, objects=found[kind])
+    if others:
+        raise ConfigError(
+            f"format='auto' found {what} and {others} other files; name the format: {kind!r} takes the former "
+            "only, 'folder' each file as a sample",
+            field="format",
+            found=title,
+            objects=found[kind],
+        )
+    return kind
+
+
+def _not_read(what: str) -> str:
+    return (
+        f"this is a dataset in {what}, which streamer does not read; write it as WebDataset tars, or pass "
+        "format='folder' to get each file as one sample of bytes"
+    )
+
+
+def _companions(keys: Sequence[str]) -> str:
+    """What is to be said where there is nothing but files that accompany others; "" for nothing."""
+    visible = [key for key in keys if not is_hidden(key)]
+    blocks = sum(base_name(key).isdecimal() for key in visible)
+    if any(base_name(key) == _N5 for key in visible) and 2 * blocks >= len(visible):
+        return _not_read(f"N5 ({blocks} blocks, the first object is {visible[0]})")
+    # LICENSE and its like say nothing.
+    named = [key for key in visible if "." in base_name(key)]
+    endings = [_PACKED.sub("", base_name(key).lower()).rpartition(".")[2] for key in named]
+    if not COMPANIONS.issuperset(endings):
+        return ""
+    tables = [key for key, ending in zip(named, endings, strict=True) if ending in _TABLES]
+    documents = sum(ending in _DOCUMENTS for ending in endings)
+    if tables and len(tables) >= documents:
+        return (
+            f"this is a dataset in CSV ({len(tables)} such objects, the first is {tables[0]}), of whose rows streamer "
+            "reads no samples; write it as Parquet or JSON lines, join it to other files by annotations=, or pass "
+            "format='folder' to get each file as one sample of bytes"
+        )
+    if endings == ["json"]:
+        return (
+            f"{named[0]} is one JSON document, or lines of JSON: format='jsonl' reads a value from each line, "
+            "format='folder' takes it as the only sample; write the objects of a list on lines of their own"
+        )
+    return ""
+
+
+def _kind(name: str) -> str:
+    """What a file name stands for, as in `_ENDINGS`; "" for nothing."""
+    bare = _PACKED.sub("", name)
+    ending = bare.rpartition(".")[2] if "." in bare else ""
+    if ending in _ENDINGS:
+        return _ENDINGS[ending]
+    if ending == "json" and is_shard(bare):
+        return "jsonl"
+    if ending == "bin" and _LITDATA.fullmatch(bare):
+        return "litdata"
+    if _IDX.fullmatch(bare):
+        return "IDX (MNIST)"
+    if "-of-" in bare and (shard := _SHARD.fullmatch(bare)):
+        return _ENDINGS.get(shard[1].rpartition(".")[2], "tfrecord")
+    return ""

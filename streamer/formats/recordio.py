@@ -29,7 +29,7 @@ from streamer.formats.base import (
     Surveying,
 )
 from streamer.formats.failures import contradicts, damaged
-from streamer.formats.magic import kind_of_bytes
+from streamer.formats.names import kind_of_bytes
 from streamer.formats.sidecars import read_heads, read_sidecar, spans_between, with_sidecars
 from streamer.formats.window import Window
 

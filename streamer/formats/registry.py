@@ -15,8 +15,8 @@ from importlib import import_module
 import msgspec
 
 from streamer.errors import ConfigError, ManifestVersionError
+from streamer.formats import AUTO, BUILT_IN
 from streamer.formats.base import Format, Opener
-from streamer.formats.built_in import AUTO, BUILT_IN
 from streamer.manifest.table import Manifest
 
 ENTRY_POINTS = "streamer.formats"
@@ -69,7 +69,7 @@ def check_revision(manifest: Manifest, found: Format) -> None:
 
 
 def _class(name: str) -> type[Format]:
-    place = BUILT_IN.get(name)
+    place = BUILT_IN[name].place if name in BUILT_IN else None
     if place is None:
         # Only for names that are not built in: the import takes 10 ms.
         from importlib.metadata import entry_points

@@ -12,7 +12,7 @@ from streamer.config import FetchConfig
 from streamer.errors import ManifestError, ObjectNotFoundError
 from streamer.executors.runner import Runner
 from streamer.fetch import Fetcher
-from streamer.formats.built_in import AUTO
+from streamer.formats import AUTO
 from streamer.formats.detect import chooser
 from streamer.indexing.containers import IndexTasks
 from streamer.indexing.listing import TaskLister

@@ -1,4 +1,4 @@
-"""Small datasets that the peers' own writers have made, what the peers' own readers say of them, and a store of them.
+"""Small datasets that the libraries themselves have written, what their own readers say of them, and a store of them.
 
 A case on the disk is a folder with the objects and `expected.json`: for each sample its fields as `summary` gives them,
 and `__key__` where the format has keys. The scripts in `make/` have made them.

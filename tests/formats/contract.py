@@ -96,8 +96,8 @@ class FormatContract:
         if estimate is not None:
             assert sum(n.stop - n.start for asks in found.needs.values() for ask in asks for n in ask) <= estimate
 
-    def test_samples_are_the_peers(self, case: Case, unpickling_fails: None):
-        """Number, order, keys and every field of every sample are what the peer's own reader says."""
+    def test_samples_are_the_libraries(self, case: Case, unpickling_fails: None):
+        """Number, order, keys and every field of every sample are what the library's own reader says."""
         assert samples_of(case) == list(case.samples)
 
     @pytest.mark.parametrize("read_bytes", [1, 512, 8 << 20])

@@ -1,4 +1,4 @@
-"""What is expected of samples, as JSON. Needs numpy alone: the scripts in `make/` run beside the peers' packages."""
+"""What is expected of samples, as JSON. Needs numpy alone: the scripts in `make/` run beside each library's package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXPECTED = "expected.json"
 
 
 def write_expected(folder: Path, samples: Sequence[Mapping[str, object]]) -> None:
-    """Writes what a peer's reader says; the key of a sample, if it has one, is text."""
+    """Writes what a library's reader says; the key of a sample, if it has one, is text."""
     told = [{name: value if name == KEY else summary(value) for name, value in sample.items()} for sample in samples]
     (folder / EXPECTED).write_text("[\n" + ",\n".join(json.dumps(sample) for sample in told) + "\n]\n")
 

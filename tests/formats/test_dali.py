@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.formats.peer_environment import peer_python
+from tests.formats.library_environment import library_python
 from tests.pages.environments import ROOT
 
 COUNT = 50
@@ -39,7 +39,7 @@ def test_two_epochs_are_those_of_dalis_own_reader(tmp_path: Path) -> None:
         Image.fromarray(drawn.integers(0, 255, (*edges, 3), np.uint8)).save(folder / f"{number:03}.jpg")
     script = Path(__file__).parent / "make" / "dali_epochs.py"
     done = subprocess.run(
-        [peer_python(*PACKAGES), script, folder],
+        [library_python(*PACKAGES), script, folder],
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "STREAMER_RUNTIME_DIR": str(tmp_path / "run")},
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.formats.peer_environment import make, peer_python
+from tests.formats.library_environment import library_python, make
 
 
 @pytest.mark.formats
@@ -21,7 +21,7 @@ def test_a_ray_cluster_writes_the_same(tmp_path: Path, monkeypatch: pytest.Monke
         path = tmp_path / "raw" / "ab"[number % 2] / f"{number:03d}.bin"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(numbers.bytes(10 * number))
-    make(peer_python("ray"), "on_ray.py", tmp_path / "raw", tmp_path / "out")
+    make(library_python("ray"), "on_ray.py", tmp_path / "raw", tmp_path / "out")
     found = json.loads((tmp_path / "out/result.json").read_text())
     assert (found["samples"], found["killed"], found["connected"]) == ([600, 600], 1, True)
     assert found["indexed"] == found["packed"]

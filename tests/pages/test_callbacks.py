@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.formats.peer_environment import peer_python
+from tests.formats.library_environment import library_python
 from tests.pages.environments import ROOT
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(900)]
@@ -40,7 +40,7 @@ def run(python: Path, folder: Path, *command: str, **variables: str) -> str:
 
 def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
     """Scalars at the trainer's steps, and the bottleneck in words."""
-    python = peer_python(*TENSORBOARD)
+    python = library_python(*TENSORBOARD)
     run(python, tmp_path, str(ROOT / "examples" / "stall_callbacks.py"), "--to", "tensorboard")
     scalars, texts = json.loads(run(python, tmp_path, "-c", READ_EVENTS, "runs").splitlines()[-1])
     shares = scalars["stall/share"]
@@ -53,7 +53,7 @@ def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
 
 def test_wandb_gets_the_figures(tmp_path: Path) -> None:
     """A run without a network: a row per report, on an axis of their own."""
-    python = peer_python(*WANDB)
+    python = library_python(*WANDB)
     program = str(ROOT / "examples" / "stall_callbacks.py")
     run(python, tmp_path, program, "--to", "wandb", WANDB_MODE="offline", WANDB_DIR=str(tmp_path), HOME=str(tmp_path))
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")

@@ -12,7 +12,7 @@ import yaml
 
 from streamer.config import Environment, check_variables
 from streamer.service.configuration import engine_config
-from tests.formats.peer_environment import python_with_only
+from tests.formats.library_environment import python_with_only
 from tests.pages.environments import ROOT
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(600)]

@@ -37,8 +37,7 @@ from streamer.formats.base import (
 from streamer.formats.failures import damaged, refused
 from streamer.formats.lmdb.blocks import VALUES, Places
 from streamer.formats.lmdb.pages import META_BYTES, PageError, Tree, UnreadError, children, entries, read_tree
-from streamer.formats.magic import kind_of_bytes
-from streamer.formats.names import base_name, is_hidden
+from streamer.formats.names import base_name, is_hidden, kind_of_bytes
 
 FIELD = "value"
 _KEY_BYTES = Struct("<H")

@@ -16,7 +16,7 @@ import numpy as np
 
 from streamer.errors import DecodeError
 from streamer.formats.base import Field, FieldSpec, SampleName
-from streamer.formats.magic import kind_of_bytes
+from streamer.formats.names import kind_of_bytes
 
 _FIXED = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(\d+(?:,\d+)*)\])?")
 _KEY = "__key__"

@@ -10,8 +10,7 @@ import msgspec
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Facts, Field, Format, Indexing, Opener, SampleName, Source, Surveying
 from streamer.formats.failures import contradicts, refused
-from streamer.formats.magic import kind_of_bytes
-from streamer.formats.names import base_name
+from streamer.formats.names import base_name, kind_of_bytes
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.sidecars import read_heads, read_sidecar, spans_between, with_sidecars
 from streamer.formats.tfrecord import framing

@@ -16,8 +16,8 @@ from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig, parse_bytes
 from streamer.decode.dispatch import DecodeRule, check_rule
 from streamer.errors import ConfigError
+from streamer.formats import AUTO
 from streamer.formats.base import Format
-from streamer.formats.built_in import AUTO
 from streamer.formats.names import field_name
 from streamer.formats.registry import find_format
 from streamer.joining.annotations import Annotations

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamer.decode import arrays, texts
 from streamer.errors import DecodeError, PackError
 from streamer.formats.base import Field
-from streamer.formats.magic import BYTES, IMAGE, kind_of_bytes
+from streamer.formats.names import BYTES, IMAGE, kind_of_bytes
 from streamer.shards.values import KEY, Sample, json_of, value_of
 
 # The columns follow from so many; blocks are decoded as a whole.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, PackError
 from streamer.formats.checksum import crc32
-from streamer.formats.magic import BYTES, IMAGE
+from streamer.formats.names import BYTES, IMAGE
 from streamer.shards.outputs.columns import JSON, TEXT, Column, features_of, fitted, plain_values, stored_bytes
 from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.values import Sample

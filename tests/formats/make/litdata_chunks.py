@@ -115,7 +115,7 @@ def leaves(value: object, path: str = "") -> dict[str, object]:
 
 
 def write(folder: Path, make: object, samples: int, **options: object) -> None:
-    """One variant, by the peer's writer, and what the peer's reader says of it."""
+    """One variant, by the library's writer, and what the library's reader says of it."""
     shutil.rmtree(folder, ignore_errors=True)
     loader = options.get("item_loader")
     if "chunk_bytes" not in options:

@@ -87,7 +87,7 @@ def values(number: int) -> dict[str, object]:
 
 
 def write(folder: Path, columns: dict[str, str], samples: int, **options: object) -> None:
-    """One variant, by the peer's writer, and what the peer's reader says of it."""
+    """One variant, by the library's writer, and what the library's reader says of it."""
     shutil.rmtree(folder, ignore_errors=True)
     with MDSWriter(out=str(folder), columns=columns, **options) as writer:
         for number in range(samples):
@@ -106,7 +106,7 @@ def write(folder: Path, columns: dict[str, str], samples: int, **options: object
 
 
 def read(folder: Path) -> Iterator[dict[str, object]]:
-    """Every sample by the peer's reader; unpacking is its downloader's."""
+    """Every sample by the library's reader; unpacking is its downloader's."""
     for shard in json.loads((folder / "index.json").read_text())["shards"]:
         reader = reader_from_json(str(folder), "", shard)
         for number in range(len(reader)):

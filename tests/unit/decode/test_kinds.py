@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from streamer.decode.dispatch import SampleDecoder
-from streamer.decode.peers import decode_pixels
+from streamer.decode.foreign import decode_pixels
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 

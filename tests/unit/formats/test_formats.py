@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import streamer.formats
 from streamer.errors import ConfigError
 from streamer.formats.detect import chooser, detect
 from streamer.formats.folder import Folder
@@ -183,3 +187,20 @@ def test_what_streamer_keeps_beside_a_dataset_is_no_part_of_it() -> None:
     assert detect(["a.tar", *beside]) == "webdataset"
     assert [key for key in beside if Folder().accepts(key)] == []
     assert Folder().accepts("streamer/root.json")
+
+
+@pytest.mark.parametrize("name", streamer.formats.BUILT_IN)
+def test_a_row_of_the_table_says_where_the_format_is(name: str) -> None:
+    """Its class has that name, can be imported from the package, and takes no options as well."""
+    found = find_format(name)
+    assert found.name == name
+    assert type(found) is getattr(streamer.formats, streamer.formats.BUILT_IN[name].class_name)
+
+
+def test_type_checkers_see_the_classes_of_the_table() -> None:
+    """What is imported for them only is what can be imported."""
+    source = ast.parse(Path(streamer.formats.__file__).read_text())
+    imports = [node for node in ast.walk(source) if isinstance(node, ast.ImportFrom) and node.level == 0]
+    static = {alias.name: node.module for node in imports for alias in node.names if alias.asname}
+    assert sorted(static) == dir(streamer.formats)
+    assert all(getattr(streamer.formats, name).__module__ == module for name, module in static.items())

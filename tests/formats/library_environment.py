@@ -1,4 +1,4 @@
-"""Environments with a peer's package beside what this one has, for the scripts in `make/`."""
+"""Environments with a library's package beside what this one has, for the scripts in `make/`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUILT = ROOT / "build" / "formats"
 SECONDS = 1500
 
 
-def peer_python(*packages: str) -> Path:
+def library_python(*packages: str) -> Path:
     """The Python of an environment with these packages, without what they ask for; made once."""
     folder = BUILT / hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12]
     python, stamp = folder / "bin" / "python", folder / "made"

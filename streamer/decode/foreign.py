@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streamer.decode.arrays import Content
 from streamer.decode.images import Stored, decode_image
-from streamer.formats.peers.dtypes import LITDATA_NUMPY, LITDATA_TORCH, dtype_of
+from streamer.formats.litdata.leaves import NUMPY_DTYPES, TORCH_DTYPES, dtype_of
 
 Array = NDArray[Any]
 Decoder = Callable[[memoryview], object]
@@ -52,7 +52,7 @@ def decode_litdata_array(content: memoryview) -> Array:
     Raises:
         ValueError: another layout.
     """
-    return _numbered_array(content, "<", LITDATA_NUMPY)
+    return _numbered_array(content, "<", NUMPY_DTYPES)
 
 
 def decode_litdata_tensor(content: memoryview) -> Array:
@@ -62,7 +62,7 @@ def decode_litdata_tensor(content: memoryview) -> Array:
         ValueError: another layout.
     """
     # The number of a dtype and that of axes are below 256.
-    return _numbered_array(content, "<" if not any(content[1:4]) and not any(content[5:8]) else ">", LITDATA_TORCH)
+    return _numbered_array(content, "<" if not any(content[1:4]) and not any(content[5:8]) else ">", TORCH_DTYPES)
 
 
 def decode_pixels(content: memoryview) -> Stored:
@@ -245,8 +245,8 @@ _TAGS: dict[int, Callable[[_Nested], object]] = {
 }
 
 
-def peer_decoder(kind: str) -> Decoder | None:
-    """The decoder of a kind of a peer's; None: it is none of these."""
+def foreign_decoder(kind: str) -> Decoder | None:
+    """The decoder of a kind of another library; None: it is none of these."""
     name, _, inner = kind.partition(":")
     if name == "mds-ndarray":
         return partial(decode_mds_array, dtype=inner)

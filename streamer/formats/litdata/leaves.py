@@ -8,8 +8,15 @@ from typing import Any
 import msgspec
 
 from streamer.formats.base import FieldSpec
-from streamer.formats.peers.dtypes import LITDATA_NUMPY, LITDATA_TORCH, dtype_of
 
+# Dtypes by their numbers; None: what has no numbers that numpy could read.
+# Those behind the last one are objects and texts.
+NUMPY_DTYPES = ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", "|b1")
+# 10 is bfloat16.
+TORCH_DTYPES = (
+    *("<f4", "<f4", "<f8", "<f8", "<c8", "<c8", "<c16", "<c16", "<f2", "<f2", None, "|u1", "|i1", "<i2", "<i2"),
+    *("<i4", "<i4", "<i8", "<i8", "|b1", "<u2"),
+)
 # An item that is no dict, list or tuple has one leaf, and that no name.
 ONLY_FIELD = "item"
 _MAPPINGS = frozenset({"builtins.dict", "collections.OrderedDict"})
@@ -30,7 +37,7 @@ _KINDS = {
     "pickle": "pickle",
     "graph:pickle": "pickle",
 }
-_HEADLESS = {"no_header_numpy": LITDATA_NUMPY, "no_header_tensor": LITDATA_TORCH}
+_HEADLESS = {"no_header_numpy": NUMPY_DTYPES, "no_header_tensor": TORCH_DTYPES}
 # The columns of Arrow chunks, by LitData's words for them.
 _COLUMNS = {"str": "txt", "int": "<i8", "float": "<f8", "bool": "?", "bytes": "bytes"}
 NESTED = "litdata-value"
@@ -123,3 +130,15 @@ def _child_names(node: _Node) -> list[str]:
     if node.type in _SEQUENCES:
         return [str(number) for number in range(len(node.children_spec))]
     raise ValueError(f"an item has a {node.type}; dicts, lists and tuples are read")
+
+
+def dtype_of(dtypes: tuple[str | None, ...], number: int) -> str:
+    """The dtype of a number.
+
+    Raises:
+        ValueError: it has none.
+    """
+    found = dtypes[number] if 0 <= number < len(dtypes) else None
+    if found is None:
+        raise ValueError(f"dtype {number} has no numbers that numpy can read without a pickle")
+    return found

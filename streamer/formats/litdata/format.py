@@ -36,13 +36,12 @@ from streamer.formats.base import (
     Surveying,
 )
 from streamer.formats.failures import damaged, not_importable
-from streamer.formats.peers.arrow_chunks import ARROW_END, arrow_blocks, tail_bytes
-from streamer.formats.peers.frames import frame_blocks, table_bytes
-from streamer.formats.peers.item_fields import column_specs, item_specs
-from streamer.formats.peers.items import ItemOpener, ItemRecoder, RunRecoder
-from streamer.formats.peers.listed import Listed, read_indexes
-from streamer.formats.peers.offsets import head_bytes, index_offsets, spans_from
-from streamer.formats.peers.unpack import check_installed
+from streamer.formats.index_json import Listed, head_bytes, index_offsets, read_indexes, spans_from
+from streamer.formats.litdata.arrow_chunks import ARROW_END, arrow_blocks, tail_bytes
+from streamer.formats.litdata.frames import frame_blocks, table_bytes
+from streamer.formats.litdata.items import ItemOpener, ItemRecoder, RunRecoder
+from streamer.formats.litdata.leaves import column_specs, item_specs
+from streamer.formats.packed.sized import check_installed
 from streamer.formats.table.records import TableOpener
 
 _CHUNK = re.compile(r"(?:.*/)?chunk-\d+-\d+(\.[\w:]+)?\.bin")
@@ -166,7 +165,7 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
         """
         if facts.notes["layout"] == "arrow":
             try:
-                from streamer.formats.peers.arrow_rows import ArrowRecoder
+                from streamer.formats.litdata.arrow_rows import ArrowRecoder
             except ImportError as error:
                 raise not_importable("Arrow chunks of LitData are decoded with pyarrow", "parquet", error) from error
             return ArrowRecoder(facts.fields)

@@ -18,7 +18,7 @@ from streamer.formats.tokens.format import Tokens
 from tests.e2e.test_pack_tokens import files_of, made
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import samples_of
-from tests.formats.peer_environment import make, peer_python, python_with_only
+from tests.formats.library_environment import library_python, make, python_with_only
 
 pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
 
@@ -30,14 +30,14 @@ WINDOWS = Tokens(sequence_length=32)
     [
         (
             "lmdb_entries.py",
-            lambda: peer_python("lmdb==1.7.5"),
+            lambda: library_python("lmdb==1.7.5"),
             10_000,
             dict.fromkeys(("entries", "deep", "file", "numbers"), LMDB()),
             ["value"],
         ),
         (
             "tokens.py",
-            lambda: peer_python("megatron-core==0.16.1"),
+            lambda: library_python("megatron-core==0.16.1"),
             4000,
             {
                 **dict.fromkeys(("windows", "wide", "llmc", "llmc3"), WINDOWS),
@@ -63,7 +63,7 @@ WINDOWS = Tokens(sequence_length=32)
     ],
     ids=["lmdb", "tokens", "arrow", "zip"],
 )
-def test_what_the_peers_write(
+def test_what_the_libraries_write(
     script: str, python: Callable[[], Path], count: int, formats: dict[str, Format], raw: list[str], tmp_path: Path
 ):
     """Every sample and field; and a manifest of them, whatever the order of the answers."""
@@ -80,6 +80,6 @@ def test_what_the_peers_write(
 def test_megatron_reads_packed_tokens(vocabulary: int | None, tmp_path: Path):
     """Of two bytes and of four; what it reads and writes again with its own writer has the same bytes."""
     packed = streamer.pack(made(10_000), tmp_path / "packed", format="tokens", vocabulary=vocabulary, shard_bytes="1MB")
-    make(peer_python("megatron-core==0.16.1"), "packed_tokens.py", tmp_path / "packed", tmp_path / "again")
+    make(library_python("megatron-core==0.16.1"), "packed_tokens.py", tmp_path / "packed", tmp_path / "again")
     assert files_of(tmp_path / "again") == files_of(tmp_path / "packed")
     assert len(files_of(tmp_path / "again")) == 2 * packed.shards

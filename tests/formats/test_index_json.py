@@ -11,11 +11,11 @@ import pytest
 
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
+from streamer.formats import index_json
 from streamer.formats.base import Block, Format, SampleName
-from streamer.formats.peers import listed
-from streamer.formats.peers.litdata import LitData
-from streamer.formats.peers.mds import Mds
-from streamer.formats.peers.unpack import unpack
+from streamer.formats.litdata.format import LitData
+from streamer.formats.mds import Mds
+from streamer.formats.packed.sized import unpack
 from tests.formats.cases import URL, Case, block_bytes, contents_of, facts_of, find, opened, read_case, recode
 from tests.formats.contract import samples_of
 
@@ -110,7 +110,7 @@ def test_an_index_that_is_none(content: bytes):
 
 def test_an_index_that_is_too_long(monkeypatch: pytest.MonkeyPatch):
     """It is not read."""
-    monkeypatch.setattr(listed, "MOST_INDEX_BYTES", 100)
+    monkeypatch.setattr(index_json, "MOST_INDEX_BYTES", 100)
     assert "1 to 100 are read" in str(refusal(Mds(), objects_of("mds/plain")))
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streamer.formats.arrow_ipc.messages import MAGIC, PLACE, read_footer
 from streamer.formats.base import Block, Indexing, Need, ObjectRecord
 from streamer.formats.failures import damaged
-from streamer.formats.peers.offsets import head_bytes, runs_of
+from streamer.formats.index_json import head_bytes, runs_of
 
 ARROW_END = b"LDARW01\0"
 BATCH_ROWS = 256

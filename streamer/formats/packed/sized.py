@@ -10,7 +10,7 @@ import numpy as np
 from streamer.errors import ConfigError
 from streamer.formats.packed import unpack as packed
 
-# The name of the peers, and what unpacks it: cramjam where it is of another kind than files are.
+# The name in an index.json, and what unpacks it: cramjam where it is of another kind than files are.
 _FILES = {"bz2": "bz2", "gz": "gz", "zstd": "zst"}
 _OTHERS = {"br": ("brotli", "decompress_into"), "snappy": ("snappy", "decompress_raw_into")}
 COMPRESSIONS = tuple(sorted([*_FILES, *_OTHERS]))

@@ -14,7 +14,7 @@ from streamer import StreamingDataset
 from streamer.formats.parquet.format import Parquet
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import Job, _sorted, _told, samples_of
-from tests.formats.peer_environment import python_with_only
+from tests.formats.library_environment import python_with_only
 
 pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
 
@@ -26,7 +26,7 @@ RAW = {"huggingface": ["image"], "kinds": ["picture"], "pages": [], "codecs": []
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files, by the peers."""
+    """The files, by the libraries."""
     folder = tmp_path_factory.mktemp("made")
     python = python_with_only("datasets==5.2.0", "pillow")
     subprocess.run([python, MAKE, folder, str(ROWS)], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", RAW)
-def test_what_the_peers_write(
+def test_what_the_libraries_write(
     kind: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """In this process, and through an engine, the format found by itself."""

@@ -19,7 +19,7 @@ from streamer.formats.base import FieldSpec, Records
 from streamer.formats.table.records import fixed_dtype
 from streamer.formats.table.writer import Column, write_records
 
-# How a nested value is written; see `streamer.decode.peers.decode_value`.
+# How a nested value is written; see `streamer.decode.foreign.decode_value`.
 INTEGERS, FLOATS, PACKED = b"i", b"f", b"m"
 _NO_BYTES = np.empty(0, np.uint8)
 

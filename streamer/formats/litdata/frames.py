@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamer.formats.base import Block, Indexing, Need, ObjectRecord
 from streamer.formats.failures import damaged
-from streamer.formats.peers.offsets import runs_of
+from streamer.formats.index_json import runs_of
 
 MAGIC = b"LDFZ01\0\0"
 _HEAD = Struct("<8sHHIII")

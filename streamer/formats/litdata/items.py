@@ -11,10 +11,10 @@ import numpy as np
 
 from streamer.errors import DecodeError, RecodeError
 from streamer.formats.base import Field, FieldSpec, Records, SampleName
-from streamer.formats.peers.arrow_chunks import ARROW_END
-from streamer.formats.peers.frames import Run
-from streamer.formats.peers.offsets import head_bytes, read_offsets
-from streamer.formats.peers.unpack import unpack, unpack_item
+from streamer.formats.index_json import head_bytes, read_offsets
+from streamer.formats.litdata.arrow_chunks import ARROW_END
+from streamer.formats.litdata.frames import Run
+from streamer.formats.packed.sized import unpack, unpack_item
 
 _RUN = msgspec.msgpack.Decoder(Run)
 # Items, and bytes before they were compressed.

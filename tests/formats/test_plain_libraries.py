@@ -14,7 +14,7 @@ from streamer.formats.recordio import RecordIO
 from streamer.formats.tfrecord.format import TFRecord
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import samples_of
-from tests.formats.peer_environment import python_with_only
+from tests.formats.library_environment import python_with_only
 
 pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
 
@@ -36,7 +36,7 @@ MXNET = ("mxnet==1.9.1", "numpy==1.23.5")
         ("recordio.py", MXNET, {"indexed": RecordIO(), "plain": RecordIO()}, "image"),
     ],
 )
-def test_what_the_peers_write(
+def test_what_the_libraries_write(
     script: str, packages: tuple[str, ...], formats: dict[str, Format], raw: str, tmp_path: Path
 ):
     """Each kind of file, with an index file and without."""

@@ -30,9 +30,8 @@ from streamer.formats.base import (
     Surveying,
 )
 from streamer.formats.failures import damaged
-from streamer.formats.peers.listed import Listed, read_indexes
-from streamer.formats.peers.offsets import head_bytes, index_offsets, read_offsets, spans_from
-from streamer.formats.peers.unpack import COMPRESSIONS, check_installed, unpack
+from streamer.formats.index_json import Listed, head_bytes, index_offsets, read_indexes, read_offsets, spans_from
+from streamer.formats.packed.sized import COMPRESSIONS, check_installed, unpack
 
 _VERSION = 2
 _SUFFIXES = (".mds", *(f".mds.{ending}" for ending in COMPRESSIONS))

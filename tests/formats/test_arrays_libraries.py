@@ -13,7 +13,7 @@ from streamer.formats.arrays.zarr.format import Zarr
 from streamer.formats.base import Format
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import samples_of
-from tests.formats.peer_environment import make, python_with_only
+from tests.formats.library_environment import make, python_with_only
 from tests.formats.test_hdf5 import NAMES as FILES
 from tests.formats.test_zarr import NAMES as STORES
 
@@ -38,7 +38,7 @@ def _semaphore() -> None:
     ],
     ids=["h5py-new", "h5py-old", "zarr"],
 )
-def test_what_the_peers_write(
+def test_what_the_libraries_write(
     packages: tuple[str, ...], script: str, chosen: Format, names: tuple[str, ...], tmp_path: Path
 ):
     """Each kind of file."""
@@ -47,6 +47,6 @@ def test_what_the_peers_write(
         case = read_case(chosen, str(tmp_path / "data" / name))
         assert len(case.samples) >= ROWS
         found = zip(samples_of(case), case.samples, strict=True)
-        assert [number for number, (ours, peers) in enumerate(found) if ours != peers] == []
+        assert [number for number, (ours, libraries) in enumerate(found) if ours != libraries] == []
         manifest = asyncio.run(built(chosen, MemoryStore(case.objects, seed=1), tmp_path / name, 64 << 10))
         assert manifest.samples == len(case.samples)

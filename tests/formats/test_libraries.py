@@ -1,4 +1,4 @@
-"""Larger datasets that the peers have just written: every field of every sample is what their own readers say."""
+"""Larger datasets that the libraries have just written: every field of every sample is what their own readers say."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from streamer import StreamingDataset
 from streamer.formats.base import Format
-from streamer.formats.peers.litdata import LitData
-from streamer.formats.peers.mds import Mds
+from streamer.formats.litdata.format import LitData
+from streamer.formats.mds import Mds
 from tests.formats.cases import read_case
 from tests.formats.contract import Job, _sorted, _told, samples_of
-from tests.formats.peer_environment import make, peer_python
+from tests.formats.library_environment import library_python, make
 
 pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
 
@@ -22,20 +22,20 @@ SAMPLES = 300
 MOSAIC = ("mosaicml-streaming==0.13.0", "transformers==5.23.0", "tokenizers", "sentencepiece", "torchvision==0.28.0")
 MOSAIC_CODECS = ("brotli", "catalogue", "python-snappy", "xxhash", "zstd")
 LITDATA = ("torchvision==0.28.0", "tifffile", "zstd")
-PEERS = {
+LIBRARIES = {
     "mds": (Mds(), "mds.py", (*MOSAIC, *MOSAIC_CODECS)),
     "litdata-0.2.76": (LitData(), "litdata_chunks.py", ("litdata==0.2.76", *LITDATA)),
     "litdata-0.2.51": (LitData(), "litdata_chunks.py", ("litdata==0.2.51", *LITDATA)),
 }
 
 
-@pytest.mark.parametrize("peer", PEERS)
-def test_what_the_peers_write(
-    peer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_the_libraries_write(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     """In this process, and through an engine and its socket with the format found by itself."""
-    chosen, script, packages = PEERS[peer]
-    make(peer_python(*packages), script, tmp_path / "written", SAMPLES)
+    chosen, script, packages = LIBRARIES[library]
+    make(library_python(*packages), script, tmp_path / "written", SAMPLES)
     folders = sorted(path.parent for path in (tmp_path / "written").glob("*/expected.json"))
     assert len(folders) >= 3
     for number, folder in enumerate(folders):

@@ -1,0 +1,1 @@
+"""LitData's chunks."""

@@ -1,1 +1,0 @@
-"""Shards of other streaming libraries, which an `index.json` beside them lists."""
