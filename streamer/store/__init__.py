@@ -1,4 +1,4 @@
-"""Stores: one ranged GET, pinned to a version, over many kinds of url.
+"""Stores: one ranged GET, pinned to a version, for many kinds of url.
 
 base.py             the protocol
 curl/               S3 and web servers by libcurl
@@ -6,8 +6,8 @@ obstore_store.py    S3, Google, Azure, web servers by obstore (Rust); obstore_cl
 fsspec_store.py     any url that fsspec knows
 hub_store.py        the Hugging Face Hub, pinned to commits
 local_store.py      files
-credentials/        where they are looked for, and how they are renewed
-places.py           where a bucket is
+credentials/        how they are found and renewed
+places.py           the address and region of a bucket
 urls, patterns, versions, options, option_names, redirects, reached, failures, guard     pure parts
 """
 
@@ -49,20 +49,20 @@ def open_store(
 ) -> ObjectStore:
     """Opens the store that serves `url`'s bucket, container, host or file system.
 
-    Does no I/O: connections are made at the first request, on the loop that makes it.
+    Does no I/O: connections are opened at the first request, on the loop that makes it.
 
     Args:
-        url: any url below the root; only its root counts.
-        storage_options: exactly as fsspec takes them.
-        client: what reads S3 and web servers. "auto": libcurl on Linux, elsewhere obstore; fsspec (said in the log)
-            where an option has no counterpart. "curl" or "obstore": that one, or a ConfigError where it cannot.
-            "fsspec": for every url but files. Google and Azure are read by obstore, other urls by fsspec.
-        guarded: a client has chosen url and options, and may not have what is of this machine.
+        url: any url below the root; only its root matters.
+        storage_options: the options that fsspec takes.
+        client: the client for S3 and web servers. "auto": libcurl on Linux, elsewhere obstore; fsspec (with a line in
+            the log) if an option has no counterpart. "curl" or "obstore": that one, or a ConfigError if it cannot serve
+            the url. "fsspec": for every url but files. Google and Azure are read by obstore, other urls by fsspec.
+        guarded: whether a client has chosen url and options, and must not reach this machine.
 
     Raises:
-        ConfigError: an empty url, one without a bucket, an option that the store does not have, or a `client` that
-            cannot serve it; or what reads it is not installed.
-        AccessDeniedError: a guarded url of this machine.
+        ConfigError: an empty url, one without a bucket, an option that the store does not have, a `client` that cannot
+            serve it, or one that is not installed.
+        AccessDeniedError: the url is guarded and of this machine.
     """
     if client not in get_args(Client):
         raise ConfigError(f"client={client!r} is not one of {', '.join(get_args(Client))}", field="client")
@@ -85,7 +85,7 @@ def open_store(
                 option="pin",
             )
         require(f"{address.root} (read through fsspec)", _extra(address), "fsspec", field="url")
-        # Imported here: an engine that needs no fsspec starts 5 ms sooner.
+        # Imported here: an engine that does not need fsspec starts 5 ms sooner.
         from streamer.store.fsspec_store import FsspecStore
 
         if address.scheme == "hf":
@@ -99,7 +99,7 @@ def open_store(
 def _native(
     address: Address, options: Mapping[str, object], client: Client, *, guarded: bool = False
 ) -> ObjectStore | None:
-    """The store by libcurl or obstore; None: fsspec must serve it."""
+    """The store by libcurl or obstore; None if fsspec must serve it."""
     if family(address.scheme) == "az" and "@" not in address.root:
         from streamer.store.credentials.azure_tokens import with_variables
 
@@ -116,7 +116,7 @@ def _native(
         return None
     curl = family(address.scheme) in _CURL_FAMILIES and _is_curl(client)
     require(address.root, _extra(address), *(["obstore", "pycurl"] if curl else ["obstore"]), field="url")
-    # Imported here: 4 ms that the engine spends while its client makes the order, not while it starts (2026-11-22).
+    # Imported here: the engine then spends 4 ms while its client makes the order, not while it starts (2026-11-22).
     from streamer.store.credentials.rings import ring_of
     from streamer.store.obstore_clients import make_client
     from streamer.store.places import Places
@@ -140,7 +140,7 @@ def _native(
 
 
 def _signed_in(address: Address, translation: Translation, *, guarded: bool) -> Address:
-    """The address without the login of the url, which is a header from here on."""
+    """Returns the address without the login of the url, which becomes a header."""
     from streamer.store.credentials.web_login import sign_in
 
     sign_in(address.root, translation, guarded=guarded)
@@ -154,7 +154,7 @@ def _check_guarded(address: Address, options: Mapping[str, object], client: Clie
 
 
 def _extra(address: Address) -> str:
-    """The extra of the distribution that installs what reads a url."""
+    """The extra of the distribution that installs the client for a url."""
     return _EXTRAS.get(family(address.scheme) or "", "stores")
 
 
@@ -190,7 +190,7 @@ def _without_redirects(address: Address, options: Mapping[str, object]) -> None:
 
 
 def _is_curl(client: Client) -> bool:
-    """Whether libcurl reads; its event loop integration needs epoll."""
+    """Whether libcurl is the client; its event loop integration needs epoll."""
     if client == "curl" and sys.platform != "linux":
         raise ConfigError('client="curl" needs Linux; take "auto" or "obstore"', field="client")
     return client == "curl" or (client == "auto" and sys.platform == "linux")

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from streamer.manifest.model import ObjectRecord
 
-# Receives a piece of a body; keeps no view of it after the call.
+# Receives a piece of a body; must not keep a view of it after the call.
 Take = Callable[[bytes | memoryview], None]
 
 # CPU s/GB of 8 MiB ranges, 16 in flight, obstore (loopback, 2026-11-20): pieces of 64 KiB 0.41-0.47, 256 KiB 0.33,
@@ -19,7 +19,7 @@ PIECE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """What a store has sent and received since it was opened."""
+    """Counts of a store since it was opened."""
 
     requests: int
     lists: int
@@ -28,10 +28,10 @@ class StoreStatistics:
 
 @runtime_checkable
 class ObjectStore(Protocol):
-    """Reads one kind of URL. Lives on the event loop that made it; made after the process starts.
+    """Reads one kind of url. Lives on the event loop that created it; must be created after the process starts.
 
-    Every read is pinned: a store that finds another version raises ObjectChangedError, and a store that
-    cannot find out compares size and Last-Modified. Nothing here retries.
+    Every read is pinned: a store that finds another version raises ObjectChangedError, and one that cannot find out
+    compares size and Last-Modified. Nothing here retries.
     """
 
     async def get(
@@ -44,19 +44,19 @@ class ObjectStore(Protocol):
         piece_bytes: int = PIECE_BYTES,
         fresh: bool = False,
     ) -> None:
-        """Hands the bytes `[start, stop)` of `target` to `take` in order, in pieces as they arrive.
+        """Passes the bytes `[start, stop)` of `target` to `take` in order, in pieces as they arrive.
 
         A task that is cancelled here abandons the request (a hedge that lost, a body that stalled), and so does a
         `take` that raises; nothing is taken afterwards.
 
         Args:
             target: the object and its version.
-            start: in bytes.
-            stop: in bytes, exclusive.
+            start: first byte.
+            stop: end in bytes, exclusive.
             take: called on the loop with each piece.
-            piece_bytes: about how much comes at once, where the client leaves the choice. Less shows sooner that a slow
-                body goes on, and costs more.
-            fresh: over a new connection, where the client leaves the choice: the last one did not serve.
+            piece_bytes: approximate size of a piece, if the client leaves the choice. Small pieces show sooner that a
+                slow body makes progress, and cost more.
+            fresh: whether to use a new connection, if the client leaves the choice, because the last one did not serve.
 
         Raises:
             ObjectNotFoundError, ObjectChangedError: permanent.
@@ -69,7 +69,7 @@ class ObjectStore(Protocol):
         """Yields pages of the objects below `url` (a prefix, an object, or a glob), with size and version.
 
         Raises:
-            ObjectNotFoundError: no such bucket or folder.
+            ObjectNotFoundError: the bucket or folder does not exist.
             AccessDeniedError: the store refuses.
         """
         ...
@@ -79,14 +79,14 @@ class ObjectStore(Protocol):
         ...
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """Writes a file of this machine as an object, which appears whole or not at all.
+        """Writes a local file as an object, which appears as a whole or not at all.
 
         Args:
-            url: of the object; one that is there is replaced.
-            path: of the file; the local store may move it away.
+            url: url of the object; an existing one is replaced.
+            path: path of the file; the local store may move it away.
 
         Returns:
-            The object as a listing has it.
+            The object as a listing shows it.
         """
         ...
 
@@ -95,15 +95,15 @@ class ObjectStore(Protocol):
         ...
 
     async def prepare(self) -> None:
-        """Prepares what the first request needs besides the network: address, credentials, a client.
+        """Prepares everything but the network that the first request needs: address, credentials, a client.
 
         Raises:
-            ConfigError, StoreError: as that request would; it tries again.
+            ConfigError, StoreError: the errors of that request, which will try again.
         """
         ...
 
     async def refresh(self) -> None:
-        """Forgets client and credentials (they expired); they are made anew at the next request."""
+        """Forgets client and credentials that have expired; the next request makes new ones."""
         ...
 
     async def aclose(self) -> None:
@@ -113,7 +113,7 @@ class ObjectStore(Protocol):
 
 @runtime_checkable
 class OrderedLister(Protocol):
-    """A store that lists in the order of keys, and can begin behind any of them."""
+    """A store that lists keys in order, and can begin behind any of them."""
 
     def list_after(self, folder: str, after: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """Yields pages of the objects below a folder whose urls sort after this one.

@@ -1,4 +1,4 @@
-"""What a store counts."""
+"""The counts of a store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from streamer.store.base import StoreStatistics
 
 
 class Counters(msgspec.Struct):
-    """Mutable twin of StoreStatistics; one owner, one loop."""
+    """Mutable counterpart of StoreStatistics; one owner, one loop."""
 
     requests: int = 0
     lists: int = 0

@@ -1,4 +1,4 @@
-"""Tokens of Azure as its own library finds them: environment, workload identity, managed identity, `az login`."""
+"""Tokens of Azure, found as its own library does: environment, workload identity, managed identity, `az login`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamer.store.credentials.key_ring import Issued
 
 _SCOPE = "https://storage.azure.com/.default"
 _SECRETS = ("account_key", "sas_key", "client_secret")
-# As obstore reads them.
+# Their names in obstore.
 _VARIABLES = (
     *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY"),
     *("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN"),
@@ -24,9 +24,9 @@ _TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https:
 
 
 def with_variables(options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Mapping[str, object]:
-    """The options, with what the variables of the Azure CLI say where options say nothing; obstore reads others.
+    """Adds the variables of the Azure CLI to the options where these have no value; obstore reads other variables.
 
-    A key is of the account beside it: it is not sent to one that the options name.
+    A key belongs to the account beside it: it is not sent to an account that the options name.
     """
     if not any(options.get(name) for name in _IDENTIFYING):
         if connection := variables.get("AZURE_STORAGE_CONNECTION_STRING"):
@@ -44,23 +44,23 @@ def has_account(config: Mapping[str, object], variables: Mapping[str, str] = os.
 
 
 def has_secret(config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether options or environment have what signs requests, which obstore takes by itself."""
+    """Whether options or environment have something that signs requests, which obstore uses by itself."""
     return any(name in config for name in _SECRETS) or any(map(variables.get, _VARIABLES))
 
 
 def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Issued[str | None]:
-    """Looks as Azure's library does, and asks the issuer; no token: azure-identity is missing, and obstore looks.
+    """Looks as Azure's library does, and asks the issuer. Without azure-identity there is no token, and obstore looks.
 
     Raises:
-        AccessDeniedError: there are none, or their issuer refuses.
-        StoreError: the issuer could not be reached; worth another try.
+        AccessDeniedError: there are no credentials, or their issuer refuses.
+        StoreError: the issuer could not be reached; another try may succeed.
     """
     try:
         from azure.core.exceptions import ClientAuthenticationError
         from azure.identity import DefaultAzureCredential
     except ImportError:
         return Issued(None)
-    # One try of each way: the ring makes others, and meanwhile those who wait learn why.
+    # Each way is tried once: the ring tries again, and meanwhile those who wait learn the reason.
     client: dict[str, object] = {"retry_total": 0}
     if "client_id" in config:
         client["managed_identity_client_id"] = str(config["client_id"])
@@ -69,13 +69,13 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
     try:
         with DefaultAzureCredential(**client) as credential:
             token = credential.get_token(_SCOPE, tenant_id=tenant)
-    except ClientAuthenticationError as error:  # whatever else fails is retried by the library and by the ring
+    except ClientAuthenticationError as error:  # the library and the ring retry anything else that fails
         raise _failure(root, error, variables) from failures.redacted(error)
     return Issued(token.token, datetime.fromtimestamp(token.expires_on, UTC), source="azure-identity")
 
 
 def _failure(root: str, error: Exception, variables: Mapping[str, str]) -> StreamerError:
-    """The library tries one way after another, and ends with all their reasons: the metadata server is asked again."""
+    """Returns the error after all of the library's ways have failed; asks the metadata server for the reason."""
     if "AADSTS" in str(error):  # Entra ID has answered
         code = str(error).partition("AADSTS")[2].partition(":")[0]
         return failures.refused_by_issuer(root, f"Entra ID says AADSTS{code[:8]}", "check the identity, or: az login")

@@ -1,6 +1,6 @@
-"""AWS credentials as boto finds them: environment, profiles, sso, web identity, container, instance.
+"""AWS credentials, found as boto finds them: environment, profiles, sso, web identity, container, instance.
 
-obstore's own chain does not read profiles, and libcurl has none.
+obstore's own chain does not read profiles, and libcurl has no chain.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamer.store.credentials.key_ring import Issued
 if TYPE_CHECKING:
     from botocore.session import Session
 
-# One try of an issuer; the ring makes others, with more patience than boto's 60 s for each.
+# An issuer is asked once; the ring asks again, and waits longer than boto's 60 s for each.
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 10.0
 _METADATA = "http://169.254.169.254/"
@@ -35,7 +35,7 @@ _OF_BOTO = ("aws_access_key_id", "role_arn", "credential_process", "sso_session"
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """The keys that sign requests; never shown."""
+    """Keys that sign requests; never shown."""
 
     key: str
     secret: str
@@ -46,13 +46,13 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 def of_environment(variables: Mapping[str, str] = os.environ) -> Keys | None:
-    """The keys in AWS's own variables, which boto would find, too, where it is installed."""
+    """The keys in AWS's own variables, which boto would find, too, if it is installed."""
     key, secret = variables.get("AWS_ACCESS_KEY_ID"), variables.get("AWS_SECRET_ACCESS_KEY")
     return Keys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
 def of_options(config: Mapping[str, object]) -> Keys | None:
-    """The keys in the translated options, with their own token or none."""
+    """The keys in the translated options, with their own token or without one."""
     if "access_key_id" not in config:
         return None
     token = config.get("token")
@@ -61,12 +61,12 @@ def of_options(config: Mapping[str, object]) -> Keys | None:
 
 
 def find(root: str, profile: str | None) -> Issued[Keys | None]:
-    """Looks as boto does, and asks the issuer; no keys: botocore is missing, and obstore looks by itself.
+    """Looks as boto does, and asks the issuer. Without botocore there are no keys, and obstore looks by itself.
 
     Raises:
-        ConfigError: botocore is missing where only it finds the keys, or boto finds the configuration wrong.
-        AccessDeniedError: there are none, or their issuer refuses.
-        StoreError: the issuer could not be reached; worth another try.
+        ConfigError: only boto can find the keys and is not installed, or it rejects the configuration.
+        AccessDeniedError: there are no credentials, or their issuer refuses.
+        StoreError: the issuer could not be reached; another try may succeed.
     """
     try:
         from botocore.config import Config
@@ -92,7 +92,7 @@ def find(root: str, profile: str | None) -> Issued[Keys | None]:
 
 
 def _no_role(root: str, session: Session, variables: Mapping[str, str] = os.environ) -> StreamerError:
-    """The error for a machine that gives no role's keys: as its metadata server says."""
+    """The error for a machine that gives no keys of a role, with the answer of its metadata server."""
     if variables.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         return failures.no_credentials(root)
     from streamer.store.credentials import metadata
@@ -115,7 +115,7 @@ def _no_role(root: str, session: Session, variables: Mapping[str, str] = os.envi
 
 
 def _refusal(text: str) -> str:
-    """The code in an answer that has no keys."""
+    """The error code in an answer without keys."""
     try:
         answer = json.loads(text)
     except ValueError:
@@ -125,7 +125,7 @@ def _refusal(text: str) -> str:
 
 
 def _without_boto(profile: str | None, variables: Mapping[str, str] = os.environ) -> Keys | None:
-    """The environment's keys; refuses what only boto reads, where obstore would take the machine's role instead."""
+    """The environment's keys. Refuses configuration that only boto reads: obstore would use the machine's role."""
     named = profile or variables.get("AWS_PROFILE")
     if named is not None and (profile or of_environment(variables) is None):
         what = f"profile={named!r}" if profile else f"AWS_PROFILE={named!r}"
@@ -144,7 +144,7 @@ def _without_boto(profile: str | None, variables: Mapping[str, str] = os.environ
 
 
 def _has_default(path: Path) -> bool:
-    """Whether a file of AWS says where to find credentials when nothing else is said."""
+    """Whether a file of AWS has credentials that are used by default."""
     from configparser import ConfigParser
     from configparser import Error as ConfigParserError
 

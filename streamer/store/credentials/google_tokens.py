@@ -1,4 +1,4 @@
-"""Tokens of Google as its own library finds them: files of every type, federation, impersonation, metadata server."""
+"""Tokens of Google, found as its own library finds them: files, federation, impersonation, metadata server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
 _OF_OBSTORE = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY")
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 _METADATA = "169.254.169.254"
-# In the texts of RefreshError, which has no status: of the metadata server, or of an issuer that is not well.
+# Words in the texts of RefreshError, which has no status: from the metadata server, or from a failing issuer.
 _IS_BUSY = re.compile(r"metadata server|compute engine|: 5\d\d|status: 5\d\d|unavailable|internal").search
 # Codes of OAuth 2.0 (RFC 6749, 5.2 and RFC 8693, 2.2.2).
 _IS_REFUSED = re.compile(r"invalid_\w+|unauthorized_client|unsupported_grant_type|access_denied").search
@@ -31,7 +31,7 @@ _AWS = "aws:token-type:aws4_request"
 
 
 def with_emulator(options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Mapping[str, object]:
-    """The options, with the emulator that STORAGE_EMULATOR_HOST names where they say nothing; it gets no token.
+    """Adds the emulator that STORAGE_EMULATOR_HOST names to options that have no endpoint; it gets no token.
 
     Source: Google, "google-cloud-storage" (Python): the endpoint, and anonymous credentials.
     """
@@ -42,21 +42,20 @@ def with_emulator(options: Mapping[str, object], variables: Mapping[str, str] = 
 
 
 def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Issued[str | None]:
-    """Looks as Google's library does, and asks the issuer; no token: obstore looks by itself.
+    """Looks as Google's library does, and asks the issuer. Without a token obstore looks by itself.
 
-    That is where a key of a service account is given, which obstore signs with on its own, or where google-auth is
-    missing.
+    It does so if a key of a service account is given, with which obstore signs by itself, or if google-auth is missing.
 
     Raises:
-        ConfigError: a file of credentials that obstore does not know, as an option or where google-auth is missing.
-        AccessDeniedError: there are none, or their issuer refuses.
-        StoreError: the issuer could not be reached; worth another try.
+        ConfigError: obstore does not know the file of credentials, which is an option, or google-auth is missing.
+        AccessDeniedError: there are no credentials, or their issuer refuses.
+        StoreError: the issuer could not be reached; another try may succeed.
     """
     option, path = config.get("application_credentials"), variables.get(_FILE)
     kind = _type_of(str(option or path)) if option or path else ""
     if "service_account_key" in config or any(map(variables.get, _OF_OBSTORE)) or kind == "service_account":
         return Issued(None)
-    if option and kind not in ("", "authorized_user"):  # google-auth warns of taking such files from anywhere
+    if option and kind not in ("", "authorized_user"):  # google-auth warns against files from untrusted sources
         raise ConfigError(
             f"{option}: credentials of the type {kind!r} are taken from {_FILE}, not from storage_options",
             field="token",
@@ -86,7 +85,7 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
 
 
 def _type_of(path: str) -> str:
-    """The type of a file of credentials; empty: it has none, or cannot be read, which its reader says."""
+    """The type of a file of credentials; "" if it has none or cannot be read, which its reader reports."""
     try:
         content = json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
@@ -95,7 +94,7 @@ def _type_of(path: str) -> str:
 
 
 def _federated(path: str) -> Credentials:
-    """Those of another cloud's identity. `google.auth.default` asks for their project as well, which may fail."""
+    """Credentials of another cloud's identity. `google.auth.default` asks for their project as well, which may fail."""
     from google.auth import aws, identity_pool, pluggable
 
     info = json.loads(Path(path).read_bytes())
@@ -107,7 +106,7 @@ def _federated(path: str) -> Credentials:
 
 @contextmanager
 def _mapped(root: str, path: object, variables: Mapping[str, str]) -> Iterator[None]:
-    """Maps what Google's library raises."""
+    """Maps the errors of Google's library."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the edge: whatever the library raises becomes ours

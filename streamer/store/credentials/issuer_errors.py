@@ -1,7 +1,7 @@
-"""From the errors of the clouds' own libraries, as they look for credentials, to ours, at this one place.
+"""Maps the errors of the clouds' own libraries, as they look for credentials, to ours.
 
-Messages carry no text of a foreign error, because that may quote the output of a program or a token; its text, with
-secrets struck out, stays in `__cause__`.
+Messages do not contain the text of a foreign error, which may quote the output of a program or a token; the text, with
+secrets removed, stays in `__cause__`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from streamer.errors import ConfigError, StreamerError
 from streamer.store import failures
 
-# Answers of STS that another try may mend.
+# Answers of STS after which another try may succeed.
 _BUSY_CODES = ("Throttling", "ThrottlingException", "RequestLimitExceeded", "IDPCommunicationError", "InternalFailure")
 _WRONG = ("ProfileNotFound", "PartialCredentialsError", "InvalidConfigError", "ConfigParseError", "NoRegionError")
 _SIGN_IN = (
@@ -27,7 +27,7 @@ _STATUS = re.compile(r"non 200 response (\d{3})")
 
 
 def quiet(library: str) -> None:
-    """Leaves warnings of a failed look to the ring: the libraries log a page or a traceback for each."""
+    """Silences the libraries, which log a page or a traceback for each failed look; the ring warns."""
     logger = logging.getLogger(library)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.ERROR)
@@ -35,7 +35,7 @@ def quiet(library: str) -> None:
 
 @contextmanager
 def of_aws(root: str, profile: str | None) -> Iterator[None]:
-    """Maps what boto raises while it looks for keys."""
+    """Maps the errors that boto raises while it looks for keys."""
     try:
         yield
     except StreamerError:
@@ -45,7 +45,7 @@ def of_aws(root: str, profile: str | None) -> Iterator[None]:
 
 
 def in_chain(root: str, errors: Sequence[BaseException]) -> StreamerError | None:
-    """Returns the error where it was an issuer that s3fs asked for keys, and not the store; None: it was the store."""
+    """Returns the error if the issuer that s3fs asked for keys failed; None if the store did."""
     for error in errors:
         response = getattr(error, "response", None)
         if getattr(error, "operation_name", "") in _OPERATIONS and isinstance(response, Mapping):
@@ -85,7 +85,7 @@ def _answered(root: str, error: BaseException, response: Mapping[str, Mapping[st
 
 
 def _unanswered(root: str, kind: str, error: BaseException) -> StreamerError:
-    """No answer, or none that boto understands."""
+    """Returns the error for a missing answer, or one that boto does not understand."""
     known = getattr(error, "kwargs", None)
     facts = known if isinstance(known, Mapping) else {}
     if facts.get("provider") == "custom-process":

@@ -1,4 +1,4 @@
-"""Credentials that expire: looked for in threads of their own, while the last ones serve."""
+"""Credentials that expire: renewed in threads of their own while the last ones are still valid."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ _log = logging.getLogger(__name__)
 
 C = TypeVar("C")
 
-# Renewed so long before they end, as botocore does; short-lived ones after half of their time.
+# Renewed this long before they expire, as botocore does; short-lived ones after half of their time.
 _RENEWAL_SECONDS = 900.0
-# A request waits at most so long for a look. Its patience for a first byte ends later (2 s), with a message that blames
+# A request waits at most this long for a look. Its timeout for a first byte ends later (2 s), with a message that
+# blames the store.
 # the store.
 _WAIT_SECONDS = 1.5
-# The same time before a look that has not ended gets another beside it, while the credentials last.
+# A look that has not ended after this time gets another one beside it, while the credentials are valid.
 _LATE_SECONDS = 30.0
 _MOST_LOOKS = 3
-# Between looks that fail: a sixteenth of what is left, within these.
+# Pause between failed looks: a sixteenth of the remaining time, within these bounds.
 _AGAIN_SECONDS = (1.0, 30.0)
 _WARNING_SECONDS = 60.0
 THREAD_NAME = "streamer-credentials"
 
 
 class Issued(msgspec.Struct, Generic[C], frozen=True):
-    """What a look has found.
+    """The result of a look.
 
     Attributes:
-        credentials: never shown.
-        ends: when they expire, in UTC; None: never.
-        region: of AWS, where the profile or the environment says one.
-        source: where they were found, as the cloud's library calls it, for example "iam-role".
+        credentials: the credentials; never shown.
+        ends: time at which they expire, in UTC; None: never.
+        region: AWS's region, if the profile or the environment names one.
+        source: the cloud library's name of their origin, for example "iam-role".
     """
 
     credentials: C
@@ -54,18 +55,18 @@ class Issued(msgspec.Struct, Generic[C], frozen=True):
         return f"Issued(ends={self.ends})"
 
     def seconds_left(self) -> float:
-        """Until they end, by the clock of this machine."""
+        """Seconds until they expire, by the clock of this machine."""
         return math.inf if self.ends is None else self.ends.timestamp() - time.time()
 
 
 class KeyRing(Generic[C]):
     """The credentials of one root. Lives on one event loop.
 
-    A request waits where there are none that are valid, and never for a renewal. A look makes everything anew: files
-    are read again, issuers are asked again.
+    A request waits only if no valid credentials are there, never for a renewal. A look does everything anew: files are
+    read again, issuers are asked again.
 
     Args:
-        root: for messages.
+        root: root of the urls, for messages.
         find: looks once; runs in a thread, and may hang there. It raises errors of streamer.
     """
 
@@ -85,7 +86,7 @@ class KeyRing(Generic[C]):
 
     @property
     def issued(self) -> Issued[C]:
-        """What was found last; for those who have waited for `keys` before. From any thread."""
+        """The last result, for callers that have waited for `keys`. May be called from any thread."""
         assert self._issued is not None, "waited for"
         if self._loop is not None and time.monotonic() >= self._next:  # an upload that lasts longer than its keys
             with suppress(RuntimeError):  # the loop is closed
@@ -93,11 +94,11 @@ class KeyRing(Generic[C]):
         return self._issued
 
     async def keys(self) -> C:
-        """The credentials, at once while they are valid.
+        """Returns the credentials, at once if they are valid.
 
         Raises:
-            StoreError: they cannot be obtained now; all who waited for one look share its failure.
-            ConfigError, AccessDeniedError: and waiting does not help.
+            StoreError: they cannot be obtained now; all who waited for one look get its error.
+            ConfigError, AccessDeniedError: they cannot be obtained, and waiting does not help.
         """
         if time.monotonic() >= self._next:
             self._look_if_due()
@@ -107,7 +108,7 @@ class KeyRing(Generic[C]):
         return self._issued.credentials
 
     def refuse(self) -> None:
-        """The store takes these no more: the next request waits for another look."""
+        """Notes that the store rejects these: the next request waits for another look."""
         self._refused = time.monotonic()
         self._is_needed, self._next = True, -math.inf
 
@@ -124,7 +125,7 @@ class KeyRing(Generic[C]):
                 self._fail(self._failure or self._silence())
 
     def _fail(self, failure: StreamerError) -> NoReturn:
-        """Raises a copy for one of those who wait."""
+        """Raises a copy of the error for one of those who wait."""
         raise type(failure)(failure.message, **failure.details) from failure.__cause__
 
     def _silence(self) -> StoreError:
@@ -132,7 +133,7 @@ class KeyRing(Generic[C]):
         return failures.unobtainable(self._root, f"their issuer has not answered for {seconds:.1f} s")
 
     def _look_if_due(self) -> None:
-        """Begins a look where it is time, and notices that the credentials have ended."""
+        """Begins a look if it is time, and notices that the credentials have expired."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -153,7 +154,7 @@ class KeyRing(Generic[C]):
             self._ended(failures.unobtainable(self._root, str(error)), now)
 
     def _look(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
-        """In the thread."""
+        """Looks once, in a thread."""
         outcome: Issued[C] | StreamerError
         try:
             outcome = self._find()
@@ -177,7 +178,7 @@ class KeyRing(Generic[C]):
     def _found(self, issued: Issued[C]) -> None:
         left = issued.seconds_left()
         if not self._is_needed and self._issued is not None and left < self._issued.seconds_left():
-            return  # of a look that took longer than one begun later
+            return  # from a look that took longer than one begun later
         if self._failure is not None and self._issued is not None:
             _log.info("%s: the credentials are renewed", self._root)
         self._issued, self._failure, self._is_needed = issued, None, False

@@ -1,6 +1,6 @@
-"""What the metadata server of a cloud's machine says to the clouds' own libraries, which often do not pass it on.
+"""Asks the metadata server of a cloud's machine for reasons that the clouds' own libraries often do not pass on.
 
-They take a server that is not ready, or busy, for a machine without a role.
+They take a server that is busy or not ready for a machine without a role.
 
 Sources: AWS, "Use the Instance Metadata Service to access instance metadata"; Google, "Troubleshoot GKE authentication"
 (the metadata server of a node takes some seconds after a pod's start); Azure, "How to use managed identities for Azure
@@ -17,18 +17,18 @@ import msgspec
 from streamer.errors import StreamerError
 from streamer.store import failures
 
-# It is a hop away; botocore waits as long.
+# The server is one hop away; botocore waits as long.
 _SECONDS = 1.0
 _MOST_BYTES = 4096
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer, or why there is none.
+    """An answer, or the reason why there is none.
 
     Attributes:
-        status: of HTTP; None: none came.
+        status: HTTP status; None if there was no answer.
         text: the beginning of the answer.
-        is_connected: something listens there.
+        is_connected: whether something listens there.
     """
 
     status: int | None
@@ -60,10 +60,10 @@ def failure(root: str, answer: Answer, hint: str = "", *, missing_is_busy: bool 
     """Returns the error for a server that gave no credentials.
 
     Args:
-        root: what was to be read.
-        answer: its.
-        hint: what silence means there.
-        missing_is_busy: 404 asks for another try, too.
+        root: root of the urls to be read.
+        answer: the server's answer.
+        hint: what its silence means.
+        missing_is_busy: whether 404 asks for another try, too.
     """
     if answer.status is None:
         silence = "its metadata server takes the connection and does not answer" + (f"; {hint}" if hint else "")

@@ -1,4 +1,4 @@
-"""Which credentials of a root must be looked for: those that neither options nor obstore's own chain have."""
+"""Decides which roots need credentials that neither the options nor obstore's own chain have."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Find = Callable[[], Issued[Any]]
 
 
 def ring_of(address: Address, translation: Translation) -> AnyRing | None:
-    """The ring of a root; None: its requests are not signed, or the options have what signs them.
+    """The ring of a root; None if its requests are not signed, or the options have what signs them.
 
-    Nothing is looked for yet.
+    Does not look for credentials yet.
     """
     find = finder_of(address, translation)
     return None if find is None else KeyRing(shown(address.root), find)
 
 
 def finder_of(address: Address, translation: Translation) -> Find | None:
-    """What looks for the credentials of a root once; None: as in `ring_of`."""
+    """The function that looks for the credentials of a root once; None as in `ring_of`."""
     config, root = translation.config, shown(address.root)
     kind = family(address.scheme)
     if config.get("skip_signature"):
         return None
     if kind == "s3" and boto_keys.of_options(config) is None:
         return partial(boto_keys.find, root, translation.profile)
-    # The others are imported where they are needed: 2 ms of an engine's start (2026-11-24).
+    # The others are imported when they are needed: 2 ms of an engine's start (2026-11-24).
     if kind == "gs":
         from streamer.store.credentials import google_tokens
 

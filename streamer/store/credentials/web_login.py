@@ -1,4 +1,4 @@
-"""Basic authentication of a web server: the login in its url, or the one that netrc has for its host."""
+"""Basic authentication of a web server, with the login in its url or the one that netrc has for its host."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Login = tuple[str, str]
 
 
 def sign_in(root: str, translation: Translation, *, guarded: bool, variables: Mapping[str, str] = os.environ) -> None:
-    """Adds the header that logs in to a web server, unless the user's headers do; the url goes before netrc.
+    """Adds the header that logs in to a web server, unless the user's headers do. The url takes precedence over netrc.
 
     Args:
-        root: of the server, with the login if its url has one.
-        translation: of its options; gets the header, and what messages say of it.
-        guarded: a client has chosen the url: it gets no login of the service's files.
+        root: root of the server, with the login if its url has one.
+        translation: its options; receives the header, and its description for messages.
+        guarded: whether a client has chosen the url: then it gets no login from the service's files.
         variables: the environment; NETRC names the file, as for curl and requests.
     """
     headers = cast("dict[str, str]", translation.client.get("default_headers", {}))
@@ -45,7 +45,7 @@ def _in_url(root: str) -> Login | None:
 
 
 def _in_netrc(root: str, variables: Mapping[str, str]) -> Login | None:
-    """The login of the host; a file that cannot be read is a warning: most servers ask for none."""
+    """The login of the host. A file that cannot be read causes a warning: most servers ask for none."""
     path = Path(variables.get("NETRC") or "~/.netrc").expanduser()
     if not path.is_file():
         return None
@@ -53,7 +53,7 @@ def _in_netrc(root: str, variables: Mapping[str, str]) -> Login | None:
 
     try:
         found = netrc(path).authenticators(urlsplit(root).hostname or "")
-    except (NetrcParseError, OSError, UnicodeError) as error:  # its text has a line's number, and may quote a token
+    except (NetrcParseError, OSError, UnicodeError) as error:  # its text has a line number, and may quote a token
         _log.warning("%s is not read: %s", path, error.strerror if isinstance(error, OSError) else type(error).__name__)
         return None
     return (found[0], found[2] or "") if found and found[0] else None

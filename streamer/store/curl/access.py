@@ -1,4 +1,4 @@
-"""How libcurl reaches one bucket or host, from the same options as obstore's clients.
+"""How libcurl reaches one bucket or host, derived from the same options as obstore's clients.
 
 Nothing here sends a request.
 """
@@ -26,36 +26,37 @@ from streamer.store.places import Places
 from streamer.store.redirects import MOST_IN_CLUSTER, OF_WEB_SERVERS, Redirects
 from streamer.store.urls import Address, shown, without_login
 
-# Where distributions keep the certificates that they trust, where Python's own ssl does not know.
+# Files in which distributions keep trusted certificates, for a Python whose ssl does not know them.
 _BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
-# What a web url holds besides letters and digits; what is escaped already stays so. A # is part of the name, as it is
+# Characters of a web url besides letters and digits; escaped ones stay as they are. A # is part of the name, as it is
+# for obstore, which finds the object.
 # for obstore, which finds the object.
 _URL_SIGNS = "%/:=&?~+!$,;'@()*[]"
-# Most keys are not escaped: a third of the time.
+# Most keys need no escaping, which takes a third of the time.
 _PLAIN = re.compile(r"[A-Za-z0-9/_.~-]*")
 _NO_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONNECT_SECONDS = 5.0
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """How one root is read.
+    """How the objects of one root are read.
 
     Attributes:
-        base: what the escaped key is appended to; empty where objects are named by whole urls.
-        region: of the bucket.
-        signer: None: requests are not signed.
-        keys: of the options; None: none, or those of a ring.
+        base: url to which the escaped key is appended; empty if objects are named by whole urls.
+        region: region of the bucket.
+        signer: signs requests; None: they are not signed.
+        keys: keys from the options; None: there are none, or a ring has them.
         headers: header lines of each request.
-        bundle, folder: files with trusted certificates.
-        connect_seconds: until a connection stands.
-        redirects: which ones are followed.
-        proxy: None: what libcurl finds in the environment.
-        guarded: no connection to this machine; see `store.guard`.
+        bundle, folder: file and folder of trusted certificates.
+        connect_seconds: timeout of a connection attempt.
+        redirects: the redirects to follow.
+        proxy: url of the proxy; None: libcurl reads the environment.
+        guarded: whether connections to this machine are refused; see `store.guard`.
     """
 
     base: str = ""
@@ -71,37 +72,37 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     guarded: bool = False
 
     def address(self, name: str) -> str:
-        """Where an object is: of its key, or of its url."""
+        """The url of an object, from its key or its url."""
         if self.base:
             return self.base + (name if _PLAIN.fullmatch(name) else quote(name, safe="/~"))
         name = without_login(name) if "@" in name else name
         return quote(_NO_ESCAPE.sub("%25", name) if "%" in name else name, safe=_URL_SIGNS)
 
     def signed(self, address: str, keys: Keys | None, method: str = "GET") -> Sequence[str]:
-        """The header lines of a request, with a signature where there are keys."""
+        """The header lines of a request, with a signature if there are keys."""
         return self.headers if self.signer is None or keys is None else self.signer.sign(address, keys, method)
 
 
 def make_access(
     address: Address, translation: Translation, places: Places, issued: Issued[Keys | None] | None = None
 ) -> Access | None:
-    """The access to a root; None where only obstore finds credentials.
+    """Returns the access to a root; None if only obstore finds the credentials.
 
     Args:
-        address: the root's.
-        translation: of the options.
-        places: of the root, where it is a bucket.
-        issued: what a ring has found; None: there is none.
+        address: address of the root.
+        translation: its options.
+        places: its place, if it is a bucket.
+        issued: result of its ring; None: it has none.
 
     Raises:
-        ConfigError: options that make no address, a header that HTTP does not take, or an unreadable CA file.
+        ConfigError: the options do not make an address, a header is invalid in HTTP, or a CA file is unreadable.
     """
     if issued is not None and issued.credentials is None:
         return None
     place = None if family(address.scheme) == "http" else places.find(None if issued is None else issued.region)
     bundle, folder = trusted()
     if ca_file := translation.ca_file or (place.ca_file if place is not None else None):
-        certificates(ca_file)  # or says that it cannot be read
+        certificates(ca_file)  # or reports that it cannot be read
         bundle = ca_file
     seconds = str(translation.client.get("connect_timeout", "")).removesuffix("s")
     connect_seconds = float(seconds) if seconds else _CONNECT_SECONDS
@@ -130,7 +131,7 @@ def make_access(
 
 
 def _headers(address: Address, translation: Translation) -> tuple[str, ...]:
-    """The lines of the user's headers; libcurl would write a line break in one as it is."""
+    """The lines of the user's headers; refuses line breaks, which libcurl would write as they are."""
     lines = []
     for name, value in cast("dict[str, str]", translation.client.get("default_headers", {})).items():
         if not (name + value).isascii() or not (name + value).isprintable():
@@ -142,14 +143,14 @@ def _headers(address: Address, translation: Translation) -> tuple[str, ...]:
 
 
 def _proxy(url: str, variables: Mapping[str, str] = os.environ) -> str | None:
-    """libcurl knows HTTP_PROXY in lower case only, obstore both; all other names they share."""
+    """The proxy for a url. libcurl knows HTTP_PROXY only in lower case, obstore in both; all other names agree."""
     return variables.get("http_proxy") or variables.get("HTTP_PROXY") if url.startswith("http://") else None
 
 
 def trusted(variables: Mapping[str, str] = os.environ) -> tuple[str | None, str | None]:
     """The file and the folder of certificates that this machine trusts.
 
-    SSL_CERT_FILE and SSL_CERT_DIR go first, then what Python's other clients of HTTP take.
+    SSL_CERT_FILE and SSL_CERT_DIR take precedence over the variables of Python's other HTTP clients.
     """
     known = ssl.get_default_verify_paths()
     named = (variables.get(name) for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"))

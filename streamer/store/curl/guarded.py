@@ -1,7 +1,7 @@
-"""A CurlStore whose url a client has chosen, of a service without [[datasets]]: never an address of this machine.
+"""A CurlStore for a url that a client of a service without [[datasets]] has chosen: it never reaches this machine.
 
-Names are refused by what they resolve to. libcurl asks before each connection, those of redirects too. obstore cannot
-ask: the name is resolved before each of its requests.
+Names are refused by the addresses that they resolve to. libcurl asks before each connection, including those of
+redirects. obstore cannot ask, so the name is resolved before each of its requests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from streamer.store.redirects import host_of
 
 
 class GuardedStore(CurlStore):
-    """As CurlStore.
+    """A CurlStore that refuses addresses of this machine.
 
     Args:
-        places: where the bucket is; of a web server as well.
-        place: the url to which the client's choice leads.
+        places: place of the bucket, or of the web server.
+        place: url to which the client's choice leads.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class GuardedStore(CurlStore):
         fresh: bool = False,
     ) -> None:
         """See ObjectStore.get."""
-        if target.version.startswith(versions.VERSION) or await self._find_access() is None:  # obstore reads it
+        if target.version.startswith(versions.VERSION) or await self._find_access() is None:  # obstore will read it
             await self._allowed()
         await super().get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
 
@@ -83,7 +83,7 @@ class GuardedStore(CurlStore):
         return await super()._head(url)
 
     async def _allowed(self) -> None:
-        """Raises AccessDeniedError where the name is one of this machine's; one that does not resolve fails later."""
+        """Raises AccessDeniedError if the name is one of this machine's; one that does not resolve fails later."""
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host_of(self._place), None, type=socket.SOCK_STREAM)
         except OSError:

@@ -1,4 +1,4 @@
-"""One transfer of libcurl: its request, the bytes it may take, the meaning of its answer."""
+"""One transfer of libcurl: its request, the bytes that it may deliver, and the meaning of its answer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from streamer.store.curl.access import Access
 from streamer.store.redirects import host_of
 from streamer.store.urls import shown
 
-# The size of one read from a socket.
+# Size of one read from a socket.
 _BUFFER_BYTES = 512 * 1024
-# Of an answer that is not the object, this much is searched for the store's error code.
+# Bytes of an answer other than the object that are searched for the store's error code.
 _ERROR_BODY_BYTES = 64 * 1024
 # Other characters in the address of a redirect are escaped.
 _ASCII = bytes(range(0x21, 0x7F)).decode()
@@ -32,12 +32,12 @@ class Handle:
     """An easy handle of libcurl and the request that uses it.
 
     Args:
-        access: to the root.
-        addresses: of its name, as CURLOPT_RESOLVE takes them; none: as libcurl finds them.
+        access: access to the root.
+        addresses: addresses of its name in the form of CURLOPT_RESOLVE; none: libcurl resolves it.
 
     Attributes:
-        received: bytes of the body.
-        failure: what a callback raised; libcurl knows no exceptions.
+        received: number of bytes of the body.
+        failure: error raised by a callback, which libcurl does not pass on.
     """
 
     __slots__ = (
@@ -83,11 +83,11 @@ class Handle:
         self._target, self._range, self._take = target, asked, take
         self._redirects_left = self._redirects.most
         tag = versions.if_match(target.version)
-        # libcurl would write a line break as it is. Unsent, it is still compared with what comes.
+        # libcurl would write a line break as it is; unsent, it is still compared with the answer
         self._tag = tag if tag is not None and tag.isascii() and tag.isprintable() else None
 
     def unbind(self) -> None:
-        """Drops everything of the request."""
+        """Drops all state of the request."""
         self._target = self._take = None
         self._begin_again()
 
@@ -110,10 +110,10 @@ class Handle:
             self._fresh = fresh
 
     def finish(self) -> str:
-        """Checks an answer that is complete.
+        """Checks a complete answer.
 
         Returns:
-            The address of a redirect; empty when the range was received.
+            The address of a redirect; empty if the range was received.
 
         Raises:
             StoreError: it is not the range.
@@ -146,7 +146,7 @@ class Handle:
         return address
 
     def failed(self, error: pycurl.error) -> BaseException:
-        """The error of a transfer that ended early."""
+        """Returns the error of a transfer that ended early."""
         assert self._target is not None, "bound"
         if self.failure is not None:
             return self.failure
@@ -160,7 +160,7 @@ class Handle:
         return failures.unreachable(url, _REASONS.get(code, f"the request failed (libcurl {code})"))
 
     def _open_socket(self, _purpose: int, address: tuple[int, int, int, tuple[str, int]]) -> socket.socket | int:
-        """The socket of a connection; none to an address of this machine."""
+        """Opens the socket of a connection; refuses addresses of this machine."""
         family, kind, protocol, where = address
         if guard.is_own(where[0]):
             assert self._target is not None, "bound"
@@ -169,7 +169,7 @@ class Handle:
         return _Socket(family, kind, protocol)
 
     def _write(self, piece: bytes) -> int | None:
-        """Receives a piece of the body; returns another number than its length to end the transfer."""
+        """Receives a piece of the body; returns a number other than its length to end the transfer."""
         try:
             sink = self._sink
             if sink is None:
@@ -235,7 +235,7 @@ class Handle:
         return status, headers
 
     def _keep_answer(self, piece: bytes | memoryview) -> None:
-        """Keeps a piece of an answer that is not the object."""
+        """Keeps a piece of an answer other than the object."""
         self._answer += piece
 
     def _refusal(self) -> StoreError:
@@ -251,7 +251,7 @@ class Handle:
 
 
 class _Socket(socket.socket):
-    """A socket of which libcurl keeps a copy: this one closes with its object."""
+    """A socket of which libcurl keeps a copy; this one closes with its object."""
 
     def __del__(self) -> None:
         self.close()
@@ -277,13 +277,13 @@ def _easy(access: Access) -> pycurl.Curl:
 
 
 def _check_page(target: ObjectRecord, content_type: bytes) -> None:
-    """A redirect to a page, where the url names none, is a sign-in."""
+    """Refuses a redirect to a page if the url does not name one: it is a sign-in."""
     if content_type.lower().startswith(b"text/html") and not target.url.lower().endswith((".html", ".htm")):
         raise failures.page_instead(target.url)
 
 
 def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> None:
-    """Whatever the server made of the headers: the answer must begin where asked, of an object as large as known."""
+    """Checks that the answer begins where asked, in an object of the known size, whatever headers the server heeds."""
     start, stop = asked
     if header == f"bytes {start}-{stop - 1}/{target.size}":
         return
@@ -294,7 +294,7 @@ def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> N
 
 
 def version_of(size: int, headers: dict[bytes, bytes]) -> str:
-    """The version in the answer, written as in listings."""
+    """Returns the version in the answer, written as in listings."""
     tag, version, moment = (
         headers.get(name, b"").decode("latin-1") for name in (b"etag", b"x-amz-version-id", b"last-modified")
     )
@@ -302,7 +302,7 @@ def version_of(size: int, headers: dict[bytes, bytes]) -> str:
 
 
 def _moment(text: str) -> datetime | None:
-    # Rare, and one of the slower imports of the engine's start (2 ms).
+    # Rarely needed, and one of the slower imports of the engine's start (2 ms).
     from email.utils import parsedate_to_datetime
 
     with suppress(ValueError):

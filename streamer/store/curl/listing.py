@@ -1,7 +1,7 @@
-"""Pages of a listing of S3, version 2; pure.
+"""Pages of a listing of S3, version 2. Pure.
 
-Keys come escaped (encoding-type=url): XML cannot hold all of them, and obstore refuses those that are no path (an empty
-segment, "..", a tab). A key that ends in "/" is a folder marker, no object.
+Keys are escaped (encoding-type=url): XML cannot hold all of them, and obstore refuses those that are not a path (an
+empty segment, "..", a tab). A key that ends in "/" is a folder marker, not an object.
 
 Source: AWS, "ListObjectsV2" (Amazon S3 API Reference).
 """
@@ -21,12 +21,12 @@ from streamer.store.urls import shown
 
 
 class ListedPage(msgspec.Struct, frozen=True):
-    """One page.
+    """One page of a listing.
 
     Attributes:
         records: the objects, without folder markers.
-        is_empty: not even a marker was there.
-        token: of the next page; empty: this is the last one.
+        is_empty: whether there was nothing, not even a marker.
+        token: token of the next page; empty if this is the last one.
     """
 
     records: list[ObjectRecord]
@@ -35,7 +35,7 @@ class ListedPage(msgspec.Struct, frozen=True):
 
 
 def query(prefix: str, after: str = "", token: str = "", most: int = 0) -> str:
-    """What is asked for, escaped and in the order that a signature wants."""
+    """Returns the query, escaped and in the order that a signature requires."""
     asked = {"continuation-token": token, "encoding-type": "url", "list-type": "2", "prefix": prefix}
     if most:
         asked["max-keys"] = str(most)
@@ -45,10 +45,10 @@ def query(prefix: str, after: str = "", token: str = "", most: int = 0) -> str:
 
 
 def page_of(root: str, body: bytes) -> ListedPage:
-    """Reads a page.
+    """Parses a page.
 
     Raises:
-        ConfigError: it is no listing.
+        ConfigError: it is not a listing.
     """
     try:
         tree = ElementTree.fromstring(body)

@@ -1,8 +1,8 @@
-"""The addresses of a store's name, each connection to another one.
+"""The addresses of a store's name: each connection goes to another one.
 
-A name has up to eight addresses at S3. libcurl keeps one order of them for a minute, so that every connection, retry
-and duplicate went to the first: with that one slow by 3 s, 266 reads in 6 s instead of 3,359 (2026-11-24). Without that
-minute libcurl 8.23 loses one of fifty look-ups in quick succession, and times out after 5 s.
+At S3 a name has up to eight addresses. libcurl keeps their order for a minute, so that every connection, retry and
+duplicate went to the first: when that one was slow by 3 s, there were 266 reads in 6 s instead of 3,359 (2026-11-24).
+Without that minute libcurl 8.23 loses one of fifty look-ups in quick succession, and times out after 5 s.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 from streamer.store.places import is_ip
 
-# As long as libcurl keeps them.
+# libcurl keeps them as long.
 _KEPT_SECONDS = 60.0
-# The first request waits at most so long for them; a resolver that is silent is then libcurl's matter.
+# The first request waits at most this long for them; if the resolver is silent, libcurl resolves the name.
 _WAIT_SECONDS = 0.25
 _PORTS = {"http": 80, "https": 443}
 
@@ -28,14 +28,14 @@ class Names:
     """The addresses of one url's host. Lives on one event loop.
 
     Args:
-        url: any below the host.
+        url: any url of the host.
     """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
         self._addresses: list[str] = []
-        # Behind a proxy names may not resolve, and the proxy's connections are its own.
+        # Behind a proxy names may not resolve, and the proxy opens the connections.
         unused = is_ip(self._host) or {f"{parts.scheme}_proxy", "all_proxy"} & {
             name.lower() for name, value in os.environ.items() if value
         }
@@ -47,13 +47,13 @@ class Names:
         return f"Names({self._host!r}, {self._addresses})"
 
     async def ready(self) -> None:
-        """Waits for the first look-up, but not for long."""
+        """Waits for the first look-up, up to a limit."""
         if self._look_if_due():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), _WAIT_SECONDS)
 
     def lines(self) -> list[str]:
-        """The addresses for CURLOPT_RESOLVE, the first one another than last time; empty: as libcurl finds them."""
+        """Addresses for CURLOPT_RESOLVE, each time beginning with another one; empty if libcurl resolves the name."""
         self._look_if_due()
         if len(self._addresses) < 2:
             return []
@@ -67,7 +67,7 @@ class Names:
         if now < self._next:
             return False
         self._next = now + _KEPT_SECONDS
-        # Not of the loop's own threads, which would be waited for at the end.
+        # Not in the loop's own threads, whose end would be waited for.
         loop = asyncio.get_running_loop()
         Thread(target=self._look, args=(loop,), name="streamer-names", daemon=True).start()
         return True

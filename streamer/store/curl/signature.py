@@ -1,7 +1,7 @@
 """AWS's signature of a GET without a body: Signature Version 4, in headers.
 
-libcurl signs as well, but derives the key of the day and looks its hash functions up anew for each request, which was
-12 of the 62 us of an object of 100 KB (now 56, 2026-11-22), and would read "a/b" for the key "a/./b".
+libcurl signs as well, but derives the key of the day and looks up its hash functions for each request, which was 12 of
+the 62 us of an object of 100 KB (now 56, 2026-11-22), and it would read "a/b" for the key "a/./b".
 
 Source: AWS, "Signature Calculations for the Authorization Header" (Amazon S3 API Reference).
 """
@@ -21,13 +21,13 @@ _NO_BODY = sha256(b"").hexdigest()
 
 
 class Signer:
-    """Signs requests to one host and region. What does not depend on the path serves for a second.
+    """Signs requests to one host and region. The parts that do not depend on the path are reused for a second.
 
     Args:
-        base: whatever addresses begin with, e.g. "https://host/bucket/".
-        region: as in the scope of the signature.
-        headers: of each request, to be signed: lines with the names of AWS's own.
-        now: seconds since the epoch.
+        base: common beginning of the addresses, e.g. "https://host/bucket/".
+        region: region in the scope of the signature.
+        headers: header lines of each request that are signed: those with AWS's own names.
+        now: returns the seconds since the epoch.
     """
 
     def __init__(self, base: str, region: str, headers: Sequence[str], now: Callable[[], float] = time.time) -> None:
@@ -49,9 +49,9 @@ class Signer:
         """The header lines of a request, with its signature.
 
         Args:
-            address: an escaped url below the base; a query is escaped and sorted as AWS wants it.
-            keys: of now.
-            method: of HTTP.
+            address: an escaped url below the base; a query must be escaped and sorted as AWS requires.
+            keys: the present keys.
+            method: the HTTP method.
         """
         second = int(self._now())
         if second != self._second or keys is not self._keys:
@@ -63,7 +63,7 @@ class Signer:
         return [self._authorization + signature, *self._lines]
 
     def _prepare(self, second: int, keys: Keys) -> None:
-        """All but the path."""
+        """Prepares everything but the path."""
         self._second, self._keys = second, keys
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
         scope = (moment[:8], self._region, "s3", "aws4_request")

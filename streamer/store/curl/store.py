@@ -1,11 +1,11 @@
 """S3 and web servers by libcurl.
 
-Of all clients it spends the least per request and byte (objects of 100 KB, no latency, two cores: 52 us against 140 of
-obstore, with TLS 105 against 170; ranges of 8 MiB: 0.35 s/GB against 0.70, 2026-11-22), but all of it in the thread of
-the event loop. obstore has threads of its own and takes 30 us and 0.17 s/GB of that thread: on links above 2 GB/s it is
-faster (`[fetch] client = "obstore"`).
+Of all clients libcurl spends the least CPU per request and byte (objects of 100 KB, no latency, two cores: 52 us
+against 140 of obstore, with TLS 105 against 170; ranges of 8 MiB: 0.35 s/GB against 0.70, 2026-11-22), but all of it in
+the thread of the event loop. obstore has its own threads and takes 30 us and 0.17 s/GB of that thread: on links above 2
+GB/s it is faster (`[fetch] client = "obstore"`).
 
-Puts and uploads are obstore's, as is what is asked of web servers besides ranges.
+obstore does puts, uploads, and all requests to web servers other than ranges.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from streamer.store.urls import shown
 _log = logging.getLogger(__name__)
 
 MakeAccess = Callable[[Issued[Keys | None] | None], Access | None]
-# Idle connections of all hosts; the window is smaller.
+# Idle connections to all hosts; the window is smaller.
 _IDLE_CONNECTIONS = 1024
-# Answers of S3 to a request that another region's servers must get (botocore's S3RegionRedirectorv2 has the same).
+# Answers of S3 to a request that belongs to another region (botocore's S3RegionRedirectorv2 has the same).
 _ELSEWHERE = (301, 307, 400)
 
 
@@ -55,13 +55,13 @@ class CurlStore(ObstoreStore):
     """One bucket or host. Lives on one event loop; its clients are made at first use.
 
     Args:
-        root: what it serves, e.g. "s3://bucket".
-        make_client: builds the obstore client, for all but reads.
-        make_access: finds addresses, headers and keys; None: only obstore finds credentials, and reads as well. Given
-            what the ring has found, if there is one.
-        way: with which credentials and where to, for messages.
-        ring: the credentials that must be looked for; None: there are none, or options have them.
-        places: where the bucket is; of a web server unused.
+        root: root of the urls that it serves, e.g. "s3://bucket".
+        make_client: builds the obstore client for everything but reads.
+        make_access: finds addresses, headers and keys, given the result of the ring, if there is one; returns None if
+            only obstore finds credentials, which then reads as well.
+        way: credentials and address, for messages.
+        ring: credentials that must be looked for; None: there are none, or the options have them.
+        places: place of the bucket; not used for a web server.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class CurlStore(ObstoreStore):
     async def _transfer(
         self, multi: Multi, handle: Handle, target: ObjectRecord, address: str, headers: Sequence[str], *, fresh: bool
     ) -> None:
-        """One read, to the end of its redirects; a web server's is kept for the next one."""
+        """Makes one read, following its redirects; a web server's redirect is kept for the next read."""
         onward = address
         while onward:
             address = onward
@@ -152,7 +152,7 @@ class CurlStore(ObstoreStore):
             self._targets.keep(target.url, address)
 
     async def _broken(self, handle: Handle, target: ObjectRecord, error: pycurl.error) -> BaseException:
-        """What a transfer that ended early means."""
+        """Returns the error of a transfer that ended early."""
         self._targets.drop(target.url)
         failure = handle.failed(error)
         if isinstance(failure, ObjectChangedError):
@@ -160,11 +160,11 @@ class CurlStore(ObstoreStore):
         return self._way.explain(failure) if isinstance(failure, StreamerError) else failure
 
     def _handle(self, access: Access) -> Handle:
-        """A new one, whose connection goes to the next address of the store's name."""
+        """Makes a handle whose connection goes to the next address of the store's name."""
         return Handle(access, [] if self._names is None else self._names.lines())
 
     async def _pages(self, folder: str, after: str | None = None) -> AsyncGenerator[Page, None]:
-        """The pages of a listing; obstore's where only it finds credentials."""
+        """Yields the pages of a listing; obstore's if only it finds credentials."""
         if await self._find_access() is None:
             async for page in super()._pages(folder, after):
                 yield page
@@ -182,7 +182,7 @@ class CurlStore(ObstoreStore):
             token = listed.token
 
     async def _lists(self, target: ObjectRecord) -> bool:
-        """See ObstoreStore; the object is the first of a listing whose prefix is its key."""
+        """Whether a listing still has the version (see ObstoreStore); the object is the first below its own key."""
         if not self._is_plain or await self._find_access() is None:
             return False
         try:
@@ -201,7 +201,7 @@ class CurlStore(ObstoreStore):
             return None
 
     async def _whole(self, url: str, query: str = "", *, of_bucket: bool = False) -> Whole:
-        """A page of a listing, or the head of an object or bucket, as the bucket's region has it."""
+        """Requests a page of a listing, or the head of an object or bucket, from the bucket's region."""
         keys = None if self._keys is None else await self._keys.keys()
         access = await self._find_access()
         assert access is not None, "looked for"
@@ -225,10 +225,10 @@ class CurlStore(ObstoreStore):
         return whole
 
     async def _is_elsewhere(self, refusal: StoreError, access: Access) -> bool:
-        """Whether the bucket is in another region than was asked; that one is asked from now on."""
+        """Whether the bucket is in another region than the one asked, which is asked from now on."""
         if not self._is_plain or refusal.details.get("status") not in _ELSEWHERE:
             return False
-        if access is not self._access:  # found by another request meanwhile
+        if access is not self._access:  # another request has found it meanwhile
             return True
         region = str(refusal.details.get("region") or "") or await self._asked_region()
         if access is not self._access:
@@ -247,7 +247,7 @@ class CurlStore(ObstoreStore):
         return True
 
     async def _asked_region(self) -> str:
-        """The region that AWS names in the answer to a HEAD of the bucket, whatever the answer is."""
+        """The region that AWS names in its answer to a HEAD of the bucket, whatever the status."""
         if self._places.is_own:
             return ""
         try:
@@ -257,7 +257,7 @@ class CurlStore(ObstoreStore):
         return head.headers.get(b"x-amz-bucket-region", b"").decode("latin-1")
 
     async def _find_access(self) -> Access | None:
-        """Finds the access once until the next refresh, in a thread, because it reads files of certificates."""
+        """Finds the access once until the next refresh, in a thread, because it reads certificate files."""
         if self._keys is not None:
             await self._keys.keys()  # before the lock: each of those who wait gets its own error, and in time
         async with self._finding:
@@ -284,14 +284,14 @@ class CurlStore(ObstoreStore):
             await super().prepare()
 
     async def refresh(self) -> None:
-        """See ObjectStore.refresh; requests under way keep the old keys."""
+        """See ObjectStore.refresh; requests in flight keep the old keys."""
         await super().refresh()
         self._forget()
 
     async def aclose(self) -> None:
-        """Closes connections; idempotent. Requests under way end with ClosedError.
+        """Closes connections; idempotent. Requests in flight end with ClosedError.
 
-        The child of a fork closes nothing: it would shut down the connections of its parent.
+        The child of a fork closes nothing: it would shut down its parent's connections.
         """
         await super().aclose()
         self._forget()
@@ -301,7 +301,7 @@ class CurlStore(ObstoreStore):
                 await multi.close()
 
     def _forget(self) -> None:
-        """The access, and the handles that were made for it."""
+        """Forgets the access and the handles that were made for it."""
         self._access, self._is_found = None, False
         while self._free:
             self._free.pop().easy.close()

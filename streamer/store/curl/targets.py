@@ -1,7 +1,7 @@
-"""To where a web server redirected the reads of an object, as long as that holds by its own word.
+"""Addresses to which a web server redirected the reads of an object, for as long as they say that they are valid.
 
-A hub of data sets answers each read with a signed address: one request of it per object, not per range of 8 MiB, stays
-below its limit of requests per five minutes (Hugging Face, "Hub rate limits").
+A hub of data sets answers each read with a signed address: one request to it per object, instead of one per range of 8
+MiB, stays below its limit of requests per five minutes (Hugging Face, "Hub rate limits").
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from urllib.parse import parse_qsl, urlsplit
 
-# A range takes its time, and clocks differ.
+# A range takes time, and clocks differ.
 _SPARE_SECONDS = 60.0
 _MOST = 10_000
 
@@ -26,23 +26,23 @@ class Targets:
         return f"Targets({len(self._known)} known)"
 
     def of(self, url: str) -> str:
-        """Where to read; empty: not known, or no longer."""
+        """The address to read from; empty if none is known or it has expired."""
         address, until = self._known.get(url, ("", 0.0))
         return address if time.time() < until else ""
 
     def keep(self, url: str, address: str) -> None:
-        """Keeps an address that says until when it holds."""
+        """Keeps an address that says how long it is valid."""
         if len(self._known) >= _MOST:
             self._known.clear()
         self._known[url] = (address, held_until(address) - _SPARE_SECONDS)
 
     def drop(self, url: str) -> None:
-        """After a refusal."""
+        """Drops the address after a refusal."""
         self._known.pop(url, None)
 
 
 def held_until(address: str) -> float:
-    """The end of a signed address in seconds since 1970; 0: it names none.
+    """End of a signed address in seconds since 1970; 0 if it names none.
 
     Source: AWS, "Use signed URLs" (CloudFront: Expires) and "Authenticating Requests: Using Query Parameters" (S3).
     """

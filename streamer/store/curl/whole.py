@@ -19,8 +19,8 @@ class Whole(Handle):
     """One request whose answer is kept.
 
     Args:
-        access: to the root.
-        url: for messages.
+        access: access to the root.
+        url: url for messages.
         method: GET or HEAD.
     """
 
@@ -36,7 +36,7 @@ class Whole(Handle):
 
     @property
     def body(self) -> bytes:
-        """Of the answer."""
+        """The body of the answer."""
         return self._answer
 
     def record(self, url: str) -> ObjectRecord:
@@ -50,7 +50,7 @@ class Whole(Handle):
         self.easy.setopt(pycurl.HTTPHEADER, list(headers))
 
     def finish(self) -> str:
-        """See Handle.finish; any body is what was asked for."""
+        """See Handle.finish; any body is accepted."""
         status, self.headers = self._head()
         return "" if status == 200 else self._redirected()
 
