@@ -129,7 +129,8 @@ def _title(figure: Figure, measured: Measured) -> None:
 
 def _draw_time(axes: Axes, measured: Measured) -> None:
     seconds, values = throughput(measured.steps)
-    axes.plot(seconds, values, color=BLUE, drawstyle="steps-mid")
+    # Without the last window, which the end of the run cuts short: its mean would look like a fall.
+    axes.plot(seconds[:-1], values[:-1], color=BLUE, drawstyle="steps-mid")
     start = min(step.at_seconds for step in measured.steps)
     for row in measured.rows:
         begin = min(step.at_seconds for step in measured.steps if step.epoch == row.epoch) - start
