@@ -1,7 +1,7 @@
-"""The errors of streamer for the answers of a store; shared by every store.
+"""The errors of streamer for the answers of a store; every store uses them.
 
-Messages name the url and what to check. They carry no text of the foreign error, because that may quote signed
-urls; its text, with secrets struck out, stays in `__cause__`.
+Messages name the url and what to check. They do not contain the text of the foreign error, which may quote signed urls;
+that text, with secrets removed, stays in `__cause__`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _SECRET = re.compile(
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer of a store that is not the object.
+    """An answer of a store other than the object.
 
     Attributes:
-        status: of HTTP; None when there was no answer at all.
+        status: HTTP status; None if there was no answer.
         code: the store's error code, e.g. "SlowDown"; shown in messages.
-        retry_after_seconds: as the store asked.
+        retry_after_seconds: pause that the store asked for.
         message: the store's own sentence; shown where the request is refused.
-        region: in which the store says that the bucket is.
+        region: region of the bucket according to the store.
     """
 
     status: int | None
@@ -62,31 +62,31 @@ _MOST_OF_SENTENCE = 200
 
 
 def code_of(body: str) -> str:
-    """The error code in an XML answer; empty: none."""
+    """The error code in an XML answer; "" if there is none."""
     found = _CODE.search(body)
     return found[1] if found else ""
 
 
 def region_of(body: str) -> str:
-    """The region in an XML answer, in which the store says that the bucket is; empty: none."""
+    """The bucket's region according to an XML answer; "" if it names none."""
     found = _REGION.search(body)
     return found[1] if found else ""
 
 
 def message_of(body: str) -> str:
-    """The store's own sentence in an XML answer; empty: none."""
+    """The store's own sentence in an XML answer; "" if there is none."""
     found = _MESSAGE.search(body)
     return html.unescape(found[1]) if found else ""
 
 
 def sentence(text: str) -> str:
-    """A text of a store or an issuer as messages show it: one line of at most 200 characters, without secrets."""
+    """A text of a store or an issuer for a message: one line of at most 200 characters, without secrets."""
     line = " ".join(_SECRET.sub(r"\1***", text).replace(";", ",").split())
     return line if len(line) <= _MOST_OF_SENTENCE else line[: _MOST_OF_SENTENCE - 3] + "..."
 
 
 def asked_seconds(retry_after: str | None) -> float | None:
-    """Retry-After in seconds; its date form is not used by object stores and is ignored."""
+    """Retry-After in seconds. Its date form is ignored, because object stores do not use it."""
     try:
         seconds = float(retry_after) if retry_after else math.nan
     except ValueError:
@@ -95,7 +95,7 @@ def asked_seconds(retry_after: str | None) -> float | None:
 
 
 def error_of(url: str, answer: Answer) -> StoreError:
-    """The error for an answer; a StoreError's `details` has url, status and, when asked for, retry_after_seconds."""
+    """Returns the error for an answer; its `details` have url, status and, if asked for, retry_after_seconds."""
     kind, advice = _KINDS.get(answer.status or 0, (StoreError, ""))
     if answer.code in EXPIRED_CODES:
         kind, advice = AccessDeniedError, "the credentials have expired; renew them"
@@ -116,7 +116,7 @@ def error_of(url: str, answer: Answer) -> StoreError:
 
 
 EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
-# Keys that were rotated away, or are of another store; AWS answers 400 to a token that is damaged.
+# Keys that were rotated away or belong to another store; AWS answers 400 to a damaged token.
 OTHER_KEYS_CODES = ("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId")
 # Answers whose sentence says more than their code: the missing action, the key of KMS, the role.
 _SENTENCED = (400, 401, 403)
@@ -168,7 +168,7 @@ UNTRUSTED = "its certificate is not trusted (a private CA: client_kwargs={'verif
 
 
 def unreachable(url: str, reason: str) -> StoreError:
-    """No connection, or it broke: worth another try."""
+    """The error for a connection that failed or broke; another try may succeed."""
     return StoreError(
         f"{shown(url)}: {reason}; check the endpoint and the network",
         url=shown(url),
@@ -179,7 +179,7 @@ def unreachable(url: str, reason: str) -> StoreError:
 
 
 def redirected(url: str, status: int, host: str) -> StoreError:
-    """An S3 endpoint sends its client to a host that no option names."""
+    """The error for an S3 endpoint that redirects to a host that no option names."""
     return StoreError(
         f"{shown(url)}: the store redirects to {host}; if that is a server of the same cluster of caches, allow it: "
         f"storage_options={{'redirects': [{host!r}]}}; otherwise the bucket lives in another region: set "
@@ -191,7 +191,7 @@ def redirected(url: str, status: int, host: str) -> StoreError:
 
 
 def page_instead(url: str) -> AccessDeniedError:
-    """A web server redirects to a page of HTML."""
+    """The error for a web server that redirects to a page of HTML."""
     return AccessDeniedError(
         f"{shown(url)}: the server redirects to a page (text/html), which is not the file; it probably asks for a "
         "sign-in: give headers in storage_options (Authorization, Cookie), or a login in ~/.netrc",
@@ -201,12 +201,12 @@ def page_instead(url: str) -> AccessDeniedError:
 
 
 def no_credentials(url: str, why: str = "", *, soon: bool = False) -> AccessDeniedError:
-    """Returns the error for a machine on which none were found.
+    """Returns the error for a machine without credentials.
 
     Args:
-        url: what was asked for.
-        why: what the metadata server said, or did not say.
-        soon: they may be there in a moment: nothing answers where a pod's metadata server needs some seconds.
+        url: the requested url.
+        why: the metadata server's answer, or that it gave none.
+        soon: whether they may arrive soon: a pod's metadata server needs some seconds.
     """
     return AccessDeniedError(
         f"{shown(url)}: no credentials were found: neither in storage_options, nor in the environment, nor in a "
@@ -219,27 +219,27 @@ def no_credentials(url: str, why: str = "", *, soon: bool = False) -> AccessDeni
 
 
 def unobtainable(url: str, what: str, advice: str = _ISSUER_ADVICE) -> StoreError:
-    """Returns the error for an issuer of credentials that gives none now: worth another try."""
+    """Returns the error for an issuer that gives no credentials now; another try may succeed."""
     return StoreError(
         f"{shown(url)}: the credentials cannot be obtained now ({what}); {advice}", url=shown(url), status=None
     )
 
 
 def refused_by_issuer(url: str, what: str, advice: str = _ISSUER_ADVICE, *, soon: bool = False) -> AccessDeniedError:
-    """Returns the error for an issuer of credentials that refuses.
+    """Returns the error for an issuer that refuses credentials.
 
     Args:
-        url: what was asked for.
+        url: the requested url.
         what: the issuer's answer.
-        advice: what to do.
-        soon: it may give some in a moment.
+        advice: what the user should do.
+        soon: whether it may give some soon.
     """
     text = f"{shown(url)}: the issuer of the credentials refuses: {what}; {advice}"
     return AccessDeniedError(text, url=shown(url), status=None, soon=soon)
 
 
 def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError:
-    """The body ended early."""
+    """The error for a body that ended early."""
     return ShortReadError(
         f"{shown(url)}: the body of [{start}, {stop}) ended after {received} of {stop - start} bytes",
         url=shown(url),
@@ -250,7 +250,7 @@ def short_read(url: str, start: int, stop: int, received: int) -> ShortReadError
 
 
 def wrong_range(url: str, start: int, stop: int, answered: str) -> ShortReadError:
-    """The body is of other bytes than were asked for, as the answer itself says."""
+    """The error for a body of other bytes than were requested, according to the answer itself."""
     return ShortReadError(
         f"{shown(url)}: asked for bytes {start}-{stop - 1}, answered with Content-Range: {answered or 'none'}; what "
         "stands between (a proxy, a cache) changes ranges",
@@ -262,7 +262,7 @@ def wrong_range(url: str, start: int, stop: int, answered: str) -> ShortReadErro
 
 
 def after_fork(root: str, opener: int) -> StoreError:
-    """Threads and sockets of a client do not survive a fork: the child would hang."""
+    """The error after a fork: threads and sockets of a client do not survive it, and the child would hang."""
     return StoreError(
         f"{shown(root)} was opened by process {opener} and used after a fork in {os.getpid()}; "
         "open stores in the process that reads",
@@ -282,7 +282,7 @@ def translating(mapper: Mapper, url: str, target: ObjectRecord | None = None) ->
 
 
 def redacted(error: BaseException) -> BaseException:
-    """The foreign error as a cause; a copy without secrets when its text may hold one."""
+    """Returns the foreign error as a cause; a copy without secrets if its text may contain one."""
     text = str(error)
     clean = _SECRET.sub(r"\1***", text)
     return error if clean == text else RuntimeError(f"{type(error).__name__}: {clean}")

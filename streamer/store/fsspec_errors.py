@@ -1,4 +1,4 @@
-"""From the exceptions of fsspec and the libraries below it to ours, at this one place."""
+"""Maps the exceptions of fsspec and the libraries below it to ours, in this one place."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _STATUS_OF_ERRNO = {errno.ENOENT: 404, errno.EACCES: 403, errno.EPERM: 403, errn
 
 
 def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
-    """Our error for a foreign one: by the HTTP answer in its chain, else by type and errno."""
-    from streamer.store.credentials import issuer_errors  # of no use to local files
+    """Returns our error for a foreign one: by the HTTP answer in its chain, otherwise by type and errno."""
+    from streamer.store.credentials import issuer_errors  # local files need none of these
 
     if any(type(step).__name__ in _NO_CREDENTIALS for step in _chain(error)):
         return failures.no_credentials(url)
@@ -44,7 +44,7 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from."""
+    """The error and its causes."""
     step: BaseException | None = error
     while step is not None:
         yield step
@@ -52,7 +52,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _answer(error: BaseException) -> failures.Answer:
-    """The first HTTP answer in the chain of causes; s3fs and gcsfs translate theirs into OSErrors and keep it there."""
+    """The first HTTP answer in the chain of causes: s3fs and gcsfs translate theirs into OSErrors and keep it there."""
     for step in _chain(error):
         if (found := _http_answer(step)) is not None:
             return found
@@ -89,7 +89,7 @@ def _status_of_type(error: BaseException | None) -> int | None:
     return _STATUS_OF_ERRNO.get(error.errno or 0) if isinstance(error, OSError) else None
 
 
-# Of foreign libraries: another try has the same outcome. Not where they could not parse what a server sent.
+# Errors of foreign libraries that another try would repeat, except where they could not parse a server's answer.
 _FINAL = (ImportError, AttributeError, TypeError, ValueError, NotImplementedError)
 _UNREADABLE = (json.JSONDecodeError, UnicodeError)
 _NO_CREDENTIALS = ("NoCredentialsError",)

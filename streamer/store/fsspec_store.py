@@ -1,6 +1,6 @@
 """Any url that fsspec knows: the universal fallback, and the reference for S3.
 
-Async filesystems run on our own loop without threads; sync ones in threads. fsspec's caches are never used: they
+Async filesystems run on our own loop without threads; sync ones run in threads. fsspec's caches are never used: they
 can return zeros, truncated or stale bytes (2026.9.0), and its own parallel read waits in batches.
 """
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 PAGE_OBJECTS = 1000
 _SCHEMES = ("s3", "gs", "az", "abfs", "https", "file")
-# What other programs call them; stores that speak S3 need an endpoint_url as well.
+# Other programs' names of options; stores that speak S3 need an endpoint_url as well.
 _MEANT = {
     **dict.fromkeys(("minio", "r2", "aws", "ceph", "wasabi"), "s3"),
     **dict.fromkeys(("gc", "google", "gcp", "googlestorage"), "gs"),
@@ -46,25 +46,25 @@ _SPEAK_S3 = {
     "b2": "https://s3.<region>.backblazeb2.com",
     "tos": "https://tos-s3-<region>.volces.com",
 }
-# botocore's pool of 10 would cap the window; its retries would hide 503s from it.
+# botocore's pool of 10 would limit the window; its retries would hide 503s from it.
 _S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"total_max_attempts": 1}}
 
 
 class RangeReader(Protocol):
-    """How one kind of filesystem reads a pinned range; raises foreign errors as they come."""
+    """Reads a pinned range from one kind of filesystem; raises foreign errors as they come."""
 
     async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
-        """The bytes `[start, stop)`, of the pinned version or ObjectChangedError."""
+        """Returns the bytes `[start, stop)` of the pinned version, or raises ObjectChangedError."""
         ...
 
 
 class FsspecStore:
-    """One fsspec filesystem. Lives on one event loop; the filesystem is made at first use, never shared.
+    """One fsspec filesystem. Lives on one event loop; the filesystem is created at first use and never shared.
 
     Args:
-        root: what it serves, e.g. "s3://bucket".
+        root: root of the urls that it serves, e.g. "s3://bucket".
         protocol: fsspec's name of the filesystem.
-        options: as fsspec takes them; never shown.
+        options: fsspec's options; never shown.
     """
 
     def __init__(self, root: str, protocol: str, options: Mapping[str, object]) -> None:
@@ -124,7 +124,7 @@ class FsspecStore:
             await self._connected().pipe(url, content)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """See ObjectStore.put_file; where fsspec writes a file step by step, under another name first."""
+        """See ObjectStore.put_file; written under another name first if fsspec writes files step by step."""
         self._counters.requests += 1
         with translating(mapped, url):
             await self._connected().put(url, path)
@@ -135,10 +135,10 @@ class FsspecStore:
         return self._counters.frozen()
 
     async def prepare(self) -> None:
-        """Nothing: what fsspec imports may take a second of the loop."""
+        """Does nothing: fsspec's imports may take a second of the loop."""
 
     async def refresh(self) -> None:
-        """See ObjectStore.refresh; the old session stays open for the requests under way, until `aclose`."""
+        """See ObjectStore.refresh; the old session stays open for the requests in flight, until `aclose`."""
         if self._files is not None:
             self._retired.append(self._files)
         self._files = self._reader = None
@@ -180,7 +180,7 @@ class FsspecStore:
 
 
 def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> AbstractFileSystem:
-    """A new filesystem: no shared instance, no cached listings; options go before what the url says of host or user."""
+    """Returns a new filesystem: no shared instance, no cached listings. Options go before the url's host or user."""
     import fsspec
 
     try:
@@ -199,7 +199,7 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> Abst
     if protocol in ("s3", "s3a"):
         extra["config_kwargs"] = {**_S3_CONFIG, **_mapping(options.get("config_kwargs"))}
         options = {name: value for name, value in options.items() if name != "config_kwargs"}
-    if protocol != "memory":  # its files are the class's, its instances hold nothing
+    if protocol != "memory":  # its files belong to the class; its instances hold nothing
         extra |= {"skip_instance_cache": True, "use_listings_cache": False}
     try:
         return kind(**{**kind._get_kwargs_from_urls(root), **extra, **options})
@@ -215,11 +215,11 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 
 class FileCalls:
-    """A filesystem behind one set of awaitable calls: its coroutines as they are, sync ones in threads.
+    """Awaitable calls of a filesystem: its coroutines as they are, sync methods in threads.
 
     Args:
-        filesystem: of fsspec.
-        is_of_host: a url names its host, and its paths do not.
+        filesystem: a filesystem of fsspec.
+        is_of_host: whether its paths do not contain the host that its urls name.
     """
 
     def __init__(self, filesystem: AbstractFileSystem, *, is_of_host: bool = False) -> None:
@@ -231,7 +231,7 @@ class FileCalls:
             filesystem.retries = 1
 
     async def cat(self, url: str, start: int, stop: int) -> bytes:
-        """A range by `_cat_file`: one request."""
+        """Reads a range by `_cat_file`: one request."""
         if self._is_async:
             content = await self.filesystem._cat_file(url, start=start, end=stop)
         else:
@@ -239,20 +239,20 @@ class FileCalls:
         return bytes(content) if not isinstance(content, bytes) else content
 
     async def describe(self, url: str) -> dict[str, object]:
-        """The filesystem's info, fresh."""
+        """Returns the filesystem's info, never from a cache."""
         if self._is_async:
             return dict(await self.filesystem._info(url))
         return dict(await asyncio.to_thread(self.filesystem.info, url))
 
     async def find(self, url: str) -> dict[str, dict[str, object]]:
-        """All files below `url` with their infos."""
+        """Returns all files below `url` with their infos."""
         if self._is_async:
             found = await self.filesystem._find(url, detail=True)
         else:
             found = await asyncio.to_thread(self.filesystem.find, url, detail=True)
         if isinstance(found, Mapping):
             return dict(found)
-        # adlfs 2026.8 answers a url that is one object with its bare name, whatever `detail` says.
+        # For a url that is one object adlfs 2026.8 returns only its name, whatever `detail` is.
         return {name: await self.describe(name) for name in found}
 
     async def pipe(self, url: str, content: bytes) -> None:
@@ -263,9 +263,9 @@ class FileCalls:
             await asyncio.to_thread(self.filesystem.pipe_file, url, content)
 
     async def put(self, url: str, path: Path) -> None:
-        """Copies a local file there; it appears whole.
+        """Copies a local file there; it appears as a whole.
 
-        The asynchronous filesystems are object stores, which show no half of an object.
+        The asynchronous filesystems are object stores, which never show half an object.
         """
         if self._is_async:
             await self.filesystem._put_file(str(path), url)
@@ -275,7 +275,7 @@ class FileCalls:
         await asyncio.to_thread(self.filesystem.mv, temporary, url)
 
     async def aclose(self) -> None:
-        """Closes the session that s3fs, gcsfs and http, or adlfs has opened, and adlfs's credential."""
+        """Closes the session that s3fs, gcsfs, http or adlfs has opened, and adlfs's credential."""
         for name in ("_s3", "_session", "service_client", "credential"):
             close = getattr(getattr(self.filesystem, name, None), "close", None)
             if close is not None and self._is_async and inspect.isawaitable(closed := close()):
@@ -284,10 +284,10 @@ class FileCalls:
 
 
 def _drop_finalizers(filesystem: AbstractFileSystem) -> None:
-    """Takes the finalizers of a filesystem that is closed back.
+    """Removes the finalizers of a closed filesystem.
 
-    Those of adlfs (2026.8) hold the filesystem itself, so that it lives until the process ends, and then they call on a
-    loop that is gone: "Loop is not running". The standard library has no public list of them.
+    Those of adlfs (2026.8) hold the filesystem itself, so that it lives until the process ends, and then they call a
+    loop that has ended: "Loop is not running". The standard library has no public list of them.
     """
     registry: Mapping[weakref.finalize[..., object], object] = getattr(weakref.finalize, "_registry", {})
     for finalizer in list(registry):
@@ -297,10 +297,10 @@ def _drop_finalizers(filesystem: AbstractFileSystem) -> None:
 
 
 class CheckedReader:
-    """For filesystems that cannot pin a read: the version is compared after each read.
+    """Reads filesystems that cannot pin a version: compares the version after each read.
 
-    An object does not return to an older version, so bytes read before a check that finds the manifest's
-    version are that version's.
+    An object does not return to an older version, so bytes that were read before a check that finds the manifest's
+    version belong to that version.
     """
 
     def __init__(self, files: FileCalls) -> None:
@@ -317,7 +317,7 @@ class CheckedReader:
 
 
 class S3Reader:
-    """s3fs without its detours: one get_object with If-Match per range, no HEAD, no copy into a buffer."""
+    """s3fs without detours: one get_object with If-Match per range, no HEAD, no copy into a buffer."""
 
     def __init__(self, files: FileCalls) -> None:
         self._filesystem = files.filesystem

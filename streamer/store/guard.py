@@ -1,8 +1,8 @@
-"""What a service without [[datasets]] refuses, where its clients choose urls and options: its own machine; pure.
+"""What a service without [[datasets]], whose clients choose urls and options, refuses: its own machine. Pure.
 
-A client of such a service acts with the service's rights. Without this rule it could read the service's files, mounted
-secrets among them, and through loopback and link-local addresses its neighbours in the pod and the credentials that
-clouds hand out to machines.
+A client of such a service acts with the service's rights. Without this rule it could read the service's files,
+including mounted secrets, and through loopback and link-local addresses reach other containers of its pod and the
+credentials that clouds hand out to machines.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _OWN_NETWORKS = tuple(
         ),
     )
 )
-# Clients take other signs in an address for different things.
+# Clients interpret other characters in an address differently.
 _PLAIN_HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII)
 
 
 def is_own(host: str) -> bool:
-    """Whether an IP address is of this machine, of its link, or where its cloud tells its credentials."""
+    """Whether an IP address belongs to this machine, to its link, or to the server of its cloud's credentials."""
     with suppress(ValueError):
         address = ip_address(host.partition("%")[0])
         address = getattr(address, "ipv4_mapped", None) or address
@@ -45,7 +45,7 @@ def is_own(host: str) -> bool:
 
 
 def refusal(url: str, what: str) -> AccessDeniedError:
-    """The error of a client that asks for something of this machine."""
+    """Returns the error for a client that asks for something of this machine."""
     return AccessDeniedError(
         f"{shown(url)}: {what}; a service without [[datasets]] reads no local files, no loopback and no link-local "
         "addresses for its clients: name the url in [[datasets]] of its configuration",
@@ -54,15 +54,15 @@ def refusal(url: str, what: str) -> AccessDeniedError:
 
 
 def check(address: Address, translation: Translation | None, *, is_curl: bool) -> None:
-    """Refuses what can be seen without resolving a name.
+    """Refuses what can be recognised without resolving a name.
 
     Args:
-        address: of a url that a client names.
-        translation: of its options; None: neither S3, Google, Azure nor a web server.
-        is_curl: libcurl reads S3 and web servers. It asks before each connection, obstore does not.
+        address: address of a url that a client names.
+        translation: its options; None: it is not S3, Google, Azure or a web server.
+        is_curl: whether libcurl reads S3 and web servers: it asks before each connection, obstore does not.
 
     Raises:
-        AccessDeniedError: a local file, an address of this machine, or one that would not be asked for.
+        AccessDeniedError: a local file, an address of this machine, or one that would not be asked about.
     """
     if address.scheme == "file":
         raise refusal(address.key, "it is a local file")
@@ -80,7 +80,7 @@ def check(address: Address, translation: Translation | None, *, is_curl: bool) -
 
 
 def chosen_place(address: Address, translation: Translation) -> str | None:
-    """Where a client's url and options lead; None: where the operator's environment or the cloud says."""
+    """The place to which a client's url and options lead; None if the operator's environment or the cloud decides."""
     if family(address.scheme) == "http":
         return address.root
     endpoint = translation.config.get("endpoint") or translation.config.get("base_url")

@@ -1,6 +1,6 @@
 """The Hugging Face Hub: listed by its own library, read by https ranges of the commit in which a file last changed.
 
-A branch moves, a commit does not: what is pinned to one stays readable, and no read can have other bytes.
+A branch moves, a commit does not: an object pinned to a commit stays readable, and no read can return other bytes.
 Source: Hugging Face, "Hub API Endpoints" (tree) and "Download files from the Hub" (resolve).
 """
 
@@ -19,19 +19,19 @@ from streamer.store.fsspec_store import FsspecStore
 
 
 class HubStore(FsspecStore):
-    """As FsspecStore; what a bucket of the Hub has, which knows no commits, is read as any filesystem's.
+    """The Hub as FsspecStore lists it; its buckets, which have no commits, are read like any filesystem.
 
     Args:
         root: "hf://datasets", or "hf://" and an owner.
         protocol: "hf".
-        options: of HfFileSystem; a token there goes before that of HF_TOKEN or of the sign-in.
+        options: options of HfFileSystem; a token there takes precedence over HF_TOKEN and the sign-in.
         open_web: opens the store of a web server.
     """
 
     def __init__(
         self, root: str, protocol: str, options: Mapping[str, object], *, open_web: Callable[..., ObjectStore]
     ) -> None:
-        # With it, a listing says in which commit each file changed last.
+        # With it a listing names the commit in which each file last changed.
         super().__init__(root, protocol, {"expand_info": True, **options})
         self._open_web = open_web
         self._web: ObjectStore | None = None
@@ -65,7 +65,7 @@ class HubStore(FsspecStore):
         await self._web.get(pinned, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """See ObjectStore.list; never of HfFileSystem's own cache."""
+        """See ObjectStore.list; never from HfFileSystem's own cache."""
         self._connected().filesystem.invalidate_cache()
         async for page in super().list(url):
             yield page
@@ -81,7 +81,7 @@ class HubStore(FsspecStore):
         )
 
     async def refresh(self) -> None:
-        """See ObjectStore.refresh; the token is looked for again."""
+        """See ObjectStore.refresh; the token is looked up again."""
         await super().refresh()
         if self._web is not None:
             self._old.append(self._web)
@@ -94,7 +94,7 @@ class HubStore(FsspecStore):
             await self._old.pop().aclose()
 
     def _address(self, target: ObjectRecord) -> str | None:
-        """Where the file is, as of its commit; None: its repository is not known yet."""
+        """The web address of the file in its commit; None if its repository is not known yet."""
         for repository, web in self._repositories.items():
             if target.url.startswith(repository):
                 commit = target.version.removeprefix(versions.COMMIT)
@@ -102,7 +102,7 @@ class HubStore(FsspecStore):
         return None
 
     def _find(self, url: str) -> None:
-        """Lets the library say which part of the url is the repository, with one request, and where its token is."""
+        """Finds, with one request of the library, which part of the url is the repository, and where its token is."""
         from huggingface_hub import constants, get_token
 
         files = self._connected().filesystem

@@ -1,4 +1,4 @@
-"""Files of this machine (or a mount): pread in threads, pinned by the open file's stat."""
+"""Files of this machine (or a mount): read by pread in threads, pinned by the open file's stat."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class LocalStore:
             await asyncio.to_thread(_write, urls.split(url).key, content)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """See ObjectStore.put_file; the file is moved where both are on one file system."""
+        """See ObjectStore.put_file; the file is moved if both are on one file system."""
         self._counters.requests += 1
         with translating(mapped, url):
             target = urls.split(url).key
@@ -76,19 +76,19 @@ class LocalStore:
         return self._counters.frozen()
 
     async def prepare(self) -> None:
-        """Nothing is needed."""
+        """Does nothing: nothing is needed."""
 
     async def refresh(self) -> None:
-        """Nothing expires."""
+        """Does nothing: nothing expires."""
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is open."""
 
 
 def read_files(extents: Sequence[Extent], views: Sequence[memoryview]) -> None:
-    """Reads ranges of files one after the other in this thread, pinned as `LocalStore.get` reads them.
+    """Reads ranges of files one after the other in this thread, pinned as in `LocalStore.get`.
 
-    A request for each costs 100 us more, of 110 KB (2026-11-23).
+    A request for each would cost 100 us more, for 110 KB (2026-11-23).
 
     Raises:
         ObjectNotFoundError, ObjectChangedError, ShortReadError, StoreError: as `LocalStore.get`.
@@ -153,7 +153,7 @@ def _raise(error: OSError) -> None:
 
 
 def _record_if_there(path: str) -> ObjectRecord | None:
-    """None: it was removed after its folder was read; a link that leads nowhere is an error."""
+    """The record of a file; None if it was removed after its folder was read. A link that leads nowhere is an error."""
     try:
         return _record(path)
     except FileNotFoundError:
@@ -176,7 +176,7 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _move(source: Path, target: str) -> None:
-    """Gives a file its place, after the disk has its content: a power loss leaves no name without it."""
+    """Renames a file after the disk has its content, so that a power loss leaves no name without content."""
     os.makedirs(os.path.dirname(target), exist_ok=True)
     _sync(source)
     try:

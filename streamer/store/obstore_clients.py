@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 class TokenCredential(TypedDict):
-    """A bearer token as obstore takes it, of Google's and Azure's stores."""
+    """A bearer token in obstore's form, for Google's and Azure's stores."""
 
     token: str
     expires_at: datetime | None
 
 
-# The library's timeout covers a whole body; a slow link must not break a good one. Our own deadline is on progress.
+# The library's timeout covers a whole body and would break a good one on a slow link. Our own deadline is on progress.
 _REQUEST_TIMEOUT = timedelta(hours=1)
-# Ours are on top, they see each 503.
+# Our own retries see each 503.
 _NO_RETRIES: RetryConfig = {"max_retries": 0}
 
 # A part of 8 MiB at 28 kB/s; a shard of a gigabyte must not begin again for one of its parts.
@@ -57,17 +57,18 @@ _PART_RETRIES: RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(minu
 def make_client(
     address: Address, translation: Translation, places: Places, ring: AnyRing | None = None, *, uploads: bool = False
 ) -> ObjectStore:
-    """The client for one root.
+    """Builds the client for one root.
 
     Args:
-        address: the root's.
-        translation: of the options.
-        places: of the root, where it is a bucket of S3.
-        ring: has the credentials, waited for before; None: options have them, or obstore finds them by itself.
-        uploads: repeats a part that fails, and gives up one that hangs.
+        address: address of the root.
+        translation: its options.
+        places: its place, if it is a bucket of S3.
+        ring: has the credentials, which the caller has waited for; None: options have them, or obstore finds them by
+            itself.
+        uploads: whether to repeat a part that fails, and to give up one that hangs.
 
     Raises:
-        ConfigError: an option that obstore refuses, or an unreadable CA file; names the option's url, not its value.
+        ConfigError: an option that obstore refuses, or an unreadable CA file; names the url, not the values.
     """
     with options_refused(address, translation):
         translation = replace(translation, uploads=uploads)
@@ -78,7 +79,7 @@ def make_client(
 
 @contextmanager
 def options_refused(address: Address, translation: Translation) -> Iterator[None]:
-    """What obstore raises when it makes a client, as a ConfigError that names the options and not their values."""
+    """Maps obstore's errors about options to a ConfigError that names the options and not their values."""
     from obstore.exceptions import BaseError
 
     try:
@@ -93,7 +94,7 @@ def options_refused(address: Address, translation: Translation) -> Iterator[None
 
 
 def _reason(error: Exception) -> str:
-    """The foreign text where it has no value in it; else its type."""
+    """The foreign text if it contains no value, otherwise its type."""
     text = str(error).partition("\n")[0]
     found = _WITHOUT_VALUES.search(text)
     return f"{type(error).__name__}: {found[0]}" if found else type(error).__name__
@@ -112,10 +113,10 @@ def _client_options(translation: Translation) -> ClientConfig:
 
 
 def certificates(path: str) -> bytes:
-    """A PEM file.
+    """Reads a PEM file.
 
     Raises:
-        ConfigError: it cannot be read, or has no certificates.
+        ConfigError: it cannot be read, or contains no certificates.
     """
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
@@ -131,14 +132,14 @@ def _s3(address: Address, translation: Translation, place: Place, ring: AnyRing 
     provider: S3CredentialProvider | None = None
     keys = boto_keys.of_options(translation.config)
     if keys is not None and keys.secret:
-        # By a provider: of the options alone, obstore would add the environment's session token to them.
+        # By a provider: to options alone obstore would add the environment's session token.
         provider = partial(_credential, Issued(keys))
     elif ring is not None and ring.issued.credentials is not None:
         provider = lambda: _credential(ring.issued)  # noqa: E731
-    # Of its own, obstore would put the bucket into the path of an endpoint, or nowhere (object_store 0.12).
+    # By itself obstore would put the bucket into the path of an endpoint, or nowhere (object_store 0.12).
     base = place.base.rstrip("/")
     where = {"endpoint": base, "virtual_hosted_style_request": True, "region": place.region}
-    if "AWS_ENDPOINT_URL_S3" in os.environ:  # for obstore it goes before options
+    if "AWS_ENDPOINT_URL_S3" in os.environ:  # obstore prefers it to options
         where["aws_endpoint_url_s3"] = base
     ca_file = translation.ca_file or place.ca_file
     return S3Store(
@@ -173,7 +174,7 @@ def _google(address: Address, translation: Translation, ring: AnyRing | None) ->
 
 
 def _tokens(ring: AnyRing | None) -> Callable[[], TokenCredential] | None:
-    """What gives obstore the token of now; None: it finds one by itself."""
+    """Returns a function that gives obstore the present token; None if obstore finds one by itself."""
     if ring is None or ring.issued.credentials is None:
         return None
     return lambda: {"token": ring.issued.credentials, "expires_at": ring.issued.ends}

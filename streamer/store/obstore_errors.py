@@ -1,4 +1,4 @@
-"""From obstore's exceptions to ours, at this one place."""
+"""Maps obstore's exceptions to ours, in this one place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamer.store.credentials import metadata
 
 # obstore 0.12 has no attribute for the status; its message begins "... status code: 503 Service Unavailable: <body>".
 _STATUS = re.compile(r"status code: (\d{3})")
-# What obstore says of a bucket in another region, instead of a status.
+# obstore's words for a bucket in another region, instead of a status.
 _ELSEWHERE = "redirect without LOCATION"
 # Where obstore asks for credentials by itself: a machine's metadata server, or an issuer of tokens.
 # It strikes the url of STS out of its texts.
@@ -27,7 +27,7 @@ _STATUS_OF_TYPE = {
 
 
 def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerError:
-    """Our error for obstore's; by type first, then by the status in the first line of its text."""
+    """Returns our error for obstore's, by type first, then by the status in the first line of its text."""
     text = str(error).partition("\n\nDebug source")[0]
     if type(error).__name__ == "NotSupportedError":
         return StoreError(f"{url}: the server serves no ranges, which streamer reads", url=url, status=405)
@@ -44,7 +44,7 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
 
 
 def _of_issuer(url: str, host: str, answer: failures.Answer) -> StreamerError | None:
-    """The error where it was not the store that was asked."""
+    """Returns the error if an issuer was asked and not the store."""
     if host in _METADATA:
         is_azure = url.startswith(("az://", "abfs"))
         return metadata.failure(url, metadata.Answer(answer.status, is_connected=False), missing_is_busy=is_azure)
@@ -69,7 +69,7 @@ def _unanswered(url: str, error: Exception) -> StoreError:
     return failures.unreachable(url, reason)
 
 
-# Without an answer there is no status; obstore 0.12 tells the kinds apart only in its text. First match wins.
+# Without an answer there is no status; obstore 0.12 distinguishes the causes only in its text. The first match wins.
 _REASONS = {
     "dns error": failures.UNRESOLVED,
     "UnknownIssuer": failures.UNTRUSTED,

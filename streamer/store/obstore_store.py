@@ -1,7 +1,7 @@
 """S3, Google, Azure and HTTP by obstore (Rust).
 
-Only `get_async(options={range, if_match})` is used: `get_range` and `get_ranges` cannot pin a version, and
-`get_ranges` merges neighbours into one request (obstore 0.12, 2026-11).
+Only `get_async(options={range, if_match})` is used: `get_range` and `get_ranges` cannot pin a version, and `get_ranges`
+merges adjacent ranges into one request (obstore 0.12, 2026-11).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Page = list[ObjectRecord]
 
 # Up to this many pieces one call for the whole body is cheaper: 111 against 180 us for 100 KB (2026-11-20).
 WHOLE_PIECES = 2
-# For a page of a listing, a head, or a put of a part of a manifest; a store that took it is busy for seconds.
+# For a page of a listing, a head, or a put of a part of a manifest; a store that took longer is busy for seconds.
 ANSWER_SECONDS = 30.0
-# Parts as large as the ranges that are read later; S3 takes 10,000 of them.
+# Parts as large as the ranges that are read later; S3 accepts 10,000 of them.
 PART_BYTES = 8 << 20
 MOST_PARTS = 9_000
 PARTS_AT_ONCE = 4
@@ -59,18 +59,18 @@ class MakeClient(Protocol):
     """Builds an obstore client; called in the process that uses it."""
 
     def __call__(self, *, uploads: bool = False) -> Client:
-        """A client; for uploads it repeats what fails by itself, part by part."""
+        """Returns a client; one for uploads repeats failing parts by itself."""
         ...
 
 
 class ObstoreStore:
-    """One bucket, container or host. Lives on one event loop; its client is made at first use.
+    """One bucket, container or host. Lives on one event loop; its client is created at first use.
 
     Args:
-        root: what it serves, e.g. "s3://bucket".
+        root: root of the urls that it serves, e.g. "s3://bucket".
         make_client: builds obstore's clients: one that reads, one for uploads.
-        way: with which credentials and where to, for messages.
-        ring: the credentials that must be looked for, which the clients are given; None: options have them, or obstore
+        way: credentials and address, for messages.
+        ring: credentials that must be looked for, which the clients receive; None: the options have them, or obstore
             finds them by itself.
     """
 
@@ -99,10 +99,10 @@ class ObstoreStore:
         piece_bytes: int = PIECE_BYTES,
         fresh: bool = False,
     ) -> None:
-        """See ObjectStore.get; which connection is obstore's own choice."""
+        """See ObjectStore.get; obstore chooses the connection."""
         received = 0
         self._counters.requests += 1
-        # No context managers and no further calls per small object: 2.4 instead of 4.1 us (2026-11-20).
+        # No context managers and no further calls for a small object: 2.4 instead of 4.1 us (2026-11-20).
         try:
             options = _options(target, start, stop)
             result = await get_async(await self._ready(), self._key(target.url), options=options)
@@ -127,12 +127,12 @@ class ObstoreStore:
         return self._way.explain(mapped(url, error, target))
 
     async def _failure(self, target: ObjectRecord, error: Exception) -> StreamerError:
-        """Ours for obstore's; a refused version costs one HEAD, to name the version that the store has."""
+        """Returns our error for obstore's; a refused version costs one HEAD, to name the version that the store has."""
         failure = self._mapped(target.url, error, target)
         return await self._explained(target, failure) if isinstance(failure, ObjectChangedError) else failure
 
     async def _explained(self, target: ObjectRecord, refusal: ObjectChangedError) -> StoreError:
-        """Azurite answers 412 also where the object is gone (3.35); S3 and Google answer 404."""
+        """Returns the error for 412, which Azurite answers for a missing object, too (3.35); the others answer 404."""
         try:
             record = await self._required(target.url)
         except ObjectNotFoundError as gone:
@@ -146,11 +146,11 @@ class ObstoreStore:
         return versions.changed(target, f"{record.version} ({record.size} bytes)")
 
     async def _lists(self, target: ObjectRecord) -> bool:
-        """Whether a listing still has the version of the manifest, though heads and reads have another one."""
+        """Whether a listing still has the manifest's version, although heads and reads have another one."""
         return False
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """See ObjectStore.list; a plain web server lists nothing, it is asked for each url."""
+        """See ObjectStore.list; a plain web server cannot list, so it is asked for each url."""
         async for page in self._listed(url):
             yield self._pinned(page)
 
@@ -179,13 +179,13 @@ class ObstoreStore:
             raise failures.error_of(url, failures.Answer(404))
 
     async def list_after(self, folder: str, after: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """See OrderedLister.list_after; not of a web server."""
+        """See OrderedLister.list_after; not for a web server."""
         async for page in self._pages(folder, urls.split(after).key):
             if kept := [record for record in page if not record.url.endswith("/")]:
                 yield self._pinned(kept)
 
     async def _on_the_web(self, url: str) -> ObjectRecord:
-        """An object that a web server has; a prefix of a bucket, which it has not, is answered 403 or 404."""
+        """The record of a web server's object; a prefix, of which it has none, is answered 403 or 404."""
         try:
             return await self._described(url)
         except (AccessDeniedError, ObjectNotFoundError) as error:
@@ -194,7 +194,7 @@ class ObstoreStore:
             raise type(error)(f"{error.message}; a prefix of this bucket is {bucket}", **error.details) from error
 
     async def _described(self, url: str) -> ObjectRecord:
-        """The record of an object; by a read of a byte where HEAD is refused, or answered without a length."""
+        """The record of an object, by a read of one byte if HEAD is refused or answered without a length."""
         try:
             return await self._required(url)
         except StoreError as error:
@@ -222,10 +222,10 @@ class ObstoreStore:
                 yield await self._without_markers(folder, [self._record(meta) for meta in page])
 
     async def _without_markers(self, folder: str, page: Page) -> Page:
-        """Drops folder markers: empty objects whose key ends in "/", which consoles make for "Create folder".
+        """Drops folder markers: empty objects whose key ends in "/", which consoles create for "Create folder".
 
         obstore cuts the slash, so that a marker looks like an empty object. One with objects below it, or above the
-        folder, is a marker; the store is asked whether any other one is there without the slash.
+        folder, is a marker; the store is asked whether any other one exists without the slash.
         """
         followers = zip(page, [*page[1:], None], strict=True)
         empty = [record for record, after in followers if record.size == 0 and not _is_folder(folder, record, after)]
@@ -250,7 +250,7 @@ class ObstoreStore:
             await in_time(putting, url)
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
-        """See ObjectStore.put_file; a large file in parts, several at once, each repeated by obstore where it fails."""
+        """See ObjectStore.put_file; a large file is sent in parts, several at once, and obstore repeats failed ones."""
         self._counters.requests += 1
         with translating(self._mapped, url):
             key, part_bytes = urls.split(url).key, _part_bytes(path)
@@ -266,7 +266,7 @@ class ObstoreStore:
         await self._ready()
 
     async def refresh(self) -> None:
-        """See ObjectStore.refresh; requests under way keep the old client."""
+        """See ObjectStore.refresh; requests in flight keep the old client."""
         self._client = self._uploads = None
         if self._ring is not None:
             self._ring.refuse()
@@ -285,13 +285,13 @@ class ObstoreStore:
         return ObjectRecord(f"{self._root}/{meta['path']}", meta["size"], _version(meta))
 
     def _key(self, url: str) -> str:
-        """What the store calls the object; most urls need no parsing (2 us of 200 for a small object)."""
+        """The store's name of the object; most urls need no parsing (2 us of 200 for a small object)."""
         if self._is_plain and url.startswith(self._prefix):
             return url[len(self._prefix) :]
         return urls.split(url).key
 
     async def _ready(self) -> Client:
-        """The client, as soon as there are credentials."""
+        """Returns the client as soon as there are credentials."""
         if self._ring is not None:
             await self._ring.keys()
         return self._connected()
@@ -306,15 +306,15 @@ class ObstoreStore:
 
 
 def _is_folder(folder: str, record: ObjectRecord, after: ObjectRecord | None) -> bool:
-    """Whether an empty object is the folder itself, or has the next object of the listing below it."""
+    """Whether an empty object is the folder itself, or has the listing's next object below it."""
     return record.url + "/" == folder or (after is not None and after.url.startswith(record.url + "/"))
 
 
 async def in_time(answer: Awaitable[T], url: str) -> T:
-    """A small answer; the client's own timeout is for bodies, an hour.
+    """Awaits a small answer with its own timeout: the client's, of an hour, is for bodies.
 
     Raises:
-        StoreTimeoutError: it took longer than any answer of that kind does.
+        StoreTimeoutError: it took longer than any such answer does.
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -344,7 +344,7 @@ def _version(meta: ObjectMeta) -> str:
 
 
 def _check(target: ObjectRecord, meta: ObjectMeta, got: tuple[int, int], asked: tuple[int, int]) -> None:
-    """The answer must be of the pinned version and begin where asked, whatever the server made of the headers."""
+    """Checks that the answer has the pinned version and begins where asked, whatever the server made of the headers."""
     if meta["size"] != target.size:
         raise versions.changed(target, f"{_version(meta)} ({meta['size']} bytes)")
     if not target.version.startswith(versions.VERSION):

@@ -1,4 +1,4 @@
-"""Which storage options exist; pure. A misspelt one is an error that names the nearest, before a request is made."""
+"""Which storage options exist. Pure. A misspelt one is an error that names the nearest, before a request is made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamer.errors import ConfigError
 from streamer.store import options, redirects
 from streamer.store.urls import Address, shown
 
-# Options of fsspec's filesystems that nothing here takes: the root is read through fsspec then.
+# Options of fsspec's filesystems that our stores do not have: the root is read through fsspec then.
 _OF_FSSPEC: dict[str, tuple[str, ...]] = {
     "s3": ("s3_additional_kwargs", "session"),
     "gs": (
@@ -27,7 +27,7 @@ _OF_FSSPEC: dict[str, tuple[str, ...]] = {
     ),
 }
 _CLIENTS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "http": "fsspec's HTTP client"}
-# Of s3fs: the arguments of botocore's client, and of its Config.
+# Options of s3fs: the arguments of botocore's client, and of its Config.
 _NESTED: dict[str, tuple[str, ...]] = {
     "client_kwargs": (
         *("endpoint_url", "region_name", "aws_access_key_id", "aws_secret_access_key", "aws_session_token", "verify"),
@@ -42,7 +42,7 @@ _NESTED: dict[str, tuple[str, ...]] = {
         *("request_checksum_calculation", "response_checksum_validation", "connector_args", "http_session_cls"),
     ),
 }
-# What other programs call them.
+# Other programs' names of options.
 _MEANT: dict[str, dict[str, str]] = {
     "s3": {
         **dict.fromkeys(("region", "region_name", "aws_region"), "client_kwargs={'region_name': ...}"),
@@ -59,10 +59,11 @@ _MEANT: dict[str, dict[str, str]] = {
 
 
 def check(address: Address, given: options.Options, variables: Mapping[str, str] = os.environ) -> None:
-    """Refuses options that no client of this store has, and half of a pair of keys; no value is in the message.
+    """Refuses options that no client of this store has, and half of a pair of keys; messages contain no values.
 
     Raises:
-        ConfigError: names the option and the nearest one that exists, the missing half, or an endpoint that is no url.
+        ConfigError: names the option and the nearest one that exists, the missing half, or an endpoint that is not a
+            url.
     """
     kind = options.family(address.scheme)
     if kind is None:
@@ -107,7 +108,7 @@ def _nearest(name: str, kind: str, known: Collection[str]) -> str:
 
 
 def _check_keys(address: Address, given: options.Options) -> None:
-    """A key without its secret, or a secret without its key: signing would fail or fall back to other credentials."""
+    """Refuses a key without its secret, or a secret without its key: signing would fail or use other credentials."""
     inner = given.get("client_kwargs")
     flat = {**(inner if isinstance(inner, Mapping) else {}), **given}
     key = next((name for name in ("key", "username", "aws_access_key_id") if flat.get(name)), None)
@@ -134,7 +135,7 @@ def _check_redirects(address: Address, hosts: object) -> None:
 
 
 def _check_endpoint(address: Address, given: options.Options, variables: Mapping[str, str]) -> None:
-    """An endpoint that is no url. Over one of the environment obstore panics, as if the store were away."""
+    """Refuses an endpoint that is not a url. With one from the environment obstore panics as if the store were down."""
     inner = given.get("client_kwargs")
     by_option = given.get("endpoint_url") or (inner.get("endpoint_url") if isinstance(inner, Mapping) else None)
     by_variable = {name: variables.get(name) for name in options.ENDPOINT_VARIABLES} if by_option is None else {}

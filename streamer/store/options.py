@@ -1,7 +1,7 @@
-"""The storage options of fsspec as options of obstore; pure.
+"""Translates the storage options of fsspec to options of obstore. Pure.
 
-Options without a counterpart are listed, so that the caller takes fsspec for the whole root instead of dropping an
-option silently.
+Options without a counterpart are listed, so that the caller uses fsspec for the whole root instead of silently dropping
+an option.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ WITHOUT_EFFECT = frozenset(
         "size_policy",
     ]
 )
-# What ends the names of S3 Express's buckets: their requests are signed with keys of a session, which s3fs asks for,
+# The ending of S3 Express's bucket names: their requests are signed with keys of a session, which s3fs asks for, and
+# their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 # and their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 _EXPRESS = "--x-s3"
-# Of Azure's public cloud, which obstore knows.
+# Azure's public cloud, which obstore knows.
 _AZURE_SUFFIX = "core.windows.net"
 _ONELAKE = ".fabric.microsoft.com"
-# The first one that is set names the endpoint of S3, where no option does.
+# The first one that is set names the endpoint of S3, if no option does.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-# Of botocore's Config: what changes no GET that is signed with Signature Version 4.
+# Arguments of botocore's Config that do not change a GET signed with Signature Version 4.
 _CONFIG_WITHOUT_EFFECT = frozenset(
     [
         *("retries", "max_pool_connections", "read_timeout", "tcp_keepalive", "parameter_validation"),
@@ -66,19 +67,19 @@ _S3_CONFIG_OF_PLACE = (
 
 
 class Translation(msgspec.Struct):
-    """The outcome.
+    """The result of a translation.
 
     Attributes:
-        config: obstore's store configuration; holds secrets, never shown.
+        config: obstore's store configuration; contains secrets, never shown.
         client: obstore's client options.
-        profile: of AWS; the credentials are then found as boto does.
-        boto: arguments of botocore's Config that change a bucket's address; only botocore knows how.
+        profile: AWS profile; the credentials are then found as boto finds them.
+        boto: arguments of botocore's Config that change a bucket's address, which only botocore can compute.
         ca_file: PEM file to trust in addition to the system's.
         redirects: hosts to which S3 may redirect.
-        sizes_only: objects are pinned by their size, not by what the store calls their version.
-        login: what logs in to a web server, as messages say it.
-        unknown: options without a counterpart; empty means that obstore can serve.
-        uploads: for a client that uploads.
+        sizes_only: whether objects are pinned by their size, not by the store's versions.
+        login: description of the login to a web server, for messages.
+        unknown: options without a counterpart; if there are none, obstore can serve the root.
+        uploads: options of a client that uploads.
     """
 
     config: dict[str, object] = msgspec.field(default_factory=dict)
@@ -96,12 +97,12 @@ class Translation(msgspec.Struct):
         return f"Translation({sorted(self.config)}, unknown={self.unknown})"
 
     def endpoint(self, name: str, url: object) -> None:
-        """An endpoint of one's own; plain http only when it says so."""
+        """Sets a custom endpoint; plain http only if the url says so."""
         self.config[name] = str(url).rstrip("/")
         self.client["allow_http"] = str(url).startswith("http://")
 
     def verify(self, value: object) -> None:
-        """The `verify` of boto: a CA file, or True; False is refused to obstore and left to fsspec."""
+        """Translates boto's `verify`: a CA file, or True; False has no counterpart and is left to fsspec."""
         if isinstance(value, str):
             self.ca_file = value
         elif value is not True and value is not None:
@@ -109,7 +110,7 @@ class Translation(msgspec.Struct):
 
 
 def translate(address: Address, options: Options) -> Translation:
-    """Maps the options for one root."""
+    """Translates the options for one root."""
     outcome, kind = Translation(), _FAMILY[address.scheme]
     table = _TABLES[kind]
     for name, value in options.items():
@@ -126,7 +127,7 @@ def translate(address: Address, options: Options) -> Translation:
 
 
 def family(scheme: str) -> str | None:
-    """The family "s3", "gs", "az" or "http" for the schemes that obstore serves; None for others."""
+    """The family "s3", "gs", "az" or "http" of the schemes that obstore serves; None for others."""
     return _FAMILY.get(scheme)
 
 
@@ -164,7 +165,7 @@ def _anonymous(outcome: Translation, value: object) -> None:
 
 
 def _each(prefix: str, table: Mapping[str, Setter], ignored: frozenset[str] = frozenset()) -> Setter:
-    """A nested mapping of options, such as s3fs' client_kwargs."""
+    """Translates a nested mapping of options, such as s3fs' client_kwargs."""
 
     def put(outcome: Translation, value: object) -> None:
         for name, inner in value.items() if isinstance(value, Mapping) else ():
@@ -257,7 +258,7 @@ def _azure_connection(outcome: Translation, value: object) -> None:
 
 
 def _azure_host(outcome: Translation, host: str) -> None:
-    """The host in a url, such as `account.dfs.core.usgovcloudapi.net`: other clouds, private zones, OneLake.
+    """Uses the host in a url such as `account.dfs.core.usgovcloudapi.net`: other clouds, private zones, OneLake.
 
     Source: Microsoft, "Use the Azure Data Lake Storage URI", "OneLake access and APIs", "Compare Azure Government and
     global Azure".

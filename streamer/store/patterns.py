@@ -1,4 +1,4 @@
-"""Globs and brace ranges in urls, as pure functions: what to list and what to keep."""
+"""Globs and brace ranges in urls: what to list and what to keep. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from streamer.store.urls import of_web_address, shown
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _GLOB = re.compile(r"[*?\[]")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-# A brace range of more urls than this is a typing mistake.
+# A brace range of more urls than this is taken for a typing mistake.
 MAX_URLS = 1_000_000
 _MISSING_SHOWN = 5
 
 
 def expand(url: str) -> list[str]:
-    """All urls of `a{000..127}.tar` and `a{x,y}`, in order; the url itself when it has no braces.
+    """Returns all urls of `a{000..127}.tar` and `a{x,y}`, in order; the url itself if it has no braces.
 
-    Zeros in front fix the width, as in bash.
+    Leading zeros fix the width, as in bash.
 
     Raises:
         ConfigError: a range that runs backwards, or more than a million urls.
@@ -32,10 +32,10 @@ def expand(url: str) -> list[str]:
 
 
 def without_globs(url: str) -> str:
-    """The url, where nothing can be listed.
+    """Returns the url of a store that cannot list.
 
     Raises:
-        ConfigError: it has a glob, names a folder, or is signed.
+        ConfigError: the url has a glob, names a folder, or is signed.
     """
     path, query, _ = url.partition("?")
     if query and not re.search(r"[*\[]", path):
@@ -74,13 +74,13 @@ def _choices(inside: str, whole: str) -> list[str]:
 
 
 class Pattern(msgspec.Struct, frozen=True):
-    """What to list for a url and which of it to keep.
+    """What to list for a url, and which objects to keep.
 
     Attributes:
-        folder: the deepest folder that holds everything, ending in "/" (or the root).
-        single: neither glob nor braces: an object or a folder, of which everything is kept.
-        named: the urls that braces stand for, with their globs; each must be there.
-        expression: what to keep, where there is a glob; None: what is named.
+        folder: the deepest folder that contains everything, ending in "/" (or the root).
+        single: whether the url has neither glob nor braces: an object or a folder, of which everything is kept.
+        named: the urls that braces stand for, with their globs; each must exist.
+        expression: objects to keep, if there is a glob; None: the named ones.
     """
 
     folder: str
@@ -90,7 +90,7 @@ class Pattern(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str) -> Pattern:
-        """Reads a url with `*`, `?`, `**`, `[...]`, `{a,b}`, `{00..99}`."""
+        """Parses a url with `*`, `?`, `**`, `[...]`, `{a,b}`, `{00..99}`."""
         special = re.search(r"[*?\[{]", url)
         if special is None:
             return cls(url if url.endswith("/") else url + "/", single=True)
@@ -109,7 +109,7 @@ class Pattern(msgspec.Struct, frozen=True):
         return self.single or url in self.named
 
     def require(self, found: Iterable[str]) -> None:
-        """Braces are short for a list of urls: without this, one that is not there would be lost without a word.
+        """Checks that everything that braces name exists, since braces are short for a list of urls.
 
         Args:
             found: all urls that were listed and match.
@@ -141,7 +141,7 @@ class Pattern(msgspec.Struct, frozen=True):
 
 
 def _matches_any(glob: str, urls: Sequence[str]) -> bool:
-    """Whether one of the sorted urls matches; looks at those only that begin as the glob does."""
+    """Whether one of the sorted urls matches; looks only at those that begin as the glob does."""
     stem, expression = _GLOB.split(glob, maxsplit=1)[0], re.compile(_expression(glob))
     candidates = map(urls.__getitem__, range(bisect_left(urls, stem), len(urls)))
     return any(map(expression.fullmatch, takewhile(lambda url: url.startswith(stem), candidates)))

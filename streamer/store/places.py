@@ -1,6 +1,6 @@
-"""Where a bucket is: its address and region, as botocore says, which sends nothing for it.
+"""Address and region of a bucket, as botocore computes them without sending anything.
 
-Options that name an endpoint and have keys need no botocore. An image without it knows the public hosts of AWS.
+Options that name an endpoint and have keys need no botocore. Without it the public hosts of AWS are known.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 # Other partitions: no keys are valid in two of them.
 _PARTITIONS = ("cn-", "eusc-", "us-gov-", "us-iso")
-# All other regions are of amazonaws.com.
+# All other regions belong to amazonaws.com.
 _DOMAINS = {"cn-": "amazonaws.com.cn", "eusc-": "amazonaws.eu"}
 _DEFAULT_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
-# Names that can be part of a host's; with a dot no certificate of TLS fits.
+# Names that can be part of a host name; for one with a dot no TLS certificate is valid.
 _HOST_PART = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/")
-# They change the host, and only botocore knows how.
+# These options change the host in ways that only botocore knows.
 _HOST_VARIABLES = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
 _ENDPOINT_RULES = ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_S3_US_EAST_1_REGIONAL_ENDPOINT", "AWS_DEFAULTS_MODE")
 # The same in a profile, with its endpoints.
@@ -46,17 +46,17 @@ _HOST_SETTINGS = (
     "use_dualstack_endpoint",
     "use_fips_endpoint",
 )
-# Of access points and directory buckets.
+# Prefixes and suffixes of access points and directory buckets.
 _ALIASES = ("-s3alias", "--x-s3", "--ol-s3")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a bucket is.
+    """Address and region of a bucket.
 
     Attributes:
-        base: what the escaped key is appended to, e.g. "https://bucket.s3.eu-west-1.amazonaws.com/".
-        region: of the signature.
-        ca_file: of the AWS configuration: PEM file to trust.
+        base: url to which the escaped key is appended, e.g. "https://bucket.s3.eu-west-1.amazonaws.com/".
+        region: region for the signature.
+        ca_file: PEM file to trust, from the AWS configuration.
     """
 
     base: str
@@ -65,11 +65,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Places:
-    """Where the bucket of one root is, as far as is known; a store may say that it is elsewhere.
+    """The place of one root's bucket, as far as it is known; a store may report another one.
 
     Args:
-        address: the root's.
-        translation: of the options.
+        address: address of the root.
+        translation: its options.
     """
 
     def __init__(self, address: Address, translation: Translation) -> None:
@@ -87,13 +87,13 @@ class Places:
         return "endpoint" in self._translation.config
 
     def find(self, region: str | None) -> Place:
-        """The place; the first call may read the AWS configuration.
+        """Returns the place; the first call may read the AWS configuration.
 
         Args:
-            region: where neither the options nor the store say one; None: that of the configuration.
+            region: the region if neither the options nor the store name one; None: that of the configuration.
 
         Raises:
-            ConfigError: options or AWS configuration make no address.
+            ConfigError: options or AWS configuration do not make an address.
         """
         known = self._moved[-1] if self._moved else str(self._translation.config.get("region") or region or "")
         if known not in self._known:
@@ -101,7 +101,7 @@ class Places:
         return self._known[known]
 
     def moved(self, region: str) -> bool:
-        """The store says that the bucket is in this region; False: it said so before, or no keys of now are for it."""
+        """Notes the region that the store names; False if it was known, or if the present keys are not valid there."""
         here = [place.region for place in self._known.values()]
         if region in self._moved or not _REGION.fullmatch(region) or {*map(_partition, here)} != {_partition(region)}:
             return False
@@ -110,7 +110,7 @@ class Places:
 
 
 def of_endpoint(address: Address, translation: Translation, endpoint: str) -> str:
-    """What keys of a bucket are appended to at an endpoint: with the bucket in the path, or in the host where asked."""
+    """The url to which keys are appended at an endpoint: with the bucket in the path, or in the host if asked."""
     bucket, parts = address.root.partition("://")[2], urlsplit(endpoint)
     plain_host = _HOST_PART.fullmatch(bucket) and not is_ip(parts.hostname or "")
     if translation.config.get("virtual_hosted_style_request") and plain_host:
@@ -121,10 +121,10 @@ def of_endpoint(address: Address, translation: Translation, endpoint: str) -> st
 def find(
     address: Address, translation: Translation, region: str | None, variables: Mapping[str, str] = os.environ
 ) -> Place:
-    """Where a bucket is, by options, AWS configuration and environment.
+    """Finds the place of a bucket from options, AWS configuration and environment.
 
     Raises:
-        ConfigError: they make no address, or only botocore could tell it, which is not installed.
+        ConfigError: they do not make an address, or only botocore could compute it, which is not installed.
     """
     config = translation.config
     endpoint = config.get("endpoint")
@@ -154,11 +154,11 @@ def find(
 def _is_plain(
     session: Session, address: Address, translation: Translation, region: str | None, variables: Mapping[str, str]
 ) -> bool:
-    """Whether nothing changes the usual address: botocore's client takes 85 ms of CPU to say the same (2026-11-24)."""
+    """Whether the usual address applies, for which botocore's client would take 85 ms of CPU (2026-11-24)."""
     bucket, is_named = address.root.partition("://")[2], any(map(variables.get, ENDPOINT_VARIABLES))
     return not (
         translation.boto
-        # Without a region, and in this one, botocore asks the global host.
+        # Without a region, and in this one, botocore uses the global host.
         or ((region or _DEFAULT_REGION) == _DEFAULT_REGION and not is_named)
         or any(map(variables.get, (*_HOST_VARIABLES, *_ENDPOINT_RULES)))
         or set(session.get_scoped_config()).intersection(_HOST_SETTINGS)
@@ -198,7 +198,7 @@ def _by_boto(session: Session, address: Address, translation: Translation, regio
     style = {} if virtual is None else {"addressing_style": "virtual" if virtual else "path"}
     of_s3 = {**style, **cast("dict[str, object]", translation.boto.get("s3", {}))}
     endpoint, ca_file = translation.config.get("endpoint"), session.get_config_variable("ca_bundle")
-    # A session token would be asked for at S3 Express.
+    # S3 Express would be asked for a session token.
     session.set_config_variable("s3_disable_express_session_auth", True)
     client = session.create_client(
         "s3",
@@ -217,7 +217,7 @@ def _by_boto(session: Session, address: Address, translation: Translation, regio
 
 
 def _unsent(client: BaseClient, bucket: str) -> AWSPreparedRequest:
-    """The request that botocore would send for the key "x"."""
+    """Returns the request that botocore would send for the key "x"."""
     from botocore.awsrequest import AWSResponse
 
     asked: list[AWSPreparedRequest] = []
@@ -232,10 +232,10 @@ def _unsent(client: BaseClient, bucket: str) -> AWSPreparedRequest:
 
 
 class _NoBody:
-    """As urllib3's response."""
+    """An empty body with urllib3's interface."""
 
     def stream(self, **_: object) -> tuple[bytes, ...]:
-        """No pieces."""
+        """Returns no pieces."""
         return ()
 
 
@@ -248,7 +248,7 @@ def _partition(region: str) -> str:
 
 
 def is_ip(host: str) -> bool:
-    """Whether a host is an address and no name."""
+    """Whether a host is an IP address."""
     try:
         ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""With which credentials and at which address a root is reached, as error messages say it; pure. Never a secret."""
+"""Describes the credentials and the address with which a root is reached, for error messages. Pure. Never a secret."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Reached(msgspec.Struct, frozen=True):
     """How requests to a root are made.
 
     Attributes:
-        credentials: what signs them.
-        endpoint: where they go, and what says so.
-        fixed: the credentials stay what they are as long as this process lives.
-        sizes_only: objects are pinned by their size.
+        credentials: what signs the requests.
+        endpoint: where they go, and which setting says so.
+        fixed: whether the credentials stay the same as long as this process lives.
+        sizes_only: whether objects are pinned by their size.
     """
 
     credentials: str
@@ -28,7 +28,7 @@ class Reached(msgspec.Struct, frozen=True):
     sizes_only: bool = False
 
     def explain(self, error: StreamerError) -> StreamerError:
-        """The same error; a refusal says with which credentials, a missing connection to where."""
+        """Returns the same error; a refusal names the credentials, a missing connection the address."""
         if isinstance(error, AccessDeniedError):
             text = error.message
             if error.details.get("status") in (401, 403):
@@ -41,7 +41,7 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 def reached(address: Address, translation: Translation, variables: Mapping[str, str] = os.environ) -> Reached:
-    """How a root is reached with these options and this environment."""
+    """Describes how a root is reached with these options and this environment."""
     kind = family(address.scheme)
     if kind == "http":
         return Reached(
@@ -54,7 +54,7 @@ def reached(address: Address, translation: Translation, variables: Mapping[str, 
 
 
 def _credentials(kind: str, translation: Translation, variables: Mapping[str, str]) -> tuple[str, bool]:
-    """What signs requests, and whether it is fixed."""
+    """Describes what signs requests, and whether it is fixed."""
     config = translation.config
     if config.get("skip_signature"):
         return "without credentials (anonymous, as storage_options says)", True
@@ -90,7 +90,7 @@ _VARIABLES = {
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT"),
     "az": ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET"),
 }
-# Those that hold a secret, not the place of one.
+# Variables that contain a secret, not its place.
 _VALUES = ("AWS_ACCESS_KEY_ID", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_CLIENT_SECRET")
 _CLOUDS = {
     "gs": "Google, because storage_options names no endpoint_url",

@@ -1,7 +1,7 @@
-"""Which redirects are followed; pure.
+"""Decides which redirects are followed. Pure.
 
-A web server may send its clients anywhere: anyone's data, and no keys. An S3 endpoint that is a cluster of caches sends
-them to its own servers (AIStore, Alluxio); one that is no such cluster sends them to another region, where a request
+A web server may send its clients anywhere: it serves anyone's data, and gets no keys. An S3 endpoint that is a cluster
+of caches (AIStore, Alluxio) sends them to its own servers; any other sends them to another region, where a request
 needs another signature.
 """
 
@@ -16,11 +16,11 @@ import msgspec
 
 
 class Redirects(msgspec.Struct, frozen=True):
-    """What is followed.
+    """The redirects to follow.
 
     Attributes:
-        most: one after the other.
-        hosts: names, patterns of names (*.cluster.local), and networks (10.0.0.0/8); None: all.
+        most: number of redirects in a row.
+        hosts: names, patterns of names (*.cluster.local), and networks (10.0.0.0/8); None: all hosts.
     """
 
     most: int
@@ -31,19 +31,19 @@ class Redirects(msgspec.Struct, frozen=True):
         return self.hosts is None or any(_is_in(host_of(address), one) for one in self.hosts)
 
 
-# As obstore's.
+# obstore has the same limit.
 OF_WEB_SERVERS = Redirects(10, None)
-# From one of a cluster's servers to the one that has the object, and once more while it changes.
+# From one server of a cluster to the one that has the object, and once more while the cluster changes.
 MOST_IN_CLUSTER = 3
 
 
 def host_of(address: str) -> str:
-    """Of a url, in lower case."""
+    """Host of a url, in lower case."""
     return urlsplit(address).hostname or ""
 
 
 def unusable(hosts: Sequence[object]) -> str | None:
-    """The first of the hosts that is neither name nor network."""
+    """The first of the hosts that is neither a name nor a network."""
     return next((repr(one) for one in hosts if not isinstance(one, str) or not _is_host(one)), None)
 
 

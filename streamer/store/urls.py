@@ -1,4 +1,4 @@
-"""Taking urls apart: scheme, root (what one client serves) and key."""
+"""Splits urls into scheme, root (what one client serves) and key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from streamer.errors import ConfigError
 
-# The addresses of buckets on the web, by bucket in the host and by bucket in the path.
+# Web addresses of buckets, with the bucket in the host and in the path.
 _WEB_ADDRESSES = [
     (re.compile(r"https?://([^/]+?)\.s3(?:[.-][\w-]+)*\.amazonaws\.com/(.*)"), "s3://{}/{}"),
     (re.compile(r"https?://s3(?:[.-][\w-]+)*\.amazonaws\.com/([^/]+)/?(.*)"), "s3://{}/{}"),
@@ -31,7 +31,7 @@ HTTP_SCHEMES = ("http", "https")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A url in its parts.
+    """The parts of a url.
 
     Attributes:
         scheme: "s3", "https", ...; "file" for a bare path.
@@ -45,10 +45,10 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def split(url: str) -> Address:
-    """Takes `url` apart; a bare path is a file.
+    """Splits a url; a bare path is a file.
 
     Raises:
-        ConfigError: empty, or a scheme without a bucket or host.
+        ConfigError: the url is empty, or has a scheme without a bucket or host.
     """
     if not url:
         raise ConfigError("an empty url names no object", field="url")
@@ -64,7 +64,7 @@ def split(url: str) -> Address:
 
 
 def of_web_address(url: str) -> str | None:
-    """The url of a bucket or container whose web address is given, which lists nothing; None: no such address."""
+    """The url of a bucket or container given by a web address that cannot list; None for other addresses."""
     for pattern, form in _WEB_ADDRESSES:
         if found := pattern.match(url):
             return form.format(*found.groups())
@@ -82,12 +82,12 @@ def _split_remote(url: str, scheme: str, rest: str) -> Address:
 
 
 def shown(url: str) -> str:
-    """The url as a message may show it: without query (signatures) and without credentials."""
+    """The url for a message: without query (signatures) and without credentials."""
     return without_login(url.partition("?")[0])
 
 
 def without_login(url: str) -> str:
-    """The url without `user:password@` of its host."""
+    """The url without `user:password@` before its host."""
     scheme, separator, rest = url.partition("://")
     host, slash, key = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{key}" if separator and "@" in host else url

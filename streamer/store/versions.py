@@ -20,19 +20,19 @@ def etag_version(etag: str) -> str:
 
 
 def stat_version(size: int, modified_ns: int) -> str:
-    """`stat:<size>:<mtime_ns>`, for stores that have no versions."""
+    """`stat:<size>:<mtime_ns>`, for stores without versions."""
     return f"{STAT}{size}:{modified_ns}"
 
 
 def nanoseconds(moment: datetime | float) -> int:
-    """A time as integer nanoseconds, of whole microseconds: all that a float holds and all that infos agree on."""
+    """A time as integer nanoseconds, in whole microseconds: the precision of a float, on which all infos agree."""
     if isinstance(moment, datetime):
         return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000
     return round(moment * 1e6) * 1000
 
 
 def of_answer(tag: str | None, version: str | None, size: int, modified: datetime | None) -> str:
-    """The version that an object store tells: its ETag, else its version id, else size and time."""
+    """The version that an object store reports: its ETag, otherwise its version id, otherwise size and time."""
     if tag:
         return etag_version(tag)
     if version:
@@ -47,7 +47,7 @@ def of_listing(entry: Mapping[str, object]) -> str:
             return etag_version(etag)
     if generation := entry.get("generation"):
         return f"{GENERATION}{generation}"
-    if isinstance(commit := entry.get("last_commit"), Mapping):  # of the Hugging Face Hub
+    if isinstance(commit := entry.get("last_commit"), Mapping):  # the Hugging Face Hub
         return f"{COMMIT}{commit['oid']}"
     return stat_version(_size(entry), _modified_ns(entry))
 
@@ -65,17 +65,17 @@ def _modified_ns(entry: Mapping[str, object]) -> int:
 
 
 def if_match(version: str) -> str | None:
-    """The If-Match header that pins `version`; None where a strong tag is missing (RFC 9110 13.1.1)."""
+    """The If-Match header that pins `version`; None if there is no strong tag (RFC 9110 13.1.1)."""
     if not version.startswith(ETAG) or version.startswith(ETAG + "W/"):
         return None
     return f'"{version.removeprefix(ETAG)}"'
 
 
 def require(target: ObjectRecord, found: str) -> None:
-    """Compares what the store has with what the manifest says.
+    """Compares the store's version with the manifest's.
 
     Raises:
-        ObjectChangedError: another version; names both.
+        ObjectChangedError: they differ; names both.
     """
     if target.version == stat_version(target.size, 0):  # pinned by its size, which each store compares
         return
@@ -84,7 +84,7 @@ def require(target: ObjectRecord, found: str) -> None:
 
 
 def _without_weakness(version: str) -> str:
-    """For the weak comparison of tags (RFC 9110 8.8.3.2): a proxy may weaken a tag and leave the bytes."""
+    """The tag for a weak comparison (RFC 9110 8.8.3.2): a proxy may weaken a tag and leave the bytes unchanged."""
     weak = ETAG + "W/"
     return ETAG + version.removeprefix(weak).strip('"') if version.startswith(weak) else version
 
@@ -95,7 +95,7 @@ def by_size(record: ObjectRecord) -> ObjectRecord:
 
 
 def disagreeing(target: ObjectRecord, read: object) -> ObjectChangedError:
-    """The error for an object that has not changed: heads or listings and reads name different versions of it."""
+    """Returns the error for an unchanged object whose heads or listings name another version than its reads."""
     return ObjectChangedError(
         f"{shown(target.url)}: the store still lists the version that the manifest has, {target.version} "
         f"({target.size} bytes), but reads {f'answer {read}' if read else 'refuse it'}: to index it again does not "
@@ -109,7 +109,7 @@ def disagreeing(target: ObjectRecord, read: object) -> ObjectChangedError:
 
 
 def changed(target: ObjectRecord, found: str | None) -> ObjectChangedError:
-    """The error for an object that is no longer the manifest's."""
+    """Returns the error for an object that is no longer the manifest's."""
     return ObjectChangedError(
         f"{shown(target.url)} changed since it was indexed: the manifest has {target.version} "
         f"({target.size} bytes), the store {found or 'another version'}; index it again",
