@@ -30,7 +30,7 @@ QUEUED_SECONDS = 0.5
 # Requests sent within this time of each other may be answered in any order, because they use several threads and
 # connections. Of eight requests of one burst four counted as overtaken by microseconds (2026-11-20).
 ORDER_SECONDS = 0.25
-_PROBE_PATIENCE_SECONDS = 2.0
+_PROBE_TIMEOUT_SECONDS = 2.0
 # Bodies below this say nothing about the rate of a connection: they fit the first packets.
 RATE_LEAST_BYTES = 1 << 20
 
@@ -134,7 +134,7 @@ class Endpoint:
         """Whether requests in general take longer than on an idle link."""
         return self.control.inflation_at(self.time()) > LATENCY_INFLATION
 
-    def queued(self, started: float, patience: float) -> bool:
+    def queued(self, started: float, within_seconds: float) -> bool:
         """Whether the store may have queued a request without a first byte: it serves others, but none sent later.
 
         If such a request were given up, it would be sent again to the end of the queue, and its answer would still fill
@@ -142,14 +142,14 @@ class Endpoint:
 
         Args:
             started: when the request was sent.
-            patience: seconds within which another request must have been served.
+            within_seconds: seconds within which another request must have been served.
         """
         now, served = self.time(), self.last_success
         if self.newest_answered > started + ORDER_SECONDS or now - started >= self._config.outage_seconds:
             return False
-        return served is not None and served > max(started, now - patience)
+        return served is not None and served > max(started, now - within_seconds)
 
-    def is_hopeless(self, error: StreamerError) -> bool:
+    def is_permanent(self, error: StreamerError) -> bool:
         """Whether waiting cannot help: no request was ever served, and the certificate is refused."""
         return self.last_success is None and bool(error.details.get("untrusted"))
 
@@ -184,7 +184,7 @@ class Endpoint:
         self._probed = now
         tally.requests += 1
         try:
-            async with asyncio.timeout(_PROBE_PATIENCE_SECONDS):
+            async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
                 await self.store.get(good.object, good.start, good.start + 1, tally.received)
         except (StreamerError, TimeoutError):
             self.outcomes.failed += 1

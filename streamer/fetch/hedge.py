@@ -31,11 +31,11 @@ BURST_REQUESTS = 4.0
 BURST_BYTES = 32 << 20
 # Bytes in flight on a connection that is dropped before its first byte was read: socket buffers.
 ABANDONED_BYTES = 256 << 10
-# Timeout of the first byte: PATIENCE_FACTOR x p99, at least PATIENCE_LEAST_SECONDS, doubled per try up to a factor of
-# PATIENCE_GROWTH.
-PATIENCE_LEAST_SECONDS = 2.0
-PATIENCE_FACTOR = 4.0
-PATIENCE_GROWTH = 8.0
+# Timeout of the first byte: FIRST_BYTE_FACTOR x p99, at least FIRST_BYTE_LEAST_SECONDS, doubled per try up to a factor
+# of FIRST_BYTE_GROWTH.
+FIRST_BYTE_LEAST_SECONDS = 2.0
+FIRST_BYTE_FACTOR = 4.0
+FIRST_BYTE_GROWTH = 8.0
 # Timeout of a body: BODY_FACTOR x the time of the median connection, at least BODY_LEAST_SECONDS.
 BODY_FACTOR = 4.0
 BODY_LEAST_SECONDS = 0.3
@@ -89,7 +89,7 @@ def duplicate_after(first_byte: Sampled) -> float:
     return COLD_SECONDS if first_byte.quantiles is None else LATE_FACTOR * first_byte.quantiles.p95
 
 
-def patience_seconds(first_byte: Sampled, most_seconds: float, attempt: int) -> float:
+def first_byte_timeout(first_byte: Sampled, most_seconds: float, attempt: int) -> float:
     """Seconds that try number `attempt` waits for its first byte: four p99, at least 2 s, doubled at each try.
 
     Source: AWS, "Timeouts and retries for latency-sensitive applications": small requests again after 2 s, then 4.
@@ -101,8 +101,8 @@ def patience_seconds(first_byte: Sampled, most_seconds: float, attempt: int) -> 
     """
     first, seen = most_seconds, first_byte.quantiles
     if seen is not None:
-        first = min(max(PATIENCE_LEAST_SECONDS, PATIENCE_FACTOR * seen.p99), most_seconds)
-    return float(first * min(PATIENCE_GROWTH, 2.0 ** min(attempt - 1, 64)))
+        first = min(max(FIRST_BYTE_LEAST_SECONDS, FIRST_BYTE_FACTOR * seen.p99), most_seconds)
+    return float(first * min(FIRST_BYTE_GROWTH, 2.0 ** min(attempt - 1, 64)))
 
 
 def body_seconds(remaining_bytes: int, rates: Sampled) -> float | None:

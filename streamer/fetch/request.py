@@ -116,10 +116,10 @@ class Request:
 
     def _first_look(self) -> float:
         """Seconds until the first byte is late, for a duplicate or for giving up."""
-        patience, late = self._spec.first_byte_seconds, self._spec.duplicate_seconds
-        if self._late is None or late is None or late >= patience:
+        timeout, late = self._spec.first_byte_seconds, self._spec.duplicate_seconds
+        if self._late is None or late is None or late >= timeout:
             self._late = None
-            return patience
+            return timeout
         return late
 
     def _more_seconds(self) -> float:

@@ -123,7 +123,7 @@ class Failing(msgspec.Struct, frozen=True):
         silent: whether the last try waited in vain for a store that answers others as quickly as ever.
         isolated: whether the failure concerns this range only, see `Endpoint.isolated`.
         quiet_seconds: time for which the endpoint has served nothing although it was asked.
-        hopeless: whether the certificate of an endpoint that never served a request is refused: waiting does not help.
+        permanent: whether the certificate of an endpoint that never served a request is refused: waiting does not help.
         stalls: tries of this range, with or without bytes, that ended in silence; 0 while no other range got a large
             body since the first of them.
     """
@@ -133,7 +133,7 @@ class Failing(msgspec.Struct, frozen=True):
     silent: bool
     isolated: bool
     quiet_seconds: float = 0.0
-    hopeless: bool = False
+    permanent: bool = False
     stalls: int = 0
 
 
@@ -146,7 +146,7 @@ def gives_up(failing: Failing, config: FetchConfig) -> bool:
     after 1.9 s (2026-11-22). A wrong address is waited for as well; `OutageWatch` reports it after 1.5 s. If an
     endpoint is silent, two tries are enough: eight of a listing, 30 s each, were 244 s (2026-11-23).
     """
-    if failing.stalls >= STALLED_TRIES or failing.hopeless:
+    if failing.stalls >= STALLED_TRIES or failing.permanent:
         return True
     if not failing.isolated:
         away_seconds = min(failing.idle_seconds, failing.quiet_seconds)

@@ -146,7 +146,7 @@ class Transfer:
             self._config,
             self._context.tally,
             first_byte,
-            self._patience_seconds(first_byte),
+            self._first_byte_timeout(first_byte),
             self._endpoint.duplicate_after(first_byte),
             self._context.make_view,
             self._offset + extent.start,
@@ -163,7 +163,7 @@ class Transfer:
         earned = int(config.progress_floor_bytes_per_second * config.progress_seconds)
         return max(1, min(PIECE_BYTES, earned // 2)) if self._was_late else PIECE_BYTES
 
-    def _patience_seconds(self, first_byte: Sampled) -> float:
+    def _first_byte_timeout(self, first_byte: Sampled) -> float:
         """Timeout of the first byte: grows with each try until `failing_seconds`, when this range's failure is final.
 
         After that it reaches to the end of `outage_seconds`, which ends the wait for an endpoint that serves nothing.
@@ -171,11 +171,11 @@ class Transfer:
         third try (2026-11-22).
         """
         known, most = self._endpoint.best_known(first_byte), self._config.first_byte_seconds
-        first = hedge.patience_seconds(known, most, 1)
+        first = hedge.first_byte_timeout(known, most, 1)
         idle = self._last_failure - self._progressed
         if not self._failed_tries or self._is_last_wait(idle):
             return first
-        now = hedge.patience_seconds(known, most, self._failed_tries + 1)
+        now = hedge.first_byte_timeout(known, most, self._failed_tries + 1)
         now = within(now, self._config.failing_seconds, idle, first)
         return within(now, self._config.outage_seconds, self._endpoint.watch.quiet_seconds(), first)
 
@@ -249,7 +249,7 @@ class Transfer:
             quiet_seconds=endpoint.watch.quiet_seconds(),
             stalls=self._stalls if endpoint.last_large > self._first_stall else 0,
             isolated=endpoint.isolated(error, self._first_failure, self._served, self._outcomes),
-            hopeless=endpoint.is_hopeless(error),
+            permanent=endpoint.is_permanent(error),
         )
 
     def _is_silence(self, error: StreamerError) -> bool:

@@ -97,7 +97,7 @@ class WholeCall:
             silent=False,
             quiet_seconds=self._endpoint.watch.quiet_seconds(),
             isolated=self._endpoint.isolated(error, self._first_failure, served, self._outcomes),
-            hopeless=self._endpoint.is_hopeless(error),
+            permanent=self._endpoint.is_permanent(error),
         )
         return not retryable(error) or gives_up(failing, self._config)
 

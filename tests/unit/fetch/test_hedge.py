@@ -16,7 +16,7 @@ from streamer.fetch.hedge import (
     Sampled,
     body_seconds,
     duplicate_after,
-    patience_seconds,
+    first_byte_timeout,
 )
 
 
@@ -47,12 +47,12 @@ def test_a_duplicate_is_half_above_the_p95() -> None:
     assert duplicate_after(sampled(*[0.03] * 47, *[0.08] * 3, *[0.2] * 2)) == pytest.approx(0.12)
 
 
-def test_patience_follows_the_p99_and_doubles() -> None:
+def test_the_first_byte_timeout_follows_the_p99_and_doubles() -> None:
     """Ten seconds while nothing is known; four p99, but 2 s at least; twice as long each try, at most eight times."""
-    assert patience_seconds(sampled(), 10.0, 1) == 10.0
-    assert patience_seconds(sampled(*[0.03] * 50), 10.0, 1) == 2.0
-    assert patience_seconds(sampled(*[0.6] * 50), 10.0, 2) == 4.8
-    assert patience_seconds(sampled(*[30.0] * 50), 10.0, 9) == 80.0
+    assert first_byte_timeout(sampled(), 10.0, 1) == 10.0
+    assert first_byte_timeout(sampled(*[0.03] * 50), 10.0, 1) == 2.0
+    assert first_byte_timeout(sampled(*[0.6] * 50), 10.0, 2) == 4.8
+    assert first_byte_timeout(sampled(*[30.0] * 50), 10.0, 9) == 80.0
 
 
 def test_body_may_take_four_times_the_median() -> None:

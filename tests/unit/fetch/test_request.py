@@ -25,7 +25,7 @@ async def _received(
     answer: Callable[[Take], Awaitable[None]],
     late: Callable[[], None],
     *,
-    patience_seconds: float = 3600.0,
+    first_byte_seconds: float = 3600.0,
     duplicate_seconds: float = MS,
 ) -> bytes:
     config, landed = FetchConfig(), bytearray(len(BODY))
@@ -36,7 +36,7 @@ async def _received(
         config,
         Tally(),
         Sampled(),
-        patience_seconds,
+        first_byte_seconds,
         duplicate_seconds,
         lambda: memoryview(landed),
         0,
@@ -71,7 +71,7 @@ async def test_late_for_good() -> None:
         await asyncio.sleep(3600)
 
     with pytest.raises(StoreTimeoutError, match="0 of 200 bytes"):
-        await _received(answer, lambda: told.append(None), patience_seconds=MS, duplicate_seconds=2 * MS)
+        await _received(answer, lambda: told.append(None), first_byte_seconds=MS, duplicate_seconds=2 * MS)
     assert told == []
 
 

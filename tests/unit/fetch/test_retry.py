@@ -90,7 +90,7 @@ LONE = Failing(tries=8, idle_seconds=12.0, silent=False, isolated=True)
         (replace(LONE, tries=2, silent=True), True),
         (replace(LONE, tries=1, silent=True), False),
         (replace(LONE, tries=2, silent=True, idle_seconds=11.9), False),
-        (replace(LONE, tries=1, idle_seconds=0.1, hopeless=True), True),
+        (replace(LONE, tries=1, idle_seconds=0.1, permanent=True), True),
         (replace(LONE, tries=50, idle_seconds=0.1), False),
         (replace(LONE, isolated=False), False),
         (replace(LONE, tries=50, idle_seconds=61.0, isolated=False), True),
