@@ -1,4 +1,4 @@
-"""The objects, chunks and samples of a dataset. Built once, memory-mapped ever after.
+"""The objects, chunks and samples of a dataset: built once, memory-mapped from then on.
 
 Reading (`table`, `selection`) and writing (`builder`) are imported from their own modules: trainers only read.
 """

@@ -30,20 +30,20 @@ ROWS: Schema = {"hash": "int64", "key": "binary", "row": "binary"}
 
 # The largest prime below 2^63: the tables of manifests have int64.
 _PRIME = 2**63 - 25
-# Names are compared with that many endings at most; keys with more of them have dots of their own.
+# A name is compared with at most this many endings; keys with more have dots of their own.
 MOST_ENDINGS = 8
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of all rows.
+    """Facts about all rows.
 
     Attributes:
-        url: the file.
-        fields: of every row.
-        classes: names of the labels; empty: unknown.
-        in_folders: keys have folders.
-        folder: the one that all keys are in, which the names of samples may lack; "": there is none.
-        endings: what keys end in, as ".jpg"; empty: they have no extensions.
+        url: url of the file.
+        fields: fields of every row.
+        classes: names of the labels; empty if unknown.
+        in_folders: whether keys contain folders.
+        folder: the folder that contains all keys, which the names of samples may omit; "" if there is none.
+        endings: endings of the keys, such as ".jpg"; empty if they have no extensions.
     """
 
     url: str
@@ -54,27 +54,27 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endings: tuple[str, ...] = ()
 
     def digest(self, rows: Table) -> str:
-        """The identity of a table: 32 hex characters. The place of the file is no part of it."""
+        """The identity of a table: 32 hex characters. It does not depend on the place of the file."""
         content = msgspec.json.encode([ANNOTATIONS, msgspec.structs.replace(self, url=""), digest_of(rows)])
         return blake2b(content, digest_size=16).hexdigest()
 
     def name(self, key: str) -> str:
-        """The key of a sample, with folders as the keys of the table have them: tables without any name files alone."""
+        """The key of a sample, with folders if the table's keys have them; a table without any names only files."""
         if not self.in_folders:
             return key.rpartition("/")[2]
         return f"{self.folder}/{key}" if self.folder and "/" not in key else key
 
     def spellings(self, name: str) -> list[str]:
-        """How a name may be written: tars name samples without an extension, tables files with one, or vice versa."""
+        """Possible spellings of a name: samples in tars have no extension, files in tables have one, or vice versa."""
         return [name, *(name + ending for ending in self.endings)] if self.endings else [name, name.rpartition(".")[0]]
 
 
 class AnnotationTable:
-    """Rows by key. Immutable, safe to use from any thread; costs no memory per row.
+    """Rows by key. Immutable, safe to use from any thread; takes no memory per row.
 
     Attributes:
-        path: the folder.
-        head: what is known of all rows.
+        path: its folder.
+        head: facts about all rows.
         rows: their columns, as in the file.
     """
 
@@ -88,11 +88,11 @@ class AnnotationTable:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Opens the table in a folder, which stays on the disk while the result lives.
+        """Opens the table in a folder, which must stay on the disk while the result lives.
 
         Raises:
             ManifestError: there is none.
-            ManifestCorruptError: a file is missing, or not what it should be.
+            ManifestCorruptError: a file is missing or malformed.
         """
         return held(path, cls.mapped)
 
@@ -102,7 +102,7 @@ class AnnotationTable:
 
         Raises:
             ManifestError: as `open`.
-            ManifestCorruptError: it has another content.
+            ManifestCorruptError: the content differs.
         """
         table = cls.open(path)
         if (found := table.head.digest(table.rows)) != path.name:
@@ -111,7 +111,7 @@ class AnnotationTable:
 
     @classmethod
     def mapped(cls, path: Path) -> Self:
-        """As `open`, of a folder that may be removed meanwhile: what is mapped stays."""
+        """Does the same as `open` for a folder that may be removed meanwhile: the mapped content stays."""
         try:
             head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=Head)
         except OSError as error:
@@ -127,7 +127,7 @@ class AnnotationTable:
         return len(self._hashes)
 
     def key(self, row: int) -> str:
-        """The key of a row, 0..len-1."""
+        """The key of a row, which is in 0..len-1."""
         return str(self._keys[row], "utf-8", "surrogateescape")
 
     def row(self, row: int) -> bytearray:
@@ -135,7 +135,7 @@ class AnnotationTable:
         return bytearray(self._rows[row])
 
     def find(self, key: str) -> int:
-        """The row of a sample's key; -1: there is none."""
+        """The row of a sample's key, or -1."""
         name = self.head.name(key)
         likeliest = name if "." in name or not self.head.endings else name + self.head.endings[0]
         if (row := self._row_of(likeliest)) >= 0:
@@ -165,5 +165,5 @@ class _Strings:
 
 
 def hash_of(name: bytes) -> int:
-    """A number below 2^63 for a name: the bytes as one number, modulo a prime."""
+    """A number below 2^63 for a name: its bytes as one number, modulo a prime."""
     return int.from_bytes(name, "little") % _PRIME

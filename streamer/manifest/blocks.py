@@ -1,4 +1,4 @@
-"""Blocks: bytes that can only be decoded together, and the chunks that they make.
+"""Blocks, bytes that can only be decoded together, and the chunks made of them.
 
 A chunk of blocks is recoded once, between fetch and publish: see `streamer.formats.base.Recoder`.
 """
@@ -27,10 +27,10 @@ class Block(msgspec.Struct, frozen=True):
 
     Attributes:
         ranges: half-open byte ranges of the object, in the order in which the recoder gets them.
-        samples: how many.
-        record_bytes: of the samples' records together, as well as the index can know.
-        hint: what the recoder needs besides the bytes and the facts; at most `LONGEST_HINT` bytes.
-        objects: of each range, where they are of several: sources of the survey. Empty: that which is indexed.
+        samples: number of samples.
+        record_bytes: total length of the samples' records, as far as the index can know it.
+        hint: facts that the recoder needs besides the bytes and the dataset's facts; at most `LONGEST_HINT` bytes.
+        objects: the object of each range if there are several (sources of the survey); empty: the indexed object.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -57,24 +57,24 @@ _HINTS = msgspec.msgpack.Decoder(list[BlockHint])
 
 
 def encode_hints(blocks: Sequence[Block]) -> bytes:
-    """The hint of a chunk of these blocks."""
+    """Encodes the hint of a chunk of these blocks."""
     return msgspec.msgpack.encode([BlockHint(block.fetch_bytes, block.samples, block.hint) for block in blocks])
 
 
 def decode_hints(hint: bytes) -> list[BlockHint]:
-    """The blocks of a chunk.
+    """Decodes the blocks of a chunk.
 
     Raises:
-        msgspec.MsgspecError: not what `encode_hints` wrote.
+        msgspec.MsgspecError: `encode_hints` did not write it.
     """
     return _HINTS.decode(hint)
 
 
 def cut_blocks(blocks: Sequence[Block], chunk_bytes: int) -> NDArray[np.int64]:
-    """The numbers of the blocks with which chunks begin, and the number of blocks: int64, shape (m + 1,).
+    """The numbers of the blocks with which chunks begin, closed by the number of blocks: int64, shape (m + 1,).
 
-    A chunk takes blocks until the next one would make it longer than `chunk_bytes` (as fetched), and at least one.
-    Depends on nothing behind it.
+    A chunk takes blocks until the next one would make it longer than `chunk_bytes` (as fetched), and at least one. The
+    blocks behind it do not matter.
     """
     firsts: list[int] = []
     filled = 0
@@ -87,9 +87,9 @@ def cut_blocks(blocks: Sequence[Block], chunk_bytes: int) -> NDArray[np.int64]:
 
 
 def planned_bytes(record_bytes: Sequence[int], samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What chunks of these records will take without header and checksums: the records, and the table of their starts.
+    """Bytes that chunks of these records will have without header and checksums: records and the table of starts.
 
-    The table is the last entry of the chunk file and has a checksum as a sample has: uint32 each.
+    The table is the last entry of the chunk file and has a checksum like a sample: uint32 each.
     """
     return np.asarray(record_bytes, np.int64) + 4 * samples + 4
 
@@ -97,7 +97,7 @@ def planned_bytes(record_bytes: Sequence[int], samples: NDArray[np.int64]) -> ND
 def recoded_chunk_key(
     format_name: str, revision: int, options: Mapping[str, object], record: ObjectRecord, blocks: Sequence[Block]
 ) -> bytes:
-    """The name of a chunk of blocks in the cache: 16 bytes, a digest of everything that its records follow from."""
+    """The name of a chunk of blocks in the cache: 16 bytes, a digest of everything that determines its records."""
     state = blake2b(digest_size=16, person=b"streamer-chunk-2")
     head = [format_name, revision, options, record.url, record.version]
     state.update(json.dumps(head, sort_keys=True).encode())

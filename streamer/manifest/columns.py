@@ -49,7 +49,7 @@ Table = dict[str, Column]
 
 
 def digest_of(table: Table) -> str:
-    """The identity of a table's content, whatever library wrote the file: 32 hex characters."""
+    """The identity of a table's content: 32 hex characters, the same whatever library wrote the file."""
     state = blake2b(digest_size=16)
     for name, column in table.items():
         for part in _buffers(column):
@@ -60,6 +60,6 @@ def digest_of(table: Table) -> str:
 
 def _buffers(column: Column) -> tuple[NDArray[np.generic], ...]:
     if isinstance(column, BinaryColumn):
-        # The width of the offsets follows from the content; the identity must not depend on it.
+        # The width of the offsets depends on the content; the identity must not depend on it.
         return column.offsets.astype(np.int64), column.content
     return (column,)

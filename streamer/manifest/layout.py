@@ -1,18 +1,17 @@
 """The manifest on disk: `<digest>/root.json` and Arrow files, one of each table per part.
 
-    root.json                 version, digest, what the dataset is, and the parts with their digests
+    root.json                 version, digest, facts about the dataset, and the parts with their digests
     objects-00000.arrows      key, version, size                          one row per object
     extents-00000.arrows      object, start, stop                         not for whole objects: they are the extents
     chunks-00000.arrows       key, first_sample, first_extent, fetch_bytes, local_bytes, codec (and hint)
     samples-00000.arrows      start (and label)                           4 bytes per sample in tars
 
-Recoded datasets have no samples table, but a hint for the recoder in each chunk; the chunk files say where their
-samples begin. What only these, or formats with options and facts, have makes a manifest one of version 2; all others
-are written as version 1.
+Recoded datasets have no samples table, but a hint for the recoder in each chunk; the chunk files contain the starts of
+their samples. A manifest with columns or fields that only these, or formats with options and facts, need has version 2;
+all others are written as version 1.
 
-The digest is that of the content (names, types and values), not of the files: it does not change with the library
-that wrote them, and knows no time and no machine. Numbers of objects, extents, chunks and samples count through
-all parts.
+The digest covers the content (names, types and values), not the files: it does not depend on the library that wrote
+them, on the time or on the machine. Numbers of objects, extents, chunks and samples count through all parts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MAGIC = "streamer-manifest"
 VERSIONS = (1, 2)
 ROOT_NAME = "root.json"
 TABLE_SUFFIX = ".arrows"
-# 20,000 class names and 100,000 urls fit; a hostile file does not fill the memory.
+# 20,000 class names and 100,000 urls fit; a hostile file cannot fill the memory.
 ROOT_LIMIT_BYTES = 16 << 20
 PART_SAMPLES = 10_000_000
 
@@ -66,14 +65,14 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """All that the digest covers.
+    """Everything that the digest covers.
 
     Attributes:
-        codec: of all chunks.
-        samples: how many, where there is no table of them.
-        revision: of the format's index and recoder, where it is not 0.
-        options: of the format.
-        facts: of the dataset; None: there are none.
+        codec: codec of all chunks.
+        samples: number of samples, if they have no table.
+        revision: revision of the format's index and recoder, if it is not 0.
+        options: options of the format.
+        facts: facts about the dataset; None if there are none.
     """
 
     format: str
@@ -91,7 +90,7 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     @property
     def version(self) -> int:
-        """The lowest version that can say this."""
+        """The lowest version that can express this content."""
         return 2 if self.codec or self.samples or self.revision or self.options or self.facts else 1
 
     @property
@@ -118,8 +117,8 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 class Root(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """root.json.
 
-    The urls are not part of the content: `s3://bucket/train` and `s3://bucket/train/` are one dataset, whose
-    state and cache fit either way. The addresses of the objects are.
+    The urls are not part of the content: `s3://bucket/train` and `s3://bucket/train/` are one dataset with the same
+    state and cache. The addresses of the objects are part of it.
     """
 
     magic: str
@@ -144,7 +143,7 @@ def encode_root(content: Content, urls: Sequence[str], file_bytes: dict[str, int
     """The bytes of root.json.
 
     Raises:
-        ManifestError: longer than readers accept.
+        ManifestError: it is longer than readers accept.
     """
     root = Root(MAGIC, content.version, content.digest(), list(urls), file_bytes, content)
     raw = msgspec.json.format(msgspec.json.encode(root), indent=1)
@@ -159,11 +158,11 @@ def encode_root(content: Content, urls: Sequence[str], file_bytes: dict[str, int
 
 
 def decode_root(raw: bytes, where: str) -> Root:
-    """Reads and checks root.json.
+    """Parses and checks root.json.
 
     Raises:
-        ManifestVersionError: of another version; says which.
-        ManifestCorruptError: not such a file, or it contradicts itself.
+        ManifestVersionError: it has another version; names it.
+        ManifestCorruptError: it is malformed, or contradicts itself.
     """
     if len(raw) > ROOT_LIMIT_BYTES:
         _corrupt(where, f"{len(raw)} bytes long, more than {ROOT_LIMIT_BYTES}")

@@ -1,6 +1,6 @@
-"""Files in memory without an open descriptor each.
+"""Mapped files without an open descriptor each.
 
-`mmap.mmap` keeps a duplicate of the descriptor as long as the mapping lives (`trackfd=False` exists from Python
+`mmap.mmap` keeps a duplicate of the descriptor as long as the mapping lives (`trackfd=False` exists only from Python
 3.13 on); a manifest of 10^9 samples has 400 files, and every process of a node maps them.
 """
 
@@ -20,12 +20,12 @@ _libc.mmap.argtypes = (
 )
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
-# Shorter files are read: that takes a third of the time, and less memory than the pages of a mapping.
+# Shorter files are read, which takes a third of the time, and less memory than the pages of a mapping.
 _MAPPED_BYTES = 16384
 
 
 def map_file(path: Path) -> memoryview:
-    """Maps a file, read-only and shared; unmapped when the last view of it is gone. A short one is read.
+    """Maps a file, read-only and shared, until the last view of it is gone. A short file is read.
 
     Raises:
         OSError: it cannot be opened or mapped, or is empty.
@@ -42,6 +42,6 @@ def map_file(path: Path) -> memoryview:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(path))
     owner = (ctypes.c_ubyte * length).from_address(address)
-    # Not at exit: views may still be read by then, and the kernel unmaps what is left.
+    # Not at exit: views may still be in use, and the kernel unmaps the rest.
     weakref.finalize(owner, _libc.munmap, address, length).atexit = False
     return memoryview(owner).cast("B").toreadonly()

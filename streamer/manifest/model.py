@@ -1,4 +1,4 @@
-"""The words of the manifest as types: object, extent, chunk."""
+"""The terms of the manifest as types: object, extent, chunk."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 
 
 class Codec(IntEnum):
-    """How bytes change between fetch and publish.
+    """The change of the bytes between fetch and publish.
 
-    IDENTITY: not at all; the manifest knows where each sample begins.
-    RECORDS: a recoder makes a record of each sample; the chunk file has a table of where they begin.
+    IDENTITY: none; the manifest has the start of each sample.
+    RECORDS: a recoder makes a record of each sample; the chunk file has a table of their starts.
     """
 
     IDENTITY = 0
@@ -20,13 +20,13 @@ class Codec(IntEnum):
 
 
 class ObjectRecord(msgspec.Struct, frozen=True):
-    """A thing in the store.
+    """An object in the store.
 
     Attributes:
-        url: the whole address, as fsspec takes it.
+        url: whole address, in fsspec's form.
         size: bytes.
-        version: what pins a read: `etag:...`, `generation:...`, `version:...` as the store gives it, or
-            `stat:<size>:<mtime_ns>` where it has none. Compared as text, whole.
+        version: the text that pins a read: `etag:...`, `generation:...`, `version:...` as the store gives it, or
+            `stat:<size>:<mtime_ns>` if it gives none. Compared as a whole.
     """
 
     url: str
@@ -43,7 +43,7 @@ class Extent(msgspec.Struct, frozen=True):
 
     @property
     def length(self) -> int:
-        """Bytes."""
+        """Length in bytes."""
         return self.stop - self.start
 
 
@@ -51,14 +51,14 @@ class Chunk(msgspec.Struct, frozen=True):
     """Consecutive samples that are fetched, cached and evicted together.
 
     Attributes:
-        index: 0..M-1 in its manifest.
-        key: 16 bytes, digest(extents, object versions, codec): the name in the cache.
-        extents: where the bytes come from, in order.
+        index: number in its manifest, 0..M-1.
+        key: name in the cache: 16 bytes, digest(extents, object versions, codec).
+        extents: byte ranges of its content in the store, in order.
         first_sample: ordinal of its first sample.
-        samples: how many.
-        fetch_bytes: bytes on the network (the sum of the extents).
-        local_bytes: bytes on the SSD without header and checksums; for `Codec.RECORDS` as planned by the index.
-        hint: for `Codec.RECORDS`, what the recoder needs besides the bytes (see `builder.blocks`).
+        samples: number of samples.
+        fetch_bytes: bytes to fetch (the sum of the extents).
+        local_bytes: bytes on the SSD without header and checksums; the index's plan for `Codec.RECORDS`.
+        hint: for `Codec.RECORDS`, the recoder's input besides the bytes (see `manifest.blocks`).
     """
 
     index: int
@@ -72,7 +72,7 @@ class Chunk(msgspec.Struct, frozen=True):
     hint: bytes = b""
 
     def extents_of(self, start: int, stop: int) -> list[Extent]:
-        """Returns where the chunk-local bytes `[start, stop)` are in the store; no extent is empty."""
+        """Returns the extents of the chunk-local bytes `[start, stop)` in the store; no extent is empty."""
         found, offset = [], 0
         for extent in self.extents:
             lower, upper = max(start - offset, 0), min(stop - offset, extent.length)
@@ -86,7 +86,7 @@ class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
     """One field of all samples of a dataset.
 
     Attributes:
-        name: of the field.
+        name: name of the field.
         kind: how its bytes are decoded (see `streamer.formats.base.Field`).
     """
 
@@ -95,11 +95,11 @@ class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is known of the whole dataset, besides its objects and samples.
+    """Facts about the whole dataset, besides its objects and samples.
 
     Attributes:
-        fields: of every sample; empty: each sample says which it has.
-        notes: what the format's opener or recoder needs to know (the columns of MDS, the tree of LitData).
+        fields: fields of every sample; empty: each sample names its own.
+        notes: facts that the format's opener or recoder needs (the columns of MDS, the tree of LitData).
         classes: class names by label.
     """
 

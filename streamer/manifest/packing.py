@@ -1,4 +1,4 @@
-"""How samples become chunks: pure functions of sizes, places and hashes.
+"""Groups samples into chunks: pure functions of sizes, places and hashes.
 
 Whole objects are packed by the hash of their key, as groups of a binary tree over the hash space: a group that
 holds more than 1.5 chunk_bytes, or more than 512 objects, is halved. So a chunk is the set of all keys below one
@@ -6,11 +6,11 @@ hash prefix, and a new file changes the chunk it falls into and no other (a runn
 the same on average, but its chunks vary from a quarter to the double; these are within 0.75-1.5 of chunk_bytes
 while objects are small against them).
 
-Where order is asked for (`pack_in_order`), keys that follow each other share a chunk: its classes are not mixed, and
-a shuffle of such chunks would be poor.
+If an order is required (`pack_in_order`), consecutive keys share a chunk: its classes are not mixed, and a shuffle of
+such chunks would be poor.
 
-Containers are cut where a sample begins in the next of equal slices of the object, so that a chunk depends on its
-object only, can be cut while the object is still being read, and no small rest remains.
+A container is cut where a sample begins in the next of equal slices of the object, so that a chunk depends only on its
+object, can be cut while the object is still being read, and no small rest remains.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ class Cut(msgspec.Struct, frozen=True):
 
     @property
     def chunks(self) -> int:
-        """How many."""
+        """Number of chunks."""
         return len(self.chunk_bytes)
 
 
 def choose_chunk_bytes(wanted: int | Literal["auto"], sizes: Int64Array, whole_objects: bool) -> int:
-    """The chunk size: as wanted, or by the rule of `chunk_bytes="auto"`.
+    """The chunk size: the wanted one, or the one by the rule of `chunk_bytes="auto"`.
 
     Args:
         wanted: bytes, or "auto".
-        sizes: of all objects, bytes.
+        sizes: sizes of all objects in bytes.
         whole_objects: whether small objects share chunks.
 
     Raises:
-        ConfigError: not "auto" and not within 1 KiB..1 GiB.
+        ConfigError: neither "auto" nor within 1 KiB..1 GiB.
     """
     least, most = CHUNK_BYTES_RANGE
     if wanted != "auto":
@@ -124,11 +124,11 @@ def pack_objects(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int
 def pack_in_order(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> tuple[Int64Array, Int64Array]:
     """Packs whole objects in the order given.
 
-    From half of `chunk_bytes` on, a chunk ends before the first object whose hash is below a limit that grows with its
-    size. So a new file moves the cuts behind it only up to the next such object.
+    From half of `chunk_bytes` on, a chunk ends before the first object whose hash is below a limit that grows with the
+    chunk's size. So a new file moves the following cuts only up to the next such object.
 
     Returns:
-        As `pack_objects`; the order is 0..n-1.
+        The same as `pack_objects`; the order is 0..n-1.
     """
     # One per half a chunk, on average, by bytes (of 0.5 to 1.5 times chunk_bytes) or by objects (256 to 512).
     share = np.maximum(2 * sizes / chunk_bytes, 4 / OBJECTS_PER_CHUNK)
@@ -154,7 +154,7 @@ def _from(places: Sequence[int], least: int, otherwise: int) -> int:
 
 
 def _groups(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> Int64Array:
-    """Where the groups begin, for hashes in ascending order; level by level."""
+    """The beginnings of the groups, for hashes in ascending order; level by level."""
     total = np.concatenate([[0], np.cumsum(sizes)])
     limit = int(chunk_bytes * _GROUP_FILL)
     low = np.array([0] if len(hashes) else [], np.int64)
@@ -176,10 +176,10 @@ def _groups(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: int) -> 
 
 
 def cut_spans(starts: Int64Array, stops: Int64Array, object_bytes: int, chunk_bytes: int) -> Int64Array:
-    """Where chunks begin among the samples of one object.
+    """The places where chunks begin among the samples of one object.
 
-    A sample larger than `chunk_bytes` is alone; else a chunk has the samples that begin in the same slice. Looks
-    only at a sample and the one before, so a cut never changes when more samples follow.
+    A sample larger than `chunk_bytes` is alone; otherwise a chunk has the samples that begin in the same slice. The
+    function looks only at a sample and the one before, so a cut never changes when more samples follow.
     """
     slices = max(1, -(-object_bytes // chunk_bytes))
     slice_bytes = max(1, -(-object_bytes // slices))
@@ -191,7 +191,7 @@ def cut_spans(starts: Int64Array, stops: Int64Array, object_bytes: int, chunk_by
 
 
 def cut_object(starts: Int64Array, stops: Int64Array, object_bytes: int, chunk_bytes: int) -> Cut:
-    """Cuts the samples of one object into chunks; samples that touch share an extent."""
+    """Cuts the samples of one object into chunks; adjacent samples share an extent."""
     first = cut_spans(starts, stops, object_bytes, chunk_bytes)
     opens = np.ones(len(starts), bool)
     opens[1:] = starts[1:] != stops[:-1]
@@ -218,14 +218,14 @@ def chunk_key(
     sample_start: NDArray[np.uint32],
     codec: Codec = Codec.IDENTITY,
 ) -> bytes:
-    """The name of a chunk in the cache: 16 bytes, a digest of everything its bytes and cuts follow from.
+    """The name of a chunk in the cache: 16 bytes, a digest of everything that determines its bytes and cuts.
 
     Args:
-        format_name: decides where samples begin.
+        format_name: the format, which decides where samples begin.
         extents: url and version of each extent's object.
         ranges: int64, shape (k, 2): start and stop of each extent.
-        sample_start: uint32, chunk-local.
-        codec: what happens to the bytes between fetch and publish.
+        sample_start: uint32, chunk-local starts.
+        codec: change of the bytes between fetch and publish.
     """
     state = blake2b(digest_size=16, person=b"streamer-chunk-1")
     state.update(b"%s %d %d %d\n" % (format_name.encode(), codec, len(extents), len(sample_start)))

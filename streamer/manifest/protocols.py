@@ -1,6 +1,6 @@
-"""Interfaces of the manifest builder: its inputs, and its progress callbacks.
+"""Interfaces of the manifest builder: its inputs and its progress callbacks.
 
-The builder knows no store and no format; it is given a `Lister`, a `RangeReader` and an `Indexer`.
+The builder knows neither stores nor formats; it is given a `Lister`, a `RangeReader` and an `Indexer`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Need(msgspec.Struct, frozen=True):
     """An indexer asks for the bytes `[start, stop)` of an object; it gets them by `send`.
 
     Attributes:
-        object: one of the listing; None: the object that is indexed.
+        object: one of the listing; None: the object being indexed.
     """
 
     start: int
@@ -33,12 +33,12 @@ class Need(msgspec.Struct, frozen=True):
 class Examine(msgspec.Struct, frozen=True):
     """An indexer asks what a recoder makes of an object as one block; it gets `Examined` by `send`.
 
-    For what can only be counted by unpacking it: the engine does not do that itself.
+    For facts that can only be counted by unpacking, which the engine does not do itself.
 
     Attributes:
-        object: of at most `blocks.MOST_FETCH_BYTES`.
-        format, options, facts: of the dataset.
-        hint: for the recoder.
+        object: an object of at most `blocks.MOST_FETCH_BYTES`.
+        format, options, facts: those of the dataset.
+        hint: the recoder's input besides the bytes.
     """
 
     object: ObjectRecord
@@ -49,7 +49,7 @@ class Examine(msgspec.Struct, frozen=True):
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """The samples of an object, and the bytes of their records together."""
+    """The number of samples of an object, and the bytes of their records."""
 
     samples: int
     record_bytes: int
@@ -67,9 +67,9 @@ class Source(msgspec.Struct, frozen=True):
 
     Attributes:
         record: the object.
-        notes: what the survey has learnt about it (its entry in an index of the whole dataset).
-        sidecar: the object that holds an index of it.
-        chunk_bytes: how large its chunks will be; set by the builder, for formats that choose how large a block is.
+        notes: facts from the survey about it (its entry in an index of the whole dataset).
+        sidecar: the object that contains an index of it.
+        chunk_bytes: size of its chunks; set by the builder, for formats that choose the size of a block.
     """
 
     record: ObjectRecord
@@ -79,11 +79,11 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Survey(msgspec.Struct, frozen=True):
-    """What is known before the objects are indexed.
+    """The facts known before the objects are indexed.
 
     Attributes:
-        sources: the objects that hold samples, in the order of the samples.
-        facts: what is known of the whole dataset.
+        sources: the objects that contain samples, in the order of the samples.
+        facts: facts about the whole dataset.
         read_bytes: the most bytes that the index will read; None: all bytes of the objects.
     """
 
@@ -93,9 +93,9 @@ class Survey(msgspec.Struct, frozen=True):
 
 
 Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
-# Yield what they need (several at once as a tuple, which is answered with a tuple), are sent the bytes.
+# Yield their needs (several at once as a tuple, which is answered with a tuple), and are sent the bytes.
 Surveying: TypeAlias = Generator[Need | tuple[Need, ...], Answer, Survey]
-# Yields samples or blocks in order of position, too; never both in one dataset.
+# Also yields samples or blocks in order of position; never both in one dataset.
 Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block, Answer, None]
 
 
@@ -104,22 +104,22 @@ class Indexer(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the format, as the user writes it."""
+        """Name of the format, as users write it."""
         ...
 
     @property
     def revision(self) -> int:
-        """Raised when the recoder makes other records of the same bytes, or the index other hints; 0: never was."""
+        """Raised when the recoder makes other records of the same bytes, or the index other hints; 0 at first."""
         ...
 
     @property
     def whole_objects(self) -> bool:
-        """True: every object is one sample, and nothing needs to be read."""
+        """Whether every object is one sample, so that nothing needs to be read."""
         ...
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the index depends on besides the objects, as JSON has it."""
+        """Options on which the index depends besides the objects, as JSON values."""
         ...
 
     def accepts(self, key: str) -> bool:
@@ -127,14 +127,14 @@ class Indexer(Protocol):
         ...
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Chooses the objects that hold samples, and learns what concerns all of them. Not for whole objects.
+        """Chooses the objects that contain samples, and finds the facts about all of them. Not for whole objects.
 
         Args:
             accepted: the objects that `accepts` takes, in the order of the urls, then by name.
             others: the other objects below the urls, by url.
 
         Raises:
-            ManifestError: an index of the dataset that cannot be read, or contradicts the listing.
+            ManifestError: an index of the dataset cannot be read, or contradicts the listing.
         """
         ...
 
@@ -146,11 +146,11 @@ class Indexer(Protocol):
 
         Args:
             source: the object.
-            facts: as the survey found them.
-            start: where a sample begins that an earlier run over this object found; yields it and all after it.
+            facts: the facts from the survey.
+            start: beginning of a sample that an earlier run over this object found; yields it and all that follow.
 
         Raises:
-            ManifestError: an object that cannot be read; names it and the offset.
+            ManifestError: the object cannot be read; names it and the offset.
         """
         ...
 
@@ -188,12 +188,12 @@ class Estimate(msgspec.Struct, frozen=True):
     """The cost of a build, known after the listing.
 
     Attributes:
-        objects: how many will be indexed.
-        total_bytes: their sizes together.
-        read_bytes: the most bytes that will be read (0: the listing is enough).
-        requests: the most range requests, of 8 MiB each where all bytes are read.
-        chunk_bytes: what the chunks will be cut to.
-        known_bytes: sizes of the objects whose samples an earlier manifest has.
+        objects: number of objects to index.
+        total_bytes: sum of their sizes.
+        read_bytes: most bytes that will be read (0 if the listing is enough).
+        requests: most range requests, of 8 MiB each if all bytes are read.
+        chunk_bytes: size of the chunks.
+        known_bytes: sizes of the objects whose samples are in an earlier manifest.
     """
 
     objects: int
@@ -205,12 +205,12 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a build is.
+    """Progress of a build.
 
     Attributes:
         objects_done: indexed objects.
-        objects: all objects listed.
-        bytes_done: bytes of the objects that were passed, read or jumped over.
+        objects: number of listed objects.
+        bytes_done: bytes of the objects that were passed, read or skipped.
         total_bytes: sizes of all objects together.
         read_bytes: bytes read so far.
         samples: samples of the indexed objects.
@@ -227,8 +227,8 @@ class Progress(msgspec.Struct, frozen=True):
 class IndexedChunk(Chunk, frozen=True):
     """A chunk whose bytes were read for the index, before its number is known.
 
-    `index` and `first_sample` are -1: they depend on objects that are still being read. Key, extents, lengths
-    and `sample_offsets` (int64, samples + 1 chunk-local boundaries) are final, which is all a cache needs.
+    `index` and `first_sample` are -1, because they depend on objects that are still being read. Key, extents, lengths
+    and `sample_offsets` (int64, samples + 1 chunk-local boundaries) are final, which is all that a cache needs.
     """
 
     sample_offsets: NDArray[np.int64] | None = None

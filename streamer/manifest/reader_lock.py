@@ -1,6 +1,6 @@
-"""Readers of a manifest in a shared folder hold a lock on it; it is removed only when it is not locked.
+"""Readers of a manifest in a shared folder hold a lock on it; it is removed only while it is not locked.
 
-The lock is on the folder itself: the kernel frees it with the process, however that ends, and it holds in every
+The lock is on the folder itself: the kernel releases it when the process ends, however it ends, and it holds in every
 container that sees the folder. The engine keeps no record of readers, so a restart loses none.
 """
 
@@ -28,7 +28,7 @@ def open_held(path: Path) -> Manifest:
     """Opens a manifest that stays on the disk while the result lives. Holds one descriptor.
 
     Raises:
-        ManifestError: as Manifest.open; also one that was just removed.
+        ManifestError: see Manifest.open; also if it was just removed.
     """
     return held(path, Manifest.open)
 
@@ -37,16 +37,16 @@ def held(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
     """Opens a folder that stays on the disk while the result lives. Holds one descriptor.
 
     Raises:
-        ManifestError: as `open_folder`; also one that was just removed.
+        ManifestError: see `open_folder`; also if it was just removed.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise ManifestError(f"no manifest at {path}: {error.strerror}", path=str(path)) from error
     try:
-        # Where a mount has no locks, only the sessions of the engine protect a manifest.
+        # On a mount without locks, only the sessions of the engine protect a manifest.
         with contextlib.suppress(OSError):
-            # Waits for a remover at most, which holds it for a moment. What it has removed is not there below.
+            # Waits at most for a remover, which holds it for a moment; the check below finds what that removed.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         opened = open_folder(path)
     except BaseException:
@@ -58,9 +58,9 @@ def held(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
 
 
 def remove_unread(path: Path) -> bool:
-    """Removes a manifest folder unless a process holds it; True: it is gone.
+    """Removes a manifest folder unless a process holds it; returns whether it is gone.
 
-    The folder is renamed first: a reader finds all of it or nothing, and `sweep_removed` finds what a kill leaves.
+    The folder is renamed first: a reader finds all of it or nothing, and `sweep_removed` finds the remains of a kill.
 
     Raises:
         OSError: it cannot be removed.
@@ -83,7 +83,7 @@ def remove_unread(path: Path) -> bool:
 
 
 def sweep_removed(root: Path) -> int:
-    """Removes what killed removers have left below `root`; returns how many folders."""
+    """Removes the folders that killed removers have left below `root`; returns their number."""
     leftovers = list(root.glob(f"{_PREFIX}*"))
     for leftover in leftovers:
         shutil.rmtree(leftover, ignore_errors=True)

@@ -25,21 +25,21 @@ from streamer.unique import unique
 
 Int64Array = NDArray[np.int64]
 _SUFFIX = ".arrows"
-# Rows looked at together: bounds what a selection holds besides its result.
+# Rows that are looked at together: bounds the memory of a selection besides its result.
 _BLOCK_SAMPLES = 1 << 20
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Which samples: all conditions together; None does not restrict.
+    """The conditions for samples, all of which apply; None does not restrict.
 
     Attributes:
-        keys: glob patterns of the path below the url, any of which fits (raw files only).
+        keys: glob patterns of the path below the url, one of which must match (raw files only).
         labels: class numbers or names (raw files only).
-        sizes: the least and the most bytes, both inclusive; None on a side leaves it open.
+        sizes: minimum and maximum in bytes, both inclusive; None leaves a side open.
         indices: ordinals.
-        fraction: the part `[start, stop)` of 0..1 by a hash of each sample: (0, 0.9) and (0.9, 1) share none and
-            miss none, and a sample stays on its side when the dataset grows.
-        seed: draws another split.
+        fraction: the part `[start, stop)` of 0..1 by a hash of each sample: (0, 0.9) and (0.9, 1) together have every
+            sample once, and a sample stays on its side when the dataset grows.
+        seed: selects another split.
     """
 
     keys: Sequence[str] | None = None
@@ -54,10 +54,10 @@ class Selection:
     """Samples 0..n'-1 of a subset, in the order of the manifest; immutable.
 
     Attributes:
-        manifest: what it selects from.
+        manifest: the manifest that it selects from.
         ordinals: int64, shape (n',), ascending: the base ordinal of each sample.
         digest: 32 hex characters, of the manifest's digest and the ordinals.
-        path: the mapped file: next to the manifest's folder, or in the spare one.
+        path: the mapped file: next to the manifest's folder, or in the spare folder.
     """
 
     def __init__(self, manifest: Manifest, ordinals: Int64Array, digest: str, path: Path) -> None:
@@ -65,10 +65,10 @@ class Selection:
 
     @classmethod
     def create(cls, manifest: Manifest, where: Where, spare: Path | None = None) -> Self:
-        """Selects the samples that meet all conditions; see `of` for what is written.
+        """Selects the samples that meet all conditions; see `of` for the file that is written.
 
         Raises:
-            ConfigError: a condition that cannot be, or that selects nothing.
+            ConfigError: a condition is invalid, or selects nothing.
             ManifestError: the file cannot be written.
         """
         ordinals = _select(manifest, where)
@@ -81,12 +81,12 @@ class Selection:
         """Selects these samples, and writes `<manifest>.<digest>.arrows` next to the manifest's folder.
 
         Args:
-            manifest: what to select from.
+            manifest: the manifest to select from.
             ordinals: int64, shape (n',), strictly ascending, within 0..n-1, not empty.
-            spare: a folder to write to where that one is read-only for this process.
+            spare: folder to write to if the other one is read-only for this process.
 
         Raises:
-            ConfigError: ordinals that are not.
+            ConfigError: the ordinals are not like that.
             ManifestError: the file cannot be written.
         """
         ordinals = np.ascontiguousarray(ordinals, np.int64)
@@ -112,8 +112,8 @@ class Selection:
         """Maps a selection that was created before; `verify` compares its ordinals with the digest.
 
         Raises:
-            ManifestError: there is none of that digest.
-            ManifestCorruptError: its file is not what it should be.
+            ManifestError: there is none with that digest.
+            ManifestCorruptError: its file is malformed.
         """
         path = (folder or manifest.path.parent) / _name(manifest, digest)
         if not path.is_file():
@@ -132,7 +132,7 @@ class Selection:
 
     @property
     def samples(self) -> int:
-        """How many: n'."""
+        """Number of samples, n'."""
         return len(self.ordinals)
 
     @cached_property
@@ -146,7 +146,7 @@ class Selection:
         return self.ordinals[ordinals]
 
     def number(self, ordinal: int) -> int:
-        """The number in this selection of one of its samples, from its ordinal in the manifest."""
+        """The number in this selection of a sample, from its ordinal in the manifest."""
         return int(np.searchsorted(self.ordinals, ordinal))
 
 
@@ -155,7 +155,7 @@ def _name(manifest: Manifest, digest: str) -> str:
 
 
 def _write(path: Path, ordinals: Int64Array) -> None:
-    # Only here: processes that read a selection do without nanoarrow (6 ms of a start, 2026-11-22).
+    # Only here: processes that read a selection do not need nanoarrow (6 ms of a start, 2026-11-22).
     from streamer.manifest.arrow_ipc.writer import write_table
 
     with workplace(path.parent) as place:
@@ -164,7 +164,7 @@ def _write(path: Path, ordinals: Int64Array) -> None:
 
 
 def _read_only(cause: BaseException | None) -> bool:
-    """A folder mounted read-only, or another user's, as a sidecar's cache is for a trainer."""
+    """Whether a folder is mounted read-only, or another user's, as a sidecar's cache is for a trainer."""
     return isinstance(cause, OSError) and cause.errno in {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -251,7 +251,7 @@ def check_fraction(fraction: object) -> tuple[float, float]:
     """Returns the two ends of a fraction.
 
     Raises:
-        ConfigError: it is no pair of numbers, or they are not in order.
+        ConfigError: it is not a pair of numbers, or they are not in order.
     """
     pair = fraction if isinstance(fraction, tuple | list) and len(fraction) == 2 else (None,)
     if not all(isinstance(end, int | float) for end in pair):
@@ -276,7 +276,7 @@ def _key_test(manifest: Manifest, patterns: Sequence[str]) -> _Test:
 
 
 def _sample_hash(manifest: Manifest, ordinals: Int64Array, seed: int) -> NDArray[np.uint64]:
-    """A hash of what a sample is, not of its ordinal: path of a raw file, or place in its chunk."""
+    """A hash of the sample's identity, not of its ordinal: path of a raw file, or place in its chunk."""
     if manifest.whole_objects:
         keys = [manifest.name(i).object_key.encode() for i in ordinals.tolist()]
         base, place = hash_keys(keys), np.zeros(len(keys), np.uint64)

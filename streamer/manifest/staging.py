@@ -1,8 +1,8 @@
-"""Manifest folders appear whole or not at all, and leftovers of a killed writer are swept away.
+"""Manifest folders appear as a whole or not at all, and leftovers of a killed writer are removed.
 
-A writer works in `<root>/.building-<token>/`, holds a lock on `.building-<token>.lock` as long as it lives, and
-renames the folder at the end. The kernel frees the lock with the process, so a folder whose lock can be had is a
-leftover, whatever pid or host made it.
+A writer works in `<root>/.building-<token>/`, holds a lock on `.building-<token>.lock` as long as it lives, and renames
+the folder at the end. The kernel releases the lock when the process ends, so a folder whose lock is free is a leftover,
+whatever pid or host created it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOCK = ".lock"
 
 @contextlib.contextmanager
 def workplace(root: Path) -> Iterator[Path]:
-    """A fresh folder below `root` for one writer; gone afterwards unless it was settled.
+    """Creates a temporary folder below `root` for one writer; removes it afterwards unless it was settled.
 
     Raises:
         ManifestError: an OSError of the root or of a file in it.
@@ -46,13 +46,13 @@ def workplace(root: Path) -> Iterator[Path]:
 
 
 def settle(place: Path, target: Path, *, durable: bool = True, check: Callable[[Path], object] = open_verified) -> Path:
-    """Gives a finished folder its name; a good one under that name stays, a broken one is replaced.
+    """Gives a finished folder its name; an intact one of that name stays, a broken one is replaced.
 
     Args:
-        place: its files.
-        target: its folder then.
-        durable: the disk is to have it all before it has its name.
-        check: raises a ManifestError for a folder that is not what its name says.
+        place: folder with its files.
+        target: its final path.
+        durable: whether the disk must have everything before the folder gets its name.
+        check: raises a ManifestError for a folder whose content does not match its name.
     """
     if durable:
         sync_all(place)
@@ -67,7 +67,7 @@ def settle(place: Path, target: Path, *, durable: bool = True, check: Callable[[
     try:
         os.rename(place, target)
     except OSError:
-        # Another writer was first: the digest says that its content is ours.
+        # Another writer was first: the digest says that its content is the same.
         check(target)
     if durable:
         sync(target.parent)
@@ -75,14 +75,14 @@ def settle(place: Path, target: Path, *, durable: bool = True, check: Callable[[
 
 
 def settle_file(source: Path, target: Path) -> None:
-    """Gives a finished file its name; one that is there already has the same content and is replaced."""
+    """Gives a finished file its name; an existing one has the same content and is replaced."""
     sync(source)
     os.replace(source, target)
     sync(target.parent)
 
 
 def sweep(root: Path) -> list[Path]:
-    """Removes what killed writers left below `root`; returns what was removed."""
+    """Removes the leftovers of killed writers below `root`; returns them."""
     removed = []
     for lock in sorted(root.glob(f"{_PREFIX}*{_LOCK}")):
         with contextlib.suppress(OSError), lock.open("rb") as file:
@@ -102,7 +102,7 @@ def _locked(path: Path) -> Iterator[None]:
     while True:
         with path.open("xb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            # A sweeper may have taken the file between its creation and the lock.
+            # A sweeper may have removed the file between its creation and the lock.
             if not path.exists():
                 continue
             try:
@@ -113,13 +113,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def sync_all(folder: Path) -> None:
-    """Waits until the disk has a folder and its files."""
+    """Waits until a folder and its files are on the disk."""
     for path in (*folder.iterdir(), folder):
         sync(path)
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk has the content of a file, or the names in a folder."""
+    """Waits until the content of a file, or the names in a folder, are on the disk."""
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(number)

@@ -31,14 +31,15 @@ class Manifest:
 
     Attributes:
         digest: 32 hex characters, the identity of the content.
-        path: the folder.
+        path: its folder.
         format: name of the container format.
-        recoded: whether the bytes of samples change between fetch and publish; then chunk files say where they begin.
-        urls: what was indexed, as it was written when this folder was made.
-        classes: class names by label: sorted folders, or as the files of the dataset say.
-        chunk_bytes: what the chunks were cut to.
-        total_bytes: sizes of all objects together.
-        samples, chunks, objects: how many.
+        recoded: whether the bytes of samples change between fetch and publish; then chunk files have the starts of
+            samples.
+        urls: the indexed urls, as they were written when this folder was made.
+        classes: class names by label: sorted folders, or the names in the files of the dataset.
+        chunk_bytes: size of the chunks that the samples were cut into.
+        total_bytes: sum of the sizes of all objects.
+        samples, chunks, objects: their numbers.
     """
 
     def __init__(self, path: Path, root: Root, tables: list[dict[str, Table]]) -> None:
@@ -54,15 +55,15 @@ class Manifest:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Maps a manifest folder; only versions, lengths and layout are checked (`checks.open_verified` reads it all).
+        """Maps a manifest folder. Checks only versions, lengths and layout; `validation.open_verified` reads it all.
 
         Args:
             path: the folder with root.json.
 
         Raises:
             ManifestError: there is no manifest.
-            ManifestVersionError: of another version.
-            ManifestCorruptError: a file is missing, cut off, or not what it should be.
+            ManifestVersionError: it has another version.
+            ManifestCorruptError: a file is missing, truncated or malformed.
         """
         where = path / ROOT_NAME
         try:
@@ -87,32 +88,32 @@ class Manifest:
 
     @property
     def whole_objects(self) -> bool:
-        """True: every object is one sample, and sample i is object i."""
+        """Whether every object is one sample, so that sample i is object i."""
         return self._content.whole_objects
 
     @property
     def digests(self) -> list[dict[str, str]]:
-        """Per part, the digest that each table should have."""
+        """The digest that each table should have, per part."""
         return [{name: run.digest for name, run in part.tables.items()} for part in self._content.parts]
 
     @property
     def tables(self) -> list[dict[str, Table]]:
-        """Per part, the columns of each table."""
+        """The columns of each table, per part."""
         return self._parts
 
     @property
     def content(self) -> Content:
-        """What root.json says about the tables."""
+        """The content of root.json about the tables."""
         return self._content
 
     @property
     def facts(self) -> Facts:
-        """What is known of the whole dataset."""
+        """Facts about the whole dataset."""
         return self._content.facts or Facts()
 
     @property
     def parts(self) -> int:
-        """How many parts the tables are stored in."""
+        """Number of parts in which the tables are stored."""
         return len(self._parts)
 
     @cached_property
@@ -130,7 +131,7 @@ class Manifest:
     def chunk_local_bytes(self) -> Int64Array:
         """Bytes per chunk on the SSD, without header and checksums: int64, shape (M,).
 
-        Of a recoded dataset these are planned; the header of a chunk file has the real length.
+        For a recoded dataset these are planned; the header of a chunk file has the real length.
         """
         return self.column("chunks", "local_bytes").view(np.int64)
 
@@ -153,7 +154,7 @@ class Manifest:
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found)).view(np.int32)
 
     def column(self, table: str, name: str) -> NDArray[np.generic]:
-        """A column of numbers of a table, over all parts."""
+        """A numeric column of a table, over all parts."""
         found = [_array(tables[table], name) for tables in self._parts]
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found))
 
@@ -161,7 +162,7 @@ class Manifest:
         """Chunk number `index`, 0..M-1, with its extents.
 
         Raises:
-            IndexError: no such chunk.
+            IndexError: there is no such chunk.
         """
         if not 0 <= index < self.chunks:
             raise IndexError(f"chunk {index} of {self.chunks}")
@@ -184,7 +185,7 @@ class Manifest:
     def sample_offsets(self, chunk: int) -> Int64Array:
         """Chunk-local boundaries: sample i of the chunk is `[o[i], o[i + 1])`; int64, shape (samples + 1,).
 
-        Not of recoded datasets.
+        Not for recoded datasets.
         """
         first, stop = int(self.chunk_first[chunk]), int(self.chunk_first[chunk + 1])
         offsets = np.empty(stop - first + 1, np.int64)
@@ -203,7 +204,7 @@ class Manifest:
             recoded dataset.
 
         Raises:
-            IndexError: an ordinal outside of 0..n-1.
+            IndexError: an ordinal is outside of 0..n-1.
         """
         ordinals = np.asarray(ordinals, np.int64)
         self._check(ordinals)
@@ -232,7 +233,7 @@ class Manifest:
         """Object number `index`, 0..objects-1.
 
         Raises:
-            IndexError: no such object.
+            IndexError: there is no such object.
         """
         if not 0 <= index < self.objects:
             raise IndexError(f"object {index} of {self.objects}")
@@ -250,7 +251,7 @@ class Manifest:
         A sample of a recoded dataset has the whole range of its chunk.
 
         Raises:
-            IndexError: no such sample.
+            IndexError: there is no such sample.
         """
         chunk, start, stop = (int(column[0]) for column in self.locate(np.array([ordinal], np.int64)))
         if self.whole_objects:
@@ -289,7 +290,7 @@ class Manifest:
         return starts
 
     def _check(self, ordinals: Int64Array) -> None:
-        # Negative ones are the largest of all unsigned numbers.
+        # As unsigned numbers, negative ones are the largest.
         if len(ordinals) and np.maximum.reduce(ordinals.view(np.uint64)) >= self.samples:
             raise IndexError(f"ordinals {ordinals.min()}..{ordinals.max()} of {self.samples} samples")
 

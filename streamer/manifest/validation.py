@@ -1,6 +1,6 @@
-"""Is a manifest what was written, and do its values make sense? A digest shows the first, not the second.
+"""Verifies that a manifest is what was written, by its digests, and that its values make sense, by checking ranges.
 
-A manifest may come from a url; a range that points outside must be found before a reader follows it.
+A manifest may come from a url: a range that points outside must be found before a reader follows it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def open_verified(path: Path) -> Manifest:
     """Opens a manifest and verifies it.
 
     Raises:
-        ManifestError: as `Manifest.open` and `verify`.
+        ManifestError: see `Manifest.open` and `verify`.
     """
     manifest = Manifest.open(path)
     verify(manifest)
@@ -33,7 +33,7 @@ def verify(manifest: Manifest) -> None:
     """Compares the content of every table with its digest (1 GB/s), and checks that its ranges make sense.
 
     Raises:
-        ManifestCorruptError: names the file, or the rule that is broken.
+        ManifestCorruptError: names the file, or the violated rule.
     """
     for part, (digests, tables) in enumerate(zip(manifest.digests, manifest.tables, strict=True)):
         for name, table in tables.items():
@@ -50,7 +50,7 @@ def verify(manifest: Manifest) -> None:
 
 
 def _check_values(manifest: Manifest) -> None:
-    """Checks that every range is inside of what it is a range of; 0.1 s per 10^7 samples."""
+    """Checks that every range is within what it is a range of; 0.1 s per 10^7 samples."""
     columns = _Columns(manifest.tables)
     first, local_bytes = manifest.chunk_first, manifest.chunk_local_bytes
     rules = {

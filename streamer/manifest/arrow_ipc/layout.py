@@ -1,7 +1,7 @@
 """Offsets of the buffers of an Arrow IPC stream: its message metadata, with every offset checked.
 
 Source: Arrow columnar format, "IPC Streaming Format" and format/{Message,Schema}.fbs. The numbers of fields are their
-places in those.
+    places in those files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FieldLayout(msgspec.Struct, frozen=True):
 
 
 class BatchLayout(msgspec.Struct, frozen=True):
-    """The one record batch of a file: rows, columns and the byte ranges of all buffers in the file."""
+    """The only record batch of a file: rows, columns and the byte ranges of all buffers in the file."""
 
     rows: int
     fields: tuple[FieldLayout, ...]
@@ -43,7 +43,7 @@ def read_layout(content: memoryview | bytes, where: str) -> BatchLayout:
     """Finds schema and record batch of a stream.
 
     Raises:
-        ManifestCorruptError: anything that is not such a stream, or points outside of it.
+        ManifestCorruptError: it is not such a stream, or points outside of it.
     """
     try:
         return _layout(content)
@@ -54,7 +54,7 @@ def read_layout(content: memoryview | bytes, where: str) -> BatchLayout:
 
 
 class _BrokenError(Exception):
-    """Not such a stream."""
+    """Raised for anything that is not such a stream."""
 
     def __init__(self, what: str, position: int) -> None:
         super().__init__(f"{what} (byte {position})")
@@ -79,7 +79,8 @@ def _metadata(content: memoryview | bytes, position: int) -> tuple[bytes, int]:
     return bytes(content[start:body]), body
 
 
-# The files of a table begin with the same schema: to walk it was half of what opening a manifest cost (0.6 ms,
+# The files of a table begin with the same schema: parsing it was half of the cost of opening a manifest (0.6 ms,
+# 2026-11-23), which a mix does for every member in every process.
 # 2026-11-23), which a mix does for every member in every process.
 @lru_cache(maxsize=16)
 def _schema(metadata: bytes) -> tuple[tuple[FieldLayout, ...], int]:
@@ -107,8 +108,8 @@ class _Message:
         """The number of rows and the byte ranges of the buffers.
 
         Args:
-            body: its start in the file.
-            length: of the file.
+            body: start of the body in the file.
+            length: length of the file.
         """
         if self._kind != _RECORD_BATCH:
             raise _BrokenError("has no record batch after the schema", body)

@@ -1,9 +1,9 @@
 """Tables of Arrow IPC streams, read as numpy views over one mapping.
 
 A file is a schema message, one record batch and the end mark, so any Arrow library reads it
-(`pyarrow.ipc.open_stream`). Columns are not nullable and not compressed, therefore a column is its buffer.
-nanoarrow's own reader copies (20 MB of file cost 58 MB of anonymous memory, 2026-11-20): reading is
-`layout.py` plus `numpy.frombuffer`.
+(`pyarrow.ipc.open_stream`). Columns are neither nullable nor compressed, so a column is its buffer. nanoarrow's own
+reader copies (20 MB of file cost 58 MB of anonymous memory, 2026-11-20): reading is `layout.py` plus
+`numpy.frombuffer`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from streamer.manifest.mmap_file import map_file
 
 
 def map_table(path: Path, schema: Schema) -> Table:
-    """Maps a file and returns its columns as read-only views; costs no memory per row.
+    """Maps a file and returns its columns as read-only views; takes no memory per row.
 
     Raises:
-        ManifestCorruptError: not such a file, another schema, or an offset that points outside.
+        ManifestCorruptError: it is not such a file, has another schema, or an offset points outside.
     """
     try:
         mapping = map_file(path)
@@ -34,10 +34,10 @@ def map_table(path: Path, schema: Schema) -> Table:
 
 
 def read_table(mapping: memoryview, schema: Schema, where: str) -> Table:
-    """The columns of a file's bytes, as read-only views of them.
+    """Returns the columns of a file's bytes, as read-only views.
 
     Raises:
-        ManifestCorruptError: not such a file, another schema, or an offset that points outside.
+        ManifestCorruptError: it is not such a file, has another schema, or an offset points outside.
     """
     layout = read_layout(mapping, where)
     if [field.name for field in layout.fields] != list(schema):
@@ -59,7 +59,7 @@ class _Cursor:
         field = next(self._fields)
         if field.kind not in _ACCEPTED[kind]:
             self._fail(f"column {field.name} is {field.kind}, expected {kind}")
-        self._next()  # validity: empty, as nothing is nullable
+        self._next()  # validity: empty, as no column is nullable
         if kind == "binary":
             return self._binary(8 if field.kind == "large_binary" else 4)
         if kind == "key16":

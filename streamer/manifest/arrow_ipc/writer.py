@@ -1,6 +1,6 @@
 """Tables written as Arrow IPC streams: a schema message, one record batch and the end mark.
 
-Apart from reading: trainers only read, and do without nanoarrow (16 ms of CPU and 1 MB a process, 2026-11-23).
+Separate from reading: trainers only read, and save nanoarrow's 16 ms of CPU and 1 MB a process (2026-11-23).
 """
 
 from __future__ import annotations

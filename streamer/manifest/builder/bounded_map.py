@@ -1,4 +1,4 @@
-"""Concurrent work with a limit; the first error is raised as itself."""
+"""Concurrent work with a limit; the first error is raised without a group around it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outcome = TypeVar("Outcome")
 async def bounded_map(
     work: Callable[[Item], Awaitable[Outcome]], items: Sequence[Item], concurrency: int
 ) -> list[Outcome]:
-    """Awaits `work` for every item, at most `concurrency` at once; the results in the items' order.
+    """Awaits `work` for every item, at most `concurrency` at once; returns the results in the items' order.
 
     The first error cancels the rest and is raised as it is, without an ExceptionGroup around it.
     """
@@ -34,7 +34,7 @@ async def bounded_map(
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raises the first error of a task group as itself, with its own cause."""
+    """Raises the first error of a task group instead of the group, with its own cause."""
     try:
         yield
     except BaseExceptionGroup as errors:

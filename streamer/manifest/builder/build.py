@@ -46,31 +46,31 @@ class Elsewhere(Protocol):
     def __call__(
         self, containers: Sequence[Container], indexer: Indexer
     ) -> AsyncGenerator[tuple[int, Cut | list[Block] | ManifestError], None]:
-        """Yields the place of a container and what was found in it, or why it is damaged; in any order.
+        """Yields the number of a container and what was found in it, or why it is damaged, in any order.
 
         Raises:
-            StoreError: a store that cannot be read.
+            StoreError: a store cannot be read.
         """
         ...
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a manifest is built.
+    """Options of a build.
 
     Attributes:
         chunk_bytes: bytes, or "auto" for the rule in packing.py.
         concurrency: requests in flight while indexing and listing.
-        memory_bytes: windows held together; at least one container's (see containers.py).
+        memory_bytes: total bytes of windows in memory; at least one container's (see containers.py).
         on_estimate: called with the cost after the listing; may raise to stop.
         on_progress: called after each window and each object.
-        on_chunk: offered chunks whose bytes were read for the index, with those bytes.
-        logs: notes what was found; a build that was killed goes on there.
-        in_key_order: raw files as they were listed, by url and key; otherwise by the hash of their keys, which mixes
-            the classes of a chunk. No matter for containers.
-        known: manifests of which the rows of unchanged objects are taken over; those are not read.
-        on_damage: called with a line for each container that is left out because it is damaged, and one for all; None:
-            it is an error.
-        elsewhere: indexes the containers in other processes; None: this one does.
+        on_chunk: receives the chunks whose bytes were read for the index, with those bytes.
+        logs: records the findings; a build that was killed continues there.
+        in_key_order: whether raw files stay in the order of url and key, not of the hashes of their keys, which mix the
+            classes of a chunk. Has no effect on containers.
+        known: manifests from which the rows of unchanged objects are taken; those objects are not read.
+        on_damage: called with a line for each damaged container that is left out, and one for all; None: damage is an
+            error.
+        elsewhere: indexes the containers in other processes; None: this process does.
     """
 
     chunk_bytes: int | Literal["auto"] = "auto"
@@ -99,20 +99,20 @@ async def build(
 ) -> Manifest:
     """Indexes a dataset and publishes its manifest as `<root>/<digest>/`.
 
-    The result follows from the listing and the objects' bytes alone, whatever completes first.
+    The result depends on the listing and the objects' bytes alone, not on the order of completion.
 
     Args:
-        urls: a prefix, object or glob, or several; containers keep the order of the urls.
-        root: folder of manifests on the local disk; made if missing.
+        urls: a prefix, an object or a glob, or several of them; containers keep the order of the urls.
+        root: folder of manifests on the local disk; created if missing.
         lister: lists urls; an ObjectStore.
         reader: reads ranges; a Fetcher.
         choose_format: given the object names, returns the format; `formats.detect.chooser("auto")`.
         options: sizes, bounds and callbacks.
 
     Raises:
-        ManifestError: nothing to index, an archive that cannot be read, or a root that cannot be written.
-        ConfigError: no urls, or a mixture of formats that "auto" does not know.
-        StoreError: from the store.
+        ManifestError: there is nothing to index, an archive cannot be read, or the root cannot be written.
+        ConfigError: there are no urls, or a mixture of formats that "auto" does not know.
+        StoreError: the store failed.
     """
     options = options or BuildOptions()
     wanted = (urls,) if isinstance(urls, str) else tuple(urls)
@@ -138,7 +138,7 @@ async def _whole_objects(listed: Listed, options: BuildOptions) -> Rows:
     chunk_bytes = choose_chunk_bytes(options.chunk_bytes, listing.sizes, True)
     if options.on_estimate:
         options.on_estimate(Estimate(len(listing), total_bytes, read_bytes=0, requests=0, chunk_bytes=chunk_bytes))
-    # In a thread: 10^6 raw files take 5 s of CPU, and the loop serves others meanwhile.
+    # In a thread: 10^6 raw files take 5 s of CPU, and the loop serves other clients meanwhile.
     rows = await asyncio.to_thread(_pack, listing, listed.indexer, chunk_bytes, options.in_key_order)
     if options.on_progress:
         count = len(listing)
@@ -180,7 +180,7 @@ def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> E
 
 
 class _Indexed:
-    """One pass over all containers; counts what it does for the progress."""
+    """One pass over all containers; counts its work for the progress."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class _Indexed:
         self._damages: dict[int, ManifestError] = {}
 
     async def rows(self, known: Mapping[int, Cut | list[Block]]) -> Rows:
-        """The rows of all containers, of which some are known."""
+        """Returns the rows of all containers, some of which are known."""
         numbers = range(len(self._listing))
         for number, cut in known.items():
             self._count_object(number, cut, 0)
@@ -232,7 +232,7 @@ class _Indexed:
             self._options.on_damage(f"left out: {len(found) - _DAMAGES_NAMED} more")
 
     async def _index_or_leave(self, number: int) -> Cut | list[Block] | None:
-        """None: the container is damaged, and is to be left out."""
+        """Indexes a container; returns None if it is damaged and is to be left out."""
         try:
             return await self._index(number)
         except ManifestError as error:
@@ -243,7 +243,7 @@ class _Indexed:
         """Leaves a damaged container out.
 
         Raises:
-            ManifestError: it must not be.
+            ManifestError: damage is an error.
         """
         if self._options.on_damage is None or "reason" not in error.details:
             raise error

@@ -1,9 +1,10 @@
 """Drives indexers over many containers at once: reads ahead, cuts chunks as they close, offers and logs them.
 
-Memory: at most `parallel_objects` containers are in work. Each holds the window its indexer works on, `ahead`
-windows that are on their way, and, when chunks are offered, the windows of the chunk that is still open: no more
-than `most_open_bytes` = max(2 x chunk_bytes, 8 MiB) plus one window. `Budget.of` turns a number of bytes into these;
-the bound it keeps is max(memory_bytes, one container), with a container at most (2 + ahead) x 8 MiB + most_open_bytes.
+Memory: at most `parallel_objects` containers are in progress. Each holds the window that its indexer works on, `ahead`
+    windows in flight, and, if chunks are offered, the windows of the chunk that is still open: no more than
+    `most_open_bytes` = max(2 x chunk_bytes, 8 MiB) plus one window. `Budget.of` derives these from a number of bytes;
+    the bound that it keeps is max(memory_bytes, one container), with a container of at most (2 + ahead) x 8 MiB +
+    most_open_bytes.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ from streamer.manifest.protocols import (
     Span,
 )
 
-# What an indexer asks for at a time; see formats/window.py.
+# Bytes that an indexer asks for at a time; see formats/window.py.
 WINDOW_BYTES = 8 << 20
-# Small reads of one object at the same time: pages of an index, 4 KiB each.
+# Concurrent small reads of one object: pages of an index, 4 KiB each.
 _NEEDS_AT_ONCE = 256
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """How many containers are in work together, and how many windows each reads ahead."""
+    """The number of containers in progress, and the number of windows that each reads ahead."""
 
     parallel_objects: int
     ahead: int
 
     @classmethod
     def of(cls, memory_bytes: int, concurrency: int, objects: int, kept_bytes: int) -> Budget:
-        """Divides `memory_bytes` (a floor of one container) and `concurrency` requests.
+        """Divides `memory_bytes` (at least one container) and `concurrency` requests.
 
         Args:
-            memory_bytes: for all windows together.
+            memory_bytes: bytes of all windows together.
             concurrency: requests in flight.
-            objects: how many containers there are.
-            kept_bytes: what a container holds back for the chunk that is open.
+            objects: number of containers.
+            kept_bytes: bytes that a container holds for its open chunk.
         """
         least = 2 * WINDOW_BYTES + kept_bytes
         parallel = max(1, min(concurrency, objects, memory_bytes // least))
@@ -69,12 +70,12 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 def most_open_bytes(chunk_bytes: int) -> int:
-    """What a container holds back for the chunk that is open: two chunks, or a sample that ends in the next window."""
+    """Bytes that a container holds for its open chunk: two chunks, or a sample that ends in the next window."""
     return max(2 * chunk_bytes, WINDOW_BYTES)
 
 
 class Container(msgspec.Struct, frozen=True):
-    """One object to index, how to cut it, and where to note what was found."""
+    """One object to index, how to cut it, and the log of its findings."""
 
     source: Source
     facts: Facts
@@ -99,14 +100,14 @@ async def index_container(
 ) -> Cut | list[Block]:
     """Indexes one container: cuts its samples into chunks, and offers those chunks whose bytes were all read.
 
-    The chunks that the container's log has are neither read nor offered again.
+    Chunks that are in the container's log are neither read nor offered again.
 
     Returns:
-        The cut samples; or the blocks, which make chunks as `blocks.cut_blocks` cuts them.
+        The samples, cut into chunks, or the blocks, of which `blocks.cut_blocks` makes chunks.
 
     Raises:
-        ManifestError: from the indexer.
-        StoreError: from the reader.
+        ManifestError: the indexer failed.
+        StoreError: the reader failed.
     """
     found = await asyncio.to_thread(container.log.read) if container.log else Found()
     blocks: list[Block] = []
@@ -129,7 +130,7 @@ async def index_container(
 
 async def _index_rest(steps: _Steps, windows: _Windows, chunks: _ClosedChunks, on_read: Callable[[Need], None]) -> None:
     """Runs the indexer to its end."""
-    # In a thread: a window of small members takes 60 ms to parse, and the loop serves others.
+    # In a thread: a window of small members takes 60 ms to parse, and the loop serves other clients.
     asked = await asyncio.to_thread(steps.advance, None)
     while asked is not None:
         answer: Answer
@@ -153,13 +154,13 @@ def _since(found: Found, first: int) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 class _Steps:
-    """An indexer at work, and what it has found."""
+    """A running indexer and its findings."""
 
     def __init__(self, steps: Indexing, found: Found, blocks: list[Block]) -> None:
         self._steps, self.found, self.blocks = steps, found, blocks
 
     def advance(self, answer: Answer) -> Need | tuple[Need, ...] | Examine | None:
-        """Runs the indexer to its next need; None: it is done."""
+        """Advances the indexer to its next need; None: it is done."""
         try:
             item = self._steps.send(answer)
             while not isinstance(item, Need | tuple | Examine):
@@ -261,7 +262,7 @@ class _ClosedChunks:
         self._open_sample += closed
         if edges:
             self._drop_before(position)
-        # A chunk of which the beginning is missing is not offered: a very large sample is fetched again later.
+        # A chunk whose beginning is missing is not offered: a very large sample is fetched again later.
         if self._held_bytes() > most_open_bytes(chunk_bytes) + WINDOW_BYTES:
             self._held.clear()
 

@@ -1,10 +1,11 @@
-"""What an unfinished index has found, on the disk: a killed engine goes on at the chunks that were open.
+"""The findings of an unfinished index, on disk: a restarted engine continues at the chunks that were open.
 
-    <folder>/<name>      the samples of the closed chunks of one container; `name` is a digest of all they follow from
+    <folder>/<name>      the samples of the closed chunks of one container; `name` is a digest of all that determines
+    them
 
-A file is a sequence of records, each written at once and with a checksum. What a kill or a full disk has left of the
-last one is cut off when the file is read. Reading an object again is always right, so no error of the disk ends an
-index. Synchronous; used in threads.
+A file is a sequence of records, each written at once and with a checksum. If a kill or a full disk cuts the last one
+short, it is removed when the file is read. Reading an object again is always correct, so an error of the disk never
+ends an index. Synchronous; used in threads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from streamer.manifest.protocols import Indexer, Source
 logger = logging.getLogger(__name__)
 
 _CHECKSUM = Struct("<I")
-# Samples before this record, samples in it, where the next sample begins, whether that is the end of the container.
+# Samples before this record, samples in it, the beginning of the next sample, whether the container ends there.
 _HEAD = Struct("<QQQ?")
 _SAMPLE_BYTES = 16
 
@@ -35,8 +36,8 @@ class Found(msgspec.Struct):
 
     Attributes:
         starts, stops: byte ranges of the samples, in order.
-        position: where the next sample begins.
-        finished: there is no next sample.
+        position: beginning of the next sample.
+        finished: whether there is no next sample.
     """
 
     starts: list[int] = msgspec.field(default_factory=list)
@@ -46,7 +47,7 @@ class Found(msgspec.Struct):
 
 
 class Writing(msgspec.Struct):
-    """Whether the logs of an index are written: not on a disk that has refused a record, which is needed otherwise."""
+    """Whether the logs of an index are written: not to a disk that has refused a record and needs its space."""
 
     goes_on: bool = True
 
@@ -55,8 +56,8 @@ class IndexLog:
     """The log of one container.
 
     Args:
-        path: the file; it and its folder are made with the first record.
-        writing: shared by the logs of an index; None: of its own.
+        path: the file; it and its folder are created with the first record.
+        writing: shared by the logs of an index; None: its own.
     """
 
     def __init__(self, path: Path, writing: Writing | None = None) -> None:
@@ -65,7 +66,7 @@ class IndexLog:
         self._samples = 0
 
     def read(self) -> Found:
-        """What the records say, up to the first that is damaged or out of order; the rest is cut off."""
+        """Reads the records up to the first that is damaged or out of order; cuts off the rest."""
         found, good = Found(), 0
         try:
             content = self._path.read_bytes()
@@ -82,7 +83,7 @@ class IndexLog:
         return found
 
     def append(self, starts: NDArray[np.int64], stops: NDArray[np.int64], position: int, *, finished: bool) -> None:
-        """Adds the samples of chunks that are closed; after `read`."""
+        """Adds the samples of closed chunks; call `read` first."""
         head = _HEAD.pack(self._samples, len(starts), position, finished)
         self._samples += len(starts)
         if self._writing.goes_on:
@@ -103,8 +104,8 @@ class IndexLogs:
     """The logs of one index.
 
     Args:
-        folder: where they are.
-        writes: False: they are read only.
+        folder: their folder.
+        writes: whether they are written, too.
     """
 
     def __init__(self, folder: Path, *, writes: bool = True) -> None:
@@ -123,7 +124,7 @@ class IndexLogs:
 
 
 def _read_record(content: bytes, at: int, found: Found) -> int:
-    """Adds the record at this place; returns its bytes, 0 if it is damaged or does not follow the one before."""
+    """Adds the record at an offset; returns its length, 0 if it is damaged or does not follow the one before."""
     head_stop = at + _CHECKSUM.size + _HEAD.size
     if head_stop > len(content) or found.finished:
         return 0

@@ -1,7 +1,7 @@
-"""What earlier manifests say of objects that have not changed: these are not read again.
+"""Takes the rows of unchanged objects from earlier manifests, so that the objects are not read again.
 
-The rows of an object follow from its bytes, the format and the facts alone. Its samples are taken from the rows, and
-cut anew; the cut of blocks cannot be made anew, so these need the same `chunk_bytes`.
+The rows of an object depend on its bytes, the format and the facts alone. Its samples are taken from the rows and cut
+again; blocks cannot be cut again, so they need the same `chunk_bytes`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Int64Array = NDArray[np.int64]
 def take_over(
     sources: Sequence[Source], manifests: Sequence[Manifest], indexer: Indexer, facts: Facts, chunk_bytes: int
 ) -> dict[int, Cut | list[Block]]:
-    """What the manifests say of the sources, by the number of the source.
+    """Returns the manifests' findings about the sources, by the number of the source.
 
-    A source with an index file is not among them: to read it costs little, and it may have been mended.
+    A source with an index file is left out: reading it costs little, and it may have been corrected.
     """
     found: dict[int, Cut | list[Block]] = {}
     for manifest in manifests:
@@ -57,12 +57,12 @@ class _Rows:
         self._start = manifest.column("extents", "start").astype(np.int64)
         self._stop = manifest.column("extents", "stop").astype(np.int64)
         self._first_extent = np.append(manifest.column("chunks", "first_extent").astype(np.int64), len(owner))
-        # Of a chunk, whose extents are all of one object.
+        # Of a chunk whose extents are all of one object.
         self._owner = owner[self._first_extent[:-1]]
         self._sample_start = np.empty(0) if manifest.recoded else manifest.column("samples", "start")
 
     def of(self, record: ObjectRecord, chunk_bytes: int) -> Cut | list[Block] | None:
-        """The samples or blocks of an object; None: it is not known, or has changed."""
+        """The samples or blocks of an object; None if it is unknown or has changed."""
         number = self._numbers.get(record.url)
         if number is None or self._manifest.object(number) != record:
             return None
@@ -72,16 +72,16 @@ class _Rows:
                 return None
             return [block for chunk in range(first, stop) for block in self._blocks(chunk)]
         starts, stops = self._samples(first, stop)
-        if (starts >= stops).any():  # of a sample of 0 bytes the rows do not say in which extent it is
+        if (starts >= stops).any():  # the rows do not say in which extent a sample of 0 bytes is
             return None
         return cut_object(starts, stops, record.size, chunk_bytes)
 
     def _samples(self, first: int, stop: int) -> tuple[Int64Array, Int64Array]:
-        """Where the samples of chunks begin and end in their object."""
+        """The start and end of the samples of chunks in their object."""
         manifest = self._manifest
         extents = slice(int(self._first_extent[first]), int(self._first_extent[stop]))
         start, lengths = self._start[extents], (self._stop - self._start)[extents]
-        # Everything in the bytes of the chunks one after the other: samples fill their extents without a gap.
+        # Positions in the concatenated bytes of the chunks: samples fill their extents without a gap.
         base = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         samples = slice(int(manifest.chunk_first[first]), int(manifest.chunk_first[stop]))
         local = self._sample_start[samples].astype(np.int64)
@@ -93,7 +93,7 @@ class _Rows:
         return starts, starts + sizes
 
     def _blocks(self, chunk: int) -> list[Block]:
-        """The blocks of a chunk; together they have its record bytes, each a part by its samples."""
+        """The blocks of a chunk, which share its record bytes in proportion to their samples."""
         found = self._manifest.chunk(chunk)
         ranges = [(extent.start, extent.stop) for extent in found.extents]
         table_bytes = int(planned_bytes([0], np.array([found.samples]))[0])
@@ -109,7 +109,7 @@ class _Rows:
 
 
 def _first_ranges(ranges: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    """As many of the ranges as have this length together."""
+    """The first of the ranges, as many as have this length together."""
     own: list[tuple[int, int]] = []
     while length > 0:
         start, stop = ranges[len(own)]

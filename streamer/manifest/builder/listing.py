@@ -22,15 +22,15 @@ _GLOB = "*?["
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The objects of a dataset; the columns have one entry per object.
+    """The objects of a dataset; its columns have one entry per object.
 
     Attributes:
-        urls: as given.
-        base: what all object urls begin with; "" if they have no folder in common.
+        urls: the urls as given.
+        base: common beginning of all object urls; "" if they share no folder.
         keys: the rest of each url, UTF-8.
         versions: UTF-8.
         sizes: int64, bytes.
-        labels: int32, class numbers by the folder below the url; -1: none.
+        labels: int32, class numbers by the folder below the url, -1 for none.
         classes: sorted names.
     """
 
@@ -67,7 +67,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class _Found(msgspec.Struct):
-    """The objects below one url, by key; `folder` is what their urls begin with."""
+    """The objects below one url, by key; their urls begin with `folder`."""
 
     url: str
     folder: str
@@ -96,9 +96,9 @@ class Listed(msgspec.Struct, frozen=True):
     """The objects below all urls.
 
     Attributes:
-        indexer: the format, chosen by what is there.
+        indexer: the format chosen for these objects.
         listing: the objects that it accepts.
-        others: the other ones, by url; empty for whole objects.
+        others: the objects that it rejects, by url; empty for whole objects.
     """
 
     indexer: Indexer
@@ -107,10 +107,10 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 async def list_objects(urls: Sequence[str], lister: Lister, choose_format: ChooseFormat, concurrency: int) -> Listed:
-    """Lists all urls, a few at a time, and chooses the format by what is there.
+    """Lists all urls, a few at a time, and chooses the format for the objects found.
 
     Raises:
-        ManifestError: a url without objects, or an object named by two urls.
+        ManifestError: a url has no objects, or two urls name the same object.
     """
     found = await bounded_map(lambda url: _list_one(url, lister), urls, concurrency)
     # In a thread: 10^6 names take a second.
@@ -162,7 +162,7 @@ def _folder(url: str, names: Sequence[str]) -> str:
 
 
 def _spellings(stem: str) -> list[str]:
-    """A folder as a user may write it, and as a store may."""
+    """The spellings of a folder by users and by stores."""
     if stem.startswith("file://"):
         stem = stem.removeprefix("file://")
     if "://" in stem:
@@ -173,7 +173,7 @@ def _spellings(stem: str) -> list[str]:
 
 
 def _common_folder(paths: Sequence[str]) -> str:
-    """The longest folder that all paths are in; "" if they share no more than a scheme."""
+    """The longest folder that contains all paths; "" if they share no more than a scheme."""
     levels = zip(*(path.split("/")[:-1] for path in paths), strict=False)
     shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
     folder = "".join(f"{name}/" for name in shared)
@@ -181,8 +181,8 @@ def _common_folder(paths: Sequence[str]) -> str:
 
 
 def _accepted(part: _Found, chosen: Indexer) -> list[int]:
-    """The places of the objects that a format takes."""
-    # An object that the user names himself is taken whatever its name is.
+    """The places of the objects that a format accepts."""
+    # An object that the user names himself is accepted whatever its name is.
     keep = [
         i for i, key in enumerate(part.keys) if chosen.accepts(key) or (len(part.keys) == 1 and part.url.endswith(key))
     ]
@@ -217,7 +217,7 @@ def _join(urls: tuple[str, ...], parts: list[_Found]) -> Listing:
 
 
 def _class_name(key: str) -> str:
-    """The folder right below the url, as torchvision's ImageFolder has it; "" for a file without one."""
+    """The folder right below the url, as in torchvision's ImageFolder; "" for a file without one."""
     return key.partition("/")[0] if "/" in key else ""
 
 

@@ -17,7 +17,7 @@ from streamer.manifest.table import Manifest
 
 
 def publish(rows: Rows, root: Path) -> Path:
-    """Writes the manifest folder `<root>/<digest>/` and returns it; one that is there already stays.
+    """Writes the manifest folder `<root>/<digest>/` and returns it; an existing one stays.
 
     Raises:
         ManifestError: the folder cannot be written.
@@ -38,7 +38,7 @@ def publish(rows: Rows, root: Path) -> Path:
 
 
 def publish_again(manifest: Manifest, root: Path) -> Path:
-    """Writes the folder of an open manifest whose files another program has removed; returns the folder.
+    """Writes again the folder of an open manifest whose files another program has removed; returns the folder.
 
     Raises:
         ManifestError: the folder cannot be written.
@@ -55,10 +55,10 @@ def publish_again(manifest: Manifest, root: Path) -> Path:
 
 
 def publish_annotations(head: Head, rows: Table, place: Path, root: Path, *, durable: bool = True) -> Path:
-    """Writes the folder `<root>/<digest>/` of a table of annotations, by way of a fresh folder; returns it.
+    """Writes the folder `<root>/<digest>/` of a table of annotations, by way of a temporary folder; returns it.
 
     Raises:
-        ManifestError: another folder is there under its name.
+        ManifestError: another folder has its name.
     """
     write_table(place / ROWS_NAME, rows)
     (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
@@ -66,7 +66,7 @@ def publish_annotations(head: Head, rows: Table, place: Path, root: Path, *, dur
 
 
 def publish_annotations_again(table: AnnotationTable, root: Path) -> Path:
-    """As `publish_again`, for a table of annotations.
+    """Does the same as `publish_again` for a table of annotations.
 
     Raises:
         ManifestError: the folder cannot be written.

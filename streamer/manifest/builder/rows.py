@@ -1,4 +1,4 @@
-"""From cuts to the rows of a manifest: numbers that count through all objects, and the keys of the chunks."""
+"""Turns cuts into the rows of a manifest: numbers that count through all objects, and the keys of the chunks."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Rows(msgspec.Struct, frozen=True):
     """A whole dataset, before it is written.
 
     Attributes:
-        listing: in the order of the objects table.
+        listing: the objects in the order of the objects table.
         first_sample, first_extent: int64, shape (M + 1,), as in `Cut`.
         chunk_keys: uint8, shape (M, 16).
-        local_bytes: int64, shape (M,); of recoded chunks as planned.
+        local_bytes: int64, shape (M,); planned lengths for recoded chunks.
         sample_start: uint32, shape (n,); empty for recoded chunks.
         extent_object: uint32, number of each extent's object; empty for whole objects.
         indexer: the format.
-        facts: of containers.
-        fetch_bytes: int64, shape (M,), of recoded chunks; None: as `local_bytes`.
-        hints: of recoded chunks.
+        facts: facts about the dataset, for containers.
+        fetch_bytes: int64, shape (M,), for recoded chunks; None: equal to `local_bytes`.
+        hints: hints of recoded chunks.
     """
 
     listing: Listing
@@ -72,16 +72,16 @@ class Rows(msgspec.Struct, frozen=True):
 
     @property
     def samples(self) -> int:
-        """How many."""
+        """Number of samples."""
         return int(self.first_sample[-1])
 
     @property
     def recoded(self) -> bool:
-        """Whether the chunks are of blocks."""
+        """Whether the chunks consist of blocks."""
         return self.fetch_bytes is not None
 
     def parts(self, part_samples: int = PART_SAMPLES) -> Iterator[PartRows]:
-        """Cuts the rows into parts of whole chunks, at most `part_samples` samples each (but one chunk)."""
+        """Cuts the rows into parts of whole chunks, with at most `part_samples` samples each (or one chunk)."""
         chunk = objects = 0
         chunks = len(self.chunk_keys)
         while chunk < chunks:
@@ -95,7 +95,7 @@ class Rows(msgspec.Struct, frozen=True):
     def _objects_until(self, chunk: int) -> int:
         if self.whole_objects:
             return int(self.first_sample[chunk])
-        # An object that goes on in the next part belongs to the part in which it begins.
+        # An object that continues in the next part belongs to the part in which it begins.
         return int(self.extent_object[: self.first_extent[chunk]].max()) + 1
 
     def _part(self, chunk: int, stop: int, objects: int, objects_stop: int) -> PartRows:
@@ -136,7 +136,7 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 def rows_of_objects(listing: Listing, format_name: str, chunk_bytes: int, order: Int64Array, first: Int64Array) -> Rows:
-    """Rows of whole objects, in the order of their packing; an object of 0 bytes has a sample, too."""
+    """Rows of whole objects, in the order of their packing; an object of 0 bytes is a sample, too."""
     ordered = listing.only(order.tolist())
     position = np.concatenate([[0], np.cumsum(ordered.sizes)]).astype(np.int64)
     base = np.repeat(position[first[:-1]], np.diff(first))
@@ -159,7 +159,7 @@ def rows_of_objects(listing: Listing, format_name: str, chunk_bytes: int, order:
 
 
 class Contained(msgspec.Struct, frozen=True):
-    """Containers: the objects in the order of their samples, and what was known before they were indexed."""
+    """Containers: the objects in the order of their samples, and the facts known before they are indexed."""
 
     listing: Listing
     indexer: Indexer
@@ -170,10 +170,10 @@ class Contained(msgspec.Struct, frozen=True):
         """The rows of the dataset.
 
         Args:
-            found: of each object, its cut samples or its blocks.
+            found: the cut samples or the blocks of each object.
 
         Raises:
-            ManifestError: blocks of one object and samples of another, or a block that is too large.
+            ManifestError: one object has blocks and another samples, or a block is too large.
         """
         cuts = [each for each in found if isinstance(each, Cut)]
         if len(cuts) == len(found):

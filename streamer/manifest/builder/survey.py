@@ -1,4 +1,4 @@
-"""Runs a format's survey: which objects hold samples, and what is known of all of them."""
+"""Runs a format's survey: which objects contain samples, and the facts about all of them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Surveyed(msgspec.Struct, frozen=True):
 
 
 async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int) -> Surveyed:
-    """Surveys what was listed.
+    """Surveys the listed objects.
 
     Raises:
-        ManifestError: from the format, or it names an object twice or one that was not listed.
-        StoreError: from the reader.
+        ManifestError: the format's survey failed, or names an object twice or one that was not listed.
+        StoreError: the reader failed.
     """
     accepted = [listed.listing.record(number) for number in range(len(listed.listing))]
     steps = listed.indexer.survey(accepted, listed.others)
