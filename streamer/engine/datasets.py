@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Container, Mapping
 from contextlib import suppress
@@ -131,8 +130,3 @@ class Datasets:
     def all(self) -> list[Dataset]:
         """Every dataset that is open."""
         return list(self._open.values())
-
-
-def options_key(options: Mapping[str, object]) -> str:
-    """Equal for equal options."""
-    return json.dumps(dict(options), sort_keys=True, default=repr)

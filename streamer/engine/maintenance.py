@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from streamer.cache.scrub import scrub, watch_free_space
-from streamer.engine.datasets import options_key
 from streamer.engine.engine import Engine
+from streamer.fetch.fetcher_set import options_key
 
 logger = logging.getLogger(__name__)
 

@@ -117,6 +117,11 @@ class BufferPool:
             self.mapped_bytes -= buffer.size_bytes
         self._shrink(self.most_bytes if self._lent else min(self.most_bytes, IDLE_BYTES))
 
+    def resize(self, most_bytes: int) -> None:
+        """Another bound; free buffers beyond it are unmapped."""
+        self.most_bytes = most_bytes
+        self._shrink(most_bytes)
+
     def clear(self) -> None:
         """Unmaps the free buffers."""
         self._shrink(0)

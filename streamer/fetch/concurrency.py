@@ -93,6 +93,11 @@ class WindowControl:
         """Number of requests at once."""
         return round(self._size)
 
+    def limit(self, most: int) -> None:
+        """The window does not grow above this from now on."""
+        self._most = most
+        self._size = min(self._size, float(most))
+
     def inflation_at(self, now: float) -> float:
         """Ratio of the duration of requests to that on an idle link; 1 if they are not slower, or if it is unknown."""
         return self.inflation if now < self._known_until else 1.0

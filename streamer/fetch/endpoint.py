@@ -214,6 +214,11 @@ class Endpoint:
         await self.refresh()
         return False
 
+    def limit(self, window_max: int) -> None:
+        """At most this many requests at once from now on."""
+        self.control.limit(window_max)
+        self._apply()
+
     async def refresh(self) -> None:
         """Renews the credentials, once for all requests that were refused together."""
         if self.time() - self._refreshed > _REFRESH_SECONDS:

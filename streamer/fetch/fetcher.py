@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -75,6 +76,9 @@ class Fetcher:
         open_store: opens the store of a root ("s3://bucket"); called once per root. The fetcher closes it.
         memory: the budget, shared with other fetchers; None: its own.
         notify: called with a sentence when a store has served nothing for a while.
+
+    Attributes:
+        tally: what is counted.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class Fetcher:
         memory = memory or MemoryBudget(config)
         self._memory = memory.gate
         self._buffers = memory.buffers
-        self._tally = Tally()
+        self.tally = Tally()
         self._open = False
 
     def __repr__(self) -> str:
@@ -187,7 +191,7 @@ class Fetcher:
             ClosedError: the fetcher is not open.
         """
         endpoint = self._endpoint(url)
-        call = WholeCall(endpoint, self._config, self._tally)
+        call = WholeCall(endpoint, self._config, self.tally)
 
         async def pages() -> list[Page]:
             found: list[Page] = []
@@ -209,7 +213,7 @@ class Fetcher:
             ClosedError: the fetcher is not open.
         """
         endpoint = self._endpoint(url)
-        await WholeCall(endpoint, self._config, self._tally).run(lambda: endpoint.store.put(url, content))
+        await WholeCall(endpoint, self._config, self.tally).run(lambda: endpoint.store.put(url, content))
 
     async def put_file(self, url: str, path: Path) -> ObjectRecord:
         """Writes a file of this machine as an object, whole or not at all; see `ObjectStore.put_file`.
@@ -218,17 +222,23 @@ class Fetcher:
             StoreError, ClosedError: as put.
         """
         endpoint = self._endpoint(url)
-        call = WholeCall(endpoint, self._config, self._tally, long=True)
+        call = WholeCall(endpoint, self._config, self.tally, long=True)
         return await call.run(lambda: endpoint.store.put_file(url, path))
+
+    def limit(self, window_max: int) -> None:
+        """At most this many requests at once for each endpoint from now on."""
+        self._config = replace(self._config, window_max=window_max)
+        for endpoint in self._endpoints.values():
+            endpoint.limit(window_max)
 
     @property
     def first_bytes(self) -> Histogram:
         """Times to first byte since it was opened."""
-        return self._tally.first_bytes
+        return self.tally.first_bytes
 
     def statistics(self) -> FetchStatistics:
         """Counts since it was opened, gauges now."""
-        endpoints, tally = self._endpoints.values(), self._tally
+        endpoints, tally = self._endpoints.values(), self.tally
         first_byte = tally.first_byte_seconds()
         return FetchStatistics(
             requests=tally.requests,
@@ -261,7 +271,7 @@ class Fetcher:
                 for extent in ranges:
                     endpoint = self._endpoint(extent.object.url)
                     if (fetch := fetches.get(endpoint.root)) is None:  # each endpoint has a queue of its own
-                        fetch = FetchContext(make_queue(), make_view, group, self._config, self._tally)
+                        fetch = FetchContext(make_queue(), make_view, group, self._config, self.tally)
                         fetches[endpoint.root] = fetch
                     group.create_task(Transfer(extent, endpoint, fetch, at).run())
                     at += extent.length

@@ -32,6 +32,11 @@ class MemoryBudget:
     def __repr__(self) -> str:
         return f"MemoryBudget({self.gate}, {self.buffers})"
 
+    def resize(self, limit_bytes: int) -> None:
+        """Another bound; what is reserved stays reserved."""
+        self.gate.resize(limit_bytes)
+        self.buffers.resize(limit_bytes)
+
 
 def budget_bytes(cgroup: Cgroup | None = None) -> int:
     """A quarter of the memory of this cgroup (or machine), between 64 MiB and 1 GiB."""

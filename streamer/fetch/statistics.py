@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 
 import msgspec
 
@@ -105,3 +106,24 @@ class Tally(msgspec.Struct):
         """Quantiles of the time to first byte; 0 while unknown."""
         enough = len(self.first_byte) >= LEAST_SAMPLES
         return quantiles(self.first_byte) if enough else Quantiles(0.0, 0.0, 0.0)
+
+
+# What goes on counting after a fetcher, or its process, is gone; everything else is a level of now.
+COUNTS = (
+    *("requests", "received_bytes", "retries", "hedges", "hedge_wins"),
+    *("throttled", "stalled", "outpaced", "failures"),
+)
+
+
+def counts_of(tally: Tally) -> dict[str, int]:
+    """By the names of `COUNTS`."""
+    return {name: getattr(tally, name) for name in COUNTS}
+
+
+def merged(every: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
+    """Statistics of several fetchers: sums, and the worst of the latencies."""
+    total: dict[str, int | float] = {field.name: 0 for field in fields(FetchStatistics)}
+    for found in every:
+        for name, value in found.items():
+            total[name] = max(total[name], value) if name.endswith("_seconds") else total[name] + value
+    return total

@@ -14,7 +14,6 @@ import numpy as np
 
 from streamer.config import EngineConfig
 from streamer.engine.collection import PartRequest
-from streamer.engine.datasets import options_key
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
 from streamer.engine.statistics import Table, Values, engine_statistics
@@ -24,6 +23,7 @@ from streamer.errors import (
     ServiceError,
     StreamerError,
 )
+from streamer.fetch.fetcher_set import options_key
 from streamer.service.admission import Admission
 from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
 from streamer.service.long_requests import LongRequests, PeerRequests

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from streamer.config import FetchClient, FetchConfig
-from streamer.engine.datasets import options_key
 from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ClosedError
 from streamer.fetch import Fetched
+from streamer.fetch.fetcher_set import options_key
 from streamer.manifest.model import Chunk, Extent
 from streamer.store import ObjectStore
 from streamer.store.curl.store import CurlStore

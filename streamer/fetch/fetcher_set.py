@@ -1,0 +1,158 @@
+"""One fetcher per set of storage options: datasets with the same credentials share windows and connections.
+
+All of them share one budget of memory: with one each, an engine for ten sets of credentials took ten times its own.
+Credentials are renewed every few hours, and each renewal is another set: a fetcher that has not been used for a while
+is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Container, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from functools import partial, reduce
+from typing import Self, TypeAlias
+
+from streamer.config import FetchConfig
+from streamer.errors import StreamerError
+from streamer.fetch.fetcher import Fetcher
+from streamer.fetch.memory_budget import MemoryBudget
+from streamer.fetch.statistics import COUNTS, Histogram, counts_of, merged
+from streamer.store.base import ObjectStore
+
+logger = logging.getLogger(__name__)
+
+# Opens the store of a root with storage options.
+OpenStore: TypeAlias = Callable[[Mapping[str, object], str], ObjectStore]
+
+
+def options_key(options: Mapping[str, object]) -> str:
+    """Equal for equal options."""
+    return json.dumps(dict(options), sort_keys=True, default=repr)
+
+
+def ignore_notice(key: str, text: str) -> None:
+    """Without clients."""
+
+
+class _Pooled:
+    """A fetcher, how many users it has, and whether it was used since the last check."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self.fetcher = fetcher
+        self.users = 0
+        self.touched = True
+
+
+class FetcherSet:
+    """Opens fetchers as they are needed, closes unused ones. On one event loop, in its `async with`.
+
+    Args:
+        config: of each.
+        open_store: opens what they read.
+        notify: called with the key of the options and a sentence, when a store has served nothing for a while.
+
+    Attributes:
+        memory: for the bytes of all of them.
+        most_requests: of each endpoint at once.
+    """
+
+    def __init__(
+        self, config: FetchConfig, open_store: OpenStore, notify: Callable[[str, str], None] = ignore_notice
+    ) -> None:
+        self._config = config
+        self._open_store = open_store
+        self._notify = notify
+        self.memory = MemoryBudget(config)
+        self.most_requests = config.window_max
+        self._open: dict[str, _Pooled] = {}
+        self._past: Counter[str] = Counter()
+        self._past_first_bytes = Histogram()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({[pooled.fetcher for pooled in self._open.values()]})"
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def __aenter__(self) -> Self:
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for key in list(self._open):
+            self._close(key)
+        await self._tasks.__aexit__(None, None, None)
+        self.memory.buffers.clear()
+
+    @asynccontextmanager
+    async def of(self, options: Mapping[str, object]) -> AsyncIterator[Fetcher]:
+        """The fetcher for these storage options, open until the end of the block at least."""
+        key = options_key(options)
+        if key not in self._open:
+            opener, notify = partial(self._open_store, options), partial(self._notify, key)
+            self._open[key] = _Pooled(Fetcher(self._config, opener, self.memory, notify))
+            await self._open[key].fetcher.__aenter__()
+        pooled = self._open[key]
+        pooled.users += 1
+        try:
+            yield pooled.fetcher
+        finally:
+            pooled.users -= 1
+            pooled.touched = True
+
+    def close_idle(self, needed: Container[str]) -> None:
+        """Closes fetchers that were not used since the last call.
+
+        Args:
+            needed: keys of options (`options_key`) that stay.
+        """
+        for key, pooled in list(self._open.items()):
+            if not (pooled.touched or pooled.users or key in needed):
+                self._close(key)
+            pooled.touched = False
+
+    def limit(self, window_max: int, memory_bytes: int) -> None:
+        """Other bounds, while other processes fetch as well; what is under way ends under the old ones."""
+        self._config = replace(self._config, window_max=window_max, memory_bytes=memory_bytes)
+        self.memory.resize(memory_bytes)
+        for pooled in self._open.values():
+            pooled.fetcher.limit(window_max)
+
+    def counts(self) -> Counter[str]:
+        """What all fetchers have counted since the start, by the names of `COUNTS`."""
+        total = self._past.copy()
+        for pooled in self._open.values():
+            total.update(counts_of(pooled.fetcher.tally))
+        return total
+
+    def statistics(self) -> dict[str, int | float]:
+        """The counts and gauges of all fetchers: sums, the worst of the latencies, and the one memory."""
+        total = merged([asdict(pooled.fetcher.statistics()) for pooled in self._open.values()])
+        # Each counts the requests that wait for the shared memory, and its bytes.
+        total["waiting"] -= self.memory.gate.waiting * max(0, len(self._open) - 1)
+        total["reserved_bytes"], total["reserved_peak_bytes"] = self.memory.gate.used, self.memory.gate.peak
+        return {**total, **{name: total[name] + self._past[name] for name in COUNTS}}
+
+    def first_bytes(self) -> Histogram:
+        """Times to first byte of all fetchers since the start."""
+        every = [pooled.fetcher.first_bytes for pooled in self._open.values()]
+        return reduce(Histogram.plus, every, self._past_first_bytes)
+
+    def _close(self, key: str) -> None:
+        fetcher = self._open.pop(key).fetcher
+        self._past_first_bytes = self._past_first_bytes.plus(fetcher.first_bytes)
+        self._past.update(counts_of(fetcher.tally))
+        self._tasks.create_task(_close_later(fetcher), name="close a fetcher")
+
+
+async def _close_later(fetcher: Fetcher) -> None:
+    try:
+        await fetcher.__aexit__(None, None, None)
+    except (StreamerError, OSError) as error:
+        logger.warning("%r was not closed in order: %s", fetcher, error)
