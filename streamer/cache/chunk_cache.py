@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -25,8 +25,9 @@ from streamer.cache.catalog_keeper import CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
 from streamer.cache.disk_space import DiskSpace
 from streamer.cache.file_jobs import KeyLocks, advise, in_thread, unlink_all
-from streamer.cache.folder import Folder, chunk_files, open_folder, open_layer
+from streamer.cache.folder import open_folder
 from streamer.cache.folder_guard import FolderGuard
+from streamer.cache.layers import Layers
 from streamer.cache.leftover_files import LeftoverFiles
 from streamer.cache.policy.answers import Limits
 from streamer.cache.policy.table import charge
@@ -41,13 +42,11 @@ from streamer.formats.chunkfile import file_bytes
 
 logger = logging.getLogger(__name__)
 
+Write = Callable[[], Awaitable[object]]
+
 FILE_THREADS = 2
 # How often one write makes the folder again: a cleaner that is still at work may remove it twice.
 MOST_RESTORES = 4
-
-
-def _ignore(news: object) -> None:
-    """Ignores warnings, for a cache without an engine."""
 
 
 class ChunkCache:
@@ -59,6 +58,8 @@ class ChunkCache:
     Attributes:
         root: the folder.
         folder, space: the opened folder and its bytes; set at the start.
+        layers: the read-only folders below it.
+        found: the chunks that were there at the start, least recently used first.
         on_lost: called with the chunks that are lost when the folder was removed and made again.
         on_warning: called with a sentence for the cache's users; it is logged as well.
         is_used: tells whether there are readers.
@@ -66,14 +67,13 @@ class ChunkCache:
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
-        self.on_lost: Callable[[list[bytes]], None] = _ignore
-        self.on_warning: Callable[[str], None] = _ignore
+        self.on_lost: Callable[[list[bytes]], None] = lambda news: None
+        self.on_warning: Callable[[str], None] = lambda news: None
         self.is_used: Callable[[], bool] = lambda: True
         self.root = config.directory
-        self._layers: list[Folder] = []
-        self._below: dict[bytes, int] = {}
+        self.layers = Layers()
         self._chunks: dict[bytes, int] = {}
-        self._found: list[DatasetFiles] = []
+        self.found: list[DatasetFiles] = []
         self._key_locks = KeyLocks()
         self._count = Counters()
         self._open = False
@@ -81,8 +81,6 @@ class ChunkCache:
     def __repr__(self) -> str:
         state = f"{len(self._chunks)} chunks, {self.space!r}" if self._open else "closed"
         return f"ChunkCache({str(self.root)!r}, {state})"
-
-    # --- life ------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         self._files = ThreadPoolExecutor(FILE_THREADS, "streamer-cache")
@@ -116,13 +114,10 @@ class ChunkCache:
         found = reconcile(self.folder, self._catalog)
         self._count.dropped_at_start = found.dropped
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
-        self._found = list(found.by_dataset())
+        self.found = list(found.by_dataset())
         self._fallback = RamFallback(self.folder.root_id)
         self._fallback.remove()
-        for path in self.config.layers:
-            self._layers.append(open_layer(path))
-            for key, _ in chunk_files(self._layers[-1]):
-                self._below.setdefault(key, len(self._layers) - 1)
+        self.layers = Layers(self.config.layers)
         charged = sum(map(charge, self._chunks.values()))
         self.space = DiskSpace(self.folder.path, self.config, charged, len(self._chunks))
         self._leftovers = LeftoverFiles(self.folder, self.space)
@@ -183,8 +178,6 @@ class ChunkCache:
         self._files.shutdown()
         self._keeper.end_thread()
 
-    # --- contents ------------------------------------------------------------------------------------------
-
     @property
     def limit_bytes(self) -> int:
         """The limit of chunk files, as `table.charge` counts them; see `limits`."""
@@ -201,11 +194,7 @@ class ChunkCache:
 
         The one in memory is created when the disk first refuses a write.
         """
-        return (self.folder.path, self._fallback.path, *(layer.path for layer in self._layers))
-
-    def catalog(self) -> list[DatasetFiles]:
-        """The chunks found at the start, least recently used first."""
-        return self._found
+        return (self.folder.path, self._fallback.path, *self.layers.roots)
 
     def keys(self) -> list[bytes]:
         """Chunks that are in the writable folder now."""
@@ -215,20 +204,13 @@ class ChunkCache:
         """Length of a chunk's file in the writable folder; 0 when it is not there."""
         return self._chunks.get(key, 0)
 
-    def layer_keys(self) -> list[bytes]:
-        """Chunks of the read-only layers."""
-        return list(self._below)
-
     def contains(self, key: bytes) -> bool:
         """Whether the chunk is readable now, here or in a layer."""
-        return key in self._chunks or key in self._fallback.chunks or key in self._below
+        return key in self._chunks or key in self._fallback.chunks or key in self.layers
 
     def path(self, key: bytes) -> Path | None:
         """The file of a chunk, or None if it is not in the cache."""
-        own = self._own_path(key)
-        if own is None and key in self._below:
-            return self._layers[self._below[key]].chunk_path(key)
-        return own
+        return self._own_path(key) or self.layers.path(key)
 
     def _own_path(self, key: bytes) -> Path | None:
         if key in self._chunks:
@@ -241,12 +223,10 @@ class ChunkCache:
             limit_bytes=self.limit_bytes,
             charged_bytes=self.space.charged_bytes,
             chunks=len(self._chunks),
-            layer_chunks=len(self._below),
+            layer_chunks=len(self.layers),
             fallback_chunks=len(self._fallback.chunks),
             **msgspec.structs.asdict(self._count),
         )
-
-    # --- publish and evict -----------------------------------------------------------------------------------
 
     async def publish(
         self,
@@ -280,29 +260,51 @@ class ChunkCache:
         chunk = ChunkBytes(key, parts, sample_offsets, codec)
         length = file_bytes(chunk.local_bytes, len(sample_offsets) - 1)
         async with self._key_locks.hold([key]):
-            if key not in self._chunks:
-                try:
-                    await self.space.reserve(length)
-                except CacheFullError:
-                    if not self._leftovers:
-                        raise
-                    return await self._publish_in_memory(chunk, length, errno.EROFS)
-                return await self._publish(chunk, length, dataset)
-            return Published(self.folder.path, self._chunks[key])
+            if key in self._chunks:
+                return Published(self.folder.path, self._chunks[key])
+            try:
+                await self.space.reserve(length)
+                return await self._publish(key, length, dataset, self._write(chunk))
+            except CacheFullError:
+                if not self._leftovers:
+                    raise
+                return await self._publish_in_memory(chunk, length, errno.EROFS)
+            except OSError as error:
+                if error.errno not in REFUSALS:
+                    raise
+                return await self._publish_in_memory(chunk, length, error.errno)
 
-    async def _publish(self, chunk: ChunkBytes, length: int, dataset: str) -> Published:
+    async def publish_by(self, write: Write, key: bytes, length: int, dataset: str) -> None:
+        """As `publish`, where another process writes the file: the bytes are reserved before it begins.
+
+        Args:
+            write: returns when the file is there. It may take as long as a fetch.
+            key: 16 bytes.
+            length: of the file to come.
+            dataset: the manifest's digest, for the catalog.
+
+        Raises:
+            CacheFullError: no room within the limit; evict, then try again.
+            Exception: what `write` raises; there is no file then.
+        """
+        self._check_open()
+        async with self._key_locks.hold([key]):
+            if key not in self._chunks:
+                await self.space.reserve(length)
+                with self.space.unwritten(length):
+                    await self._publish(key, length, dataset, write())
+
+    async def _publish(self, key: bytes, length: int, dataset: str, write: Awaitable[object]) -> Published:
         try:
-            await self._write(chunk)
-        except BaseException as error:
+            await write
+        except BaseException:
             # A cancellation may come after the rename. If a part of the folder is missing, it is restored later.
             with contextlib.suppress(OSError):
-                self.folder.chunk_path(chunk.key).unlink()
+                self.folder.chunk_path(key).unlink()
             self.space.release(length)
-            if isinstance(error, OSError) and error.errno in REFUSALS:
-                return await self._publish_in_memory(chunk, length, error.errno)
             raise
-        self._chunks[chunk.key] = length
-        self._keeper.added(chunk.key, CatalogRow(length, dataset))
+        self._chunks[key] = length
+        self._keeper.added(key, CatalogRow(length, dataset))
         self._count.published_chunks += 1
         self._count.written_bytes += length
         return Published(self.folder.path, length)
@@ -328,10 +330,8 @@ class ChunkCache:
 
     def _refused(self, reason: str) -> None:
         """Notes that the disk refused a write or an unlink; warns once."""
-        if not self.space.was_refused:
-            self.space.was_refused = True
+        if self.space.refuse():
             self._warn(f"the cache folder {self.root} refuses writes ({reason}): chunks pass through memory meanwhile")
-        self.space.refused = True
 
     async def evict(self, keys: Iterable[bytes]) -> None:
         """Unlinks chunks in one thread job; ignores unknown keys. `path` stops finding them at once.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from streamer.cache.folder import used_bytes
@@ -48,6 +50,7 @@ class DiskSpace:
         serves_peers: whether deleted files may still be open because they are being sent.
         disk_bytes, free_bytes: size and free space of the filesystem, as of the last `measure`.
         leftover_bytes: bytes among the charged ones of files that could not be removed.
+        unwritten_bytes: bytes among the charged ones of files that are fetched before they are written.
     """
 
     def __init__(self, path: Path, config: CacheConfig, charged_bytes: int, files: int = 0) -> None:
@@ -55,7 +58,7 @@ class DiskSpace:
         self.files = files
         self.refused = False
         self.was_refused = False
-        self.leftover_bytes = 0
+        self.leftover_bytes = self.unwritten_bytes = 0
         self.serves_peers = False
         self._path = path
         self._floor_bytes, self._floor_share = config.free_floor_bytes, config.free_floor_share
@@ -105,6 +108,11 @@ class DiskSpace:
             max(0, min(self.hard_limit_bytes, room + memory_bytes)), max(0, min(most, room + memory_limit_bytes)), most
         )
 
+    def refuse(self) -> bool:
+        """Notes that the disk took no write or no unlink; returns whether it is the first time."""
+        first, self.refused, self.was_refused = not self.was_refused, True, True
+        return first
+
     def resize(self, limit_bytes: int) -> None:
         """Sets another limit for the whole folder; call `measure` afterwards."""
         self.whole_limit_bytes, self._is_set = limit_bytes, True
@@ -115,7 +123,7 @@ class DiskSpace:
         found = os.statvfs(self._path)
         self.disk_bytes = found.f_blocks * found.f_frsize
         self.free_bytes = found.f_bavail * found.f_frsize
-        present = self.charged_bytes + self.free_bytes
+        present = self.charged_bytes - self.unwritten_bytes + self.free_bytes
         self._most_present = max(self._most_present, present)
         self._disk_limit = max(0, min(present - self._floor(), self._inode_limit(found)))
         if not self._is_set:
@@ -160,6 +168,16 @@ class DiskSpace:
         """Releases the bytes of files of these lengths: they were unlinked, or not written."""
         self.charged_bytes -= sum(map(charge, lengths))
         self.files -= len(lengths)
+
+    @contextmanager
+    def unwritten(self, length: int) -> Iterator[None]:
+        """Marks reserved bytes as not yet written: the disk still counts them as free."""
+        wanted = charge(length)
+        self.unwritten_bytes += wanted
+        try:
+            yield
+        finally:
+            self.unwritten_bytes -= wanted
 
     def unlink_begins(self, end: asyncio.Event) -> None:
         """Notes a running unlink, which releases its bytes before it sets this event: `reserve` may wait for it."""

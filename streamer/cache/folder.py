@@ -89,8 +89,13 @@ class Folder(msgspec.Struct, frozen=True):
         return self.path / relative_path(key)
 
     def temporary_path(self, key: bytes) -> Path:
-        """Returns a fresh name in tmp/."""
-        return self.path / "tmp" / f"{key.hex()}.{secrets.token_hex(4)}"
+        """Returns a fresh name in tmp/ that tells which process writes it."""
+        return self.path / "tmp" / f"{key.hex()}.{os.getpid()}.{secrets.token_hex(4)}"
+
+    def remove_temporary(self, pid: int) -> None:
+        """Removes the files that a process was writing when it ended."""
+        for path in (self.path / "tmp").glob(f"*.{pid}.*"):
+            path.unlink(missing_ok=True)
 
 
 def open_folder(path: Path, group: str | None = None) -> Folder:

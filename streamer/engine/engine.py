@@ -327,8 +327,8 @@ class Engine:
 
     def _restore(self) -> None:
         """Adds what earlier engines left in the folder, and the chunks of the read-only layers."""
-        self.policy.below(self.cache.layer_keys())
-        for dataset, keys, sizes in self.cache.catalog():
+        self.policy.below(self.cache.layers.keys)
+        for dataset, keys, sizes in self.cache.found:
             self.policy.local(keys, sizes, dataset)
         self.scheduler.freed(self.policy.fit())
         if not self.cache.keys():

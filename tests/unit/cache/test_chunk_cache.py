@@ -113,7 +113,7 @@ async def test_a_new_engine_finds_what_was_published(config: CacheConfig, make_c
         root_id = cache.folder.root_id
     async with ChunkCache(config) as cache:
         assert cache.folder.root_id == root_id
-        found = [(dataset, keys.tolist(), lengths.tolist()) for dataset, keys, lengths in cache.catalog()]
+        found = [(dataset, keys.tolist(), lengths.tolist()) for dataset, keys, lengths in cache.found]
         assert [name for name, _, _ in found] == ["old", "new"]
         assert found[1][2] == [500 + 76]
         assert cache.contains(make_chunk(1).key)
@@ -341,7 +341,7 @@ async def test_layers_below_are_found_and_never_written(
     upper = replace(config, directory=tmp_path / "upper", layers=(layer,))
     async with ChunkCache(upper) as cache:
         key = make_chunk(1).key
-        assert cache.layer_keys() == [key]
+        assert cache.layers.keys == [key]
         assert cache.path(key) == layer / "chunks" / key.hex()[0] / f"{key.hex()}.chunk"
         assert cache.roots == (upper.directory, cache.roots[1], layer)
         await cache.evict([key])
@@ -428,7 +428,7 @@ async def test_a_catalog_that_cannot_be_written_costs_nothing(
             await publish(cache, make_chunk(1))
         assert cache.statistics().catalog_failures > 0
     async with ChunkCache(config) as cache:
-        assert [(name, len(keys)) for name, keys, _ in cache.catalog()] == [("", 1)]
+        assert [(name, len(keys)) for name, keys, _ in cache.found] == [("", 1)]
 
 
 async def test_without_a_limit_it_takes_a_share_of_the_free_space(config: CacheConfig) -> None:
