@@ -142,6 +142,9 @@ class EngineConfig:
     silent_seconds: float = 60.0
     # Look-ahead covers the tail of the latency: 2 x p99.9 at full link speed.
     lookahead_bytes: int = 512 * MiB
+    # Processes that fetch beside the engine's loop; 0: the loop fetches itself. None: by load, a process for four cores
+    # (fetch_processes/policy.py).
+    fetch_processes: int | None = None
     # What a service serves and with which credentials; empty: any url, with the options that the client sends.
     datasets: tuple[DatasetConfig, ...] = ()
     # Clients may not name what is of this machine: a service without datasets, whose clients have other rights.
@@ -264,7 +267,7 @@ _COMMON = frozenset(
     ["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", "TOKEN_FILE", "CONFIG", "JOB", "NODE", "NODES"]
 )
 SERVICE_VARIABLES = (
-    *("SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES"),
+    *("SOCKET", "HTTP", "CACHE_BYTES", "MEMORY_BYTES", "FETCH_PROCESSES"),
     *("GROUP", "ALLOW_UIDS", "DRAIN_SECONDS", "MAX_CONNECTIONS"),
     *("PEERS", "PEERS_LISTEN", "PEERS_TOKEN_FILE", "PEERS_TLS_FOLDER"),
 )

@@ -26,6 +26,7 @@ class Dataset:
     Attributes:
         file_bytes: int64 (chunks,): the length of each chunk's file; of recoded chunks as planned.
         mean_bytes: of a chunk's file.
+        extents: of a chunk, in the mean, rounded up.
         options: storage options of the last session that opened it.
         touched: it was used since the last `Datasets.drop_idle`.
     """
@@ -39,6 +40,8 @@ class Dataset:
         )
         self.total_bytes = int(self.file_bytes.sum())
         self.mean_bytes = self.total_bytes / max(1, manifest.chunks)
+        extents = manifest.samples if manifest.whole_objects else manifest.content.count("extents")
+        self.extents = -(-extents // max(1, manifest.chunks))
 
     def __repr__(self) -> str:
         return f"Dataset({self.manifest.digest}, {self.manifest.chunks} chunks)"

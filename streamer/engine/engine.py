@@ -49,6 +49,7 @@ from streamer.engine.too_small import Room
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.engine.uses import Columns, affordable_lookahead
 from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
+from streamer.fetch_processes.pool import FetchPool
 from streamer.recode.pool import RecoderPool
 from streamer.recode.recoded_chunks import RecodedChunks
 
@@ -90,12 +91,21 @@ class Engine:
             await stack.enter_async_context(self.cache)
             await stack.enter_async_context(self.fetchers)
             await stack.enter_async_context(self.recoders)
+            self.fetch_pool = FetchPool(
+                self.config.fetch,
+                self.config.fetch_processes,
+                self.fetchers,
+                self.cache.folder,
+                self._notify,
+                guarded=self.config.guarded,
+            )
+            await stack.enter_async_context(self.fetch_pool)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self.datasets = Datasets(self.cache.root, self.fetchers.allowlist)
             self.policy = CachePolicy(self.cache.limits, settling=True)
             self.scheduler = Scheduler(self.policy, self.sessions, PageCache(self.cache, tasks), self._loop)
             self.publisher = Publisher(self.cache, self.recoders, tasks, self.scheduler.chunk_resized)
-            self.sources = Sources(StoreSource(self.fetchers, self.publisher))
+            self.sources = Sources(StoreSource(self.fetchers, self.fetch_pool, self.publisher))
             in_flight = InFlight(self.sources, self.publisher, tasks, self.scheduler)
             self.in_flight = self.scheduler.in_flight = in_flight
             self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders, self.datasets)

@@ -18,6 +18,9 @@ recoded_chunks, recoded_bytes, record_bytes   chunks of blocks that were recoded
 recode_cpu_seconds, recode_busy_seconds       CPU time of the recoders; time that they had a job
 recode_failures, recode_waiting               tries without records; chunks that wait for a recoder now
 recoders, most_recoders                       recoders that run now; how many there may be
+fetch_processes, most_fetch_processes         that take chunks now; how many there may be
+fetch_process_cpu_seconds, ..._crashes        CPU time of all of them; how many ended by themselves
+loop_cpu_seconds, loop_share                  CPU time of the engine's loop; of a core, in the last half second
 peer_chunks, peer_bytes                       chunks that peers sent, and bytes of their samples; not in store_bytes
 errors, error_kinds                           errors that reached a consumer
 draining                                      the engine is leaving: it starts no fetches any more
@@ -40,7 +43,7 @@ import msgspec
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport
-from streamer.fetch.statistics import FIRST_BYTE_BOUNDS, Histogram
+from streamer.fetch.statistics import FIRST_BYTE_BOUNDS, Histogram, merged
 from streamer.store.urls import shown
 
 Scalar = str | int | float | bool | None
@@ -56,7 +59,7 @@ _SHOWN_MEMBERS = 4096
 def engine_statistics(engine: Engine) -> Values:
     """All of it, at this moment."""
     policy = engine.policy.statistics()
-    fetch = engine.fetchers.statistics()
+    fetch = merged([engine.fetchers.statistics(), engine.fetch_pool.statistics()])
     cache = engine.cache.statistics()
     return {
         "needs": policy.needs,
@@ -92,7 +95,8 @@ def engine_statistics(engine: Engine) -> Values:
             islice((row for one in engine.sessions.values() for row in _members(engine, one)), _SHOWN_MEMBERS)
         ),
         **_store(engine, fetch),
-        **_first_bytes(engine.fetchers.first_bytes()),
+        **engine.fetch_pool.own_statistics(),
+        **_first_bytes(engine.fetchers.first_bytes().plus(engine.fetch_pool.first_bytes())),
         **(engine.peer_statistics() if engine.peer_statistics is not None else {}),
     }
 

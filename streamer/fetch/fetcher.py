@@ -232,6 +232,11 @@ class Fetcher:
             endpoint.limit(window_max)
 
     @property
+    def window(self) -> int:
+        """Requests allowed at once, over all endpoints."""
+        return sum(endpoint.control.size for endpoint in self._endpoints.values())
+
+    @property
     def first_bytes(self) -> Histogram:
         """Times to first byte since it was opened."""
         return self.tally.first_bytes
@@ -250,7 +255,7 @@ class Fetcher:
             stalled=tally.stalled,
             outpaced=tally.outpaced,
             failures=tally.failures,
-            window=sum(endpoint.control.size for endpoint in endpoints),
+            window=self.window,
             limited_per_second=sum(endpoint.pacing.per_second for endpoint in endpoints if endpoint.pacing.limited),
             in_flight=sum(endpoint.gate.used for endpoint in endpoints),
             waiting=sum(endpoint.gate.waiting for endpoint in endpoints) + self._memory.waiting,

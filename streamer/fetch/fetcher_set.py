@@ -124,6 +124,11 @@ class FetcherSet:
         for pooled in self._open.values():
             pooled.fetcher.limit(window_max)
 
+    @property
+    def window(self) -> int:
+        """Requests that all fetchers may have at once."""
+        return sum(pooled.fetcher.window for pooled in self._open.values())
+
     def counts(self) -> Counter[str]:
         """What all fetchers have counted since the start, by the names of `COUNTS`."""
         total = self._past.copy()

@@ -50,6 +50,7 @@ _PLACES = {
     "cache_bytes": ("cache", "limit_bytes"),
     "group": ("cache", "group"),
     "memory_bytes": ("fetch", "memory_bytes"),
+    "fetch_processes": ("engine", "fetch_processes"),
     "socket": ("engine", "socket_path"),
     "http": ("service", "http"),
     "allow_uids": ("service", "allow_uids"),

@@ -1,4 +1,6 @@
-"""Two chunk sources that must behave alike: an engine in this process, and one behind its socket; and a bucket.
+"""Chunk sources that must behave alike: an engine in this process, one with fetch processes, one behind its socket.
+
+And a bucket.
 
 What lives as long as the session does not count as left over where it is there before the test: those who use it say
 so for the whole file.
@@ -93,10 +95,12 @@ class InProcessSession:
 class InProcessSource:
     """An engine on a loop in a thread of its own."""
 
-    def __init__(self, folder: Path, cache_bytes: int) -> None:
+    def __init__(self, folder: Path, cache_bytes: int, processes: int = 0) -> None:
         self._ready = threading.Event()
         self._config = EngineConfig(
-            cache=CacheConfig(directory=folder / "cache", limit_bytes=cache_bytes), settle_seconds=0.0
+            cache=CacheConfig(directory=folder / "cache", limit_bytes=cache_bytes),
+            settle_seconds=0.0,
+            fetch_processes=processes,
         )
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live()), name="engine")
         self._thread.start()
@@ -139,6 +143,22 @@ class InProcessSource:
         self._thread.join(60)
 
 
+class PooledSource(InProcessSource):
+    """An engine whose chunks are fetched and published by two processes, from the first one on."""
+
+    def __init__(self, folder: Path, cache_bytes: int) -> None:
+        super().__init__(folder, cache_bytes, processes=2)
+        deadline = time.monotonic() + 60
+        while self.statistics()["fetch_processes"] < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        counts = self.statistics()
+        super().close()
+        assert (counts["fetch_processes"], counts["fetch_process_crashes"]) == (2, 0)
+
+
 class SocketSource(EngineClient):
     """The client, with the one shortcut that tests want."""
 
@@ -153,7 +173,7 @@ class SocketSource(EngineClient):
         return Manifest.open(super().manifest(GetManifest(0, [url], "auto")))
 
 
-@pytest.fixture(params=[InProcessSource, SocketSource], ids=["in-process", "socket"])
+@pytest.fixture(params=[InProcessSource, PooledSource, SocketSource], ids=["in-process", "processes", "socket"])
 def make_source(request, tmp_path):
     """Makes sources with a given cache limit; closes them at the end."""
     made = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from streamer.cache.chunk_cache import ChunkCache
 from streamer.engine.fetching.fetches import Fetch
 from streamer.errors import CacheError
 from streamer.fetch.fetcher import Fetched
+from streamer.fetch_processes.process import SharedBytes
 from streamer.formats import chunkfile
 from streamer.manifest.model import Chunk
 from streamer.recode.messages import Job
@@ -52,12 +53,17 @@ class Publisher:
             self._unlinking.add(task)
             task.add_done_callback(self._unlinking.discard)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the disk takes no writes at present: chunks pass through memory."""
+        return self._cache.space.refused
+
     async def unlinked(self) -> None:
         """Waits until the files that were to be removed are gone."""
         while self._unlinking:
             await asyncio.wait(set(self._unlinking))
 
-    async def publish(self, fetch: Fetch, fetched: Fetched) -> None:
+    async def publish(self, fetch: Fetch, fetched: Fetched | SharedBytes) -> None:
         """Publishes what the store sent, recoded where the format needs it."""
         manifest = fetch.dataset.manifest
         chunk = manifest.chunk(fetch.chunk)
@@ -66,6 +72,12 @@ class Publisher:
         else:
             await self._write(fetch, chunk, fetched.parts, manifest.sample_offsets(fetch.chunk))
 
+    async def publish_by(self, fetch: Fetch, write: Callable[[], Awaitable[object]]) -> None:
+        """Publishes a chunk whose file another process writes: `write` returns when it is there."""
+        await self.unlinked()
+        length, digest = int(fetch.dataset.file_bytes[fetch.chunk]), fetch.dataset.manifest.digest
+        await self._cache.publish_by(write, fetch.key, length, digest)
+
     async def publish_samples(self, fetch: Fetch, content: memoryview, offsets: NDArray[np.int64]) -> None:
         """Publishes the content of a peer's chunk file: samples as they are stored, and their boundaries."""
         chunk = fetch.dataset.manifest.chunk(fetch.chunk)
@@ -73,7 +85,7 @@ class Publisher:
             self._on_resize(fetch.key, chunkfile.file_bytes(len(content), chunk.samples + 1))
         await self._write(fetch, chunk, [content], offsets)
 
-    async def _recode(self, fetch: Fetch, chunk: Chunk, fetched: Fetched) -> None:
+    async def _recode(self, fetch: Fetch, chunk: Chunk, fetched: Fetched | SharedBytes) -> None:
         job = Job.of(fetch.dataset.manifest, chunk)
         async with self._recoders.recode(job, chunk, fetched.content, due=fetch.due) as recoded:
             self._on_resize(fetch.key, chunkfile.file_bytes(len(recoded.content), chunk.samples + 1))

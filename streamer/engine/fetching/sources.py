@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Protocol
 
+from streamer.engine.datasets import Dataset
 from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.fetching.publisher import Publisher
+from streamer.errors import CacheFullError
 from streamer.fetch.fetcher import Fetched
+from streamer.fetch_processes.messages import OpenDataset
+from streamer.fetch_processes.pool import FetchPool, Wanted
+from streamer.fetch_processes.process import LocalError, SharedBytes
 
 
 class ChunkSource(Protocol):
@@ -23,28 +29,60 @@ class ChunkSource(Protocol):
 
 
 class StoreSource:
-    """Fetches chunks from their stores.
+    """Fetches chunks from their stores: by fetch processes where there are some, else on the engine's loop.
 
     Args:
-        fetchers: by the credentials of each dataset.
+        fetchers: by the credentials of each dataset; those of the loop.
+        pool: the processes.
         publisher: takes what was fetched.
     """
 
-    def __init__(self, fetchers: Fetchers, publisher: Publisher) -> None:
+    def __init__(self, fetchers: Fetchers, pool: FetchPool, publisher: Publisher) -> None:
         self._fetchers = fetchers
+        self._pool = pool
         self._publisher = publisher
+        self._described: dict[str, OpenDataset] = {}
 
     async def bring(self, fetch: Fetch) -> None:
         """See ChunkSource.bring."""
-        with await self.fetch(fetch) as fetched:
+        if self._pool.ready and not fetch.dataset.manifest.recoded and not self._publisher.is_refused:
+            wanted = self._wanted(fetch)
+            # What is wrong on this machine the loop tries itself: it makes a removed folder again, or writes to memory.
+            with contextlib.suppress(LocalError, CacheFullError):
+                await self._publisher.publish_by(fetch, lambda: self._pool.publish(wanted))
+                return
+        with contextlib.closing(await self.fetch(fetch)) as fetched:
             await self._publisher.publish(fetch, fetched)
 
-    async def fetch(self, fetch: Fetch) -> Fetched:
+    async def fetch(self, fetch: Fetch) -> Fetched | SharedBytes:
         """Returns the bytes of a chunk as its store has them."""
+        if self._pool.ready:
+            with contextlib.suppress(LocalError):
+                return await self._pool.fetch(self._wanted(fetch))
         manifest = fetch.dataset.manifest
         chunk = manifest.chunk(fetch.chunk)
         async with self._fetchers.of_chunk(chunk, fetch.dataset.options) as fetcher:
             return await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner, shared=manifest.recoded)
+
+    def _wanted(self, fetch: Fetch) -> Wanted:
+        """What a process is told.
+
+        Raises:
+            AccessDeniedError: an object of the chunk is not served with the options of the dataset.
+        """
+        dataset, allowlist = fetch.dataset, self._fetchers.allowlist
+        if allowlist.restricted:
+            allowlist.check_chunk(dataset.manifest.chunk(fetch.chunk), dataset.options)
+        return Wanted(self._opened(dataset), fetch.chunk, dataset.extents, fetch.due, fetch.owner)
+
+    def _opened(self, dataset: Dataset) -> OpenDataset:
+        """The dataset as processes know it; another object where its options are others."""
+        known = self._described.get(dataset.manifest.digest)
+        if known is None or known.options is not dataset.options:
+            manifest = dataset.manifest
+            known = OpenDataset(manifest.digest, str(manifest.path), dataset.options)
+            self._described[manifest.digest] = known
+        return known
 
 
 class Sources:

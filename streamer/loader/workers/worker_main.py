@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import pickle
@@ -10,13 +9,13 @@ import signal
 import sys
 import traceback
 
+from streamer import linux
 from streamer.loader.workers.fork_protocol import ProcessContext, read_memory_file
 from streamer.loader.workers.protocol import Channel, Open
 from streamer.loader.workers.status_page import StatusPage
 from streamer.loader.workers.worker import Opened, run
 from streamer.process_memory import keep_freed_memory
 
-_PR_SET_PDEATHSIG = 1
 # More than the samples of a batch take, so that the next batch reuses the freed memory.
 _KEPT_BYTES = 1 << 30
 
@@ -72,9 +71,7 @@ def end_with_parent(parent: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # it is blocked while a process is started
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        leave(0)
+    linux.end_with_parent(parent)
 
 
 def leave(code: int) -> None:

@@ -1,0 +1,45 @@
+"""A fetch process: `python -m streamer.fetch_processes SOCKET ENGINE`, an inherited descriptor and the engine's pid.
+
+It ends with its socket, and with the engine even where it is stopped itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+
+import uvloop
+
+from streamer import linux
+from streamer.config import Environment
+from streamer.fetch_processes.fetching import Fetching
+from streamer.fetch_processes.messages import MOST_BYTES, Setup, decode_to_process
+from streamer.logs import configure
+from streamer.process_memory import collect_rarely
+
+
+def main(arguments: list[str]) -> None:
+    """Runs with what the engine has passed."""
+    descriptor, engine = map(int, arguments)
+    linux.end_with_parent(engine)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # It knows credentials.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    end = socket.socket(fileno=descriptor)
+    end.set_inheritable(False)
+    if not (raw := end.recv(MOST_BYTES)):
+        return
+    setup = decode_to_process(raw)
+    assert isinstance(setup, Setup), "the first message"
+    os.environ.update(setup.environment)
+    configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
+    collect_rarely()
+    uvloop.run(Fetching(end, setup).run())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

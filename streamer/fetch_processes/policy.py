@@ -1,0 +1,160 @@
+"""How many fetch processes there are, who of them takes chunks, and what each may use. Pure; time is an argument."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+# Below four cores the trainer's workers and the loop have use for all of them; above, the rest decodes.
+CORES_EACH = 4
+# 8 GB/s, which is more than the loop can schedule with chunks of 2 MB.
+MOST_PROCESSES = 8
+# A loop, or all processes, that are busy for this share of a core for this long are what ranges wait for.
+BUSY_SHARE = 0.5
+BUSY_SECONDS = 3.0
+IDLE_SECONDS = 60.0
+# Of windows and memory, what the engine's own fetcher keeps, for indexes and single samples.
+LOOP_SHARE = 1 / 8
+# Refusals (429, 503) within one look that may be more than chance; see `fetch.pacing`.
+REFUSED_SHARE = 0.02
+LEAST_REFUSED = 8
+# One process alone finds out within this time whether the store limits requests or refuses them by chance.
+TRIAL_SECONDS = 5.0
+# After chance was found.
+REPEAT_SECONDS = 30.0
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What happened since the last look.
+
+    Attributes:
+        loop_share: of a core, taken by the engine's loop.
+        process_share: of a core, taken by each process in the mean.
+        fetching: chunks were being fetched.
+        waiting: requests waited for their turn.
+        idle_cores: that nothing used.
+    """
+
+    loop_share: float
+    process_share: float
+    fetching: bool
+    waiting: bool
+    idle_cores: float
+
+
+def most_processes(cores: int) -> int:
+    """How many there may be by default."""
+    return min(MOST_PROCESSES, cores // CORES_EACH)
+
+
+class Count:
+    """Decides how many processes there are.
+
+    Args:
+        fixed: so many, all the time; None: by load.
+        most: of those by load.
+    """
+
+    def __init__(self, fixed: int | None, most: int) -> None:
+        self._fixed = fixed
+        self._most = most
+        self._busy_since: float | None = None
+        self._fetched_at = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"Count(fixed={self._fixed}, most={self._most})"
+
+    @property
+    def most(self) -> int:
+        """How many there may be."""
+        return self._most if self._fixed is None else self._fixed
+
+    @property
+    def by_load(self) -> bool:
+        """Whether the load decides."""
+        return self._fixed is None and self._most > 0
+
+    def wanted(self, load: Load, running: int, now: float) -> int:
+        """How many there are to be from now on."""
+        if self._fixed is not None:
+            return self._fixed
+        if load.fetching:
+            self._fetched_at = now
+        if now - self._fetched_at >= IDLE_SECONDS:
+            return 0
+        return running + self._another(load, running, now)
+
+    def _another(self, load: Load, running: int, now: float) -> bool:
+        share = load.process_share if running else load.loop_share
+        if not (load.waiting and share >= BUSY_SHARE and load.idle_cores >= 1.0 and running < self._most):
+            self._busy_since = None
+            return False
+        if self._busy_since is None:
+            self._busy_since = now
+        if now - self._busy_since < BUSY_SECONDS:
+            return False
+        self._busy_since = None
+        return True
+
+
+class Refusals:
+    """Decides whether one process alone takes chunks, because a store refuses requests.
+
+    Separate pacing cannot find a limit that several processes exceed together: when one of them slows down for a trial,
+    the others still exceed it. One alone sees all refusals, as the engine's own fetcher does.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._refused = False
+        self._not_before = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"Refusals(single={self.single})"
+
+    @property
+    def single(self) -> bool:
+        """One process alone takes chunks."""
+        return self._since is not None
+
+    def look(self, requests: int, throttled: int, limited: bool, now: float) -> bool:
+        """Whether one process alone takes chunks from now on.
+
+        Args:
+            requests: that were sent since the last look.
+            throttled: of them, refused.
+            limited: some process holds requests back.
+            now: the moment.
+        """
+        refuses = throttled >= LEAST_REFUSED and throttled > REFUSED_SHARE * requests
+        if self._since is None:
+            if (refuses or limited) and now >= self._not_before:
+                self._since, self._refused = now, False
+            return self.single
+        self._refused |= refuses
+        if limited:
+            self._since, self._refused = now, False
+        elif now - self._since >= TRIAL_SECONDS:
+            self._since = None
+            if self._refused:
+                self._not_before = now + REPEAT_SECONDS
+        return self.single
+
+
+class Bounds(NamedTuple):
+    """What one fetcher may use."""
+
+    window_max: int
+    memory_bytes: int
+
+    def of_loop(self, processes: int) -> Bounds:
+        """The part that the engine's own fetcher keeps beside this many processes."""
+        return self._times(LOOP_SHARE) if processes else self
+
+    def of_process(self, processes: int) -> Bounds:
+        """The part of each of these processes."""
+        return self._times((1 - LOOP_SHARE) / max(1, processes))
+
+    def _times(self, share: float) -> Bounds:
+        return Bounds(max(1, int(self.window_max * share)), max(1, int(self.memory_bytes * share)))

@@ -1,0 +1,343 @@
+"""The fetch processes of an engine: started and ended by load, given chunks by due time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from typing import Self
+
+import msgspec
+
+from streamer.cache.folder import Folder
+from streamer.cgroup import idle_core_seconds, usable_cores
+from streamer.config import FetchConfig
+from streamer.errors import BrokenError
+from streamer.fetch.fair_gate import Due, FairGate, Owner, WaitQueue
+from streamer.fetch.fetcher_set import FetcherSet
+from streamer.fetch.outage import AGAIN_SECONDS
+from streamer.fetch.statistics import COUNTS, Histogram, merged
+from streamer.fetch_processes.messages import Bring, Limits, OpenDataset, Setup
+from streamer.fetch_processes.policy import Bounds, Count, Load, Refusals, most_processes
+from streamer.fetch_processes.process import FetchProcess, ProcessEndedError, SharedBytes
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+# A process that has chunks and says nothing for this long is killed: it reports once a second. Counted in looks, which
+# stand still while this process does not run.
+SILENT_SECONDS = 6.0
+# An interpreter with its imports takes .4 s of CPU (2026-11-25), on a busy machine many times as long.
+START_SECONDS = 60.0
+# A process gets so many times its window: the window grows only while requests wait for it.
+HANDED_WINDOWS = 2
+# A chunk that this many processes have ended with is what ends them. From the second try on such chunks go one by one,
+# so that one of them does not take the others with it.
+MOST_CRASHES = 4
+# A process that ends before it has brought anything is replaced after 1 s, 2 s, ... 60 s.
+_MOST_PAUSE_SECONDS = 60.0
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A chunk to bring.
+
+    Attributes:
+        dataset: with the present storage options.
+        chunk: its number in the dataset.
+        requests: that it takes, about.
+        due: when its first reader needs it, on the loop's clock; may change.
+        owner: the job whose share it takes; may change.
+    """
+
+    dataset: OpenDataset
+    chunk: int
+    requests: int
+    due: Due
+    owner: Owner
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The counters and levels of one moment, in seconds and requests; see `Load`."""
+
+    at: float
+    loop_seconds: float
+    idle_seconds: float
+    process_share: float
+    fetching: bool
+    waiting: bool
+    requests: int
+    throttled: int
+
+    def since(self, before: Sample) -> Load:
+        """What happened between the two."""
+        seconds = max(self.at - before.at, 1e-3)
+        return Load(
+            loop_share=(self.loop_seconds - before.loop_seconds) / seconds,
+            process_share=self.process_share,
+            fetching=self.fetching,
+            waiting=self.waiting,
+            idle_cores=(self.idle_seconds - before.idle_seconds) / seconds,
+        )
+
+
+class FetchPool:
+    """Brings chunks by processes, where there are some. Owned by the engine, on its loop, in its `async with`.
+
+    Args:
+        config: the bounds of all of them and the engine's own fetchers together.
+        processes: how many; None: by load.
+        fetchers: the engine's own, which get their part of the bounds.
+        folder: where chunks are published.
+        notify: called with the key of storage options and a sentence, when a store has served nothing for a while.
+        guarded: see `UrlAllowlist`.
+
+    Attributes:
+        crashes: processes that ended by themselves, or because they did not answer.
+        loop_share: of a core, that the engine's loop took lately.
+    """
+
+    def __init__(
+        self,
+        config: FetchConfig,
+        processes: int | None,
+        fetchers: FetcherSet,
+        folder: Folder,
+        notify: Callable[[str, str], None],
+        *,
+        guarded: bool = False,
+    ) -> None:
+        self.crashes = 0
+        self.loop_share = 0.0
+        self._config = config
+        self._fetchers = fetchers
+        self._folder = folder
+        self._notify = notify
+        self._guarded = guarded
+        self._bounds = Bounds(config.window_max, fetchers.memory.gate.limit)
+        self._count = Count(processes, most_processes(usable_cores()))
+        self._refusals = Refusals()
+        self._processes: list[FetchProcess] = []
+        self._queue = FairGate(0)
+        self._one_by_one = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._past, self._past_first_bytes, self._past_cpu_seconds = Counter[str](), Histogram(), 0.0
+        self._noticed: dict[str, float] = {}
+        self._failed_starts, self._not_before = 0, 0.0
+
+    def __repr__(self) -> str:
+        return f"FetchPool({self._processes}, waiting={self._queue.waiting})"
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._last = self._sample()
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._watching = self._tasks.create_task(self._watch(), name="fetch processes")
+        self._look()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._watching.cancel()
+        for process in self._processes:
+            process.retire()
+        await self._tasks.__aexit__(None, None, None)
+
+    # ------------------------------------------------------------ chunks
+
+    @property
+    def ready(self) -> bool:
+        """Whether a process takes chunks."""
+        return any(process.ready for process in self._processes)
+
+    async def publish(self, wanted: Wanted) -> None:
+        """Returns when the file of a chunk is in the folder; its bytes are reserved.
+
+        Raises:
+            LocalError: the disk, the folder or the manifest is at fault.
+            StreamerError: it cannot be had.
+        """
+        await self._bring(wanted, publish=True)
+
+    async def fetch(self, wanted: Wanted) -> SharedBytes:
+        """Returns the bytes of a chunk as its store has them.
+
+        Raises:
+            LocalError, StreamerError: as `publish`.
+        """
+        return await self._bring(wanted, publish=False)
+
+    async def _bring(self, wanted: Wanted, *, publish: bool) -> SharedBytes:
+        crashes = 0
+        while True:
+            async with self._one_by_one if crashes else contextlib.nullcontext():
+                try:
+                    return await self._try(wanted, publish)
+                except ProcessEndedError as error:
+                    crashes += 1
+                    if crashes == MOST_CRASHES:
+                        raise BrokenError(
+                            f"chunk {wanted.chunk} of dataset {wanted.dataset.dataset} cannot be fetched: {crashes} "
+                            f"fetch processes in a row ended over it, the last one: {error}; see the engine's log"
+                        ) from error
+
+    async def _try(self, wanted: Wanted, publish: bool) -> SharedBytes:
+        weight = min([wanted.requests, *(process.window for process in self._taking())])
+        owner = await self._queue.acquire(WaitQueue(wanted.due, wanted.owner), weight)
+        try:
+            while not (taking := self._taking()):
+                self._changed.clear()
+                await self._changed.wait()
+            process = min(taking, key=lambda one: one.load / one.window)
+            asked = Bring(
+                next(self._numbers), wanted.dataset.dataset, wanted.chunk, wanted.due(), wanted.owner(), publish
+            )
+            return await process.bring(asked, wanted.dataset, weight)
+        finally:
+            self._queue.release(weight, owner)
+            self._resize_queue()
+
+    def _taking(self) -> list[FetchProcess]:
+        """The processes that take chunks now."""
+        ready = [process for process in self._processes if process.ready]
+        return ready[:1] if self._refusals.single else ready
+
+    def _resize_queue(self) -> None:
+        limit = HANDED_WINDOWS * sum(process.window for process in self._taking())
+        if limit != self._queue.limit:
+            self._queue.resize(limit)
+
+    # ------------------------------------------------------------ processes
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._look()
+
+    def _look(self) -> None:
+        """Ends processes that do not answer; starts and ends others as the load wants it."""
+        now, before = self._loop.time(), self._last
+        self._last = sample = self._sample()
+        for process in self._processes:
+            process.look()
+            if process.silent_looks * LOOK_SECONDS > (SILENT_SECONDS if process.ready else START_SECONDS):
+                logger.warning("%r does not answer: it is killed, and its chunks are fetched by others", process)
+                process.end()
+        load = sample.since(before)
+        self.loop_share = load.loop_share
+        limited = any(process.report.statistics.get("limited_per_second") for process in self._processes)
+        self._refusals.look(sample.requests - before.requests, sample.throttled - before.throttled, limited, now)
+        wanted = self._count.wanted(load, len(self._processes), now)
+        if len(self._processes) < wanted and now >= self._not_before:
+            for _ in range(wanted - len(self._processes)):
+                self._start()
+        for process in self._processes[wanted:]:
+            if not process.load:
+                process.retire()
+        self._resize_queue()
+
+    def _sample(self) -> Sample:
+        counts, processes = self._counts(), [process for process in self._processes if process.ready]
+        own = self._fetchers.statistics()
+        now = time.monotonic()
+        return Sample(
+            at=now,
+            loop_seconds=time.thread_time(),
+            idle_seconds=(idle_core_seconds(now) or 0.0) if self._count.by_load else 0.0,
+            process_share=sum(process.share for process in processes) / max(1, len(processes)),
+            fetching=bool(own["in_flight"]) or any(process.load for process in processes),
+            waiting=bool(own["waiting"]) or self._queue.waiting > 0,
+            requests=counts["requests"],
+            throttled=counts["throttled"],
+        )
+
+    def _start(self) -> None:
+        setup = Setup(
+            environment=dict(os.environ),
+            folder=str(self._folder.path),
+            root_id=self._folder.root_id,
+            permissions=self._folder.permissions,
+            fetch=replace(self._config, **self._bounds.of_process(len(self._processes) + 1)._asdict()),
+            guarded=self._guarded,
+        )
+        process = FetchProcess(setup, self._notified)
+        self._processes.append(process)
+        self._tasks.create_task(self._run(process), name="fetch process")
+
+    async def _run(self, process: FetchProcess) -> None:
+        try:
+            how = await process.run(self._divide)
+        except OSError as error:
+            how = f"it cannot be started: {error}"
+        self._processes.remove(process)
+        self._past.update(process.counts)
+        self._past_first_bytes = self._past_first_bytes.plus(process.first_bytes)
+        self._past_cpu_seconds += process.report.cpu_seconds
+        self._divide()
+        if not process.retired:
+            self._ended(process, how)
+
+    def _ended(self, process: FetchProcess, how: str) -> None:
+        self.crashes += 1
+        self._failed_starts = 0 if process.answers else self._failed_starts + 1
+        pause = min(_MOST_PAUSE_SECONDS, 2.0 ** (self._failed_starts - 1)) if self._failed_starts else 0.0
+        self._not_before = self._loop.time() + pause
+        logger.warning("a fetch process has ended (%s); another one takes its chunks", how)
+
+    def _divide(self) -> None:
+        """A process has come or gone: divides the bounds anew."""
+        count = sum(process.ready for process in self._processes)
+        for process in self._processes:
+            process.limit(Limits(*self._bounds.of_process(count)))
+        self._fetchers.limit(*self._bounds.of_loop(count))
+        self._changed.set()
+        self._resize_queue()
+
+    def _notified(self, options_key: str, text: str) -> None:
+        """Each process says it of the same store: the first sentence is enough."""
+        now = self._loop.time()
+        if now - self._noticed.get(options_key, -AGAIN_SECONDS) >= AGAIN_SECONDS:
+            self._noticed[options_key] = now
+            self._notify(options_key, text)
+
+    # ------------------------------------------------------------ statistics
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that take chunks."""
+        return [process.pid for process in self._processes if process.ready and process.pid is not None]
+
+    def _counts(self) -> Counter[str]:
+        total = self._past.copy()
+        for process in self._processes:
+            total.update(process.counts)
+        return total
+
+    def statistics(self) -> dict[str, int | float]:
+        """As `FetcherSet.statistics`, of all processes since the start."""
+        total = merged([process.statistics() for process in self._processes])
+        total["waiting"] += self._queue.waiting
+        return {**total, **{name: total[name] + self._past[name] for name in COUNTS}}
+
+    def first_bytes(self) -> Histogram:
+        """Times to first byte of all processes since the start."""
+        return reduce(Histogram.plus, [process.first_bytes for process in self._processes], self._past_first_bytes)
+
+    def own_statistics(self) -> dict[str, int | float]:
+        """How many processes there are and may be, and what they and the engine's loop take of the CPU."""
+        cpu_seconds = self._past_cpu_seconds + sum(process.report.cpu_seconds for process in self._processes)
+        return {
+            "fetch_processes": len(self.pids),
+            "most_fetch_processes": self._count.most,
+            "fetch_process_crashes": self.crashes,
+            "fetch_process_cpu_seconds": round(cpu_seconds, 3),
+            "loop_cpu_seconds": round(self._last.loop_seconds, 3),
+            "loop_share": round(self.loop_share, 3),
+        }
