@@ -142,9 +142,9 @@ class EngineConfig:
     silent_seconds: float = 60.0
     # Look-ahead covers the tail of the latency: 2 x p99.9 at full link speed.
     lookahead_bytes: int = 512 * MiB
-    # Processes that fetch beside the engine's loop; 0: the loop fetches itself. None: by load, a process for four cores
-    # (fetch_processes/policy.py).
-    fetch_processes: int | None = None
+    # Processes that fetch and publish beside the engine's loop; 0: the loop does. None ("auto"): started and ended by
+    # load, at most one for four cores.
+    fetch_processes: int | None = 0
     # What a service serves and with which credentials; empty: any url, with the options that the client sends.
     datasets: tuple[DatasetConfig, ...] = ()
     # Clients may not name what is of this machine: a service without datasets, whose clients have other rights.

@@ -40,7 +40,7 @@ TYPES = {
     bool: "true or false",
     float: "seconds",
     int: "number",
-    int | None: "size",
+    int | None: "number",
     str: "text",
     str | None: "text",
     Path: "path",
