@@ -1,1 +1,1 @@
-"""The synchronous client: all that the trainer's processes know of the engine."""
+"""The synchronous client: the only part of the trainer's processes that knows the engine."""

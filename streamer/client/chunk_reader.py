@@ -1,10 +1,10 @@
-"""Reads samples out of chunk files: preadv into own buffers, every byte used is checked.
+"""Reads samples from chunk files: preadv into own buffers, with a check of every byte used.
 
-What a file must hold - the checksums of its samples - is read once and kept for a while. So it does not matter whether
-the file is still the same one: other bytes do not match.
+The checksums of a file's samples are read once and kept for a while. It does not matter whether the file is still the
+same: other bytes do not match.
 
-No mmap: reading cold pages through a mapping holds the GIL for 13-15 ms at a time. No open files are kept: an open
-costs 8 us, and an evicted file that is still open would take space that the cache counts as free.
+There is no mmap: reading cold pages through a mapping holds the GIL for 13-15 ms at a time. No files are kept open: an
+open costs 8 us, and an evicted file that is still open would occupy space that the cache counts as free.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from streamer.formats.checksum import crc32, crc32_of
 from streamer.manifest.model import Codec
 
 _CRC = struct.Struct("<I")
-# Small samples one by one cost more in calls than in bytes; beyond this nothing is gained (read and checked: 55 us/MiB
+# Small samples read one by one cost more in calls than in bytes; longer runs gain nothing (read and checked: 55 us/MiB
+# of CPU in calls of 256 KiB, 48 of 1 MiB, 43 of 4 MiB, 2026-11-20).
 # of CPU in calls of 256 KiB, 48 of 1 MiB, 43 of 4 MiB, 2026-11-20).
 _RUN_BYTES = 4 << 20
-# What the kernel takes in one call (IOV_MAX).
+# The most buffers of one system call (IOV_MAX).
 _RUN_PIECES = 1024
 # Checksums of chunks of at most this many samples are kept, together 16 MiB: 40,000 chunks of 8 MiB in samples of
 # 100 KB. Reading header and checksums again cost 3 us of 38 for each of those (2026-11-22).
 _KEPT_BYTES = 16 << 20
 _KEPT_SAMPLES = 16 << 10
-# Of an entry, beside the checksums: key, tuple and place in the dict (CPython 3.11).
+# Bytes of an entry besides the checksums: key, tuple and place in the dict (CPython 3.11).
 _ENTRY_BYTES = 320
-# The same for the boundaries of recoded chunks, of which a table may have any number.
+# The same for the boundaries of recoded chunks, which may have any number of samples.
 _KEPT_BOUNDARIES = _KEPT_BYTES // 8
 
 
@@ -51,7 +52,7 @@ _Target = tuple[Wanted, Sequence[memoryview]]
 
 
 class ChunkReader:
-    """Reads from the cache folder and the read-only layers below it. For any thread.
+    """Reads from the cache folder and the read-only layers below it. Usable from any thread.
 
     Args:
         roots: cache folders, the writable one first.
@@ -72,8 +73,8 @@ class ChunkReader:
 
         Args:
             key: the chunk's 16 bytes.
-            local_bytes: the chunk's length according to the manifest; of a recoded one see `boundaries`.
-            samples: the number of samples in the chunk.
+            local_bytes: the chunk's length according to the manifest; for a recoded one see `boundaries`.
+            samples: number of samples in the chunk.
             wanted: samples of this chunk, in any order.
 
         Raises:
@@ -88,13 +89,13 @@ class ChunkReader:
     def read_into(
         self, key: bytes, local_bytes: int, samples: int, wanted: Sequence[tuple[Wanted, Sequence[memoryview]]]
     ) -> None:
-        """As `read`, into the caller's memory. The file is opened once, neighbours are read at once.
+        """Reads into the caller's memory, as `read` does. Opens the file once and reads adjacent samples together.
 
         Args:
             key: the chunk's 16 bytes.
             local_bytes: the chunk's length according to the manifest.
-            samples: the number of samples in the chunk.
-            wanted: samples of this chunk, each with bytes (format "B") that together are as long as it.
+            samples: number of samples in the chunk.
+            wanted: samples of this chunk, each with memory (format "B") whose total length is the sample's.
         """
         descriptor, path = self._open(key)
         chunk = key, local_bytes, samples
@@ -105,7 +106,7 @@ class ChunkReader:
             for run in _runs(sorted(wanted, key=_sample)):
                 _read_run(descriptor, path, local_bytes, table, run)
         except IntegrityError:
-            # They may be what is wrong.
+            # They may be the wrong part.
             if (wrong := self._tables.pop(chunk, None)) is not None:
                 self._tables_left += _ENTRY_BYTES + len(wrong)
             if (known := self._boundaries.pop(key, None)) is not None:
@@ -121,10 +122,10 @@ class ChunkReader:
 
         Args:
             key: the chunk's 16 bytes.
-            samples: the number of samples in the chunk.
+            samples: number of samples in the chunk.
 
         Raises:
-            FileNotFoundError, IntegrityError: as `read`.
+            FileNotFoundError, IntegrityError: see `read`.
         """
         known = self._boundaries.get(key)
         if known is None:
@@ -142,7 +143,7 @@ class ChunkReader:
             header = chunkfile.ChunkHeader.decode(os.pread(descriptor, chunkfile.HEADER_BYTES, 0), path)
         finally:
             os.close(descriptor)
-        # The manifest knows neither the length nor the starts; key and samples are compared with the header below.
+        # The manifest has neither the length nor the starts; key and samples are compared with the header below.
         start = header.local_bytes - chunkfile.START_BYTES * samples
         if header.codec != Codec.RECORDS or start < 0:
             raise IntegrityError(f"{path}: not a recoded chunk of {samples} samples", where=path)
@@ -150,10 +151,10 @@ class ChunkReader:
         return chunkfile.decode_starts(table, header.local_bytes)
 
     def _table(self, descriptor: int, path: str, chunk: tuple[bytes, int, int]) -> bytes:
-        """The checksums of a chunk's samples; empty where they are too many to be kept.
+        """The checksums of a chunk's samples; empty if they are too many to be kept.
 
         Raises:
-            IntegrityError: the file is not of this chunk.
+            IntegrityError: the file belongs to another chunk.
         """
         _check_header(descriptor, path, chunk)
         _, local_bytes, samples = chunk
@@ -177,7 +178,7 @@ class ChunkReader:
 
 
 def chunks_in(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which chunks have a file in a cache folder; 2 us each.
+    """Whether each chunk has a file in a cache folder; 2 us each.
 
     Args:
         root: the folder.
@@ -201,10 +202,11 @@ def _check_header(descriptor: int, path: str, expected: tuple[bytes, int, int]) 
 
 
 def _runs(wanted: Sequence[_Target]) -> Iterator[list[_Target]]:
-    """Neighbours in the file, as many as one call takes."""
+    """Groups adjacent samples, as many as one call reads."""
     run: list[_Target] = []
     begin = stop = pieces = sample = 0
-    # One loop without calls: with them what is neither copy (22 us) nor checksum (18) took 5.3 us for a MiB of samples
+    # One loop without calls: with them everything but the copy (22 us) and the checksum (18) took 5.3 us for a MiB of
+    # samples of 100 KB, now 3.4 (2026-11-20).
     # of 100 KB, now 3.4 (2026-11-20).
     for one in wanted:
         item, parts = one
@@ -237,13 +239,13 @@ def _read_run(descriptor: int, path: str, local_bytes: int, table: bytes, run: S
     else:
         stored = os.pread(descriptor, chunkfile.CRC_BYTES * len(run), chunkfile.crc_offset(local_bytes, first.sample))
     actual = [crc32(pieces[0]) if len(pieces) == 1 else crc32_of(pieces) for _, pieces in run]
-    # All at once: to look at each cost 1 us a sample, a tenth of what it costs to read one of 100 KB.
+    # All at once: comparing each took 1 us a sample, a tenth of the cost of reading one of 100 KB.
     if got < length or stored != struct.pack(f"<{len(run)}I", *actual):
         _refuse(path, [item for item, _ in run], first.start + got, (stored, actual))
 
 
 def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int, got: int) -> int:
-    """Reads on where `got` bytes from `offset` are in the buffers; returns fewer than they have at the file's end."""
+    """Continues a read after `got` bytes from `offset` on; returns fewer than asked at the file's end."""
     total = sum(map(len, buffers))
     while got < total:
         count = os.preadv(descriptor, _rest(buffers, got), offset + got)
@@ -262,13 +264,13 @@ def _rest(buffers: Sequence[memoryview], got: int) -> Sequence[memoryview]:
 
 
 def _refuse(path: str, items: Sequence[Wanted], end: int, sums: tuple[bytes, Sequence[int]]) -> None:
-    """Names the first sample of a run that is wrong.
+    """Raises for the first wrong sample of a run.
 
     Args:
-        path: of the file.
+        path: path of the file.
         items: the samples of the run.
-        end: how far the chunk's bytes go, chunk-local.
-        sums: the checksums that are in the file, and those of what was read.
+        end: chunk-local end of the chunk's bytes.
+        sums: the checksums in the file, and those of the bytes that were read.
 
     Raises:
         IntegrityError: always.

@@ -22,18 +22,18 @@ _HELLO_SECONDS = 10.0
 
 
 class DisconnectedError(Exception):
-    """The engine went away; the client connects again."""
+    """The engine is gone; the client connects again."""
 
 
 class Connection:
-    """A socket that has said hello. Used by one thread at a time.
+    """A socket that has exchanged the greeting. Used by one thread at a time.
 
     Args:
-        path: of its socket.
-        job: of this process.
-        token: what the engine asks for.
+        path: path of the engine's socket.
+        job: job of this process.
+        token: token that the engine asks for.
         patience_seconds: for each answer to a send; None: 30 s, and 10 s for the hello.
-        protocol: the version that the client speaks.
+        protocol: version that the client speaks.
 
     Raises:
         DisconnectedError: no engine answers at `path`.
@@ -62,7 +62,7 @@ class Connection:
             self._socket.setblocking(False)
             self.welcome = self._hello(job, token, patience_seconds or _HELLO_SECONDS)
         except StreamerError:
-            # The engine answered, with a refusal: trying again does not help. Some of ours are OSErrors, too.
+            # The engine answered with a refusal, so trying again does not help. Some of our errors are OSErrors, too.
             self.close()
             raise
         except PermissionError as error:
@@ -86,10 +86,10 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Sends one message whole.
+        """Sends a whole message.
 
         Raises:
-            DisconnectedError: the engine went away.
+            DisconnectedError: the engine is gone.
         """
         rest = memoryview(encode(message))
         try:
@@ -106,7 +106,7 @@ class Connection:
         """Returns the events that have arrived, after waiting at most `timeout_seconds` for the first.
 
         Raises:
-            DisconnectedError: the engine went away.
+            DisconnectedError: the engine is gone.
         """
         if self._pending:
             events, self._pending = self._pending, []
@@ -126,16 +126,16 @@ class Connection:
         return list(self._decoder.feed(received))
 
     def shut_down(self) -> None:
-        """Shuts the connection down from any thread: a thread that waits for an event gets a DisconnectedError."""
-        with contextlib.suppress(OSError):  # it is closed already
+        """Shuts the connection down, from any thread: a thread that waits for an event gets a DisconnectedError."""
+        with contextlib.suppress(OSError):  # it is already closed
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the connection; idempotent."""
         self._socket.close()
 
     def _wait(self, event: int, timeout_seconds: float | None) -> bool:
-        """Whether the socket can be read, or written, before the time is over; None: waits for ever."""
+        """Waits until the socket can be read or written; returns False after the timeout (None: for ever)."""
         # Not select(2): it fails for descriptors above 1023, and a trainer may have that many.
         poll = select.poll()
         poll.register(self._socket, event)

@@ -1,7 +1,7 @@
 """The synchronous client of the engine, for the trainer's processes.
 
-No event loop (Jupyter has one), no thread. Its owner pumps it: every wait and `pump` reads what the
-engine sent. When the engine has died, the next pump connects to a new one and opens the sessions again.
+It has no event loop (Jupyter has one) and no thread. Its owner pumps it: every wait and `pump` reads what the engine
+has sent. If the engine has died, the next pump connects to a new one and opens the sessions again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 _ROOT_ID = "root-id"
 
-# Requests that a process sends before they are answered. The engine looks for manifests one after the other where they
+# Requests that a process sends before they are answered. The engine looks up known manifests one after the other; if it
+# has to build them, more at once would only share its requests and its memory.
 # are known; where they are built, more at once would only share its requests and its memory.
 _ASKED_AT_ONCE = 8
 
@@ -58,7 +59,7 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 
 class EngineClient:
-    """One process's connection to its engine. Used by one thread at a time; after a fork the child starts anew.
+    """One process's connection to its engine. Used by one thread at a time; the child of a fork connects anew.
 
     Args:
         settings: how to reach or start the engine; nothing happens before the first use.
@@ -93,15 +94,15 @@ class EngineClient:
         progress: Callable[[IndexProgress], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> Path:
-        """The folder of a manifest as this process sees it, found or built; see `manifest_folders`."""
+        """Returns the folder of a manifest as this process sees it, found or built; see `manifest_folders`."""
         return next(self.manifests([ManifestAsk(request, progress, on_note)]))
 
     def manifests(self, asks: Iterable[ManifestAsk]) -> Iterator[Path]:
-        """As `manifest`, for several."""
+        """Does the same as `manifest` for several manifests."""
         return manifest_folders(self, asks)
 
     def open_session(self, spec: SessionSpec) -> Session:
-        """Opens a session; a refusal arrives as an error of its first `ready` or `wait`."""
+        """Opens a session; a refusal is raised by its first `ready` or `wait`."""
         self._check_open()
         session = Session(self, next(self._numbers), spec)
         self._connected()
@@ -110,7 +111,7 @@ class EngineClient:
         return session
 
     def read(self, dataset: str, chunk: int, start: int, stop: int, *, boundaries: bool = False) -> bytes:
-        """For single looks: the chunk-local bytes [start, stop), or other things, at most 64 MiB; see `Read`."""
+        """Reads the chunk-local bytes [start, stop) for single looks, or other things, at most 64 MiB; see `Read`."""
         options = self.settings.encoded_options()
         answer = self.ask(lambda number: Read(number, dataset, chunk, start, stop, options, boundaries), Content)
         return answer.content
@@ -134,13 +135,13 @@ class EngineClient:
 
     @property
     def welcome(self) -> Welcome:
-        """What the engine says of itself."""
+        """The engine's greeting."""
         return self._connected().welcome
 
     # ------------------------------------------------------------ events
 
     def fileno(self) -> int:
-        """For select; readable when there is something to pump. Stays the same when the engine is replaced."""
+        """Descriptor for select, readable if there is something to pump. Stays the same when the engine is replaced."""
         connection = self._connected()
         if self._poll is None:
             self._poll = linux.epoll()
@@ -148,7 +149,7 @@ class EngineClient:
         return self._poll.fileno()
 
     def pump(self, timeout_seconds: float | None = 0.0) -> None:
-        """Takes in what the engine sent, waiting at most `timeout_seconds` for it. Reconnects if the engine is gone."""
+        """Handles the engine's messages; waits at most `timeout_seconds` for one. Reconnects if the engine is gone."""
         try:
             events = self._connected().receive(timeout_seconds)
         except DisconnectedError:
@@ -161,7 +162,7 @@ class EngineClient:
         """Pumps until `reached()`.
 
         Raises:
-            TimeoutError: not within `timeout_seconds`.
+            TimeoutError: it was not reached within `timeout_seconds`.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while not reached():
@@ -171,7 +172,7 @@ class EngineClient:
             self.pump(left)
 
     def post(self, message: Message, quietly: bool = False) -> None:
-        """Sends; if the engine is gone, the sessions' state is sent to the next one instead."""
+        """Sends a message; if the engine is gone, the next one receives the sessions' state instead."""
         if quietly and (self._connection is None or self._closed):
             return
         try:
@@ -181,7 +182,7 @@ class EngineClient:
                 self._reconnect()
 
     def post_all(self, messages: Iterable[Message]) -> None:
-        """As `post`, for several."""
+        """Does the same as `post` for several messages."""
         try:
             connection = self._connected()
             for message in messages:
@@ -190,7 +191,7 @@ class EngineClient:
             self._reconnect()
 
     def forget(self, session: Session) -> None:
-        """The session is closed."""
+        """Removes a closed session."""
         self._sessions.pop(session.number, None)
 
     @property
@@ -200,7 +201,7 @@ class EngineClient:
 
     @property
     def closed(self) -> bool:
-        """It cannot be used any more."""
+        """Whether it cannot be used any more."""
         return self._closed
 
     @property
@@ -209,7 +210,7 @@ class EngineClient:
         return self.connected and not self.closed
 
     def shut_down(self) -> None:
-        """Shuts it down from any thread: other threads that use it get a ClosedError. `close` it afterwards."""
+        """Shuts it down, from any thread: threads that use it get a ClosedError. Call `close` afterwards."""
         self._closed = True
         if (connection := self._connection) is not None:
             connection.shut_down()
@@ -226,7 +227,7 @@ class EngineClient:
 
     def _check_open(self) -> None:
         if self._closed:
-            # Also what `shut_down` has ended: readable for ever, it would keep a selector busy.
+            # Not after `shut_down`: the descriptor would be readable for ever and keep a selector busy.
             self._drop()
             raise ClosedError(
                 "this connection to the engine is closed: its dataset (or client) was closed while it was in use"
@@ -238,15 +239,16 @@ class EngineClient:
             self._connection = connect(self.settings, self._restarts)
             self._compare_limit(self._connection.welcome)
             if self._poll is not None:
-                # A closed socket leaves the set by itself. A selector would confuse a new socket of the same number
+                # A closed socket leaves the set by itself. A selector would take a new socket of the same number for
+                # the old one; it sees the set, which stays.
                 # with the old one; it sees the set, which stays.
                 self._poll.register(self._connection.fileno(), select.POLLIN)
-            # `shut_down` may have been called meanwhile, and found no connection to shut down.
+            # `shut_down` may have been called meanwhile without finding a connection.
             self._check_open()
         return self._connection
 
     def _compare_limit(self, welcome: Welcome) -> None:
-        """Says that another limit than the one asked for is in force."""
+        """Warns if the engine has another limit than the one that was asked for."""
         asked, found = self.settings.cache_bytes, welcome.cache_bytes
         if asked is None or not found or asked == found:
             return
@@ -286,7 +288,7 @@ class EngineClient:
                 connection.send(message)
 
     def _end_sessions(self, error: EngineUnavailableError) -> None:
-        """No engine knows them: a later connection must not wait for them."""
+        """Fails all open sessions, so that a later connection does not wait for them."""
         for session in self._sessions.values():
             session.on_error(error)
         self._sessions.clear()
@@ -330,7 +332,7 @@ class EngineClient:
         kind: type[_Answer],
         progress: Callable[[IndexProgress], None] | None = None,
     ) -> _Answer:
-        """Sends a request until it is answered; again when the engine dies over it."""
+        """Sends a request until it is answered; sends it again if the engine dies meanwhile."""
         return next(self.ask_each([request], kind, progress))
 
     def ask_each(
@@ -339,7 +341,7 @@ class EngineClient:
         kind: type[_Answer],
         progress: Callable[[IndexProgress], None] | None = None,
     ) -> Iterator[_Answer]:
-        """As `ask`, for several, of which a few are sent before they are answered. Yields the answers in order."""
+        """Does the same as `ask` for several requests, a few of them in flight. Yields the answers in order."""
         rest = iter(requests)
         unanswered: dict[int, Callable[[int], Message]] = {}
         asked: Connection | None = None
@@ -371,7 +373,7 @@ class EngineClient:
                     raise ServiceError(f"the engine answered {kind.__name__} with {type(other).__name__}")
 
     def after_fork(self) -> None:
-        """In the child of a fork: socket and epoll set are the parent's."""
+        """Drops socket and epoll set in the child of a fork: they belong to the parent."""
         self._drop()
         self._drop_poll()
         self._sessions.clear()
@@ -382,7 +384,7 @@ def _error(event: Failed) -> errors.StreamerError:
     return errors.from_wire(event.kind, event.message, event.details)
 
 
-# A rank has several connections, and one line is enough for all of them.
+# A rank has several connections, and one line suffices for all of them.
 _warned: deque[str] = deque(maxlen=64)
 
 

@@ -1,4 +1,4 @@
-"""The clients of this process, and the engine beside them that `engine="inline"` asks for.
+"""The clients of this process, and the engine in it that `engine="inline"` asks for.
 
 Before the interpreter stops, clients and engine end in this order: otherwise the clients would start another engine.
 """
@@ -17,7 +17,7 @@ from typing import Protocol
 from streamer.client.settings import ClientSettings
 from streamer.fork_lock import unforked
 
-# By name: the trainer's packages import nothing of the engine's side, except in a process whose user wants it there.
+# By name: the trainer's packages import nothing of the engine's side unless the user wants the engine in their process.
 _ENGINE = "streamer.service.inline"
 
 
@@ -28,20 +28,20 @@ class Client(Protocol):
 
     @property
     def in_use(self) -> bool:
-        """Whether it has a connection, and wants it."""
+        """Whether it has a connection, and has not been closed."""
 
     def shut_down(self) -> None:
-        """From any thread."""
+        """Shuts it down; may be called from any thread."""
 
     def after_fork(self) -> None:
-        """In the child."""
+        """Forgets what belongs to the parent; called in the child of a fork."""
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def register(client: Client) -> None:
-    """Tells a client of a fork and of the end of this process, for as long as the client exists."""
+    """Tells a client about forks and the end of this process, for as long as the client exists."""
     _clients.add(client)
 
 
@@ -49,17 +49,17 @@ def start_engine(configuration: Mapping[str, object]) -> None:
     """Starts an engine in this process, and returns when it listens.
 
     Raises:
-        StreamerError: why it did not start.
+        StreamerError: the reason why it did not start.
     """
     engines = importlib.import_module(_ENGINE)
     _end_with_interpreter()
-    # A fork meanwhile would have a lock and a socket that no list names yet.
+    # A child forked meanwhile would have a lock and a socket that no list contains yet.
     with unforked():
         engines.start(configuration)
 
 
 def end_unused_engine() -> None:
-    """Ends the engines in this process that neither its clients nor other processes use, and waits for that.
+    """Ends the engines in this process that neither its clients nor other processes use, and waits for their end.
 
     They would end by themselves after their grace time. Not for finalizers: an engine waits for threads in which a
     finalizer may run.
@@ -70,7 +70,7 @@ def end_unused_engine() -> None:
 
 @functools.cache
 def _end_with_interpreter() -> None:
-    """Before its pools of threads refuse work, which an engine still has: `atexit` is after that."""
+    """Ends the engines before the interpreter's thread pools refuse work, which `atexit` would be too late for."""
     threading._register_atexit(_end_all)  # type: ignore[attr-defined]
 
 

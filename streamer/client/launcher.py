@@ -1,8 +1,8 @@
 """Finds the engine of a cache folder, or starts it: one engine, however many ranks start at once.
 
-Connect; else take `spawn.lock`, connect again (another rank may have been faster), start the engine, wait for its ready
-line on a pipe. The engine is a process of its own, in its own session, ended by its last connection. One that crashes
-is started again a few times; see `restarts`.
+It connects, or else takes `spawn.lock`, connects again (another rank may have been faster), starts the engine, and
+waits for its ready line on a pipe. The engine is a process of its own, in its own session, which ends after its last
+connection. One that crashes is restarted a few times; see `restarts`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ logger = logging.getLogger(__name__)
 
 _READY_LINE_BYTES = 65536
 _RETRY_SECONDS = 0.2
-# A wait that is longer is said.
+# Longer waits are logged.
 _QUIET_SECONDS = 1.5
 
 
 def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Connection:
-    """Returns a connection to the engine that `settings` names, starting the embedded one if need be.
+    """Returns a connection to the engine that `settings` names; starts the embedded one if necessary.
 
     Args:
-        settings: which engine.
+        settings: how to reach the engine.
         restarts: crashes so far; None: none.
 
     Raises:
         EngineUnavailableError: no answer in `connect_seconds`, or engines crash at their start.
-        StreamerError: what the engine said when it could not start (cache folder, limit, version).
+        StreamerError: the engine's reason for not starting (cache folder, limit, version).
     """
     join_trainer(Environment.read())
     restarts = Restarts() if restarts is None else restarts
@@ -80,7 +80,7 @@ def pause_before_restart(settings: ClientSettings, restarts: Restarts) -> None:
 
 
 def log_of(settings: ClientSettings) -> str:
-    """Where an engine that this client starts writes its log: a file, or where this process does."""
+    """Where an engine that this client starts writes its log: a file, or the log of this process."""
     return "that of this process" if settings.inline else str(settings.runtime_dir / f"{settings.engine_id}.log")
 
 
@@ -106,7 +106,7 @@ def _connect_once(settings: ClientSettings) -> Connection:
 
 
 def _connect_patiently(settings: ClientSettings) -> Connection:
-    """Waits for a sidecar that starts late or is being upgraded."""
+    """Connects to a sidecar that may start late or is being upgraded."""
     begun, announced = time.monotonic(), False
     while True:
         try:
@@ -126,7 +126,7 @@ def _connect_patiently(settings: ClientSettings) -> Connection:
                     "is `streamer serve` running? does STREAMER_ENGINE name its socket, is the folder mounted?",
                     path=str(settings.socket_path),
                 ) from error
-        # Another container's socket can only be polled: no event reports that it appeared.
+        # Another container's socket can only be polled: no event reports its appearance.
         time.sleep(_RETRY_SECONDS)
 
 
@@ -152,7 +152,7 @@ def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
     try:
         yield
     finally:
-        # Before the lock goes: who waits for it finds that the file is gone, and makes another one.
+        # Before the lock is released: a process that waits for it finds that the file is gone, and makes another one.
         path.unlink(missing_ok=True)
         # Closing is not enough: a child forked meanwhile would keep it locked.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -160,7 +160,7 @@ def _spawn_lock(settings: ClientSettings) -> Iterator[None]:
 
 
 def _locked(path: Path) -> int:
-    """Opens and locks the file that is at `path` once it is locked: the one before may have been removed meanwhile."""
+    """Locks the file at `path`; repeats this if the locked file was removed meanwhile."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -175,7 +175,7 @@ def _locked(path: Path) -> int:
 
 
 def _start(settings: ClientSettings) -> bool:
-    """Starts an engine and waits until it listens; False: it ended before, without a reason.
+    """Starts an engine and waits until it listens; returns False if it ended before without a reason.
 
     Raises:
         StreamerError: the reason that it gave.
@@ -199,7 +199,7 @@ def _start_here(settings: ClientSettings) -> bool:
 
 
 def _spawn(settings: ClientSettings, ready: int) -> subprocess.Popen[bytes]:
-    """An engine with its configuration, which goes by stdin: nothing secret in `ps`."""
+    """Starts an engine. Its configuration goes by stdin, so that `ps` shows no secrets."""
     with open(log_of(settings), "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "streamer.service", str(ready)],
@@ -228,16 +228,17 @@ def _configuration(settings: ClientSettings) -> dict[str, object]:
 
 
 def _engine_environment() -> dict[str, str]:
-    # The engine imports the same streamer as the trainer, also when it was found through sys.path only.
+    # The engine imports the same streamer as the trainer, even if that was found only through sys.path.
     paths = [path or os.getcwd() for path in sys.path]
-    # The engine does no algebra; OpenBLAS would start a thread per core, which spin: 26 ticks of CPU until the engine
+    # The engine does no linear algebra; OpenBLAS would start a spinning thread per core: 26 ticks of CPU until the
+    # engine listens instead of 13, while the workers start on the same two cores (2026-11-20).
     # listens instead of 13, while the workers start beside it on the same two cores (2026-11-20).
     return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def _await_ready(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> bool:
     line = _read_line(descriptor)
-    # The process forks and its parent half leaves at once: an engine is a child of init, so never a zombie.
+    # The process forks and its parent half exits at once: the engine is a child of init, so never a zombie.
     process.wait()
     if line == {"ready": True}:
         logger.info("engine started for %s, log %s", settings.cache_dir, log_of(settings))

@@ -1,4 +1,4 @@
-"""Asks the engine for manifests, one or many."""
+"""Asks the engine for one or many manifests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from streamer.wire.messages import GetManifest, IndexProgress, ManifestReady, Me
 
 
 class ManifestAsk(NamedTuple):
-    """One request.
+    """One request for a manifest.
 
     Attributes:
-        request: which manifest; `request.request` and `request.options` are filled in.
-        progress: called while it is built.
+        request: the manifest that is asked for; `request.request` and `request.options` are filled in later.
+        progress: called while the manifest is built.
         on_note: called with each line about objects that were left out.
     """
 
@@ -34,7 +34,7 @@ class Asker(Protocol):
 
     @property
     def settings(self) -> ClientSettings:
-        """How the engine is reached."""
+        """The settings for reaching the engine."""
         ...
 
     def roots(self) -> list[Path]:
@@ -47,15 +47,15 @@ class Asker(Protocol):
         kind: type[ManifestReady],
         progress: Callable[[IndexProgress], None] | None = None,
     ) -> Iterator[ManifestReady]:
-        """Answers in order."""
+        """Yields the answers in order."""
         ...
 
 
 def manifest_folders(client: Asker, asks: Iterable[ManifestAsk]) -> Iterator[Path]:
-    """The folder of each manifest as this process sees it, in order; the engine finds or builds a few at a time.
+    """Yields each manifest's folder as this process sees it, in order; the engine finds or builds a few at a time.
 
     Raises:
-        ManifestError, StoreError, ConfigError: as the engine reports, over the first one that is not yielded.
+        ManifestError, StoreError, ConfigError: the engine's error for the first manifest that is not yielded.
     """
     options = client.settings.encoded_options()
     asked: deque[ManifestAsk] = deque()

@@ -1,6 +1,6 @@
-"""One request to a running engine over a connection of its own: its counters, or a loader's report.
+"""One request to a running engine over its own connection: the engine's counters, or a loader's report.
 
-Opens no session and starts no engine. May be called on any thread, also while the job's own client waits.
+Opens no session and starts no engine. May be called from any thread, also while the job's own client waits.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# As `wire.messages.ReportFinding` takes them.
+# The limits of `wire.messages.ReportFinding`.
 MAX_BOTTLENECK_LETTERS, MOST_ADVICE_LETTERS = 64, 240
 
 
 def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:
-    """The engine's counters (see `streamer.engine.statistics`); None: none runs there, or no answer in time.
+    """The engine's counters (see `streamer.engine.statistics`); None if none runs there or answers in time.
 
     Args:
-        settings: which engine.
-        timeout_seconds: for hello and answer.
+        settings: how to reach the engine.
+        timeout_seconds: time for greeting and answer.
     """
     deadline = time.monotonic() + timeout_seconds
     try:
@@ -49,8 +49,8 @@ class Finding(msgspec.Struct, frozen=True):
     """A loader's report about its waiting.
 
     Attributes:
-        waiting_share: of the trainer's time, 0 to 1.
-        bottleneck: why it waits. advice: what to do about it.
+        waiting_share: share of the trainer's time, 0 to 1.
+        bottleneck, advice: why it waits, and what to do about it.
     """
 
     waiting_share: float
@@ -62,13 +62,13 @@ def report_finding(settings: ClientSettings, session: SessionSpec, timeout_secon
     """Reports a loader's waiting to the engine, for `streamer top` and /metrics.
 
     Args:
-        settings: which engine, and the job.
-        session: whose loader it is.
-        timeout_seconds: for the hello.
-        finding: cut to what a line of a table shows.
+        settings: how to reach the engine, and the job.
+        session: session of the loader.
+        timeout_seconds: time for the greeting.
+        finding: the report; cut to the length of a table's line.
 
     Returns:
-        Whether it was sent; an engine that is gone is not an error.
+        Whether it was sent; a missing engine is not an error.
     """
     try:
         token = settings.token()

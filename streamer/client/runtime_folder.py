@@ -1,4 +1,4 @@
-"""The folder of sockets, locks and logs: which engines listen there, and what is left of those that have ended."""
+"""The folder of sockets, locks and logs: the engines that listen there, and the remains of those that have ended."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.errors import StreamerError
 
-# An engine of this machine answers within milliseconds; one that is stopped must not keep a list from being shown.
+# An engine of this machine answers within milliseconds; a stopped one must not delay a list.
 ANSWER_SECONDS = 2.0
-# Why last week's job failed can still be read.
+# Logs are kept this long, so that the failure of last week's job can still be read.
 LOG_SECONDS = 7 * 86400.0
-# As `ClientSettings.engine_id` makes the names.
+# The names that `ClientSettings.engine_id` makes.
 _LOG_NAME = re.compile(r"[0-9a-f]{12}\.log")
 
 
 def engines(folder: Path) -> list[Path]:
-    """The sockets in a folder behind which an engine listens, by name."""
+    """The sockets in a folder on which an engine listens, by name."""
     return [path for path in sorted(folder.glob("*.sock")) if listens(path)]
 
 
 def listens(path: Path) -> bool:
-    """Whether there is a process behind a socket; the file of a killed engine stays."""
+    """Whether a process listens on a socket; the file of a killed engine stays."""
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             return False
@@ -34,14 +34,14 @@ def listens(path: Path) -> bool:
             probe.settimeout(ANSWER_SECONDS)
             probe.connect(str(path))
     except (PermissionError, TimeoutError):
-        return True  # of another user, or busy: there is one
+        return True  # it belongs to another user or is busy, so there is one
     except OSError:
         return False
     return True
 
 
 def described(path: Path, token: str = "") -> str:
-    """An engine in words: its socket, and its cache folder and process where it says them."""
+    """Describes an engine: its socket, and its cache folder and process if it names them."""
     try:
         with contextlib.closing(Connection(path, "", token, ANSWER_SECONDS)) as connection:
             return f"{path} (cache {connection.welcome.root}, pid {connection.welcome.pid})"
@@ -50,7 +50,7 @@ def described(path: Path, token: str = "") -> str:
 
 
 def remove_old_logs(folder: Path) -> None:
-    """Removes the logs of embedded engines that have ended a week ago."""
+    """Removes the logs of embedded engines that ended more than a week ago."""
     oldest = time.time() - LOG_SECONDS
     for path in folder.iterdir():
         with contextlib.suppress(OSError):

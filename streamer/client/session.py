@@ -12,19 +12,19 @@ import numpy.typing as npt
 from streamer.errors import ClosedError, StreamerError
 from streamer.wire.messages import Advance, CloseSession, Extend, Message, OpenSession, Part, Reject
 
-# 20 bytes an entry, 24 with its pass: 4.8 MB a frame.
+# 20 bytes per entry, 24 with its pass: 4.8 MB per frame.
 _ENTRIES_PER_FRAME = 200_000
 
 
 class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One dataset of a session over several. Its chunks are numbered after those of the parts before it.
+    """One dataset of a session over several. Its chunk numbers follow those of the parts before it.
 
     Attributes:
         dataset: digest of the manifest.
-        name: for people, in errors and statistics.
-        options: as `ClientSettings.encoded_options` returns them.
+        name: name for errors and statistics.
+        options: result of `ClientSettings.encoded_options`.
         value: passes over this dataset in one epoch; 0: never kept. Only the ratios of the parts matter.
-        open_bytes: the most bytes of this part that are open at once.
+        open_bytes: most bytes of this part that are open at once.
     """
 
     dataset: str
@@ -34,21 +34,21 @@ class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
     open_bytes: int = 0
 
     def __repr__(self) -> str:
-        # Not the options: they may be secret.
+        # Without the options, which may be secret.
         return f"SessionPart({self.name!r}, dataset={self.dataset}, value={self.value})"
 
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One consumer and what it reads: one dataset, or several as `parts`.
+    """One consumer and its data: one dataset, or several as `parts`.
 
     Attributes:
-        dataset: digest of the manifest; with `parts` a name for all of them together, the same on every rank.
-        consumer: for people: "rank 3", "rank 3 worker 1 of 4".
-        order_id, global_batch, world_size, start: compared with the other sessions of the same job and stream
-            ("" and 0: not compared); a difference is a StateError on every one of them.
-        open_bytes: the most bytes that are open at once; of a session with `parts` each part says its own.
+        dataset: digest of the manifest; with `parts` a common name, the same on every rank.
+        consumer: name for people: "rank 3", "rank 3 worker 1 of 4".
+        order_id, global_batch, world_size, start: compared with the other sessions of the same job and stream ("" and
+            0: not compared); a difference is a StateError for all of them.
+        open_bytes: most bytes that are open at once; in a session with `parts` each part has its own.
         stream: distinguishes the loaders of one job.
-        sharers: how many consumers of the job this machine will have, for advice; 0: unknown.
+        sharers: number of consumers of the job on this machine, for advice; 0 if unknown.
         parts: the datasets, each with its credentials; empty: the one dataset, with the client's credentials.
     """
 
@@ -71,7 +71,7 @@ class EpochSchedule(msgspec.Struct, frozen=True):
         chunk: uint32 (entries,). first: int64 (entries,), ascending. last: int64 (entries,).
         passes: uint32 (entries,): the pass over its part that each entry belongs to, ascending within a lane of a
             part; None: each epoch is one pass.
-        values: of the parts, from this epoch on; empty: as before.
+        values: new values of the parts from this epoch on; empty: unchanged.
     """
 
     epoch: int
@@ -82,14 +82,14 @@ class EpochSchedule(msgspec.Struct, frozen=True):
     values: tuple[float, ...] = ()
 
     def from_step(self, step: int) -> EpochSchedule:
-        """The rest of the schedule from `step` on."""
+        """The schedule from `step` on."""
         ahead = self.last >= step
         passes = None if self.passes is None else self.passes[ahead]
         return EpochSchedule(self.epoch, self.chunk[ahead], self.first[ahead], self.last[ahead], passes, self.values)
 
     @property
     def final_step(self) -> int:
-        """The last step that reads anything; -1 when empty."""
+        """The last step that reads anything; -1 if there is none."""
         return int(self.last.max(initial=-1))
 
 
@@ -97,27 +97,27 @@ class Transport(Protocol):
     """A session's view of the client that owns it."""
 
     def post(self, message: Message, quietly: bool = False) -> None:
-        """Sends; `quietly`: only where a connection is open."""
+        """Sends a message; `quietly`: only if a connection is open."""
         ...
 
     def post_all(self, messages: Iterable[Message]) -> None:
-        """As `post`, for several."""
+        """Does the same as `post` for several messages."""
         ...
 
     def pump_until(self, reached: Callable[[], bool], timeout_seconds: float | None, what: str) -> None:
-        """Takes in what the engine sends until `reached()`; raises TimeoutError with `what` after the timeout."""
+        """Handles messages until `reached()`; raises TimeoutError with `what` after the timeout."""
         ...
 
     def forget(self, session: Session) -> None:
-        """The session is closed."""
+        """Removes a closed session."""
         ...
 
 
 class Session:
-    """One consumer's session. Made by `EngineClient.open_session`; used by the client's thread.
+    """One consumer's session, made by `EngineClient.open_session` and used by the client's thread.
 
     Steps are consecutive integers over all epochs of the session. The engine keeps every chunk of the steps
-    `done..ready` local. Survives the engine: after a restart the session is opened again at the same step.
+    `done..ready` local. A session survives the engine: after a restart it is opened again at the same step.
     """
 
     def __init__(self, transport: Transport, number: int, spec: SessionSpec) -> None:
@@ -137,7 +137,7 @@ class Session:
 
     @property
     def ready(self) -> int:
-        """Every chunk of the steps up to and including this one is local. Raises what the engine reported.
+        """The last step whose chunks, and those of all steps before, are local. Raises errors that the engine reported.
 
         Raises:
             StreamerError: the engine could not make a wanted chunk local.
@@ -148,13 +148,13 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Everything that was asked for is local: the engine owes nothing. Raises as `ready`."""
+        """Whether everything that was asked for is local, so that the engine owes nothing. Raises as `ready`."""
         return self.ready >= self._want
 
     def extend(self, schedule: EpochSchedule) -> None:
         """Sends the engine the chunks of the next epoch."""
         self._check_open()
-        if self._epochs and not schedule.values:  # an engine that is reopened has not seen the epochs before
+        if self._epochs and not schedule.values:  # a session opened again in a new engine did not send earlier epochs
             schedule = msgspec.structs.replace(schedule, values=self._epochs[-1].values)
         self._epochs = [known for known in self._epochs if known.final_step >= self._done]
         self._epochs.append(schedule)
@@ -178,8 +178,8 @@ class Session:
         """Blocks until `ready >= step`.
 
         Raises:
-            StreamerError: as the engine reported.
-            TimeoutError: not ready in time.
+            StreamerError: the engine's error.
+            TimeoutError: the step was not ready in time.
         """
         self.want(step)
         self._transport.pump_until(lambda: self.ready >= step, timeout_seconds, f"step {step} of {self!r}")
@@ -187,13 +187,13 @@ class Session:
     def reject(self, chunk: int, reason: str) -> None:
         """Reports corrupt bytes: the engine drops the chunk and fetches it again; `ready` goes back meanwhile."""
         self._check_open()
-        # Steps that were ready before the reject do not count until the engine reports them again.
+        # Steps that were ready before the rejection do not count until the engine reports them again.
         self._ready = min(self._ready, self._done - 1)
         self._rejects += 1
         self._transport.post(Reject(self.number, chunk, reason[:4096]))
 
     def close(self) -> None:
-        """Ends the leases; idempotent."""
+        """Ends the session and its leases; idempotent."""
         if not self._closed:
             self._closed = True
             self._transport.forget(self)
@@ -202,7 +202,7 @@ class Session:
     # ------------------------------------------------------------ called by the client
 
     def on_ready(self, through: int, rejects: int) -> bool:
-        """The engine reports progress; a report from before the last reject does not count.
+        """Handles a report of progress; one from before the last rejection does not count.
 
         Returns:
             Whether a step is ready that no engine has had ready before.
@@ -214,11 +214,11 @@ class Session:
         return further
 
     def on_error(self, error: StreamerError) -> None:
-        """The engine reports a failure."""
+        """Handles a failure that the engine reports."""
         self._error = error
 
     def reopen_messages(self, job: str, options: bytes) -> Iterator[Message]:
-        """Messages that open this session at its present step in a new engine."""
+        """Returns the messages that open this session at its present step in a new engine."""
         spec = self.spec
         self._ready = self._done - 1
         self._rejects = 0

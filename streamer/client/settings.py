@@ -21,18 +21,18 @@ class ClientSettings:
     """How to reach an engine.
 
     Attributes:
-        cache_dir: absolute; the cache folder of the embedded engine, or where a trainer sees a sidecar's.
-        runtime_dir: short folder for sockets, locks and logs.
-        engine: None or "auto": the embedded engine of `cache_dir`; "inline": the same, and one that is started runs in
-            this process; "unix:/path": that one and no other.
-        cache_bytes: limit for an engine started by this client; None lets it choose.
-        storage_options: as fsspec takes them; sent to the engine, never logged.
-        job: the same text for all ranks of a job; "" if unknown.
-        connect_seconds: how long an engine that this client does not start may stay away before it is an error.
-        token_file: holds what the engine asks for; read at each connect, so it may be renewed.
-        config: the TOML file of an engine started by this client, absolute; None: the defaults.
-        grace_seconds: how long an engine started by this client stays after its last connection.
-        protocol: the version that it speaks; another than ours for statistics only.
+        cache_dir: absolute; the cache folder of the embedded engine, or a sidecar's as the trainer sees it.
+        runtime_dir: short path of the folder for sockets, locks and logs.
+        engine: None or "auto": the embedded engine of `cache_dir`; "inline": the same, but started in this process;
+            "unix:/path": only the engine that listens there.
+        cache_bytes: limit for an engine started by this client; None: the engine chooses.
+        storage_options: fsspec's options; sent to the engine, never logged.
+        job: text that all ranks of a job share; "" if unknown.
+        connect_seconds: how long an engine that this client does not start may be absent before it is an error.
+        token_file: file with the token that the engine asks for; read at each connection, so it may be renewed.
+        config: TOML file of an engine started by this client, absolute; None: the defaults.
+        grace_seconds: time for which an engine started by this client stays after its last connection.
+        protocol: version that it speaks; other than ours for statistics only.
     """
 
     cache_dir: Path
@@ -69,25 +69,25 @@ class ClientSettings:
 
     @property
     def external(self) -> bool:
-        """The engine is an external service: connect, never start one."""
+        """Whether the engine is an external service, which is never started."""
         return self.engine is not None and self.engine not in ("auto", "embedded", INLINE)
 
     @property
     def inline(self) -> bool:
-        """An engine that this client starts runs in this process."""
+        """Whether an engine that this client starts runs in this process."""
         return self.engine == INLINE
 
     @property
     def engine_id(self) -> str:
-        """Names socket, lock and log of the embedded engine in the runtime folder."""
+        """Name of the embedded engine's socket, lock and log in the runtime folder."""
         return hashlib.blake2b(os.fsencode(os.path.realpath(self.cache_dir)), digest_size=6).hexdigest()
 
     @property
     def socket_path(self) -> Path:
-        """Where the engine listens.
+        """Path of the engine's socket.
 
         Raises:
-            ConfigError: not a unix socket, or a path that the kernel cannot take.
+            ConfigError: it is not a unix socket, or its path is too long for the kernel.
         """
         if self.external:
             scheme, _, path = str(self.engine).partition(":")
@@ -100,7 +100,7 @@ class ClientSettings:
         return check_socket_path(self.runtime_dir / f"{self.engine_id}.sock")
 
     def token(self) -> str:
-        """The token for the engine; "" for none.
+        """The token for the engine, or "".
 
         Raises:
             ConfigError: the token file cannot be read.
@@ -111,7 +111,7 @@ class ClientSettings:
         """The storage options as JSON.
 
         Raises:
-            ConfigError: an option that is no plain value (an object cannot travel to the engine).
+            ConfigError: an option is not a plain value (an object cannot travel to the engine).
         """
         try:
             return json.dumps(dict(self.storage_options), sort_keys=True).encode()

@@ -1,6 +1,6 @@
 """The variables in which stores find credentials and addresses. An engine has those of the process that started it.
 
-It serves other processes as well, and stays for some seconds after the last one: the next job may bring others.
+It also serves other processes, and stays for some seconds after the last one: the next job may have other variables.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ logger = logging.getLogger(__name__)
 _PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _NAMES = (*_PROXIES, *map(str.upper, _PROXIES), "SSL_CERT_FILE", "SSL_CERT_DIR")
-# Pid of an engine -> its variables; where they cannot be read, those of this process when it first met that engine.
+# Pid of an engine -> its variables, or, if they cannot be read, those of this process when it first met that engine.
 _met: dict[int, dict[str, str]] = {}
 
 
 def meet(engine: int, variables: Mapping[str, str] = os.environ) -> None:
-    """Keeps the variables of an engine that this process has found or started, given its pid; warns of other ones."""
+    """Keeps the variables of an engine, given its pid, that this process found or started; warns about differences."""
     if engine in _met:
         return
     mine = _of_stores(variables)
@@ -37,7 +37,7 @@ def meet(engine: int, variables: Mapping[str, str] = os.environ) -> None:
 
 
 def explained(error: StreamerError, engine: int, variables: Mapping[str, str] = os.environ) -> StreamerError:
-    """The same error; a store's names the variables that have changed since, which the engine does not see."""
+    """Adds to a store's error the variables that have changed since, which the engine does not see."""
     before, now = _met.get(engine), _of_stores(variables)
     if before is None or before == now or not isinstance(error, StoreError):
         return error
@@ -53,11 +53,11 @@ def _differing(some: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
 
 
 def _of_engine(engine: int) -> dict[str, str] | None:
-    """The variables that an engine of this user was started with; None: they cannot be read."""
+    """The variables that an engine of this user was started with; None if they cannot be read."""
     try:
         with open(f"/proc/{engine}/cmdline", "rb") as command, open(f"/proc/{engine}/environ", "rb") as environment:
             is_engine, content = b"streamer" in command.read(), environment.read()
-    except OSError:  # no Linux, or in another container
+    except OSError:  # not Linux, or in another container
         return None
     if not (is_engine and content):
         return None

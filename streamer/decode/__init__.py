@@ -1,4 +1,4 @@
-"""Bytes -> arrays: turns the fields of a sample into values by their extension.
+"""Turns the fields of a sample from bytes into values, by their extension.
 
 | extension | value |
 | --- | --- |
@@ -14,7 +14,7 @@
 
 `jpeg` counts as `jpg`, in rules and in names of fields.
 
-Imports neither torch nor any decoder until a field needs it.
+Imports neither torch nor any decoder until a field needs one.
 """
 
 from streamer.decode.arrays import ArrayDecoder

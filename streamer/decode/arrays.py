@@ -1,4 +1,4 @@
-"""Numbers: npy, npz, safetensors -> numpy arrays; torch files and pickles only when allowed."""
+"""Numbers: npy, npz and safetensors become numpy arrays; torch files and pickles are read only if allowed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamer.errors import ConfigError
 
 Content = bytes | bytearray | memoryview
 Array = NDArray[np.generic]
-# The rows of one sample's arrays in the batch, by the name of their field (or number, in a tuple).
+# The memory of one sample's arrays in the batch, by the name of their field (or number, in a tuple).
 Row = Mapping[str | int, Array]
 
 NO_ROW: Row = {}
@@ -44,11 +44,11 @@ _SAFETENSORS_TYPES = {
 
 
 class PlainArray(msgspec.Struct, frozen=True):
-    """An array in a file: a head, then only its numbers in C order and native byte order.
+    """An array in a file: a head, followed only by its numbers in C order and native byte order.
 
     Attributes:
-        head: the same for all arrays of this dtype and shape.
-        dtype, shape: of the array.
+        head: head that all arrays of this dtype and shape have.
+        dtype, shape: those of the array.
     """
 
     head: bytes
@@ -63,11 +63,11 @@ class ArrayDecoder:
         StreamingDataset(url, decode={"bin": ArrayDecoder("<f4", (4, 64, 64))})
 
     Attributes:
-        dtype: numpy's name, for example "<u2"; without "<" or ">" in this machine's byte order.
-        shape: one length may be -1, and follows from the number of bytes.
+        dtype: numpy's name, for example "<u2"; without "<" or ">" the byte order is this machine's.
+        shape: one length may be -1; it is derived from the number of bytes.
 
     Raises:
-        ConfigError: not a dtype of numbers, or not a shape.
+        ConfigError: the dtype is not one of numbers, or the shape is invalid.
     """
 
     dtype: str
@@ -84,31 +84,31 @@ class ArrayDecoder:
             raise ConfigError(f"ArrayDecoder: shape={self.shape} has no meaning", field="decode")
 
     def __call__(self, content: Content) -> Array:
-        """Returns the array. A writable buffer is used in place, not copied.
+        """Returns the array. Uses a writable buffer in place instead of copying it.
 
         Raises:
-            ValueError: another number of bytes.
+            ValueError: the number of bytes does not fit.
         """
         (kind, known), count = self._layout, len(content)
         if count and (count == known or (known and -1 in self.shape and not count % known)):
-            # numpy finds the open length sooner.
+            # numpy computes the open length sooner
             found = _usable(np.frombuffer(content, kind).reshape(self.shape))
         else:
             found = _numbers(content, kind, count // kind.itemsize, 0).reshape(self._shape_of(count))
         return found if kind.isnative else found.astype(kind.newbyteorder("="))
 
     def plain(self, count: int) -> PlainArray | None:
-        """The array of a field of `count` bytes; None: it has another byte order.
+        """The array of a field of `count` bytes; None if its byte order is not this machine's.
 
         Raises:
-            ValueError: another number of bytes.
+            ValueError: the number of bytes does not fit.
         """
         kind, _ = self._layout
         return PlainArray(b"", kind, self._shape_of(count)) if kind.isnative else None
 
     @cached_property
     def _layout(self) -> tuple[np.dtype[np.generic], int]:
-        """The type, and the bytes of the lengths that are known: once, not for each sample."""
+        """The type, and the bytes of the known lengths: computed once, not for each sample."""
         kind = np.dtype(self.dtype)
         return kind, kind.itemsize * math.prod(length for length in self.shape if length >= 0)
 
@@ -121,10 +121,10 @@ class ArrayDecoder:
 
 
 def decode_npy(content: Content) -> Array:
-    """Reads an array as `numpy.save` wrote it. A writable buffer is used in place, not copied.
+    """Reads an array that `numpy.save` wrote. Uses a writable buffer in place instead of copying it.
 
     Raises:
-        ValueError: not npy, truncated, or an array of Python objects (that would be a pickle).
+        ValueError: it is not npy, is truncated, or holds Python objects (which would be a pickle).
     """
     shape, fortran_order, kind = _npy_header(head := npy_head(content))
     flat = _numbers(content, kind, math.prod(shape), len(head))
@@ -132,10 +132,10 @@ def decode_npy(content: Content) -> Array:
 
 
 def npy_head(content: Content) -> bytes:
-    """The bytes before the numbers: the same for all arrays of one dtype, shape and order.
+    """Returns the bytes before the numbers, which are equal for all arrays of one dtype, shape and order.
 
     Raises:
-        ValueError: not npy.
+        ValueError: it is not npy.
     """
     start = bytes(content[:12])
     np.lib.format.read_magic(io.BytesIO(start))
@@ -144,16 +144,16 @@ def npy_head(content: Content) -> bytes:
 
 
 def plain_npy(content: Content) -> PlainArray | None:
-    """An `.npy` file as an array; None: in another order than numpy's own arrays.
+    """Returns an `.npy` file as an array; None if its order is not that of numpy's own arrays.
 
     Raises:
-        ValueError: not npy.
+        ValueError: it is not npy.
     """
     shape, fortran_order, kind = _npy_header(head := npy_head(content))
     return PlainArray(head, kind, shape) if kind.isnative and not fortran_order else None
 
 
-# A header is a Python literal: 30 us to parse, and the files of a dataset have few different ones.
+# A header is a Python literal, which takes 30 us to parse; the files of a dataset have few different ones.
 @lru_cache(maxsize=64)
 def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
     stream = io.BytesIO(head)
@@ -169,17 +169,17 @@ def decode_npz(content: Content) -> dict[str, Array]:
     """Reads the arrays of a `numpy.savez` archive by name.
 
     Raises:
-        ValueError, zipfile.BadZipFile: not npz, or it holds Python objects.
+        ValueError, zipfile.BadZipFile: it is not npz, or holds Python objects.
     """
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 def decode_safetensors(content: Content) -> dict[str, Array]:
-    """Reads the arrays of a safetensors file by name. A writable buffer is used in place, not copied.
+    """Reads the arrays of a safetensors file by name. Uses a writable buffer in place instead of copying it.
 
     Raises:
-        ValueError: not safetensors, truncated, or a type that numpy does not have (bfloat16, 8-bit floats).
+        ValueError: it is not safetensors, is truncated, or has a type that numpy lacks (bfloat16, 8-bit floats).
 
     Source: https://github.com/huggingface/safetensors, "Format".
     """
@@ -192,14 +192,14 @@ def decode_safetensors(content: Content) -> dict[str, Array]:
 
 
 def decode_torch(content: Content) -> object:
-    """Reads what `torch.save` wrote, pickles included: only for files that you wrote yourself."""
+    """Reads a file of `torch.save`, including pickles: only for files that you wrote yourself."""
     torch = importlib.import_module("torch")
     loaded: object = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
     return loaded
 
 
 def decode_pickle(content: Content) -> object:
-    """Unpickles: only for files that you wrote yourself."""
+    """Unpickles a field: only for files that you wrote yourself."""
     loaded: object = pickle.loads(content)  # noqa: S301 - reached only with allow_pickle=True
     return loaded
 
@@ -233,7 +233,7 @@ def _tensor(content: Content, base: int, name: str, entry: dict[str, object]) ->
 
 
 def _numbers(content: Content, kind: np.dtype[np.generic], count: int, offset: int) -> Array:
-    """`count` numbers from `offset` on: writable, aligned, and in place if possible."""
+    """Returns `count` numbers from `offset` on: writable, aligned, and in place if possible."""
     if offset + count * kind.itemsize > len(content):
         raise ValueError(
             f"{count} x {kind} from byte {offset} need {offset + count * kind.itemsize} bytes, "
@@ -243,6 +243,6 @@ def _numbers(content: Content, kind: np.dtype[np.generic], count: int, offset: i
 
 
 def _usable(found: Array) -> Array:
-    """Writable and aligned."""
+    """Returns the array, copied if it is not writable and aligned."""
     flags = found.flags
     return found if flags.writeable and flags.aligned else found.copy()

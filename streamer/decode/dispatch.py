@@ -1,4 +1,4 @@
-"""Chooses the decoder of a field, and reports its errors."""
+"""Chooses the decoder of a field and reports its errors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callab
 
 _Reader = Callable[[memoryview], object]
 
-# Its decoder is that of the extension before it, unless a rule names this one.
+# The extension before this one decides the decoder, unless a rule names this one.
 _PACKED = "gz"
 _NO_BYTES = memoryview(b"")
 
 
 class Raw:
-    """A field without decoder, as a view of its sample's bytes: it is copied once, to its destination.
+    """A field without a decoder, as a view of its sample's bytes: it is copied once, to its destination.
 
     Attributes:
         content: valid as long as the memory that the sample was read into.
@@ -48,7 +48,7 @@ _PICKLES: dict[str, _Reader] = {
 }
 _AUTO: dict[str, _Reader] = {
     **dict.fromkeys(PICTURES, images.decode_image),
-    # The integers that WebDataset decodes too (webdataset.autodecode, "basichandlers").
+    # The integers that WebDataset decodes, too (webdataset.autodecode, "basichandlers").
     **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], texts.decode_class),
     **dict.fromkeys(["txt", "text", "transcript"], texts.decode_text),
     **dict.fromkeys(["json", "jsn"], texts.decode_json),
@@ -61,21 +61,21 @@ _AUTO: dict[str, _Reader] = {
 
 
 class SampleDecoder:
-    """Decodes the fields of samples by one rule. Stateless after construction: any thread.
+    """Decodes the fields of samples by one rule. Stateless after construction: usable from any thread.
 
     Args:
         rule: see `DecodeRule`.
-        allow_pickle: read `.pt` and `.pkl` fields, which runs the code they contain.
+        allow_pickle: whether to read `.pt` and `.pkl` fields, which runs the code they contain.
 
     Raises:
-        ConfigError: not a rule.
+        ConfigError: the rule is invalid.
     """
 
     def __init__(self, rule: DecodeRule = "auto", *, allow_pickle: bool = False) -> None:
         check_rule(rule)
         self.rule = rule
         self.allow_pickle = allow_pickle
-        # What the user says goes before what the format says of a field, unless that has no value.
+        # The user's rule takes precedence over the format's kind of a field, unless that has no value.
         self._given = _given(rule)
         self._readers = _table(self._given, allow_pickle) if rule is not None else {}
 
@@ -94,15 +94,15 @@ class SampleDecoder:
         """Returns `{"__key__": key, field name: value, ...}`.
 
         Args:
-            key: the sample's.
-            fields: its bytes.
-            row: target arrays: the array of a field with the same dtype and shape is written there.
+            key: key of the sample.
+            fields: bytes by name.
+            row: target arrays; a field whose array has the same dtype and shape is written there.
             in_place: arrays that are already in their rows, by the name of their field.
-            raw: converts fields without decoder.
+            raw: converts fields without a decoder.
 
         Raises:
-            DecodeError: the bytes of a field do not have the type of its name; the decoder's error is the cause.
-            ConfigError: a pickle that is not allowed.
+            DecodeError: the bytes of a field do not match its name; the decoder's error is the cause.
+            ConfigError: a pickle is not allowed.
         """
         sample: dict[str, object] = {"__key__": key}
         for field in fields:
@@ -115,10 +115,10 @@ class SampleDecoder:
         return sample
 
     def check(self, fields: Iterable[FieldSpec]) -> None:
-        """Refuses a dataset whose fields cannot be read, before the first sample is.
+        """Refuses a dataset whose fields cannot be read, before the first sample is read.
 
         Raises:
-            ConfigError: a pickle that is not allowed; names the field.
+            ConfigError: a pickle is not allowed; names the field.
         """
         for spec in fields:
             if self.reader(Field(spec.name, _NO_BYTES, spec.kind)) is arrays.refuse_pickle:
@@ -131,15 +131,15 @@ class SampleDecoder:
 
     @property
     def runs_users_code(self) -> bool:
-        """Whether other code than the decoders of this package runs; a pickle may run any code."""
+        """Whether code other than this package's decoders runs; a pickle may run any code."""
         given = self.rule.values() if isinstance(self.rule, Mapping) else [self.rule] if callable(self.rule) else []
         return self.allow_pickle or any(reader is not None and not _is_own(reader) for reader in given)
 
     def plain_array(self, field: Field) -> PlainArray | None:
-        """The array of a field, if the field consists of a plain array only.
+        """The array of a field, if the field consists only of a plain array.
 
         Raises:
-            ValueError: the bytes do not have the type of the field's name.
+            ValueError: the bytes do not match the field's name.
         """
         reader = self.reader(field)
         if type(reader) is ArrayDecoder:
@@ -150,7 +150,7 @@ class SampleDecoder:
         """The decoder of a field, by its name and kind.
 
         Raises:
-            DecodeError: its kind has none.
+            DecodeError: its kind has no decoder.
         """
         name = field.name
         if field.kind == NULL:
@@ -184,17 +184,17 @@ def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> obje
         return _placed(reader(field.content), place)
     except ConfigError:
         raise
-    except Exception as error:  # a decoder, perhaps the user's own, may raise anything
+    except Exception as error:  # a decoder, which may be the user's, may raise anything
         raise _refused(key, field, reader, error) from error
 
 
 def extension(name: str) -> str:
-    """The extension of a field's name ("seg.PNG" -> "png", "jpeg" -> "jpg"), which chooses the decoder."""
+    """The extension of a field's name ("seg.PNG" -> "png", "jpeg" -> "jpg"), by which the decoder is chosen."""
     return field_name(name).rpartition(".")[2]
 
 
 def check_rule(rule: DecodeRule) -> None:
-    """Refuses what cannot be a rule, without importing a decoder.
+    """Refuses an invalid rule, without importing a decoder.
 
     Raises:
         ConfigError: names the value and what is allowed.
@@ -213,7 +213,7 @@ def check_rule(rule: DecodeRule) -> None:
 
 
 def _given(rule: DecodeRule) -> dict[str, _Reader]:
-    """The decoders of the user's rule, by field ("mask.png", which goes before "png") or extension."""
+    """The decoders of the user's rule, by field ("mask.png", which takes precedence over "png") or extension."""
     if not isinstance(rule, Mapping):
         return {}
     return {field_name(name.lstrip(".")): _of_bytes(reader) for name, reader in rule.items()}
@@ -224,7 +224,7 @@ def _table(given: Mapping[str, _Reader], allow_pickle: bool) -> dict[str, _Reade
 
 
 def _of_bytes(reader: FieldDecoder | None) -> _Reader:
-    """The user's decoders get bytes: what every library takes, and nothing that is written again later."""
+    """Passes bytes to a user's decoder: every library accepts them, and they are never overwritten."""
     if reader is None:
         return bytes
     if _is_own(reader):
@@ -234,12 +234,12 @@ def _of_bytes(reader: FieldDecoder | None) -> _Reader:
 
 
 def _is_own(reader: object) -> bool:
-    # Not of a class made from them: what that does, its author knows.
+    # Not for subclasses, whose authors know what they do.
     return type(reader) in (images.ImageDecoder, ArrayDecoder)
 
 
 def _placed(value: object, place: Array | None) -> object:
-    """The value, in its place where it fits."""
+    """Returns the value, copied to its place if it fits there."""
     if place is None or value is place or type(value) is not np.ndarray:
         return value
     if value.dtype != place.dtype or value.shape != place.shape:

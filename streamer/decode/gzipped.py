@@ -1,4 +1,4 @@
-"""Fields packed with gzip: `txt.gz` is unpacked, then decoded as `txt`, as WebDataset does."""
+"""Fields compressed with gzip: `txt.gz` is unpacked, then decoded as `txt`, as WebDataset does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 Content = bytes | bytearray | memoryview
 
-# deflate packs zeros 1,000 to 1 (zlib.net, "Maximum Compression Factor"): without a limit, 10 MB of a tar become 10 GB
+# deflate compresses zeros 1,000 to 1 (zlib.net, "Maximum Compression Factor"): without a limit, 10 MB of a tar become
+# 10 GB in every worker. A medical volume has up to 600 MB.
 # in every worker. A medical volume has up to 600 MB.
 MOST_BYTES = 1 << 30
 _GZIP = 31
@@ -17,8 +18,8 @@ def gunzip(content: Content) -> bytes:
     """Unpacks all members of a gzip file.
 
     Raises:
-        ValueError: cut off, or more than 1 GiB when unpacked.
-        zlib.error: not gzip, or damaged.
+        ValueError: it is truncated, or has more than 1 GiB when unpacked.
+        zlib.error: it is not gzip, or is damaged.
     """
     parts: list[bytes] = []
     room, rest = MOST_BYTES, bytes(content)
@@ -30,13 +31,13 @@ def gunzip(content: Content) -> bytes:
             raise ValueError(f"more than {MOST_BYTES} bytes when unpacked, from {len(content)}")
         if not unpack.eof:
             raise ValueError("cut off")
-        # gzip(1) ignores zeros behind the last member, too.
+        # gzip(1) ignores zeros behind the last member, too
         rest = unpack.unused_data.lstrip(b"\0")
     return b"".join(parts)
 
 
 def unpacking(reader: Callable[[memoryview], object], name: str) -> Callable[[memoryview], object]:
-    """The decoder of a field whose unpacked bytes `reader` decodes; `name` is the reader's, for errors."""
+    """Makes a decoder of a field whose unpacked bytes `reader` decodes; `name` is the reader's, for errors."""
 
     def decode(content: memoryview) -> object:
         return reader(memoryview(gunzip(content)))

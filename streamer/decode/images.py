@@ -1,17 +1,17 @@
-"""Pictures: encoded bytes -> height x width x 3 uint8 RGB arrays.
+"""Pictures: encoded bytes become height x width x 3 uint8 RGB arrays.
 
-The result is the same for every installed library, within one level (tests/unit/decode/test_images.py):
+The result is the same with every installed library, within one level (tests/unit/decode/test_images.py):
 
-* grey, palette and black-and-white pictures become RGB; CMYK and YCCK, too;
-* more than 8 bits for a value (PNG, TIFF, PGM of 16, TIFF of floats) are refused, because 8 do not hold them:
-  `ImageDecoder(mode="stored")` gives values as they are stored, those of palettes, too, `mode="rgb8"` reduces 16 bits;
-* transparency is dropped, not blended (like `convert("RGB")` of Pillow);
-* EXIF orientation is *not* applied: the pixels are as stored, like in torchvision's ImageFolder;
-* of an animation only the first frame is decoded;
+* grey, palette and black-and-white pictures become RGB, as do CMYK and YCCK;
+* values of more than 8 bits (PNG, TIFF and PGM of 16, TIFF of floats) are refused, because 8 bits cannot hold them:
+  `ImageDecoder(mode="stored")` returns values, and palettes' indices, as stored; `mode="rgb8"` reduces 16 bits;
+* transparency is dropped, not blended (like Pillow's `convert("RGB")`);
+* EXIF orientation is *not* applied: the pixels are returned as stored, like in torchvision's ImageFolder;
+* only the first frame of an animation is decoded;
 * a truncated or damaged file is an error, never a partly grey picture.
 
 JPEG is decoded by simplejpeg (0.96 ms for 500x375, releases the GIL, writes into the caller's array; 2026-11-20), other
-pictures by OpenCV. Both are strict; pictures that they refuse are decoded by Pillow. Pillow alone is sufficient.
+pictures by OpenCV. Both are strict; pictures that they refuse are decoded by Pillow. Pillow alone suffices.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 Picture = NDArray[np.uint8]
-# Of other types and shapes in mode "stored".
+# Other types and shapes occur in mode "stored".
 Stored = NDArray[Any]
 Content = bytes | bytearray | memoryview
 
@@ -45,12 +45,13 @@ IMAGE = "image"
 
 _JPEG_MAGIC = b"\xff\xd8\xff"
 _JPEG_END = b"\xff\xd9"
-# OpenCV 4 fills a truncated JPEG with grey and only prints a warning; the end mark must be near the end
+# OpenCV 4 fills a truncated JPEG with grey and only prints a warning; the end mark must be near the end (some cameras
+# pad with a block of zeros).
 # (some cameras pad with a block of zeros).
 _JPEG_TAIL_BYTES = 4096
 _Attempt = Callable[[Content, "ImageDecoder", Picture | None], Stored]
 _MODES = ("rgb", "rgb8", "stored")
-# Pillow's modes of more than 8 bits, its names of data of 16, those of PPM that it scales, and what it reads as 8.
+# Pillow's modes of more than 8 bits, its names of 16-bit data, PPM's names that it scales, and those it reads as 8.
 _DEEP_MODES, _DEEP_DATA = ("I", "F"), ";16"
 _SCALED, _MOST_8 = re.compile(r"'(?:L|RGB)', (\d+)"), 255
 _PERHAPS_REDUCED = frozenset(["JPEG2000", "AVIF"])
@@ -58,7 +59,7 @@ _STORED_MODES = frozenset(["L", "P", "LA", "RGB", "RGBA"])
 
 
 class TooDeepError(ValueError):
-    """A picture whose values do not fit into 8 bits."""
+    """Raised for a picture whose values do not fit into 8 bits."""
 
     def __init__(self, what: str, *, has_16: bool) -> None:
         shorter = ", mode='rgb8' makes RGB of 8 bits" if has_16 else ""
@@ -69,15 +70,15 @@ class TooDeepError(ValueError):
 
 
 def picture_field(name: str, fields: Iterable[object], where: str) -> str:
-    """The field of a name; for "image", where there is no such field, that of the only picture, whatever its extension.
+    """Returns the field for a name; for "image", if no field is called so, the only picture, whatever its extension.
 
     Args:
-        name: of the field.
-        fields: the names that exist.
-        where: begins the error.
+        name: name of the field.
+        fields: the existing names.
+        where: beginning of the error's text.
 
     Raises:
-        ConfigError: there is none, or several.
+        ConfigError: there is no such field, or there are several.
     """
     found = [str(field) for field in fields]
     if name in found:
@@ -105,11 +106,11 @@ class ImageDecoder:
         min_width: the same for columns.
         mode: "rgb": as above; values of more than 8 bits are refused. "rgb8": 16 bits are reduced to 8. "stored":
             values as they are stored: (height, width) for grey, and for palettes, whose indices are kept; with a third
-            axis for RGB and RGBA; uint8, uint16, int32 or float32. Fewer than 8 bits of grey are 0 to 255. Needs
-            Pillow; for 16 bits of RGB and several floats OpenCV, too.
+            axis for RGB and RGBA; uint8, uint16, int32 or float32. Grey of fewer than 8 bits is scaled to 0 to 255.
+            Needs Pillow, and OpenCV for RGB of 16 bits and for several floats.
 
     Raises:
-        ConfigError: no such mode.
+        ConfigError: there is no such mode.
     """
 
     min_height: int = 0
@@ -121,24 +122,24 @@ class ImageDecoder:
             raise ConfigError(f"ImageDecoder: mode={self.mode!r} is none of {', '.join(_MODES)}", field="decode")
 
     def __call__(self, content: Content, out: Picture | None = None) -> Stored:
-        """Decodes.
+        """Decodes a picture.
 
         Args:
-            content: the file's bytes.
+            content: bytes of the file.
             out: C-contiguous uint8 array; written and returned if the picture has its shape and type.
 
         Returns:
-            `out` when it fits, else a fresh array.
+            `out` if it fits, otherwise a new array.
 
         Raises:
-            ValueError: no decoder can read it; the message has each decoder's reason.
+            ValueError: no decoder can read it; the text has each decoder's reason.
             ConfigError: neither simplejpeg, OpenCV nor Pillow is installed.
         """
         refusals: list[str] = []
         for name, attempt in _attempts(bytes(content[:3]) == _JPEG_MAGIC, self.mode == "stored"):
             try:
                 return attempt(content, self, out)
-            except TooDeepError:  # another decoder may change values without a word
+            except TooDeepError:  # another decoder might silently change values
                 raise
             except Exception as refusal:  # noqa: BLE001 - each library has its own; all are reported below
                 refusals.append(f"{name}: {refusal}")
@@ -149,10 +150,10 @@ decode_image = ImageDecoder()
 
 
 def _attempts(is_jpeg: bool, stored: bool) -> Iterator[tuple[str, _Attempt]]:
-    """The installed decoders, fastest first."""
+    """Yields the installed decoders, fastest first."""
     chain: tuple[tuple[str, _Attempt], ...] = (("cv2", _by_opencv), ("PIL.Image", _by_pillow))
     if stored:
-        # OpenCV has no indices of palettes.
+        # OpenCV does not return the indices of palettes.
         _loaded("PIL.Image")
         chain = (("PIL.Image", _stored_by_pillow), ("cv2", _stored_by_opencv))
     elif is_jpeg:
@@ -171,22 +172,22 @@ def _attempts(is_jpeg: bool, stored: bool) -> Iterator[tuple[str, _Attempt]]:
 
 @cache
 def library(name: str) -> ModuleType | None:
-    """The optional module `name`, or None where it is not installed."""
+    """The optional module `name`, or None if it is not installed."""
     if name == "cv2":
-        # Its log names no sample, the error that a decoder raises does.
+        # Its log names no sample; the error that a decoder raises does.
         os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     try:
         module = importlib.import_module(name)
     except ImportError:
         return None
     if name == "cv2":
-        # One thread per worker process: OpenCV's pool would fight the other workers for the cores.
+        # One thread per worker process: OpenCV's pool would compete with the other workers for the cores.
         module.setNumThreads(1)
     return module
 
 
 def place(picture: Stored, out: Picture | None) -> Stored:
-    """Copies `picture` into `out` where shapes and types agree."""
+    """Copies `picture` to `out` if shapes and types agree."""
     if out is None or picture is out or picture.shape != out.shape or picture.dtype != out.dtype:
         return picture
     np.copyto(out, picture)
@@ -258,7 +259,7 @@ def _stored_by_pillow(content: Content, decoder: ImageDecoder, out: Picture | No
             raise ValueError(f"Pillow may change the values of this picture to its mode {image.mode}")
         if image.mode not in _STORED_MODES and not image.mode.startswith(_DEEP_MODES):
             return place(np.array(image.convert("L" if image.mode == "1" else "RGB")), out)
-        # Of PGM, and of PNG in older versions, Pillow makes int32.
+        # Pillow makes int32 of PGM, and of PNG in older versions.
         short, found = image.mode == "I" and _DEEP_DATA in _data(image), np.array(image)
         return place(found.astype(np.uint16 if short else found.dtype.newbyteorder("="), copy=False), out)
 
@@ -277,12 +278,12 @@ def _opened(content: Content, decoder: ImageDecoder) -> ImageFile:
 
 
 def _data(image: ImageFile) -> str:
-    """Pillow's name of the data of a picture, and more."""
+    """Pillow's name of the data of a picture, and details."""
     return str(image.tile[0][3]) if image.tile else ""
 
 
 def _is_reduced(image: ImageFile) -> bool:
-    """Whether Pillow gives other values than those of the file: 8 bits of 16 in colours, scaled ones, 32 of 64."""
+    """Whether Pillow returns other values than the file's: 8 bits of 16 in colours, scaled ones, 32 of 64."""
     data = _data(image)
     if image.format == "PPM" and (scaled := _SCALED.search(data)) is not None:
         return int(scaled[1]) > _MOST_8

@@ -1,4 +1,4 @@
-"""Masks from the segmentation that COCO's annotations have: polygons or run lengths."""
+"""Masks from the segmentation in COCO's annotations: polygons or run lengths."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from streamer.errors import ConfigError, DecodeError
 RunLengths: TypeAlias = dict[str, Any]
 Segmentation: TypeAlias = list[list[float]] | RunLengths
 
-# Of a polygon: three points.
+# A polygon has at least three points.
 _LEAST_NUMBERS = 6
 
 
 def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
-    """The masks of a sample's objects: uint8 (objects, height, width), 1 inside.
+    """Returns the masks of a sample's objects: uint8 (objects, height, width), 1 inside.
 
         annotations=Annotations(url, fields=["boxes", "labels", "segmentation", "height", "width"])
 
     Args:
-        sample: with "segmentation", "height" and "width".
+        sample: a sample with "segmentation", "height" and "width".
 
     Raises:
         ConfigError: pycocotools is not installed, or the sample lacks one of them.
-        DecodeError: an object has no segmentation, only a box.
+        DecodeError: an object has only a box, no segmentation.
     """
     try:
         from pycocotools import mask
@@ -55,11 +55,11 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
 
 
 def _encoded(segmentation: Segmentation, height: int, width: int) -> RunLengths | None:
-    """The run lengths of an object; None: it has no area."""
+    """The run lengths of an object; None if it has no area."""
     from pycocotools import mask
 
     if isinstance(segmentation, list):
-        # There are polygons of two points, which pycocotools takes for boxes.
+        # Some polygons have two points; pycocotools takes them for boxes.
         polygons = [polygon for polygon in segmentation if len(polygon) >= _LEAST_NUMBERS]
         merged: RunLengths | None = mask.merge(mask.frPyObjects(polygons, height, width)) if polygons else None
         return merged

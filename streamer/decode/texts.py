@@ -1,4 +1,4 @@
-"""Texts and labels: txt -> str, json -> object, cls -> int."""
+"""Texts and labels: txt becomes str, json an object, cls an int."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def decode_text(content: Content) -> str:
     """Reads UTF-8.
 
     Raises:
-        UnicodeDecodeError: other bytes.
+        UnicodeDecodeError: it is not UTF-8.
     """
     return str(content, "utf-8")
 
@@ -20,7 +20,7 @@ def decode_json(content: Content) -> object:
     """Reads one JSON document.
 
     Raises:
-        ValueError: not JSON.
+        ValueError: it is not JSON.
     """
     try:
         document: object = json.loads(bytes(content))
@@ -32,18 +32,18 @@ def decode_json(content: Content) -> object:
 
 
 def decode_jsonl(content: Content) -> list[object]:
-    """Reads one JSON document per line; empty lines are no documents.
+    """Reads one JSON document per line and skips empty lines.
 
     Raises:
-        ValueError: a line that is not JSON.
+        ValueError: a line is not JSON.
     """
     return [json.loads(line) for line in bytes(content).splitlines() if line.strip()]
 
 
 def decode_class(content: Content) -> int:
-    """Reads a class number written in digits, as WebDataset's `cls` files have it.
+    """Reads a class number written in digits, as in WebDataset's `cls` files.
 
     Raises:
-        ValueError: not a whole number.
+        ValueError: it is not a whole number.
     """
     return int(bytes(content))

@@ -4,11 +4,11 @@
     dataset = StreamingDataset(url, transform=transform)
 
 "image" in place of "jpg" is the picture of a sample, whatever its extension. Steps may also be transforms of
-albumentations, and functions of a picture.
+albumentations, or functions of a picture.
 
-Pictures are uint8 arrays (height, width, 3). Randomness comes from `rng` only, which the dataset derives from seed,
-epoch and sample: the same pictures for any number of workers. OpenCV where it is installed (releases the GIL, writes in
-place), else Pillow; the two differ by a few levels in resized pixels.
+Pictures are uint8 arrays (height, width, 3). Randomness comes only from `rng`, which the dataset derives from seed,
+epoch and sample: the pictures are the same for any number of workers. OpenCV is used if it is installed (it releases
+the GIL and writes in place), otherwise Pillow; the two differ by a few levels in resized pixels.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ Picture = NDArray[np.uint8]
 # top, left, height, width in pixels.
 Box = tuple[int, int, int, int]
 
-# As torchvision's RandomResizedCrop: ten draws, then the largest centred box of an allowed shape.
+# As in torchvision's RandomResizedCrop: ten draws, then the largest centred box of an allowed shape.
 _CROP_DRAWS = 10
 
 
 class ImageTransform(Protocol):
-    """One picture in, one out."""
+    """A function from one picture to another."""
 
     def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
-        """Returns the transformed picture, in `out` if that is given and has its shape; not to be kept after that."""
+        """Returns the transformed picture, in `out` if that is given and has its shape. The result must not be kept."""
         ...
 
 
 class OnField:
-    """Applies image transforms one after the other to one field of a sample. Use as `transform=` of a dataset.
+    """Applies image transforms one after the other to one field of a sample. Used as `transform=` of a dataset.
 
     Under `StreamingDataLoader` the result is written to its row in the batch.
 
     Args:
-        field: name of the field, for example "jpg". "image", where a sample has no such field: its picture, whatever
-            the extension; it is delivered as "image".
-        steps: in order: transforms of this module, transforms of albumentations (which also receive the other fields
-            that they know by name: "mask", "bboxes", additional targets), or functions of the picture. `rng` and `out`
-            are given to those that have such a parameter.
+        field: name of the field, for example "jpg". "image", if no field is called so, is the sample's picture,
+            whatever its extension; it is delivered as "image".
+        steps: transforms of this module, transforms of albumentations (which also receive the other fields that they
+            know by name: "mask", "bboxes", additional targets), or functions of the picture, in order. Steps with a
+            parameter `rng` or `out` receive it.
     """
 
     def __init__(self, field: str, *steps: ImageTransform | Callable[..., object]) -> None:
@@ -70,12 +70,12 @@ class OnField:
         """Replaces the field's picture.
 
         Args:
-            sample: by field.
-            rng: of this sample.
-            out: rows in the batch, by field.
+            sample: values by field.
+            rng: generator of this sample.
+            out: rows in the batch by field.
 
         Raises:
-            ConfigError: the sample has no such field, or it is no picture.
+            ConfigError: the sample has no such field, or the field is not a picture.
         """
         name = picture_field(self.field, sample, f"transform: sample {sample.get('__key__')!r}")
         if not isinstance(sample[name], np.ndarray):
@@ -98,7 +98,7 @@ class OnField:
         return made
 
     def _compose(self, step: Callable[..., object], sample: dict[str, object]) -> None:
-        """Applies a transform of albumentations, which takes keywords only."""
+        """Applies a transform of albumentations, which accepts only keywords."""
         known = step.available_keys - {self.field, "image"}  # type: ignore[attr-defined]
         changed = step(image=sample[self.field], **{name: value for name, value in sample.items() if name in known})
         assert isinstance(changed, dict)
@@ -112,17 +112,17 @@ class OnField:
 
 
 def as_transform(transform: Callable[..., object] | None) -> Callable[..., object] | None:
-    """A transform of samples: one of albumentations is applied to the picture; others are returned as they are."""
+    """Makes a transform of samples: applies one of albumentations to the picture; returns others unchanged."""
     return OnField("image", transform) if transform is not None and is_albumentations(transform) else transform
 
 
 def is_albumentations(transform: object) -> bool:
-    """Whether it is a transform of albumentations, or of a class that is made from one."""
+    """Whether it is a transform of albumentations, or of a subclass."""
     return any(kind.__module__.partition(".")[0] == "albumentations" for kind in type(transform).__mro__)
 
 
 def takes(transform: Callable[..., object] | None, name: str) -> bool:
-    """Whether the user's function has a parameter that can be given by this name."""
+    """Whether the user's function has a parameter that can be passed by this name."""
     if transform is None:
         return False
     try:
@@ -139,7 +139,7 @@ def _place_of(out: Row, field: str) -> Picture | None:
 
 @dataclass(frozen=True)
 class Resize:
-    """Scales to a fixed size, or so that the shorter side has a length.
+    """Scales to a fixed size, or so that the shorter side has a given length.
 
     Attributes:
         size: (height, width), or the length of the shorter side.
@@ -167,11 +167,11 @@ class Resize:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """Cuts out the middle; a smaller picture is scaled up first until it covers the size.
+    """Cuts out the centre; scales a smaller picture up first until it covers the size.
 
     Attributes:
         height: rows of the result.
-        width: columns of the result; 0: as many as rows.
+        width: columns of the result; 0: equal to the rows.
     """
 
     height: int
@@ -192,11 +192,11 @@ class CentreCrop:
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """Cuts a random box of random area and shape and scales it; the usual augmentation for training on ImageNet.
+    """Cuts out a box of random area and shape and scales it: the usual augmentation for training on ImageNet.
 
     Attributes:
         height: rows of the result.
-        width: columns of the result; 0: as many as rows.
+        width: columns of the result; 0: equal to the rows.
         scale: least and largest share of the picture's area.
         ratio: least and largest width / height of the box.
         antialias: see `resize`.
@@ -214,7 +214,7 @@ class RandomResizedCrop:
         return resize(crop(picture, box), self.height, self.width or self.height, out, antialias=self.antialias)
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Box:
-        """Draws a box inside a picture of this size.
+        """Draws a box within a picture of this size.
 
         Source: torchvision.transforms.RandomResizedCrop.get_params (same distribution, another generator).
         """
@@ -236,7 +236,7 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class HorizontalFlip:
-    """Mirrors left and right, with a probability.
+    """Mirrors left and right, with a given probability.
 
     Attributes:
         probability: 0..1.
@@ -252,16 +252,16 @@ class HorizontalFlip:
 
 
 def resize(picture: Picture, height: int, width: int, out: Picture | None = None, *, antialias: bool = True) -> Picture:
-    """Scales to height x width: pixel areas are averaged when shrinking, interpolated when growing.
+    """Scales to height x width: averages areas of pixels when shrinking, interpolates when growing.
 
     Args:
         picture: uint8 (rows, columns, 3); may be a view.
         height: rows of the result.
         width: columns of the result.
         out: written and returned if it is C-contiguous and of the result's shape.
-        antialias: False interpolates between four pixels when shrinking, too, as `cv2.resize` does by
-            default: 500 x 375 to 224 x 224 in 0.1 ms instead of 1.1, as long as the decoder takes (2026-11-22). To
-            less than half its size, a picture loses pixels.
+        antialias: False interpolates between four pixels when shrinking, too, as `cv2.resize` does by default: 500 x
+            375 to 224 x 224 in 0.1 ms instead of 1.1, which is as long as the decoder takes (2026-11-22). If a picture
+            shrinks to less than half its size, pixels are lost.
     """
     if picture.shape[:2] == (height, width):
         return _copied(picture, out)
@@ -281,13 +281,13 @@ def resize(picture: Picture, height: int, width: int, out: Picture | None = None
 
 
 def crop(picture: Picture, box: Box) -> Picture:
-    """The box as a view: nothing is copied."""
+    """Returns the box as a view, without copying."""
     top, left, height, width = box
     return picture[top : top + height, left : left + width]
 
 
 def flip(picture: Picture, out: Picture | None = None) -> Picture:
-    """Mirrors left and right, into `out` (which may be the picture itself) or a fresh array."""
+    """Mirrors left and right, into `out` (which may be the picture itself) or a new array."""
     cv2 = library("cv2")
     if cv2 is None or picture.size == 0:
         return _copied(picture[:, ::-1], out)
@@ -300,7 +300,7 @@ def flip(picture: Picture, out: Picture | None = None) -> Picture:
 
 
 def _copied(picture: Picture, out: Picture | None) -> Picture:
-    """Copies to `out` if it fits; else copies a view, so that it does not keep the whole picture."""
+    """Copies to `out` if it fits; otherwise copies the view, so that it does not keep the whole picture."""
     if out is not None and out.shape == picture.shape and out.dtype == picture.dtype:
         # numpy copies through a buffer if the two overlap.
         np.copyto(out, picture)
@@ -309,7 +309,7 @@ def _copied(picture: Picture, out: Picture | None) -> Picture:
 
 
 def _fits(shape: tuple[int, ...], picture: Picture, out: Picture) -> bool:
-    """Whether OpenCV writes a result of this shape to `out`: pictures may have another type, and no colours."""
+    """Whether OpenCV writes a result of this shape to `out`: pictures may have another type, or no colours."""
     return out.shape == shape and out.dtype == picture.dtype and out.flags.c_contiguous
 
 
@@ -319,7 +319,7 @@ def _resize_by_pillow(picture: Picture, height: int, width: int, antialias: bool
         raise ConfigError("resizing needs OpenCV or Pillow; `pip install 'streamer-data[images]'`", field="transform")
     source, (rows, columns) = image.fromarray(np.ascontiguousarray(picture)), picture.shape[:2]
     bilinear = image.Resampling.BILINEAR
-    if not antialias:  # which `Image.resize` always does
+    if not antialias:  # `Image.resize` always does so
         steps = (columns / width, 0, 0, 0, rows / height, 0)
         return np.array(source.transform((width, height), image.Transform.AFFINE, steps, bilinear))
     how = image.Resampling.BOX if height * width < rows * columns else bilinear

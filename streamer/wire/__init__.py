@@ -1,1 +1,1 @@
-"""The protocol of the socket: frames in, events out; no I/O in it."""
+"""The protocol of the socket: frames in, events out, without I/O."""

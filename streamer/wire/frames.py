@@ -1,4 +1,4 @@
-"""Frames of the socket without the socket: bytes in, messages out, and back.
+"""Frames of the socket without the socket: bytes become messages, and messages bytes.
 
 A frame is a big-endian uint32 length and that many bytes of msgpack. The decoder holds at most one frame;
 a longer length is refused before anything is stored.
@@ -19,7 +19,7 @@ from streamer.wire.versions import foreign_greeting
 
 _LENGTH = struct.Struct(">I")
 
-# A schedule of 200,000 chunks is 4 MB; longer ones come in several frames.
+# A schedule of 200,000 chunks has 4 MB; longer ones are sent in several frames.
 MAX_REQUEST_BYTES = 8 << 20
 # One `Content` of 64 MiB.
 MAX_EVENT_BYTES = 65 << 20
@@ -30,7 +30,7 @@ M = TypeVar("M")
 
 
 def encode(message: Message) -> bytes:
-    """One frame."""
+    """Encodes a message as one frame."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
@@ -39,8 +39,8 @@ class FrameDecoder(Generic[M]):
     """Cuts a stream of bytes into messages. One per direction of a connection; no I/O.
 
     Args:
-        decoder: knows the messages that may come.
-        max_bytes: longest frame allowed.
+        decoder: decodes the messages of this direction.
+        max_bytes: length of the longest frame allowed.
     """
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M], max_bytes: int) -> None:
@@ -52,10 +52,10 @@ class FrameDecoder(Generic[M]):
         return f"FrameDecoder(buffered_bytes={len(self._buffer)}, max_bytes={self._max_bytes})"
 
     def feed(self, received: bytes | bytearray | memoryview) -> Iterator[M]:
-        """Takes what was received and yields the messages that are complete.
+        """Takes received bytes and yields the messages that are complete.
 
         Raises:
-            ProtocolError: a frame that is too long, not msgpack, or no message of this direction.
+            ProtocolError: a frame is too long, is not msgpack, or is not a message of this direction.
         """
         self._buffer += received
         while (length := self._next_length()) is not None:
@@ -80,7 +80,7 @@ class FrameDecoder(Generic[M]):
         try:
             return self._decoder.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            with suppress(msgspec.DecodeError):  # of the other direction
+            with suppress(msgspec.DecodeError):  # a message of the other direction
                 if (greeting := foreign_greeting(body)) is not None:
                     return self._decoder.decode(_encoder.encode(greeting))
             raise ProtocolError(f"a frame of {len(body)} bytes is no message: {error}") from error

@@ -1,4 +1,4 @@
-"""What client and engine say to each other: one frozen type per message, validated when decoded.
+"""The messages between client and engine: one frozen type per message, validated when decoded.
 
 Encoded as msgpack arrays by msgspec: a field of the wrong type or out of range is a ProtocolError, and nothing is
 ever unpickled. New fields go at the end, with a default; any other change needs a higher PROTOCOL.
@@ -11,10 +11,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-# Increased when the meaning of a message changes. Client and engine must agree on it exactly.
+# Increased when the meaning of a message changes. Client and engine must have the same version.
 PROTOCOL = 3
 
-# The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics,
+# The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics, so
+# they are not free text; any other word counts as the last one.
 # therefore no free text; any other word counts as the last one.
 BOTTLENECKS = (
     *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow peers", "recoding"),
@@ -35,7 +36,7 @@ BOTTLENECKS = (
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Step = Annotated[int, Meta(ge=-1, le=2**62)]
 Name = Annotated[str, Meta(max_length=4096)]
-# Passes over a dataset in one epoch. Beyond the bound the bytes of a part times its value are no exact float any more.
+# Passes over a dataset in one epoch. Beyond this bound the bytes of a part times its value are not an exact float.
 Value = Annotated[float, Meta(ge=0, le=2**32)]
 MAX_PARTS = 4096
 Detail = str | int | float | bool | None
@@ -66,15 +67,15 @@ class GetManifest(Message, tag=2, frozen=True):
         request: number that the answers repeat.
         urls: prefixes or objects.
         format: its name, or "auto"; "annotations": the table of one file of annotations, with its options.
-        options: storage options as fsspec takes them, as JSON text (they may be secret: never logged).
+        options: fsspec's storage options as JSON text (they may be secret: never logged).
         manifest: url or path of a built manifest; "" to list the urls.
-        build: this node may build; otherwise it waits for `manifest` to appear.
+        build: whether this node may build; otherwise it waits for `manifest` to appear.
         limit_seconds: an index that would take longer is refused.
-        wait_seconds: how long to wait for a manifest that another node builds.
-        extensions: of the raw files that are samples; None: chosen by what is there.
-        skip_damaged: leave out tars that cannot be read, instead of an error.
-        in_key_order: raw files in the order of their keys, for reading without shuffle.
-        format_options: of the format, a JSON mapping.
+        wait_seconds: time to wait for a manifest that another node builds.
+        extensions: extensions of the raw files that are samples; None: chosen from the existing ones.
+        skip_damaged: whether to leave out tars that cannot be read; otherwise they are an error.
+        in_key_order: whether raw files stay in the order of their keys, for reading without shuffle.
+        format_options: options of the format, a JSON mapping.
     """
 
     request: Count
@@ -97,11 +98,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     Attributes:
         dataset: digest of the manifest.
-        name: for people, in errors and statistics.
+        name: name for errors and statistics.
         options: its own storage options, as in OpenSession.
-        value: how many passes over this dataset an epoch makes: what one of its bytes saves while it is kept. Only the
-            ratios within one session matter. 0: never kept.
-        open_bytes: the most bytes of this part that are open at once.
+        value: number of passes over this dataset in an epoch, which is what one of its bytes saves while it is kept.
+            Only the ratios within one session matter. 0: never kept.
+        open_bytes: most bytes of this part that are open at once.
     """
 
     dataset: Name
@@ -112,21 +113,21 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class OpenSession(Message, tag=3, frozen=True):
-    """One consumer's session; answered by Opened.
+    """Opens one consumer's session; answered by Opened.
 
-    With `parts` the session reads several datasets. Its chunk numbers count through them: those of a part come after
-    those of the parts before it. Parts of the same dataset have numbers of their own; their files are shared.
+    With `parts` the session reads several datasets. Chunk numbers count through them: those of a part follow those of
+    the parts before it. Parts of the same dataset have separate numbers and share their files.
 
     Attributes:
         session: number chosen by the client, unique in its connection.
-        dataset: digest of the manifest; with `parts` a name for all of them together, by which sessions of one job and
-            reports are matched.
-        consumer: who it is, for people: "rank 3" or "rank 3 worker 1 of 4".
-        order_id, global_batch, world_size, start: what sessions of one job and stream must agree on ("" and 0: not
-            compared).
-        open_bytes: the most bytes that are open at once in this session's schedule.
-        stream: tells the loaders of one job apart (training and validation on the same data).
-        sharers: how many consumers of the job this machine will have (0: unknown), for advice.
+        dataset: digest of the manifest; with `parts` a common name, by which sessions of one job and reports are
+            matched.
+        consumer: name for people: "rank 3" or "rank 3 worker 1 of 4".
+        order_id, global_batch, world_size, start: values on which sessions of one job and stream must agree ("" and 0:
+            not compared).
+        open_bytes: most bytes that are open at once in this session's schedule.
+        stream: distinguishes the loaders of one job (training and validation on the same data).
+        sharers: number of consumers of the job on this machine (0: unknown), for advice.
         parts: the datasets of a session over several; empty: the one named by `dataset`.
     """
 
@@ -146,16 +147,16 @@ class OpenSession(Message, tag=3, frozen=True):
 
 
 class Extend(Message, tag=4, frozen=True):
-    """The chunks of one epoch, in order of first need.
+    """Sends the chunks of one epoch, in order of first need.
 
     Attributes:
         epoch: its number.
         chunk: little-endian uint32 each.
         first, last: little-endian int64 each: the steps, both inclusive, in which the chunk is read.
-        complete: no more entries follow for this epoch.
+        complete: whether no more entries follow for this epoch.
         passes: little-endian uint32 each: the pass over its part that the entry belongs to. A chunk is used once in a
-            pass, but for those that the boundary of two epochs cuts. Empty: each epoch is one pass.
-        values: of the parts from this epoch on (see Part); empty: as before.
+            pass, except one that the boundary of two epochs cuts. Empty: each epoch is one pass.
+        values: values of the parts from this epoch on (see Part); empty: unchanged.
     """
 
     session: Count
@@ -169,7 +170,7 @@ class Extend(Message, tag=4, frozen=True):
 
 
 class Advance(Message, tag=5, frozen=True):
-    """Steps below `done` are consumed; everything for steps up to and including `want` is asked for."""
+    """Steps below `done` are consumed; all steps up to and including `want` are asked for."""
 
     session: Count
     done: Count
@@ -177,7 +178,7 @@ class Advance(Message, tag=5, frozen=True):
 
 
 class Reject(Message, tag=6, frozen=True):
-    """A reader found wrong bytes, or no file, where a chunk should be."""
+    """Reports wrong bytes, or a missing file, where a chunk should be."""
 
     session: Count
     chunk: Count
@@ -185,16 +186,16 @@ class Reject(Message, tag=6, frozen=True):
 
 
 class CloseSession(Message, tag=7, frozen=True):
-    """The session's leases end."""
+    """Ends the session's leases."""
 
     session: Count
 
 
 class Read(Message, tag=8, frozen=True):
-    """The bytes [start, stop) of one chunk, for looking at a sample; answered by Content. At most 64 MiB.
+    """Requests the bytes [start, stop) of one chunk, for looking at a sample; answered by Content. At most 64 MiB.
 
-    With `boundaries`, the boundaries of the samples of a recoded chunk instead: little-endian uint32, samples + 1 of
-    them; then `stop` is their length in bytes.
+    With `boundaries` it requests the boundaries of the samples of a recoded chunk instead, samples + 1 numbers of
+    little-endian uint32; `stop` is their length in bytes.
     """
 
     request: Count
@@ -207,18 +208,18 @@ class Read(Message, tag=8, frozen=True):
 
 
 class GetStatistics(Message, tag=9, frozen=True):
-    """Answered by Statistics."""
+    """Requests the counters; answered by Statistics."""
 
     request: Count
 
 
 class ReportFinding(Message, tag=10, frozen=True):
-    """The result of a loader's stall report, for `streamer top` and /metrics; it gets no reply.
+    """Reports a loader's waiting, for `streamer top` and /metrics; it gets no reply.
 
     Attributes:
-        job, dataset, consumer: of its session, as in OpenSession; only sessions of the same user are meant.
-        waiting_share: of the trainer's time since its last report.
-        bottleneck: one of BOTTLENECKS. advice: in the report's words.
+        job, dataset, consumer: those of its session, as in OpenSession; only sessions of the same user count.
+        waiting_share: share of the trainer's time since its last report.
+        bottleneck, advice: one of BOTTLENECKS, and the report's advice.
     """
 
     job: Name
@@ -233,9 +234,9 @@ class Sharer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """One of the engines that share their caches.
 
     Attributes:
-        id: of its cache folder.
+        id: id of its cache folder.
         address: host:port.
-        limit_bytes: of its cache.
+        limit_bytes: limit of its cache.
     """
 
     id: Name
@@ -244,17 +245,17 @@ class Sharer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class ShareCache(Message, tag=11, frozen=True):
-    """Answer the other engines of the job, and ask them before the store; answered by CacheShared.
+    """Share the cache with the other engines of the job, and ask them before the store; answered by CacheShared.
 
     Attributes:
         dataset: digest of the manifest.
-        token: that the engines show each other; never logged.
-        host: of this machine, as the others reach it.
+        token: token that the engines show each other; never logged.
+        host: this machine's name for the other ones.
         sharers: all of them, sorted by id; empty: they are not known yet.
-        name: of the selection of the dataset whose lanes follow.
+        name: name of the selection of the dataset to which the lanes belong.
         lanes: the lane of each chunk, little-endian int16 each, -1 for none; empty: homes by the chunks' keys.
-        readers: of each lane the (index of a sharer, samples in a batch) that read it.
-        former: of each lane the (index of a sharer, bytes) of others that hold chunks of it.
+        readers: for each lane the (index of a sharer, samples in a batch) that read it.
+        former: for each lane the (index of a sharer, bytes) of others that hold its chunks.
         options: storage options, as in OpenSession: the engine may fetch chunks for others before its own session.
     """
 
@@ -291,12 +292,12 @@ Request = (
 
 
 class Welcome(Message, tag=64, frozen=True):
-    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id tells).
+    """Answers Hello: where the chunks are (the client may see the folder elsewhere; root_id identifies it).
 
     Attributes:
-        limit_bytes: what chunk files may take now.
-        cache_bytes: the limit of the whole folder, as it was given or chosen.
-        overhead_bytes: what manifests and the catalog take of it.
+        limit_bytes: present limit of chunk files.
+        cache_bytes: limit of the whole folder, as given or chosen.
+        overhead_bytes: bytes of it that manifests and the catalog take.
     """
 
     protocol: Count
@@ -311,7 +312,7 @@ class Welcome(Message, tag=64, frozen=True):
 
 
 class IndexProgress(Message, tag=65, frozen=True):
-    """How far a manifest has come."""
+    """Progress of a manifest's construction."""
 
     request: Count
     text: Name
@@ -320,10 +321,10 @@ class IndexProgress(Message, tag=65, frozen=True):
 
 
 class ManifestReady(Message, tag=66, frozen=True):
-    """The manifest lies in `manifests/<digest>` below the root.
+    """The manifest is in `manifests/<digest>` below the root.
 
     Attributes:
-        notes: what the user is to know of objects that were left out; a line each.
+        notes: lines for the user about objects that were left out.
     """
 
     request: Count
@@ -332,7 +333,7 @@ class ManifestReady(Message, tag=66, frozen=True):
 
 
 class Opened(Message, tag=67, frozen=True):
-    """The session exists."""
+    """Answers OpenSession."""
 
     session: Count
 
@@ -340,7 +341,7 @@ class Opened(Message, tag=67, frozen=True):
 class Ready(Message, tag=68, frozen=True):
     """Every chunk needed in steps up to and including `through` is local and stays until it is consumed.
 
-    `rejects` counts the Rejects of this session that the engine has taken in: an older Ready says nothing about them.
+    `rejects` counts the Rejects of this session that the engine has processed: an older Ready does not cover them.
     """
 
     session: Count
@@ -373,14 +374,14 @@ class Failed(Message, tag=71, frozen=True):
 
 
 class Notice(Message, tag=72, frozen=True):
-    """A sentence for the peer's log: about a store that does not answer, or the cache. `number` counts them."""
+    """A sentence for the client's log, about a store that does not answer, or the cache. `number` counts them."""
 
     number: Count
     text: Annotated[str, Meta(max_length=4096)]
 
 
 class CacheShared(Message, tag=73, frozen=True):
-    """Answers ShareCache: the address where the other engines are answered."""
+    """Answers ShareCache: the address at which this engine answers the others."""
 
     request: Count
     address: Name

@@ -9,7 +9,7 @@ import msgspec
 from streamer.errors import ProtocolVersionError
 from streamer.wire.messages import PROTOCOL
 
-# The first fields of Hello and Welcome: the same, in the same places, in every version of the protocol.
+# The first fields of Hello and Welcome, in the same places in every version of the protocol.
 _GREETINGS = {1: (), 64: ("", "")}
 
 
@@ -21,7 +21,7 @@ class Side(NamedTuple):
 
 
 class _Greeting(msgspec.Struct, array_like=True, frozen=True):
-    """What is read of a greeting that has other fields than this version's."""
+    """The fields read from a greeting that has other fields than this version's."""
 
     tag: int
     protocol: int
@@ -30,7 +30,7 @@ class _Greeting(msgspec.Struct, array_like=True, frozen=True):
 
 
 def foreign_greeting(body: bytes) -> list[object] | None:
-    """The fields that this version needs of a greeting of another protocol version; None: it is no such greeting."""
+    """The fields that this version needs from a greeting of another protocol version; None if it is not a greeting."""
     try:
         found = msgspec.msgpack.decode(body, type=_Greeting)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -41,7 +41,7 @@ def foreign_greeting(body: bytes) -> list[object] | None:
 
 
 def version_error(engine: Side, client: Side) -> ProtocolVersionError:
-    """For both ends; the older one has to be restarted."""
+    """Returns the error for both ends; the older one has to be restarted."""
     if engine.protocol < client.protocol:
         advice = (
             f"restart the engine with streamer {client.version} (`systemctl restart streamer` for a service; an engine "
