@@ -15,7 +15,7 @@ from streamer.version import VERSION
 
 if TYPE_CHECKING:
     from streamer import errors as errors
-    from streamer.joining.annotations import Annotations as Annotations
+    from streamer.annotations.options import Annotations as Annotations
     from streamer.loader.batch.ragged import Ragged as Ragged
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 _HOMES = {
-    "Annotations": "streamer.joining.annotations",
+    "Annotations": "streamer.annotations.options",
     "StreamingDataset": "streamer.loader.dataset",
     "StreamingDataLoader": "streamer.loader.dataloader",
     "DevicePrefetcher": "streamer.loader.device.prefetcher",

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
-from streamer.cache.file_jobs import in_thread
 from streamer.cache.statistics import Counters
 from streamer.errors import CacheError
+from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_keeper import CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
 from streamer.cache.disk_space import DiskSpace
-from streamer.cache.file_jobs import KeyLocks, advise, in_thread, unlink_all
+from streamer.cache.file_jobs import KeyLocks, advise, unlink_all
 from streamer.cache.folder import open_folder
 from streamer.cache.folder_guard import FolderGuard
 from streamer.cache.layers import Layers
@@ -39,6 +39,7 @@ from streamer.cache.writer import Buffer, ChunkBytes, Published, write_chunk
 from streamer.config import CacheConfig
 from streamer.errors import CacheError, CacheFullError, ClosedError, IntegrityError
 from streamer.formats.chunkfile import file_bytes
+from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

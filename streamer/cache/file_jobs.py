@@ -1,31 +1,14 @@
-"""Work on files off the loop: threads whose end a cancellation waits for, locks on keys, and the jobs themselves."""
+"""Work on files off the loop: locks on keys, and what threads do."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from streamer import linux
-
-T = TypeVar("T")
-
-
-async def in_thread(pool: ThreadPoolExecutor | None, work: Callable[..., T], *args: object) -> T:
-    """Runs `work` in a thread of the pool, or of the loop's. A cancellation waits for its end: no write comes later."""
-    future = asyncio.get_running_loop().run_in_executor(pool, work, *args)
-    try:
-        await asyncio.wait([future])
-    except asyncio.CancelledError:
-        while not future.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([future])
-        raise
-    return future.result()
 
 
 class KeyLocks:

@@ -6,9 +6,10 @@ from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 
 from streamer.cache.disk_space import DiskSpace
-from streamer.cache.file_jobs import in_thread, unlink_all
+from streamer.cache.file_jobs import unlink_all
 from streamer.cache.folder import Folder
 from streamer.cache.policy.table import charge
+from streamer.threads import in_thread
 
 
 class LeftoverFiles:

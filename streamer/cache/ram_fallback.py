@@ -15,12 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from streamer.cache.file_jobs import in_thread
 from streamer.cache.folder import Folder, open_folder
 from streamer.cache.policy.table import charge
 from streamer.cache.writer import ChunkBytes, Published, write_chunk
 from streamer.config import format_bytes
 from streamer.errors import CacheError
+from streamer.threads import in_thread
 
 # Full, failing, over quota, turned read-only: refusals that are not our mistakes.
 REFUSALS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS})

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from streamer.annotations.join import JoinRules
     from streamer.client.engine_client import EngineClient
-    from streamer.joining.joiner import JoinRules
     from streamer.loader.rank.single_reads import StreamedBytes
     from streamer.loader.samples.maker import SampleLocation, SampleMaker
     from streamer.manifest.table import Manifest
@@ -113,9 +113,8 @@ def value_text(value: object) -> str:
 
 def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineClient) -> JoinRules | None:
     """The annotations that are named, or beside the files."""
-    from streamer.joining.annotations import Annotations
-    from streamer.joining.joiner import JoinRules
-    from streamer.joining.matching import annotations_of
+    from streamer.annotations.join import JoinRules, annotations_of
+    from streamer.annotations.options import Annotations
     from streamer.loader.rank.joining import find_table
 
     found = annotations_of(manifest, Annotations.of(arguments.annotations), arguments.urls)

@@ -360,11 +360,12 @@ class Engine:
             self.policy.forget(key)
         self.scheduler.lost(keys)
         # Only here: an engine whose folder stays starts sooner.
-        from streamer.manifest.builder.publish import publish_again, publish_annotations_again
+        from streamer.annotations.table import publish_table_again
+        from streamer.manifest.builder.publish import publish_again
 
         root = self.cache.root / "manifests"
         again = [partial(publish_again, dataset.manifest) for dataset in self.datasets.all()]
-        again += [partial(publish_annotations_again, table) for table in list(self.manifests.store.tables.values())]
+        again += [partial(publish_table_again, table) for table in list(self.manifests.store.tables.values())]
         for publish in again:
             try:
                 publish(root)

@@ -22,9 +22,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from streamer.annotations.table import AnnotationTable
 from streamer.cache.folder import used_bytes
 from streamer.errors import ManifestError
-from streamer.manifest.annotations import AnnotationTable
 from streamer.manifest.reader_lock import remove_unread, sweep_removed
 from streamer.manifest.staging import sweep
 from streamer.manifest.table import Manifest

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.cache.file_jobs import in_thread
+from streamer.annotations.table import ANNOTATIONS
 from streamer.cache.ram_fallback import REFUSALS
 from streamer.engine.datasets import Datasets
 from streamer.engine.fetching.fetchers import Fetchers
@@ -26,9 +26,7 @@ from streamer.engine.manifest_store import ManifestStore
 from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
-from streamer.formats.annotations.parsed import TableOptions
 from streamer.formats.registry import find_format
-from streamer.manifest.annotations import ANNOTATIONS
 from streamer.manifest.beside import BESIDE, is_beside
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
@@ -36,6 +34,7 @@ from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files, listed_files
 from streamer.recode.pool import RecoderPool
+from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -274,6 +273,7 @@ class Manifests:
         if (known := self.store.find_table(request.container_source, listing)) is not None:
             return known
         # Only here: see `_build`.
+        from streamer.annotations.options import TableOptions
         from streamer.recode.annotations import build_table
 
         report(f"read the annotations {request.urls[0]}", 0, lister.records[0].size)

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from streamer import linux
-from streamer.cache.file_jobs import in_thread
 from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.errors import BrokenError, ManifestError, StreamerError
 from streamer.fetch import Fetched
@@ -40,6 +39,7 @@ from streamer.fetch_processes.messages import (
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 from streamer.store import ObjectStore, open_store
+from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from contextlib import suppress
 
 import msgspec
 
-from streamer.cache.file_jobs import in_thread
 from streamer.child_environment import child_environment
 from streamer.fetch.statistics import COUNTS, FetchStatistics, Histogram
 from streamer.fetch_processes.messages import (
@@ -38,6 +37,7 @@ from streamer.fetch_processes.messages import (
 )
 from streamer.fork_lock import unforked
 from streamer.recode.shared import mapped
+from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

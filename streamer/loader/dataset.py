@@ -9,9 +9,9 @@ from types import EllipsisType
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from streamer.annotations.options import Annotations
 from streamer.decode.dispatch import DecodeRule
 from streamer.formats.base import Format
-from streamer.joining.annotations import Annotations
 from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, Peers, as_urls

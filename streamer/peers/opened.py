@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from streamer.cache.file_jobs import in_thread
 from streamer.config import PeersConfig, read_token
 from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import MemoryBudget
@@ -22,6 +21,7 @@ from streamer.peers.server_process import PeerServerProcess
 from streamer.peers.tls import check
 from streamer.placement import PLACEMENT
 from streamer.placement.members import Member
+from streamer.threads import in_thread
 from streamer.version import VERSION
 
 

@@ -13,7 +13,6 @@ from typing import Self
 
 import msgspec
 
-from streamer.cache.file_jobs import in_thread
 from streamer.child_environment import child_environment
 from streamer.errors import ConfigError
 from streamer.fork_lock import unforked
@@ -32,6 +31,7 @@ from streamer.peers.messages import (
     decode_to_engine,
     encode,
 )
+from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

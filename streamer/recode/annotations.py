@@ -1,17 +1,36 @@
-"""Builds tables of annotations: fetched by the engine, parsed by a recoder, written into the folder of manifests."""
+"""Builds tables of annotations: files are fetched, parsed by a recoder, written into the folder of manifests."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
-from streamer.cache.file_jobs import in_thread
+import msgspec
+import numpy as np
+
+from streamer.annotations.options import MOST_FILE_BYTES, TableOptions, ending_of
+from streamer.annotations.table import ANNOTATIONS, Head, publish_table
+from streamer.config import format_bytes
+from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.fetch import Fetcher
-from streamer.formats.annotations.parsed import TableOptions
-from streamer.manifest.model import ObjectRecord
+from streamer.manifest.blocks import Block, encode_hints
+from streamer.manifest.columns import BinaryColumn
+from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord
 from streamer.manifest.staging import workplace
-from streamer.recode.annotation_file import chunk_of, fetch_annotations, job_of, parsing, publish
+from streamer.recode.in_process import recode_here
+from streamer.recode.messages import Job
 from streamer.recode.pool import RecoderPool
+from streamer.recode.results import Recoded
+from streamer.recode.shared import mapped
+from streamer.recode.work import Recoders
+from streamer.threads import in_thread
+
+# Read at once, into memory; the file itself goes to the disk, because it may be longer than that.
+_WINDOW_BYTES = 64 << 20
 
 
 async def build_table(
@@ -31,10 +50,89 @@ async def build_table(
         ConfigError: a key or field that it does not have, a kind that is not read, or a missing library.
         StoreError: it cannot be read.
     """
-    with workplace(root) as place, parsing(options.url):
+    with workplace(root) as place, _parsing(options.url):
         loop = asyncio.get_running_loop()
         now = loop.time()
-        job, chunk = job_of(options, record), chunk_of(record)
-        with await fetch_annotations(options, record, place, fetcher) as content:
+        job, chunk = _job_of(options, record), _chunk_of(record)
+        with await _fetch_annotations(options, record, place, fetcher) as content:
             async with recoders.recode(job, chunk, content.fileno(), due=lambda: now) as made:
                 return await in_thread(None, publish, made, place, root)
+
+
+async def build_table_here(options: TableOptions, record: ObjectRecord, root: Path, fetcher: Fetcher) -> Path:
+    """As `build_table`, without an engine: parses in this process, and returns the folder."""
+    with workplace(root) as place, _parsing(options.url):
+        with await _fetch_annotations(options, record, place, fetcher) as file:
+            content = mapped(file.fileno(), record.size)
+        made = await asyncio.to_thread(recode_here, Recoders(), _job_of(options, record), _chunk_of(record), content)
+        return root / publish(made, place, root)
+
+
+@contextmanager
+def _parsing(url: str) -> Iterator[None]:
+    """Errors of a recoder are those of the file.
+
+    Raises:
+        ManifestError: it cannot be parsed; names it and the reason.
+    """
+    try:
+        yield
+    except RecodeError as error:
+        reason = error.details.get("reason", error.message)
+        raise ManifestError(f"annotations {url}: {reason}", url=url, reason=reason) from error
+
+
+async def _fetch_annotations(options: TableOptions, record: ObjectRecord, place: Path, fetcher: Fetcher) -> BinaryIO:
+    """Fetches the file to the disk of `place`, as one without a name: the folder is published without it.
+
+    Raises:
+        ConfigError: it is too long, or of a kind that is not read.
+        StoreError: it cannot be read.
+    """
+    ending_of(options.url)
+    if record.size > MOST_FILE_BYTES:
+        raise ConfigError(
+            f"annotations={options.url!r} has {format_bytes(record.size)}; up to {format_bytes(MOST_FILE_BYTES)} are "
+            "read: write them as Parquet, or leave out what is not needed",
+            field="annotations",
+        )
+    file = place / "annotations"
+    await fetch_file(record, file, fetcher)
+    content = file.open("rb")
+    file.unlink()
+    return content
+
+
+async def fetch_file(record: ObjectRecord, file: Path, fetcher: Fetcher) -> None:
+    """Copies an object to a file of this machine."""
+    with file.open("wb") as out:
+        for start in range(0, record.size, _WINDOW_BYTES):
+            window = await fetcher.read(Extent(record, start, min(start + _WINDOW_BYTES, record.size)))
+            await asyncio.to_thread(out.write, window)
+
+
+def _job_of(options: TableOptions, record: ObjectRecord) -> Job:
+    """A file as one block, of which nothing is known; its table is planned to take as much as it."""
+    hint = encode_hints([Block(((0, record.size),), -1, 0)])
+    return Job(ANNOTATIONS, msgspec.to_builtins(options), Facts(), hint, -1, record.size, record.size)
+
+
+def _chunk_of(record: ObjectRecord) -> Chunk:
+    """For messages about the file."""
+    whole = (Extent(record, 0, record.size),)
+    return Chunk(-1, b"", whole, -1, -1, record.size, record.size, Codec.RECORDS)
+
+
+def publish(made: Recoded, place: Path, root: Path) -> str:
+    """Writes what a recoder has made (see `annotations.parse`) as `<root>/<digest>/`; returns the digest."""
+    edges = made.offsets.tolist()
+    buffers = [made.content[start:stop] for start, stop in pairwise(edges)]
+    hashes = np.frombuffer(buffers[0], np.int64)
+    keys, rows = (_strings(len(hashes), buffers[number], buffers[number + 2]) for number in (1, 2))
+    head = msgspec.json.decode(buffers[5], type=Head)
+    return publish_table(head, {"hash": hashes, "key": keys, "row": rows}, place, root).name
+
+
+def _strings(count: int, offsets: memoryview, content: memoryview) -> BinaryColumn:
+    dtype = np.int32 if len(offsets) == 4 * (count + 1) else np.int64
+    return BinaryColumn(np.frombuffer(offsets, dtype), np.frombuffer(content, np.uint8))  # type: ignore[arg-type]

@@ -5,20 +5,14 @@ An engine has recoders instead, because it must outlive what a damaged file does
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 from streamer.errors import ConfigError, RecodeError, StreamerError
-from streamer.fetch import Fetcher
-from streamer.formats.annotations.parsed import TableOptions
-from streamer.manifest.model import Chunk, ObjectRecord
+from streamer.manifest.model import Chunk
 from streamer.manifest.protocols import Examine, Examined
-from streamer.manifest.staging import workplace
-from streamer.recode.annotation_file import chunk_of, fetch_annotations, job_of, parsing, publish
 from streamer.recode.messages import Done, Job
 from streamer.recode.results import Recoded, checked, examining, failure
-from streamer.recode.shared import Buffer, mapped
+from streamer.recode.shared import Buffer
 from streamer.recode.work import BlockError, Recoders, recode
 
 
@@ -61,27 +55,6 @@ def recode_here(recoders: Recoders, job: Job, chunk: Chunk, content: memoryview)
         reason = cause.message if isinstance(cause, StreamerError) else repr(cause)
         raise failure(chunk, job, reason, error.block) from cause
     return checked(records, Done(written, samples, 0.0), job, chunk)
-
-
-async def build_table_here(options: TableOptions, record: ObjectRecord, root: Path, fetcher: Fetcher) -> Path:
-    """Makes the table of a file of annotations as `<root>/<digest>/`; returns that folder.
-
-    Args:
-        options: what is wanted of it.
-        record: the file.
-        root: of the table.
-        fetcher: reads the file.
-
-    Raises:
-        ManifestError: it cannot be parsed; names it and the reason.
-        ConfigError: a key or field that it does not have, a kind that is not read, or a missing library.
-        StoreError: it cannot be read.
-    """
-    with workplace(root) as place, parsing(options.url):
-        with await fetch_annotations(options, record, place, fetcher) as file:
-            content = mapped(file.fileno(), record.size)
-        made = await asyncio.to_thread(recode_here, Recoders(), job_of(options, record), chunk_of(record), content)
-        return root / publish(made, place, root)
 
 
 def examine_here(recoders: Recoders, asked: Examine, content: bytes) -> Examined:

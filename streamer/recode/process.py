@@ -11,11 +11,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from streamer.cache.file_jobs import in_thread
 from streamer.child_environment import child_environment
 from streamer.fork_lock import unforked
 from streamer.recode.messages import MOST_ANSWER_BYTES, Answer, Job, Start, decode_answer, encode
 from streamer.recode.shared import Buffer, SharedMemory
+from streamer.threads import in_thread
 
 # One thread each, because there are several recoders; and no allocator that reserves address space in advance, which
 # counts for the limit of it.

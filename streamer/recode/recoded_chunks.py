@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.cache.chunk_cache import ChunkCache
-from streamer.cache.file_jobs import in_thread
 from streamer.cache.verify import verify_file
 from streamer.errors import IntegrityError, ProtocolError
 from streamer.fetch import Fetcher
@@ -20,6 +19,7 @@ from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 from streamer.recode.messages import Job
 from streamer.recode.pool import RecoderPool
+from streamer.threads import in_thread
 
 # So that to look at the next sample costs nothing.
 _KEPT_BYTES = 256 << 20

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.annotations.options import TableOptions
+from streamer.annotations.table import ANNOTATIONS
 from streamer.config import format_bytes
 from streamer.errors import ConfigError, RecodeError
-from streamer.formats.annotations.parsed import TableOptions
 from streamer.formats.base import Recoder
 from streamer.formats.chunkfile import START_BYTES, encode_starts
 from streamer.formats.registry import find_format
-from streamer.manifest.annotations import ANNOTATIONS
 from streamer.manifest.blocks import BlockHint, decode_hints
 from streamer.recode.messages import Job
 from streamer.recode.shared import Buffer
@@ -59,7 +59,7 @@ def _open(job: Job) -> Recoder:
 
 def _open_annotations(options: TableOptions) -> Recoder:
     try:
-        from streamer.formats.annotations.recoder import AnnotationRecoder
+        from streamer.annotations.parse import AnnotationRecoder
     except ImportError as error:
         raise ConfigError(
             f"annotations={options.url!r} needs pyarrow: pip install 'streamer-data[parquet]'", field="annotations"

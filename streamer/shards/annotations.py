@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from streamer.absolute import absolute
+from streamer.annotations.join import JoinRules
+from streamer.annotations.options import Annotations, TableOptions
+from streamer.annotations.table import HEAD_NAME, ROWS_NAME, AnnotationTable
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError
 from streamer.fetch import Fetcher
-from streamer.formats.annotations.parsed import TableOptions
 from streamer.indexing.stores import Opener
-from streamer.joining.annotations import Annotations
-from streamer.joining.joiner import JoinRules
-from streamer.manifest.annotations import HEAD_NAME, ROWS_NAME, AnnotationTable
 from streamer.manifest.staging import settle, workplace
-from streamer.recode.annotation_file import fetch_file
-from streamer.recode.in_process import build_table_here
+from streamer.recode.annotations import build_table_here, fetch_file
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job
 from streamer.shards.spool import spool_folder, spooled

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from streamer.absolute import absolute
+from streamer.annotations.options import Annotations
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import runner
 from streamer.indexing.source import Source
-from streamer.joining.annotations import Annotations
 from streamer.shards.destination import folder_url
 from streamer.shards.iterable import NO_SAMPLES, pack_iterable, take_sample
 from streamer.shards.job import Job, Transform

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import msgspec
 
+from streamer.annotations.join import JoinRules, annotations_of, matched
+from streamer.annotations.options import Annotations
+from streamer.annotations.table import AnnotationTable
 from streamer.errors import ConfigError
 from streamer.executors.runner import Runner
 from streamer.executors.running import run_all
 from streamer.indexing.source import Source, manifest_of_source
-from streamer.joining.annotations import Annotations
-from streamer.joining.joiner import JoinRules
-from streamer.joining.matching import annotations_of, matched
-from streamer.manifest.annotations import AnnotationTable
 from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.model import Facts
 from streamer.manifest.table import Manifest

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
+from streamer.annotations.join import Joiner, JoinRules
 from streamer.config import FetchConfig
 from streamer.errors import DecodeError, PackError
 from streamer.fetch import Fetcher
 from streamer.formats.base import Field, Opener
 from streamer.formats.registry import find_format
 from streamer.indexing.stores import Opener as StoreOpener
-from streamer.joining.joiner import Joiner, JoinRules
 from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import SampleName
 from streamer.shards.annotations import rules_here

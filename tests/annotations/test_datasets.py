@@ -16,10 +16,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 from streamer import Annotations, MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer.annotations.table import HEAD_NAME, ROWS_NAME
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, DecodeError, ManifestError
-from streamer.manifest.annotations import HEAD_NAME, ROWS_NAME
 from tests.tars import tar_of
 
 COUNT = 24

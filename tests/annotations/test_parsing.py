@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streamer.annotations.join import Joiner, JoinRules
+from streamer.annotations.options import TableOptions
+from streamer.annotations.parse import AnnotationRecoder
+from streamer.annotations.table import AnnotationTable, Head, hash_of
 from streamer.errors import ConfigError, RecodeError
-from streamer.formats.annotations.parsed import TableOptions
-from streamer.formats.annotations.recoder import AnnotationRecoder
-from streamer.joining.joiner import Joiner, JoinRules
-from streamer.manifest.annotations import AnnotationTable, Head, hash_of
 from streamer.manifest.columns import BinaryColumn
 from streamer.recode.annotations import publish
 from streamer.recode.results import Recoded

@@ -39,10 +39,10 @@ def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
-def test_no_file_is_longer_than_400_lines() -> None:
-    """A reader sees all of one part at once."""
+def test_no_file_is_longer_than_450_lines() -> None:
+    """A file is one subject, rarely over 400 lines: it is not cut by its length."""
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
-    assert {name: length for name, length in lengths.items() if length > 400} == {}
+    assert {name: length for name, length in lengths.items() if length > 450} == {}
 
 
 def test_no_folder_has_more_than_20_files() -> None:

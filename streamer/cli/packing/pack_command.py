@@ -144,7 +144,7 @@ def _source(arguments: argparse.Namespace) -> Source:
 
 
 def _writing(arguments: argparse.Namespace) -> Writing:
-    from streamer.joining.annotations import Annotations
+    from streamer.annotations.options import Annotations
     from streamer.shards.destination import folder_url
     from streamer.shards.prepared import Writing
 

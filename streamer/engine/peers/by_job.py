@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamer.cache.file_jobs import in_thread
 from streamer.engine.engine import Engine
 from streamer.engine.peers.joined import Neighbours, joined
 from streamer.errors import StreamerError
 from streamer.peers.addresses import joined as joined_address
 from streamer.placement.lane_homes import LaneHomes, LaneReaders
 from streamer.placement.members import Member
+from streamer.threads import in_thread
 
 # Before another job takes over: for fetches that wait for peers of the job before.
 _FINISH_SECONDS = 30.0

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from streamer.cache.file_jobs import in_thread
 from streamer.config import PeersConfig
 from streamer.engine.engine import Engine
 from streamer.engine.peers.lending import IDLE_SECONDS, Lending
@@ -22,6 +21,7 @@ from streamer.peers.base import Peers
 from streamer.peers.opened import open_peers
 from streamer.placement.homes import Homes
 from streamer.placement.members import Member
+from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from streamer.cache.file_jobs import in_thread
 from streamer.config import format_bytes
 from streamer.engine.engine import Engine
 from streamer.errors import ManifestError, StreamerError
@@ -17,6 +16,7 @@ from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, decode_root
 from streamer.manifest.transfer import install_files
 from streamer.peers.base import PeerClient
 from streamer.placement.members import Member
+from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

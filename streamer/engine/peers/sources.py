@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from streamer.cache.file_jobs import in_thread
 from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.fetching.publisher import Publisher
 from streamer.engine.fetching.sources import StoreSource
@@ -18,6 +17,7 @@ from streamer.engine.peers.routes import Ask, Found, whom_to_ask
 from streamer.errors import IntegrityError
 from streamer.peers.base import Asked, PeerClient, Received, Refusal
 from streamer.placement.homes import Homes
+from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

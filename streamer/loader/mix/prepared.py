@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.annotations.join import table_digest
 from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
 from streamer.errors import Detail
-from streamer.joining.joiner import table_digest
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.mix.plans import Integers, Members, MixPlans
 from streamer.loader.mix.samples import MixMaker, MixRecipe

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from streamer.absolute import absolute as from_root
+from streamer.annotations.options import Annotations
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig, parse_bytes
 from streamer.decode.dispatch import DecodeRule, check_rule
@@ -20,7 +21,6 @@ from streamer.formats import AUTO
 from streamer.formats.base import Format
 from streamer.formats.names import field_name
 from streamer.formats.registry import find_format
-from streamer.joining.annotations import Annotations
 from streamer.loader import checks
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError

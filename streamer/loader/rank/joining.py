@@ -7,14 +7,13 @@ from pathlib import Path
 
 import msgspec
 
+from streamer.annotations.join import JoinRules, matched
+from streamer.annotations.options import Annotations
+from streamer.annotations.table import ANNOTATIONS
 from streamer.client.engine_client import EngineClient
 from streamer.errors import ConfigError
-from streamer.joining.annotations import Annotations
-from streamer.joining.joiner import JoinRules
-from streamer.joining.matching import matched
 from streamer.loader.rank.dataset_options import absolute
 from streamer.loader.rank.selections import Choice
-from streamer.manifest.annotations import ANNOTATIONS
 from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, IndexProgress

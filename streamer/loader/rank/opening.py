@@ -11,6 +11,9 @@ from typing import TypeVar
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from streamer.annotations.join import JoinRules, annotations_of, table_digest
+from streamer.annotations.options import Annotations
+from streamer.annotations.table import AnnotationTable
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_of
 from streamer.client.manifest_asks import ManifestAsk
@@ -18,9 +21,6 @@ from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import as_transform
 from streamer.errors import ConfigError, StreamerError
-from streamer.joining.annotations import Annotations
-from streamer.joining.joiner import JoinRules, table_digest
-from streamer.joining.matching import annotations_of
 from streamer.loader.contracts import PreparedStream
 from streamer.loader.rank.agreement import agree, compared, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
@@ -38,7 +38,6 @@ from streamer.loader.samples.opened import OpenedDataset
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.skipping import SkipRules
 from streamer.loader.waiting import watched
-from streamer.manifest.annotations import AnnotationTable
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.plan import LastBatch, check_last_batch

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from streamer.annotations.join import table_digest
 from streamer.client.chunk_reader import ChunkReader
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.errors import ConfigError, Detail
-from streamer.joining.joiner import table_digest
 from streamer.loader.rank.agreement import Gather
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.rank_stream import Identity, RankStream, SavedPlace

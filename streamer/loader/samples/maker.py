@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.annotations.join import Joiner, JoinRules
 from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.dispatch import DecodeRule, SampleDecoder
@@ -18,7 +19,6 @@ from streamer.decode.transforms import OnField, takes
 from streamer.errors import DecodeError, IntegrityError, WorkerError
 from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import open_format
-from streamer.joining.joiner import Joiner, JoinRules
 from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.samples.seeding import SampleDraws, SeededCode, sample_seeds
 from streamer.manifest.table import Manifest

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from streamer.joining.joiner import JoinRules
+from streamer.annotations.join import JoinRules
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
-from streamer.manifest.annotations import HEAD_NAME, ROWS_NAME, AnnotationTable, Head
 from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.builder.rows import Rows
-from streamer.manifest.columns import Table, digest_of
+from streamer.manifest.columns import digest_of
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
 from streamer.manifest.model import Codec, Facts
 from streamer.manifest.staging import settle, workplace
@@ -52,27 +49,6 @@ def publish_again(manifest: Manifest, root: Path) -> Path:
         file_bytes = {path.name: write_table(path, table) for path, table in paths}
         (place / ROOT_NAME).write_bytes(encode_root(manifest.content, manifest.urls, file_bytes))
         return settle(place, root / manifest.digest, durable=False)
-
-
-def publish_annotations(head: Head, rows: Table, place: Path, root: Path, *, durable: bool = True) -> Path:
-    """Writes the folder `<root>/<digest>/` of a table of annotations, by way of a temporary folder; returns it.
-
-    Raises:
-        ManifestError: another folder has its name.
-    """
-    write_table(place / ROWS_NAME, rows)
-    (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
-    return settle(place, root / head.digest(rows), durable=durable, check=AnnotationTable.open_verified)
-
-
-def publish_annotations_again(table: AnnotationTable, root: Path) -> Path:
-    """Does the same as `publish_again` for a table of annotations.
-
-    Raises:
-        ManifestError: the folder cannot be written.
-    """
-    with workplace(root) as place:
-        return publish_annotations(table.head, table.rows, place, root, durable=False)
 
 
 def _content(rows: Rows, parts: list[Part]) -> Content:

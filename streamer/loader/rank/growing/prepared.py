@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from torch.utils.data import get_worker_info
 
+from streamer.annotations.join import table_digest
 from streamer.client.chunk_reader import ChunkReader
 from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
 from streamer.errors import ConfigError, Detail, StateError
-from streamer.joining.joiner import table_digest
 from streamer.loader.contracts import StepSession
 from streamer.loader.rank.agreement import gather_for
 from streamer.loader.rank.connections import EngineConnections

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from streamer.annotations.options import USUAL_KEY, Parsed, TableOptions, chosen_fields
 from streamer.errors import ConfigError, RecodeError
-from streamer.formats.annotations.parsed import USUAL_KEY, Parsed, TableOptions, chosen_fields
 from streamer.formats.base import FieldSpec
 from streamer.formats.table.writer import Column
 

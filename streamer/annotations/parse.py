@@ -1,4 +1,4 @@
-"""A file of annotations to a table (see `manifest.annotations`), in a recoder: the engine parses nothing of it."""
+"""A file of annotations to a table (see `annotations.table`), in a recoder: the engine parses nothing of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from streamer.annotations.options import Parsed, TableOptions, ending_of
+from streamer.annotations.table import MOST_ENDINGS, Head, hash_of
 from streamer.errors import RecodeError, StreamerError
-from streamer.formats.annotations.parsed import Parsed, TableOptions, ending_of
 from streamer.formats.base import Records
 from streamer.formats.table.writer import write_records
-from streamer.manifest.annotations import MOST_ENDINGS, Head, hash_of
 
 # "jpg", "jpeg2000": more is no extension.
 _LONGEST_ENDING = 8
@@ -49,10 +49,10 @@ class AnnotationRecoder:
     def _parse(self, content: memoryview) -> Parsed:
         ending = ending_of(self._options.url)
         if ending == "json" and bytes(content[:1000]).lstrip().startswith(b"{"):
-            from streamer.formats.annotations.coco import parse_coco
+            from streamer.annotations.coco import parse_coco
 
             return parse_coco(content, self._options)
-        from streamer.formats.annotations.rows import parse_rows
+        from streamer.annotations.rows import parse_rows
 
         return parse_rows(content, ending, self._options)
 

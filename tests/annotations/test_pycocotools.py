@@ -47,7 +47,7 @@ def instances(images: int, objects: int) -> dict[str, Any]:
     return {"info": {}, "images": names, "annotations": found, "categories": CATEGORIES[::-1]}
 
 
-def read_by_peer(path: Path) -> COCO:
+def read_by_pycocotools(path: Path) -> COCO:
     with contextlib.redirect_stdout(io.StringIO()):
         return COCO(path)
 
@@ -62,11 +62,11 @@ def test_every_object_is_that_of_pycocotools(tmp_path: Path, images: int, object
     joiner = table(tmp_path, str(path), content)
     seconds = time.process_time() - begun
     size = sum(file.stat().st_size for file in joiner.table.path.iterdir())
-    peer = read_by_peer(path)
-    categories = sorted(peer.cats)
-    for image in peer.imgs.values():
+    coco = read_by_pycocotools(path)
+    categories = sorted(coco.cats)
+    for image in coco.imgs.values():
         found: dict[str, Any] = joiner.values(image["file_name"], ())
-        wanted = peer.loadAnns(peer.getAnnIds(imgIds=[image["id"]]))
+        wanted = coco.loadAnns(coco.getAnnIds(imgIds=[image["id"]]))
         boxes = np.array([each["bbox"] for each in wanted], np.float64).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         assert np.array_equal(found["boxes"], boxes.astype(np.float32))
@@ -87,10 +87,10 @@ def test_masks_are_those_of_pycocotools(tmp_path: Path) -> None:
     path = tmp_path / "instances.json"
     path.write_text(json.dumps(instances(20, 100)))
     joiner = table(tmp_path, str(path), path.read_bytes(), fields=("segmentation", "height", "width"))
-    peer, compared = read_by_peer(path), 0
-    for image in peer.imgs.values():
+    coco, compared = read_by_pycocotools(path), 0
+    for image in coco.imgs.values():
         found = coco_masks(joiner.values(image["file_name"], ()))
-        wanted = [peer.annToMask(each) for each in peer.loadAnns(peer.getAnnIds(imgIds=[image["id"]]))]
+        wanted = [coco.annToMask(each) for each in coco.loadAnns(coco.getAnnIds(imgIds=[image["id"]]))]
         assert np.array_equal(found, np.array(wanted, np.uint8).reshape(-1, 40, 40))
         compared += len(wanted)
     assert compared == 100

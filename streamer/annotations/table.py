@@ -22,6 +22,7 @@ from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.columns import BinaryColumn, Schema, Table, digest_of
 from streamer.manifest.model import FieldSpec
 from streamer.manifest.reader_lock import held
+from streamer.manifest.staging import settle, workplace
 
 # The format of a manifest request that asks for a table, not for a dataset.
 ANNOTATIONS = "annotations"
@@ -151,6 +152,30 @@ class AnnotationTable:
                 return row
             row += 1
         return -1
+
+
+def publish_table(head: Head, rows: Table, place: Path, root: Path, *, durable: bool = True) -> Path:
+    """Writes the folder `<root>/<digest>/` of a table of annotations, by way of a temporary folder; returns it.
+
+    Raises:
+        ManifestError: another folder has its name.
+    """
+    # Only here: an engine that starts does not need it.
+    from streamer.manifest.arrow_ipc.writer import write_table
+
+    write_table(place / ROWS_NAME, rows)
+    (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
+    return settle(place, root / head.digest(rows), durable=durable, check=AnnotationTable.open_verified)
+
+
+def publish_table_again(table: AnnotationTable, root: Path) -> Path:
+    """Writes the folder of an open table whose files another program has removed; returns the folder.
+
+    Raises:
+        ManifestError: the folder cannot be written.
+    """
+    with workplace(root) as place:
+        return publish_table(table.head, table.rows, place, root, durable=False)
 
 
 class _Strings:
