@@ -25,6 +25,12 @@ from tests.fault.namespaces import Namespaces
 from tests.fault.peer_reader import SAMPLE_BYTES, sample
 
 MiB = 1 << 20
+URL = "s3://bucket/train/"
+
+
+def storage_options(endpoint: str) -> dict[str, str]:
+    """What reads `URL`."""
+    return {"key": "key", "secret": "secret", "endpoint_url": endpoint}
 
 
 class Store:
@@ -72,11 +78,10 @@ class Reader(JsonProcess):
     """One trainer; see `peer_reader`."""
 
     def __init__(self, engine: PeerEngine, job: str, consumer: str, endpoint: str) -> None:
-        options = {"key": "key", "secret": "secret", "endpoint_url": endpoint}
         program = str(Path(__file__).with_name("peer_reader.py"))
         super().__init__(
-            [sys.executable, program, str(engine.socket), "s3://bucket/train/", job, consumer],
-            {"STORAGE_OPTIONS": json.dumps(options)},
+            [sys.executable, program, str(engine.socket), URL, job, consumer],
+            {"STORAGE_OPTIONS": json.dumps(storage_options(endpoint))},
         )
         self.dataset = self.answer()
 
@@ -93,6 +98,7 @@ class PeerEngine:
         address: host:port of its peer server.
         members: all addresses.
         limit_bytes: of its cache.
+        endpoint: of the store.
         tls_folder: with its certificate; None: plain HTTP.
         prefix: runs the command elsewhere, for instance in a network namespace.
     """
@@ -103,6 +109,7 @@ class PeerEngine:
         address: str,
         members: str,
         limit_bytes: int,
+        endpoint: str,
         prefix: Sequence[str] = (),
         *,
         tls_folder: Path | None = None,
@@ -119,14 +126,11 @@ class PeerEngine:
             f"[service]\nhttp = ''\ndrain_seconds = 2\n"
             f"[peers]\nmembers = '{members}'\nlisten = '{address}'\ntoken_file = '{root}/token'\n"
             + (f"tls_folder = '{tls_folder}'\n" if tls_folder else "")
+            # Named, because a service without [[datasets]] reads nothing of its own machine.
+            + f"[[datasets]]\nurl = '{URL}'\n[datasets.storage_options]\n"
+            + "".join(f"{name} = '{value}'\n" for name, value in storage_options(endpoint).items())
         )
         self.process: subprocess.Popen[bytes] | None = None
-
-    def serve_only(self, url: str, options: dict[str, str]) -> None:
-        """Makes it a service of one dataset, which reads with these options; before it starts."""
-        with self.config.open("a") as file:
-            file.write(f"[[datasets]]\nurl = '{url}'\n[datasets.storage_options]\n")
-            file.writelines(f"{name} = '{value}'\n" for name, value in options.items())
 
     def start(self) -> Self:
         """Until it listens."""
@@ -214,6 +218,7 @@ class Fleet:
                 address,
                 members or ",".join(addresses),
                 self.limit_bytes,
+                self.endpoint,
                 namespaces.prefix(number) if namespaces is not None else (),
                 tls_folder=tls_folder,
             )

@@ -16,7 +16,7 @@ import pytest
 
 from streamer.formats.chunkfile import HEADER_BYTES
 from tests.fault.namespaces import Namespaces, as_root
-from tests.fault.peer_engines import Fleet, Reader, running
+from tests.fault.peer_engines import URL, Fleet, Reader, running, storage_options
 
 pytestmark = [
     pytest.mark.process,
@@ -111,8 +111,8 @@ def test_warming_all_engines_reads_the_data_once(start: Start) -> None:
     fleet = start(2000, 1.25)
     fleet.read("a", "b", "c", "d")
     (manifest,) = (fleet.engines[0].root / "cache" / "manifests").glob("*/root.json")
-    options = json.dumps({"key": "key", "secret": "secret", "endpoint_url": fleet.endpoint})
-    command = ["warm", "s3://bucket/train/", "--manifest", str(manifest.parent), "--storage-options", options]
+    options = json.dumps(storage_options(fleet.endpoint))
+    command = ["warm", URL, "--manifest", str(manifest.parent), "--storage-options", options]
     warming = [
         subprocess.Popen(
             [sys.executable, "-m", "streamer", *command],
@@ -130,8 +130,6 @@ def test_warming_all_engines_reads_the_data_once(start: Start) -> None:
 def test_engines_without_a_job_keep_their_share(tmp_path: Path) -> None:
     """A job on one of four nodes has the caches of all: the others take the manifest from the engine that asks."""
     fleet = Fleet(tmp_path, 2000, 1.25)
-    for engine in fleet.engines:
-        engine.serve_only("s3://bucket/train/", {"key": "key", "secret": "secret", "endpoint_url": fleet.endpoint})
     with running(fleet):
         fleet.readers = [Reader(fleet.engines[0], "a", "rank 0", fleet.endpoint)]
         fleet.store.sent_since()
