@@ -28,8 +28,10 @@ from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.config import FetchConfig, PeersConfig
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers import tls
-from streamer.peers.base import Asked, Refusal
-from streamer.peers.opened import OpenedPeers, open_peers
+from streamer.peers.client import Asked, Refusal
+from streamer.peers.messages import Availability
+from streamer.peers.opened import Peers, open_peers
+from streamer.peers.protocol import ChunkRequest
 from streamer.placement.members import Member
 
 SIZES = (8 << 20, 1 << 20, 256 << 10)
@@ -38,11 +40,9 @@ REST_SECONDS = 5.0
 DATASET = "ab" * 32
 
 
-class NothingElse:
+async def serve_nothing_else(request: ChunkRequest) -> Availability:
     """The engine's side of the server: it has no chunk but those in the folder."""
-
-    async def lend(self, key: bytes, dataset: str, *, member: str, wait: bool, due_seconds: float) -> object:
-        raise AssertionError("the file is there")
+    raise AssertionError("the file is there")
 
 
 def write(folder: Folder, size: int, count: int) -> dict[bytes, int]:
@@ -51,7 +51,7 @@ def write(folder: Folder, size: int, count: int) -> dict[bytes, int]:
     return {key: write_chunk(ChunkBytes(key, [content], np.array([0, size])), folder) for key in keys}
 
 
-async def pull(peers: OpenedPeers, files: dict[bytes, int], total: int) -> int:
+async def pull(peers: Peers, files: dict[bytes, int], total: int) -> int:
     """Receives so many bytes; returns how many it were."""
     member, got = Member("server", f"127.0.0.1:{peers.server.port}"), 0
     turns = itertools.cycle(files.items())
@@ -62,11 +62,11 @@ async def pull(peers: OpenedPeers, files: dict[bytes, int], total: int) -> int:
             key, length = next(turns)
             due = asyncio.get_running_loop().time() + 10.0
             asked = Asked(key, DATASET, length, True, True, lambda due=due: due, lambda: "benchmark")
-            answer = await peers.client.fetch_chunk(member, asked, lambda: None)
+            answer = await peers.client.fetch_chunk(member, asked, asyncio.Event())
             if isinstance(answer, Refusal):  # on a busy machine: the peer is asked again after its pause
                 await asyncio.sleep(0.1)
                 continue
-            got += len(answer.content)
+            got += len(answer.parts[0])
             answer.close()
 
     async with asyncio.TaskGroup() as group:
@@ -100,7 +100,7 @@ async def measure(size: int, total: int, *, encrypted: bool) -> str:
             ),
             me=Member("client"),
             chunks_folder=folder.path,
-            lender=NothingElse(),  # type: ignore[arg-type]
+            serve=serve_nothing_else,
             memory=MemoryBudget(FetchConfig(memory_bytes=256 << 20)),
             send_bytes=512 << 20,
         )

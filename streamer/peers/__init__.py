@@ -1,1 +1,1 @@
-"""Chunks from and for other engines: the peer server, its client, and who belongs. See `base` for the parts."""
+"""Chunks from and for other engines: the peer server, its client, and who belongs."""

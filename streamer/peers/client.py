@@ -1,4 +1,7 @@
-"""Asks peers: one attempt each, late after a quarter of a second, down after failures."""
+"""Asks peers for chunks, one attempt each.
+
+Nothing here raises for what a peer does: a peer that fails is an answer, and the store is asked.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -13,11 +18,10 @@ import msgspec
 
 from streamer.fetch.buffer_pool import ChunkBuffer
 from streamer.fetch.fair_gate import WaitQueue
+from streamer.fetch.fetcher import Fetched
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.presence_clock import PresenceClock
-from streamer.peers.base import Asked, Refusal
-from streamer.peers.breaker import PAUSE_SECONDS
-from streamer.peers.peer import Peer, PeerCounts
+from streamer.peers.peer import PAUSE_SECONDS, Peer, PeerCounts
 from streamer.peers.protocol import (
     BEARER,
     DUE_HEADER,
@@ -41,10 +45,13 @@ _IDLE_CONNECTIONS = 256
 _FACTS_SECONDS = 1.0
 # With a handshake before it.
 _TLS_FACTS_SECONDS = 2.0
+_MOST_FACTS_BYTES = 4096
 # A peer that is asked to wait answers after half a second (server.py); after this time of waiting the store is asked
 # as well.
 _WAIT_SECONDS = 0.5
 _MOST_COMING_SECONDS = 10.0
+# Where nothing reads them; a member is asked within a minute anyway.
+_MOST_RECOVERED = 256
 # A token is not corrected within seconds.
 _UNAUTHORIZED_SECONDS = 60.0
 # The length of a recoded chunk is a guess (recode/messages.py).
@@ -52,50 +59,43 @@ _MOST_RATIO = 4
 _MOST_EXTRA_BYTES = 64 << 20
 
 
-class Received:
-    """A chunk file in a buffer of the memory budget; close it when it is written.
+class Refusal(Enum):
+    """Why a peer sent no chunk."""
 
-    Args:
-        memory: where the buffer is from.
-        asked: what it is for.
+    NOT_HERE = "not here"  # it does not have it, and would not keep it (404)
+    BUSY = "busy"  # it is leaving, or has more to send before (503)
+    DOWN = "down"  # no connection, cut off, or silent: the breaker counts it
+    WRONG = "wrong"  # an answer that the protocol does not allow (another length, a redirect, garbage)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A chunk that a peer is asked for.
 
     Attributes:
-        content: the file. It ends with `close`.
+        key: 16 bytes.
+        dataset: digest of its manifest.
+        length: of its chunk file, in bytes; of a recoded chunk as planned.
+        exact: whether an answer of another length is wrong; otherwise it may have up to four times `length`.
+        fetch: True: the peer shall fetch it from the store if it keeps it; False: only what it has.
+        due: when its first reader needs it, on the loop's clock; read when the request leaves.
+        owner: the job that is charged for the memory.
     """
 
-    def __init__(self, memory: MemoryBudget, asked: Asked) -> None:
-        self._memory = memory
-        self._asked = asked
-        self._charged = ""
-        self._buffer: ChunkBuffer | None = None
-        self.content = memoryview(b"")
+    key: bytes
+    dataset: str
+    length: int
+    exact: bool
+    fetch: bool
+    due: Callable[[], float]
+    owner: Callable[[], str]
 
-    async def make_room(self, length: int) -> memoryview:
-        """Waits for memory for a file of that length.
-
-        Raises:
-            WrongError: the chunk has another length.
-        """
-        asked = self._asked
-        most = asked.length if asked.exact else _MOST_RATIO * asked.length + _MOST_EXTRA_BYTES
-        if length > most or (asked.exact and length != most):
-            raise WrongError
-        self._charged = await self._memory.gate.acquire(WaitQueue(asked.due, asked.owner), length)
-        self._buffer = ChunkBuffer(self._memory.buffers, length)
-        self.content = self._buffer.view()
-        return self.content
-
-    def close(self) -> None:
-        """Gives the memory back; idempotent."""
-        buffer, self._buffer = self._buffer, None
-        self.content = memoryview(b"")
-        if buffer is not None:
-            buffer.clear()
-            self._memory.gate.release(buffer.length, self._charged)
+    def takes(self, length: int) -> bool:
+        """Whether the chunk file may have this length."""
+        return length == self.length if self.exact else length <= _MOST_RATIO * self.length + _MOST_EXTRA_BYTES
 
 
 class PeerClient:
-    """The peers of one engine, by address. In an `async with` of it, on its loop. See `base.PeerClient`.
+    """The peers of one engine, by address. In an `async with` of it, on its loop.
 
     Args:
         me: id of this engine.
@@ -104,7 +104,7 @@ class PeerClient:
         tls_folder: with certificate, key and authority (`tls`); "": plain HTTP.
 
     Attributes:
-        on_facts: called with the address and the facts of a peer that is up again.
+        recovered: the address and the facts of each peer that is up again.
     """
 
     def __init__(self, me: str, token: str, memory: MemoryBudget, tls_folder: str = "") -> None:
@@ -115,7 +115,7 @@ class PeerClient:
         self._peers: dict[str, Peer] = {}
         self._past: Counter[str] = Counter()
         self._warned: set[tuple[str, str]] = set()
-        self.on_facts: Callable[[str, Facts], None] = lambda address, facts: None
+        self.recovered: asyncio.Queue[tuple[str, Facts]] = asyncio.Queue(_MOST_RECOVERED)
 
     def __repr__(self) -> str:
         return f"PeerClient({list(self._peers.values())})"
@@ -139,56 +139,70 @@ class PeerClient:
 
     # ------------------------------------------------------------ chunks
 
-    async def fetch_chunk(self, member: Member, asked: Asked, on_late: Callable[[], None]) -> Received | Refusal:
-        """See `base.PeerClient`."""
+    async def fetch_chunk(self, member: Member, asked: Asked, late: asyncio.Event) -> Fetched | Refusal:
+        """Asks one peer.
+
+        It may be cancelled at any time: a request that was late and is cancelled without a byte counts as a lost hedge.
+
+        Args:
+            member: one that `is_up`.
+            asked: what.
+            late: set when the store is to be asked as well; the request goes on.
+        """
         peer = self._peer(member.address)
-        on_late = _once(on_late)
         charged = await peer.window.acquire(WaitQueue(asked.due, asked.owner))
         try:
-            if not self.is_up(member):  # it was when this began to wait
+            if not peer.is_up:  # it was when this began to wait
                 return Refusal.DOWN
             begun = self._loop.time()
-            answer = await self._ask(peer, asked, on_late, wait=False)
+            answer = await self._ask(peer, asked, late, wait=False)
         finally:
             peer.window.release(1, charged)
         # Not in the window: it would be full of chunks that the peer waits for itself.
         while answer is None:
             if self._loop.time() - begun > _MOST_COMING_SECONDS:
-                on_late()
-            answer = await self._ask(peer, asked, on_late, wait=True)
+                late.set()
+            answer = await self._ask(peer, asked, late, wait=True)
         return answer
 
     def is_up(self, member: Member) -> bool:
-        """See `base.PeerClient`."""
-        peer = self._peer(member.address)
-        return peer.breaker.is_up and not peer.is_left_out
+        """False: it has failed and its pause has not ended; it is not asked with a reader's chunk."""
+        return self._peer(member.address).is_up
 
     def is_probed(self, address: str) -> bool:
-        """Whether it is down; `on_facts` says when it is up again."""
+        """Whether it is down; `recovered` says when it is up again."""
         peer = self._peers.get(address)
         return peer is not None and not peer.breaker.is_up
 
     def rejected(self, member: Member) -> None:
-        """See `base.PeerClient`."""
+        """What the peer sent was not the chunk: wrong key, lengths or checksums. Thirty of them leave it out."""
         self._wrong(self._peer(member.address))
 
-    async def _ask(
-        self, peer: Peer, asked: Asked, on_late: Callable[[], None], *, wait: bool
-    ) -> Received | Refusal | None:
+    async def _ask(self, peer: Peer, asked: Asked, late: asyncio.Event, *, wait: bool) -> Fetched | Refusal | None:
         """One request; None: the chunk is on its way to the peer."""
         due = max(0.0, asked.due() - self._loop.time())
-        url = f"{self._scheme}://{peer.address}{chunk_path(asked.key, asked.dataset, wait=wait, held=not asked.fetch)}"
+        path = chunk_path(asked.key, asked.dataset, wait=wait, held=not asked.fetch)
         lines = (*self._lines, f"{DUE_HEADER}: {int(1000 * min(due, 1e6))}")
         peer.count.peer_requests += 1
         peer.budget.earned(0)
-        received = Received(self._memory, asked)
+        fetched: Fetched | None = None
+
+        async def make_room(length: int) -> memoryview:
+            nonlocal fetched
+            if not asked.takes(length):
+                raise WrongError
+            charged = await self._memory.gate.acquire(WaitQueue(asked.due, asked.owner), length)
+            fetched = Fetched(ChunkBuffer(self._memory.buffers, length), partial(self._give_back, charged))
+            return fetched.parts[0]
+
         transfer = peer.idle.pop() if peer.idle else Transfer(self._tls_folder)
-        watch = Watch(self._clock, peer, transfer, on_late, due_seconds=due, waits=_WAIT_SECONDS * wait)
-        transfer.on_bytes = watch.received
+        watch = Watch(self._clock, peer, transfer, late, due_seconds=due, waits=_WAIT_SECONDS * wait)
+        url = f"{self._scheme}://{peer.address}{path}"
         try:
-            status = await transfer.get(self._multi, url, lines, received.make_room)
+            status = await transfer.get(self._multi, url, lines, make_room, watch.received)
         except asyncio.CancelledError:
-            received.close()
+            if fetched is not None:
+                fetched.close()
             if watch.end(cancelled=True):
                 self._goes_down(peer, "is silent")
             raise
@@ -196,20 +210,18 @@ class PeerClient:
             peer.count.peer_received_bytes += transfer.received
             peer.idle.append(transfer)
         watch.end(cancelled=False)
-        if status == 200 and received.content:
-            return received
-        received.close()
-        self._warn_refused(peer.address, status, transfer)
+        if fetched is not None:
+            if status == 200:
+                return fetched
+            fetched.close()
+        self._warn_refused(peer.address, status, transfer.why)
         return None if status == 202 else self._refusal(peer, watch.asked_at, status)
 
-    def _warn_refused(self, address: str, status: int | Ending, transfer: Transfer) -> None:
-        if status == 401:
-            self.warn(address, "does not take the token of this engine; all of them need the same one")
-        elif status is Ending.UNTRUSTED:
-            self.warn(address, f"and this engine do not take each other's certificates: {transfer.why}")
+    def _give_back(self, charged: str, buffer: ChunkBuffer) -> None:
+        buffer.clear()
+        self._memory.gate.release(buffer.length, charged)
 
     def _refusal(self, peer: Peer, asked_at: float, status: int | Ending) -> Refusal:
-        now = self._loop.time()
         if status == 404:
             return Refusal.NOT_HERE
         if status == 503:
@@ -218,7 +230,7 @@ class PeerClient:
         if status in (401, Ending.CUT_OFF, Ending.UNTRUSTED):
             peer.count.peer_failures += 1
             pause = PAUSE_SECONDS if status is Ending.CUT_OFF else _UNAUTHORIZED_SECONDS
-            if peer.breaker.failed(asked_at, now, pause_seconds=pause):
+            if peer.breaker.failed(asked_at, self._loop.time(), pause_seconds=pause):
                 self._goes_down(peer, "has cut a connection off")
             return Refusal.DOWN
         self._wrong(peer)
@@ -228,7 +240,7 @@ class PeerClient:
         if peer.wrong():
             self.warn(peer.address, f"has sent {peer.count.peer_wrong} wrong answers; it is left out until it restarts")
 
-    # ------------------------------------------------------------ facts
+    # ------------------------------------------------------------ facts and manifests
 
     async def facts(self, address: str) -> Facts | None:
         """Asks a peer who it is; None: it does not say so in time, or is no peer of this engine.
@@ -237,18 +249,11 @@ class PeerClient:
             address: host:port.
         """
         seconds = _TLS_FACTS_SECONDS if self._tls_folder else _FACTS_SECONDS
-        transfer = Transfer(self._tls_folder)
-        try:
-            status = await transfer.get_small(
-                self._multi, f"{self._scheme}://{address}{PEER_PATH}", self._lines, seconds=seconds
-            )
-        finally:
-            transfer.close()
-        if status != 200:
-            self._warn_refused(address, status, transfer)
+        status, answer = await self._read(address, PEER_PATH, _MOST_FACTS_BYTES, seconds)
+        if status not in (200, Ending.WRONG):
             return None
         try:
-            facts = msgspec.json.decode(transfer.answer, type=Facts)
+            facts = msgspec.json.decode(answer, type=Facts)
         except msgspec.MsgspecError:
             self.warn(address, "is no peer: what answers there is another program")
             return None
@@ -259,13 +264,26 @@ class PeerClient:
             peer.identified(facts)
         return facts
 
-    # ------------------------------------------------------------ manifests
-
     async def manifest_file(self, member: Member, digest: str, name: str, most_bytes: int) -> bytes | None:
-        """See `base.PeerClient`."""
-        content, path = bytearray(), f"{MANIFEST_PATH}{digest}/{name}"
+        """A file of a manifest that a peer has; None: it does not send it.
+
+        Args:
+            member: the peer.
+            digest: of the manifest.
+            name: of the file in its folder.
+            most_bytes: a longer one is none.
+        """
+        path = f"{MANIFEST_PATH}{digest}/{name}"
         if parse_manifest_file(path) is None:
             return None
+        status, content = await self._read(member.address, path, most_bytes, None)
+        return content if status == 200 else None
+
+    async def _read(
+        self, address: str, path: str, most_bytes: int, seconds: float | None
+    ) -> tuple[int | Ending, bytes]:
+        """The status, and the body of an answer 200."""
+        content, transfer = bytearray(), Transfer(self._tls_folder)
 
         async def make_room(length: int) -> memoryview:
             nonlocal content
@@ -274,12 +292,17 @@ class PeerClient:
             content = bytearray(length)
             return memoryview(content)
 
-        transfer = Transfer(self._tls_folder)
         try:
-            status = await transfer.get(self._multi, f"{self._scheme}://{member.address}{path}", self._lines, make_room)
+            async with asyncio.timeout(seconds):
+                status = await transfer.get(self._multi, f"{self._scheme}://{address}{path}", self._lines, make_room)
+        except TimeoutError:
+            status = Ending.CUT_OFF
         finally:
             transfer.close()
-        return bytes(content) if status == 200 else None
+        self._warn_refused(address, status, transfer.why)
+        return status, bytes(content) if status == 200 else b""
+
+    # ------------------------------------------------------------ all of them
 
     def _goes_down(self, peer: Peer, why: str) -> None:
         logger.info("peer %s %s: the store is asked instead, and the peer again later", peer.address, why)
@@ -293,15 +316,20 @@ class PeerClient:
             facts = await self.facts(peer.address)
             peer.breaker.probed(facts is not None, self._loop.time())
         logger.info("peer %s is up again", peer.address)
-        self.on_facts(peer.address, facts)
+        if not self.recovered.full():
+            self.recovered.put_nowait((peer.address, facts))
+
+    def _warn_refused(self, address: str, status: int | Ending, why: str) -> None:
+        if status == 401:
+            self.warn(address, "does not take the token of this engine; all of them need the same one")
+        elif status is Ending.UNTRUSTED:
+            self.warn(address, f"and this engine do not take each other's certificates: {why}")
 
     def warn(self, address: str, what: str) -> None:
         """Logs a warning once."""
         if (address, what) not in self._warned:
             self._warned.add((address, what))
             logger.warning("peer %s %s", address, what)
-
-    # ------------------------------------------------------------ all of them
 
     def forget(self, address: str) -> None:
         """It is no member any more."""
@@ -312,37 +340,17 @@ class PeerClient:
             probe.cancel()
 
     def statistics(self) -> dict[str, int]:
-        """See `base.PeerClient`."""
+        """Counters since the start, by the names of `PeerCounts`."""
         total = self._past.copy()
         for peer in self._peers.values():
             total.update(msgspec.structs.asdict(peer.count))
         return {name: total[name] for name in PeerCounts.__struct_fields__}
 
     def table(self) -> list[dict[str, str | int | float | bool | None]]:
-        """See `base.PeerClient`."""
-        return [_row(peer) for peer in self._peers.values()]
+        """One row for each address that was asked."""
+        return [peer.row() for peer in self._peers.values()]
 
     def _peer(self, address: str) -> Peer:
         if address not in self._peers:
             self._peers[address] = Peer(address)
         return self._peers[address]
-
-
-def _row(peer: Peer) -> dict[str, str | int | float | bool | None]:
-    seen = peer.first_byte.quantiles
-    return {
-        "address": peer.address,
-        "state": peer.state,
-        "first_byte_p95_seconds": None if seen is None else seen.p95,
-        **msgspec.structs.asdict(peer.count),
-    }
-
-
-def _once(call: Callable[[], None]) -> Callable[[], None]:
-    """Calls at most once."""
-    calls = iter([call])
-    return lambda: next(calls, _nothing)()
-
-
-def _nothing() -> None:
-    """Instead of a second call."""

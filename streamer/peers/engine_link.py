@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from streamer.peers.messages import (
     MOST_MESSAGE_BYTES,
-    Lend,
-    LendAnswer,
-    Lent,
-    Opened,
+    Answer,
+    Ask,
+    Availability,
     ToEngine,
     ToServer,
     decode_to_server,
     encode,
 )
+from streamer.peers.protocol import ChunkRequest
 
 # Their datagrams of 100 bytes fit into the socket, so that sending never waits.
-_MOST_LENDS = 256
+_MOST_ASKS = 256
 
 
 class EngineLink:
@@ -36,7 +36,7 @@ class EngineLink:
         self._end = end
         self._received = received
         self._ended = ended
-        self._lends: dict[int, asyncio.Future[LendAnswer]] = {}
+        self._asked: dict[int, asyncio.Future[Availability]] = {}
         self._number = 0
         end.setblocking(False)
         asyncio.get_running_loop().add_reader(end, self._read)
@@ -48,27 +48,23 @@ class EngineLink:
 
     def refuse_all(self) -> None:
         """Answers what is open with "no": the engine does not any more."""
-        for answered in self._lends.values():
+        for answered in self._asked.values():
             if not answered.done():
                 answered.set_result("no")
 
-    @asynccontextmanager
-    async def lent(
-        self, key: bytes, dataset: str, *, member: str, wait: bool, due_seconds: float
-    ) -> AsyncIterator[LendAnswer]:
-        """Asks for a chunk whose file is not there (see `Lend`); it is not evicted until the end of the context."""
-        if len(self._lends) >= _MOST_LENDS:
-            yield "no"
-            return
+    async def ask(self, request: ChunkRequest) -> Availability:
+        """Asks for a chunk whose file is not there."""
+        if len(self._asked) >= _MOST_ASKS:
+            return "no"
         self._number += 1
         number = self._number
-        answered = self._lends[number] = asyncio.get_running_loop().create_future()
-        self.send(Lend(number, key, dataset, member, wait, due_seconds))
+        answered: asyncio.Future[Availability] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answered
+        self.send(Ask(number, request))
         try:
-            yield await answered
+            return await answered
         finally:
-            del self._lends[number]
-            self.send(Opened(number))
+            del self._asked[number]
 
     def _read(self) -> None:
         with suppress(BlockingIOError):
@@ -77,7 +73,7 @@ class EngineLink:
             self._ended()
 
     def _take(self, message: ToServer) -> None:
-        if not isinstance(message, Lent):
+        if not isinstance(message, Answer):
             self._received(message)
-        elif (answered := self._lends.get(message.number)) is not None and not answered.done():
-            answered.set_result(message.answer)
+        elif (answered := self._asked.get(message.number)) is not None and not answered.done():
+            answered.set_result(message.availability)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from streamer.peers.protocol import Facts
+from streamer.peers.protocol import ChunkRequest, Facts
 
 MOST_MESSAGE_BYTES = 16 << 10
 
 # there: the file is in the folder. coming: it is being fetched. no: the peer fetches it itself.
-LendAnswer = Literal["there", "coming", "no"]
+Availability = Literal["there", "coming", "no"]
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -34,44 +35,25 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
     tls_folder: str
 
 
-class Lent(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The answer to a `Lend`."""
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The answer to the `Ask` of this number."""
 
     number: int
-    answer: LendAnswer
+    availability: Availability
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The engine is about to end: chunks are refused from now on."""
 
 
-class Lend(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """A peer asks for a chunk whose file is not there.
-
-    Attributes:
-        number: of this message; the answer has it.
-        key: of the chunk.
-        dataset: digest of its manifest.
-        member: id of the peer, as it says.
-        wait: answer when it is there, not that it is coming.
-        due_seconds: until the peer's first reader needs it.
-    """
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """A peer asks for a chunk whose file is not there."""
 
     number: int
-    key: bytes
-    dataset: str
-    member: str
-    wait: bool
-    due_seconds: float
+    request: ChunkRequest
 
 
-class Opened(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The request of a `Lend` needs its chunk no more: the file is open, or the peer has gone."""
-
-    number: int
-
-
-class Counts(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class Counts(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """What the server has done since its start; sent at most once a second, while it changes.
 
     Attributes:
@@ -89,28 +71,10 @@ class Counts(msgspec.Struct, frozen=True, array_like=True, tag=2):
     sends: int = 0
 
 
-ToServer: TypeAlias = Start | Lent | Leave
-ToEngine: TypeAlias = Lend | Opened | Counts
+ToServer: TypeAlias = Start | Answer | Leave
+ToEngine: TypeAlias = Ask | Counts
 
-_ENCODER = msgspec.msgpack.Encoder()
-_TO_SERVER: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
-_TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-
-
-def encode(message: ToServer | ToEngine) -> bytes:
-    """As it is sent."""
-    return _ENCODER.encode(message)
-
-
-def decode_to_server(raw: bytes) -> ToServer:
-    """What the engine sends."""
-    return _TO_SERVER.decode(raw)
-
-
-def decode_to_engine(raw: bytes) -> ToEngine:
-    """What the server sends.
-
-    Raises:
-        msgspec.MsgspecError: something else.
-    """
-    return _TO_ENGINE.decode(raw)
+encode: Callable[[ToServer | ToEngine], bytes] = msgspec.msgpack.Encoder().encode
+# Both raise msgspec.MsgspecError for anything else.
+decode_to_server: Callable[[bytes], ToServer] = msgspec.msgpack.Decoder(ToServer).decode
+decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode

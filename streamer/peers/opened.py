@@ -1,4 +1,4 @@
-"""Server, client and membership of one engine, from start to end."""
+"""Server and client of one engine, from start to end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pathlib import Path
 from streamer.config import PeersConfig, read_token
 from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import MemoryBudget
-from streamer.peers.base import Lender
 from streamer.peers.client import PeerClient
-from streamer.peers.members.lookup import StaticList, parse_members
-from streamer.peers.members.membership import Membership
+from streamer.peers.lookup import Lookup, parse_members
+from streamer.peers.membership import followed
 from streamer.peers.messages import Start
 from streamer.peers.protocol import Facts
-from streamer.peers.server_process import PeerServerProcess
+from streamer.peers.server_process import PeerServerProcess, ServeChunk
 from streamer.peers.tls import check
 from streamer.placement import PLACEMENT
 from streamer.placement.members import Member
@@ -25,29 +24,31 @@ from streamer.threads import in_thread
 from streamer.version import VERSION
 
 
-class OpenedPeers:
-    """See `base.Peers`.
+class Peers:
+    """The peers of one engine.
 
     Args:
-        server: answers peers.
+        server: answers them.
         client: asks them.
-        membership: says who they are.
+        me: what this engine says of itself.
+        lookup: where their addresses are from; None: a job names them.
     """
 
-    def __init__(self, server: PeerServerProcess, client: PeerClient, membership: Membership) -> None:
+    def __init__(self, server: PeerServerProcess, client: PeerClient, me: Facts, lookup: Lookup | None) -> None:
         self.server = server
         self.client = client
-        self._membership = membership
+        self._me = me
+        self._lookup = lookup
 
     def __repr__(self) -> str:
-        return f"OpenedPeers({self.server}, {self._membership})"
+        return f"Peers({self.server}, {self.client})"
 
-    def members(self) -> AsyncIterator[tuple[Member, ...]]:
-        """See `base.Peers`."""
-        return self._membership.members()
+    def followed(self) -> AsyncIterator[tuple[Member, ...]] | None:
+        """See `membership.followed`; None: a job names the members."""
+        return None if self._lookup is None else followed(self._lookup, self.client, self._me)
 
     def statistics(self) -> dict[str, int]:
-        """See `base.Peers`."""
+        """Counters of the client (`peer.PeerCounts`) and of the server (`messages.Counts`)."""
         return {**self.client.statistics(), **self.server.statistics()}
 
 
@@ -57,18 +58,18 @@ async def open_peers(
     *,
     me: Member,
     chunks_folder: Path,
-    lender: Lender,
+    serve: ServeChunk,
     memory: MemoryBudget,
     send_bytes: int,
     token: str | None = None,
-) -> AsyncIterator[OpenedPeers]:
-    """Starts the server process, and follows the members when asked to, until the end of the block.
+) -> AsyncIterator[Peers]:
+    """Starts the server process and the client, until the end of the block.
 
     Args:
         config: with `members` set.
         me: this engine.
         chunks_folder: the cache folder.
-        lender: answers what peers ask for and is not there.
+        serve: answers what peers ask for and is not there.
         memory: of the engine's fetchers.
         send_bytes: lengths of the files that may be sent at once.
         token: of a job, which names the members as well; None: both as the configuration has them.
@@ -76,7 +77,7 @@ async def open_peers(
     Raises:
         ConfigError: members, address, token or certificates cannot be used.
     """
-    lookup = StaticList(()) if token is not None else await in_thread(None, parse_members, config.members)
+    lookup = None if token is not None else await in_thread(None, parse_members, config.members)
     token = _configured_token(config) if token is None else token
     tls_folder = "" if config.tls_folder is None else str(config.tls_folder.absolute())
     if tls_folder:
@@ -84,8 +85,8 @@ async def open_peers(
     facts = Facts(me.id, secrets.token_hex(8), me.limit_bytes, PLACEMENT, VERSION)
     start = Start(token, str(chunks_folder), facts, config.sends, send_bytes, tls_folder)
     asking = PeerClient(me.id, token, memory, tls_folder)
-    async with PeerServerProcess(config.listen, start, lender) as server, asking as client:
-        yield OpenedPeers(server, client, Membership(lookup, client, facts))
+    async with PeerServerProcess(config.listen, start, serve) as server, asking as client:
+        yield Peers(server, client, facts, lookup)
 
 
 def _configured_token(config: PeersConfig) -> str:

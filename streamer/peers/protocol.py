@@ -53,15 +53,28 @@ class Facts(msgspec.Struct, frozen=True):
     protocol: int = PROTOCOL
 
 
-def chunk_path(key: bytes, dataset: str, *, wait: bool, held: bool) -> str:
-    """Path and query of a chunk.
+class ChunkRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A peer's request for a chunk.
 
-    Args:
+    Attributes:
         key: 16 bytes.
-        dataset: digest of its manifest.
-        wait: answer when it is there, not that it is being fetched.
-        held: only if it is on the peer's disk.
+        dataset: digest of the manifest that the peer knows it by.
+        member: id of the peer, as it says.
+        wait: answer when the chunk is there, not that it is being fetched.
+        held: only if it is on the disk.
+        due_seconds: until the peer's first reader needs it.
     """
+
+    key: bytes
+    dataset: str
+    member: str
+    wait: bool = False
+    held: bool = False
+    due_seconds: float = 0.0
+
+
+def chunk_path(key: bytes, dataset: str, *, wait: bool, held: bool) -> str:
+    """Path and query of a chunk; see `ChunkRequest`."""
     return f"{CHUNK_PATH}{key.hex()}?dataset={dataset}" + "&wait=1" * wait + "&held=1" * held
 
 

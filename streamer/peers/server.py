@@ -12,22 +12,24 @@ import logging
 import os
 import socket
 import ssl
-from contextlib import AsyncExitStack, suppress
+import stat
+from contextlib import suppress
 from typing import BinaryIO
 
 import msgspec
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from streamer.errors import ConfigError
-from streamer.peers.connections import Unauthenticated
+from streamer.formats.chunkfile import HEADER_BYTES, relative_path
 from streamer.peers.engine_link import EngineLink
-from streamer.peers.files import FIRST_BYTES, file_bytes, open_chunk, open_manifest_file
 from streamer.peers.messages import Counts, Leave, Start, ToServer
 from streamer.peers.protocol import (
     BEARER,
     DUE_HEADER,
     MEMBER_HEADER,
     PEER_PATH,
+    ChunkRequest,
     is_digest,
     parse_key,
     parse_manifest_file,
@@ -41,7 +43,10 @@ _BACKLOG = 512
 # Requests have short lines and no body.
 _MOST_LINE_BYTES = 4096
 _KEEPALIVE_SECONDS = 15.0
-# Less than a connection has to show the token (connections.py).
+# A peer shows the token with its first request. Of connections that have not shown it the oldest gives way to a new
+# one: a client without the token cannot keep peers out.
+_TOKEN_SECONDS = 5.0
+_MOST_UNAUTHENTICATED = 256
 _HANDSHAKE_SECONDS = 4.0
 # Certificates are renewed days before they expire.
 _RENEWAL_SECONDS = 60.0
@@ -59,36 +64,28 @@ _PATIENCE_SECONDS = 0.1
 _WAIT_SECONDS = 0.5
 
 
-class Request(msgspec.Struct, frozen=True):
-    """A request for a chunk, as it was understood.
+class Unauthenticated:
+    """Closes connections that have not shown the token. On the server's loop."""
 
-    Attributes:
-        key: of the chunk.
-        dataset: digest of its manifest.
-        wait: answer when it is there, not that it is being fetched.
-        held: only if it is on the disk.
-        due_seconds: until the peer's first reader needs it.
-        member: id of the peer, as it says.
-    """
+    def __init__(self) -> None:
+        self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
 
-    key: bytes
-    dataset: str
-    wait: bool
-    held: bool
-    due_seconds: float
-    member: str
+    def connected(self, connection: RequestHandler) -> None:
+        """A connection is about to be made."""
+        if len(self._timers) >= _MOST_UNAUTHENTICATED:
+            self._close(next(iter(self._timers)))
+        loop = asyncio.get_running_loop()
+        self._timers[connection] = loop.call_later(_TOKEN_SECONDS, self._close, connection)
 
-    @classmethod
-    def parse(cls, request: web.BaseRequest) -> Request | None:
-        """None: it is not such a request."""
-        key, query = parse_key(request.path), request.query
-        dataset, due = query.get("dataset", ""), request.headers.get(DUE_HEADER, "0")
-        # Engines behind one address are told apart by their id, others by their address.
-        member = request.headers.get(MEMBER_HEADER) or request.remote or ""
-        if key is None or not is_digest(dataset) or not due.isdecimal() or not member.isascii() or request.body_exists:
-            return None
-        seconds = min(int(due[:12]) / 1000, _MOST_DUE_SECONDS)
-        return cls(key, dataset, query.get("wait") == "1", query.get("held") == "1", seconds, member)
+    def shown(self, connection: RequestHandler) -> None:
+        """It has shown the token; idempotent."""
+        if (timer := self._timers.pop(connection, None)) is not None:
+            timer.cancel()
+
+    def _close(self, connection: RequestHandler) -> None:
+        self.shown(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
 
 
 class PeerServer:
@@ -191,7 +188,7 @@ class PeerServer:
             return web.Response(body=msgspec.json.encode(self._start.facts), content_type="application/json")
         if (manifest_file := parse_manifest_file(request.path)) is not None:
             return await self._manifest_file(request, *manifest_file)
-        asked = Request.parse(request)
+        asked = _parse(request)
         if asked is None:
             return _refusal(400, last=True)
         try:
@@ -208,32 +205,28 @@ class PeerServer:
         return _refusal(status)
 
     async def _manifest_file(self, request: web.BaseRequest, digest: str, name: str) -> web.StreamResponse:
-        file = open_manifest_file(self._start.folder, digest, name)
+        file = _open(os.path.join(self._start.folder, "manifests", digest, name))
         if file is None:
             return _refusal(404)
         with file:
             return await self._send(request, file)
 
-    async def _chunk(self, request: web.BaseRequest, asked: Request) -> web.StreamResponse | int:
+    async def _chunk(self, request: web.BaseRequest, asked: ChunkRequest) -> web.StreamResponse | int:
         """Sends the chunk; or returns the status of a refusal."""
-        folder, seconds = self._start.folder, _WAIT_SECONDS if asked.wait else _PATIENCE_SECONDS
-        async with AsyncExitStack() as loan:
-            if (length := file_bytes(folder, asked.key)) is None and not asked.held:
-                lent = self._link.lent(
-                    asked.key, asked.dataset, member=asked.member, wait=asked.wait, due_seconds=asked.due_seconds
-                )
-                if await loan.enter_async_context(lent) == "coming":
-                    return 202
-                length = file_bytes(folder, asked.key)
-            if length is None or not self._sends.fits(length):
+        path = os.path.join(self._start.folder, relative_path(asked.key))
+        seconds = _WAIT_SECONDS if asked.wait else _PATIENCE_SECONDS
+        if (length := _file_bytes(path)) is None and not asked.held:
+            if await self._link.ask(asked) == "coming":
+                return 202
+            length = _file_bytes(path)
+        if length is None or not self._sends.fits(length):
+            return 404
+        async with self._sends.turn(asked.member, length, asked.due_seconds, seconds):
+            file = _open(path)
+            if file is None:  # it has been evicted
                 return 404
-            async with self._sends.turn(asked.member, length, asked.due_seconds, seconds):
-                file = open_chunk(folder, asked.key)
-                await loan.aclose()
-                if file is None:
-                    return 404
-                with file:
-                    return await self._send(request, file)
+            with file:
+                return await self._send(request, file)
 
     async def _send(self, request: web.BaseRequest, file: BinaryIO) -> web.StreamResponse:
         length = os.fstat(file.fileno()).st_size
@@ -243,13 +236,13 @@ class PeerServer:
             async with asyncio.timeout(_SEND_SECONDS + length / _SEND_BYTES_PER_SECOND):
                 await response.prepare(request)
                 # With the head of the answer, in one packet.
-                await response.write(file.read(FIRST_BYTES))
+                await response.write(file.read(HEADER_BYTES))
                 if self._start.tls_folder:
                     while piece := file.read(_PIECE_BYTES):
                         await response.write(piece)
-                elif length > FIRST_BYTES and request.transport is not None:
+                elif length > HEADER_BYTES and request.transport is not None:
                     loop = asyncio.get_running_loop()
-                    await loop.sendfile(request.transport, file, FIRST_BYTES, length - FIRST_BYTES)
+                    await loop.sendfile(request.transport, file, HEADER_BYTES, length - HEADER_BYTES)
                 await response.write_eof()
             self._count(served_requests=1, served_bytes=length)
         except (OSError, TimeoutError, RuntimeError) as error:
@@ -265,3 +258,32 @@ def _refusal(status: int, *, last: bool = False) -> web.Response:
     if last:
         response.force_close()
     return response
+
+
+def _parse(request: web.BaseRequest) -> ChunkRequest | None:
+    """None: it is not a request for a chunk."""
+    key, query = parse_key(request.path), request.query
+    dataset, due = query.get("dataset", ""), request.headers.get(DUE_HEADER, "0")
+    # Engines behind one address are told apart by their id, others by their address.
+    member = request.headers.get(MEMBER_HEADER) or request.remote or ""
+    if key is None or not is_digest(dataset) or not due.isdecimal() or not member.isascii() or request.body_exists:
+        return None
+    seconds = min(int(due[:12]) / 1000, _MOST_DUE_SECONDS)
+    return ChunkRequest(key, dataset, member, query.get("wait") == "1", query.get("held") == "1", seconds)
+
+
+def _file_bytes(path: str) -> int | None:
+    """Length of a regular file; None: there is none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _open(path: str) -> BinaryIO | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    return os.fdopen(descriptor, "rb", buffering=0)

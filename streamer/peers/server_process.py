@@ -7,6 +7,7 @@ import logging
 import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -15,22 +16,23 @@ import msgspec
 
 from streamer.child_environment import child_environment
 from streamer.errors import ConfigError
+from streamer.fetch.retry import pause_seconds
 from streamer.fork_lock import unforked
-from streamer.peers.addresses import split_address
-from streamer.peers.base import Lender, Loan
+from streamer.peers.lookup import split_address
 from streamer.peers.messages import (
     MOST_MESSAGE_BYTES,
+    Answer,
+    Ask,
+    Availability,
     Counts,
     Leave,
-    Lend,
-    Lent,
-    Opened,
     Start,
     ToEngine,
     ToServer,
     decode_to_engine,
     encode,
 )
+from streamer.peers.protocol import ChunkRequest
 from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,11 @@ _MOST_PAUSE_SECONDS = 60.0
 _END_SECONDS = 6.0
 
 
+# The engine's side, asked only for chunks whose file is not there: it starts the fetch of what is kept here. A request
+# that waits is answered when the fetch has ended, at most half a second later.
+ServeChunk = Callable[[ChunkRequest], Awaitable[Availability]]
+
+
 class PeerServerProcess:
     """The process that answers peers. In an `async with` of the engine, on its loop.
 
@@ -52,21 +59,20 @@ class PeerServerProcess:
     Args:
         listen: host:port; port 0 takes a free one.
         start: what the server is told first.
-        lender: answers what it asks.
+        serve: answers what it asks.
 
     Attributes:
         port: where it listens.
         restarts: how often the process has ended by itself.
     """
 
-    def __init__(self, listen: str, start: Start, lender: Lender) -> None:
+    def __init__(self, listen: str, start: Start, serve: ServeChunk) -> None:
         self._listen = listen
         self._first = start
-        self._lender = lender
+        self._serve = serve
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._loans: dict[int, Loan] = {}
-        self._answers: dict[int, asyncio.Task[None]] = {}
+        self._answers: set[asyncio.Task[None]] = set()
         self._counts = self._past = Counts()
         self.port = 0
         self.restarts = 0
@@ -105,7 +111,7 @@ class PeerServerProcess:
     # ------------------------------------------------------------ the process
 
     async def _supervise(self) -> None:
-        loop, pause = asyncio.get_running_loop(), _PAUSE_SECONDS
+        loop, failures = asyncio.get_running_loop(), 0
         while True:
             begun = loop.time()
             try:
@@ -114,11 +120,10 @@ class PeerServerProcess:
             except (OSError, msgspec.MsgspecError) as error:
                 logger.warning("the peer server: %s", error)
             self.restarts += 1
+            failures = 1 if loop.time() - begun > _MOST_PAUSE_SECONDS else failures + 1
+            pause = pause_seconds(failures, _PAUSE_SECONDS, _MOST_PAUSE_SECONDS, 1.0)
             logger.warning("the peer server has ended (%s): starts again in %.0f s", await self._stop(0.0), pause)
-            if loop.time() - begun > _MOST_PAUSE_SECONDS:
-                pause = _PAUSE_SECONDS
             await asyncio.sleep(pause)
-            pause = min(_MOST_PAUSE_SECONDS, 2 * pause)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -151,8 +156,8 @@ class PeerServerProcess:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        for number in list(self._loans | self._answers):
-            self._opened(number)
+        for task in self._answers:
+            task.cancel()
         return f"exit code {code}"
 
     # ------------------------------------------------------------ what it asks
@@ -172,28 +177,15 @@ class PeerServerProcess:
                     raw = self._socket.recv(MOST_MESSAGE_BYTES)
 
     def _take(self, message: ToEngine) -> None:
-        if isinstance(message, Lend):
-            self._answers[message.number] = self._tasks.create_task(self._lend(message))
-        elif isinstance(message, Opened):
-            self._opened(message.number)
-        else:
+        if isinstance(message, Counts):
             self._counts = message
+        else:
+            task = self._tasks.create_task(self._answer(message))
+            self._answers.add(task)
+            task.add_done_callback(self._answers.discard)
 
-    async def _lend(self, asked: Lend) -> None:
-        try:
-            loan = await self._lender.lend(
-                asked.key, asked.dataset, member=asked.member, wait=asked.wait, due_seconds=asked.due_seconds
-            )
-        finally:
-            del self._answers[asked.number]
-        self._loans[asked.number] = loan
-        self._send(Lent(asked.number, "there" if loan.there else "coming" if loan.coming else "no"))
-
-    def _opened(self, number: int) -> None:
-        if (task := self._answers.get(number)) is not None:
-            task.cancel()
-        if (loan := self._loans.pop(number, None)) is not None:
-            loan.close()
+    async def _answer(self, asked: Ask) -> None:
+        self._send(Answer(asked.number, await self._serve(asked.request)))
 
     def _send(self, message: ToServer) -> None:
         """Sends a message; that the server has ended is noticed by reading."""
@@ -225,23 +217,10 @@ def _bound(listen: str) -> socket.socket:
     """
     host, port = split_address(listen)
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        )[0]
-        listener = socket.socket(family, kind)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        both = family == socket.AF_INET6  # [::] answers IPv4, too
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        raise _refused(listen, error) from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _refused(listen, error) from error
-    return listener
-
-
-def _refused(listen: str, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cannot answer peers at {listen}: {error.strerror or error}; choose another [peers] listen", field="listen"
-    )
+        raise ConfigError(
+            f"cannot answer peers at {listen}: {error.strerror or error}; choose another [peers] listen", field="listen"
+        ) from error

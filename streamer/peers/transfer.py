@@ -18,7 +18,7 @@ _CONNECT_SECONDS = 1.0
 _HANDSHAKE_SECONDS = 4.0
 # No byte for this long ends a request that nothing else has ended; the store has been asked long before.
 _SILENT_SECONDS = 10
-# Of an answer that is no chunk.
+# Of an answer that is not 200.
 _MOST_BYTES = 4096
 _MOST_LINES = 64
 # Pieces are of 16 KiB; a call for each would be a tenth of what they cost.
@@ -31,6 +31,8 @@ _ALERT = " alert "
 
 # Returns the memory for a body of that length when there is some; raises WrongError for a length that cannot be.
 MakeRoom = Callable[[int], Awaitable[memoryview]]
+# Called with 0 for each line of a head, and with what has come of a body, not for each piece.
+OnBytes = Callable[[int], None]
 
 
 class Ending(Enum):
@@ -45,6 +47,10 @@ class WrongError(Exception):
     """An answer that the protocol does not allow."""
 
 
+def _ignore(count: int) -> None:
+    """Where nothing watches the bytes."""
+
+
 class Transfer:
     """A handle of libcurl, for one request at a time. On the engine's loop.
 
@@ -52,42 +58,35 @@ class Transfer:
         tls_folder: with certificate, key and authority (`tls`); "": plain HTTP.
 
     Attributes:
-        on_bytes: called with 0 for each line of a head, and with what has come of a body, not for each piece.
         received: bytes of the body.
-        answer: the body where nothing made room for it.
         why: what libcurl says of an ending `UNTRUSTED`.
     """
 
     def __init__(self, tls_folder: str = "") -> None:
-        self.on_bytes: Callable[[int], None] = _ignore
         self._easy = _easy(tls_folder)
         self._easy.setopt(pycurl.HEADERFUNCTION, self._take_line)
         self._easy.setopt(pycurl.WRITEFUNCTION, self._take)
+        self._on_bytes: OnBytes = _ignore
         self._length: asyncio.Future[int | None] | None = None
         self._body: memoryview | None = None
-        self._lines = 0
-        self._status = 0
-        self._announced = 0
-        self._reported = 0
-        self.received = 0
-        self.answer = b""
+        self._begin()
         self.why = ""
+
+    def _begin(self) -> None:
+        self._lines = self._status = self._announced = self._reported = self._refused = self.received = 0
 
     def close(self) -> None:
         """Frees the handle."""
         self._easy.close()
 
     @property
-    def has_answer(self) -> bool:
-        """Whether an answer has begun."""
-        return self._lines > 0
-
-    @property
     def is_waiting_for_memory(self) -> bool:
         """Whether the peer sends, and there is no room."""
         return self._length is not None and self._length.done() and self._body is None
 
-    async def get(self, multi: Multi, url: str, lines: Sequence[str], make_room: MakeRoom) -> int | Ending:
+    async def get(
+        self, multi: Multi, url: str, lines: Sequence[str], make_room: MakeRoom, on_bytes: OnBytes = _ignore
+    ) -> int | Ending:
         """Asks for a body that is written to memory as it comes.
 
         Args:
@@ -95,12 +94,16 @@ class Transfer:
             url: http(s)://host:port/path.
             lines: of the request's header.
             make_room: called with the length of an answer 200; the transfer pauses until it returns.
+            on_bytes: told what comes.
 
         Returns:
             The status; after 200 the body is in the memory, whole.
         """
         length = self._length = asyncio.get_running_loop().create_future()
-        self._prepare(url, lines, 0.0)
+        self._begin()
+        self._on_bytes = on_bytes
+        self._easy.setopt(pycurl.URL, url)
+        self._easy.setopt(pycurl.HTTPHEADER, list(lines))
         ended = multi.start(self._easy)
         ended.add_done_callback(lambda _: None if length.done() else length.set_result(None))
         try:
@@ -115,27 +118,11 @@ class Transfer:
         except WrongError:
             return Ending.WRONG
         finally:
-            self.on_bytes = _ignore
             multi.remove(self._easy)
             if not ended.cancelled():
                 ended.exception()  # of a request that was cancelled, which nothing else asks for
             self._length = self._body = None
-
-    async def get_small(self, multi: Multi, url: str, lines: Sequence[str], seconds: float) -> int | Ending:
-        """Asks for a body of at most 4 KiB, which is in `answer` then.
-
-        Args:
-            multi: as `get`.
-            url: as `get`.
-            lines: as `get`.
-            seconds: for all of it.
-        """
-        self._prepare(url, lines, seconds)
-        try:
-            await multi.perform(self._easy)
-        except pycurl.error as error:
-            return self._failed(*error.args)
-        return self._status
+            self._on_bytes = _ignore
 
     def _failed(self, code: int, text: str) -> Ending:
         if code in _WRONG:
@@ -145,17 +132,10 @@ class Transfer:
         self.why = text
         return Ending.UNTRUSTED
 
-    def _prepare(self, url: str, lines: Sequence[str], seconds: float) -> None:
-        self._lines = self._status = self._announced = self._reported = self.received = 0
-        self.answer = b""
-        self._easy.setopt(pycurl.URL, url)
-        self._easy.setopt(pycurl.HTTPHEADER, list(lines))
-        self._easy.setopt(pycurl.TIMEOUT_MS, int(seconds * 1000))
-
     # ------------------------------------------------------------ libcurl's callbacks
 
     def _take_line(self, line: bytes) -> int | None:
-        self.on_bytes(0)
+        self._on_bytes(0)
         self._lines += 1
         name, _, value = line.partition(b":")
         if line.startswith(b"HTTP/") and line[9:12].isdigit():
@@ -166,9 +146,9 @@ class Transfer:
 
     def _take(self, piece: bytes) -> int | None:
         """Returns another number than the length to end the transfer."""
-        if self._length is None or self._status != 200:
-            self.answer += piece
-            return None if len(self.answer) <= _MOST_BYTES else -1
+        if self._status != 200:
+            self._refused += len(piece)
+            return None if self._refused <= _MOST_BYTES else -1
         if self._body is None:
             return self._announce()
         stop = self.received + len(piece)
@@ -177,21 +157,16 @@ class Transfer:
         self._body[self.received : stop] = piece
         self.received = stop
         if stop - self._reported >= _REPORT_BYTES:
-            self.on_bytes(stop - self._reported)
+            self._on_bytes(stop - self._reported)
             self._reported = stop
         return None
 
     def _announce(self) -> int:
         """Says how long the body is; the transfer continues when there is memory for it."""
-        assert self._length is not None, "of a request for a chunk"
-        if not self._announced or self._length.done():  # it has no length, or was just cancelled
+        if not self._announced or self._length is None or self._length.done():  # no length, or it was just cancelled
             return -1
         self._length.set_result(self._announced)
         return int(pycurl.WRITEFUNC_PAUSE)
-
-
-def _ignore(count: int) -> None:
-    """What a transfer without a request calls."""
 
 
 def _easy(tls_folder: str) -> pycurl.Curl:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 
 from streamer.fetch.presence_clock import Alarm, PresenceClock
 from streamer.peers.peer import Peer
@@ -26,7 +26,7 @@ class Watch:
         clock: stops while this process does not run.
         peer: that is asked.
         transfer: of the request.
-        on_late: called at most once.
+        late: set when the store is to be asked as well.
         due_seconds: until its first reader needs the chunk.
         waits: seconds that the peer may take longer to answer.
 
@@ -39,7 +39,7 @@ class Watch:
         clock: PresenceClock,
         peer: Peer,
         transfer: Transfer,
-        on_late: Callable[[], None],
+        late: asyncio.Event,
         *,
         due_seconds: float,
         waits: float,
@@ -47,7 +47,7 @@ class Watch:
         self._clock = clock
         self._peer = peer
         self._transfer = transfer
-        self._on_late = on_late
+        self._late = late
         self._seconds = min(max(_LATE_SECONDS, due_seconds / 2), _MOST_LATE_SECONDS)
         self._waits = waits
         self._is_late = False
@@ -91,7 +91,7 @@ class Watch:
         if not self._moves() and (self._is_silent() or self._looks >= _MOST_LOOKS or self._peer.budget.take(0)):
             self._is_late = True
             self._peer.count.peer_hedges += 1
-            self._on_late()
+            self._late.set()
         else:
             self._mark()
             self._alarm.move(self._clock.time() + self._seconds + self._waits * (not self._has_answer))

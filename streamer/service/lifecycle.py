@@ -275,7 +275,7 @@ def _among_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[objec
     if not engine.config.peers.enabled:
         return contextlib.nullcontext()
     require("[peers]", "peers", "aiohttp", "pycurl", field="peers")
-    from streamer.engine.peers.joined import joined  # Only here: without peers nothing of it is imported.
+    from streamer.engine.peers.group import joined  # Only here: without peers nothing of it is imported.
 
     return joined(engine)
 

@@ -18,7 +18,7 @@ from streamer.cli.status_view import StatusView
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig, PeersConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifest_request import ManifestRequest
-from streamer.engine.peers.joined import joined
+from streamer.engine.peers.group import joined
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError

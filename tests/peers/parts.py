@@ -17,9 +17,10 @@ from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.config import FetchConfig, PeersConfig
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers import tls
-from streamer.peers.base import Asked
-from streamer.peers.client import PeerClient
-from streamer.peers.opened import OpenedPeers, open_peers
+from streamer.peers.client import Asked, PeerClient, Refusal
+from streamer.peers.messages import Availability
+from streamer.peers.opened import Peers, open_peers
+from streamer.peers.protocol import ChunkRequest
 from streamer.placement.members import Member
 
 TOKEN = "canary-7f3a9c-token"
@@ -43,32 +44,21 @@ def put_chunk(folder: Folder, number: int, length: int = 1 << 20) -> bytes:
     return folder.chunk_path(key_of(number)).read_bytes()
 
 
-class Loan:
-    def __init__(self, answer: str) -> None:
-        self.there, self.coming = answer == "there", answer == "coming"
-        self.closed = asyncio.Event()
-
-    def close(self) -> None:
-        self.closed.set()
-
-
-class Shelf:
+class FakeEngine:
     """An engine's side of the server: answers by number of the chunk; writes it first where it says so."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
-        self.answers: dict[bytes, str] = {}
+        self.answers: dict[bytes, Availability] = {}
         self.arrives: dict[bytes, int] = {}
-        self.asked: list[tuple[bytes, str, bool, float]] = []
-        self.loans: list[Loan] = []
+        self.asked: list[ChunkRequest] = []
 
-    async def lend(self, key: bytes, dataset: str, *, member: str, wait: bool, due_seconds: float) -> Loan:
-        self.asked.append((key, dataset, wait, due_seconds))
-        if wait and key in self.arrives:
-            put_chunk(self.folder, self.arrives.pop(key))
-            self.answers[key] = "there"
-        self.loans.append(Loan(self.answers.get(key, "no")))
-        return self.loans[-1]
+    async def serve(self, request: ChunkRequest) -> Availability:
+        self.asked.append(request)
+        if request.wait and request.key in self.arrives:
+            put_chunk(self.folder, self.arrives.pop(request.key))
+            self.answers[request.key] = "there"
+        return self.answers.get(request.key, "no")
 
 
 class Asker:
@@ -89,8 +79,8 @@ async def asker(token: str = TOKEN, memory_bytes: int = 64 << 20, tls_folder: Pa
 class Node:
     """One engine without an engine."""
 
-    def __init__(self, folder: Folder, shelf: Shelf, peers: OpenedPeers) -> None:
-        self.folder, self.shelf, self.peers = folder, shelf, peers
+    def __init__(self, folder: Folder, engine: FakeEngine, peers: Peers) -> None:
+        self.folder, self.engine, self.peers = folder, engine, peers
         self.client, self.server = peers.client, peers.server
         self.member = Member(folder.root_id, f"127.0.0.1:{peers.server.port}", 1 << 30)
 
@@ -109,17 +99,17 @@ async def node(
     config = PeersConfig(
         members=members, listen=listen, token_file=token_file, sends=sends, tls_folder=changes.pop("tls_folder", None)
     )
-    shelf, memory = Shelf(folder), MemoryBudget(FetchConfig(memory_bytes=64 << 20))
+    engine, memory = FakeEngine(folder), MemoryBudget(FetchConfig(memory_bytes=64 << 20))
     opening = open_peers(
         config,
         me=Member(folder.root_id, listen, 1 << 30),
         chunks_folder=folder.path,
-        lender=shelf,
+        serve=engine.serve,
         memory=memory,
         send_bytes=send_bytes,
     )
     async with opening as peers:
-        yield Node(folder, shelf, peers)
+        yield Node(folder, engine, peers)
 
 
 def certified(folder: Path, authority: trustme.CA) -> Path:
@@ -137,12 +127,12 @@ def asked(number: int, length: int, *, fetch: bool = True, exact: bool = True, d
     return Asked(key_of(number), DATASET, length, exact, fetch, lambda: due, lambda: "job")
 
 
-async def fetch(of: Node | Asker, member: Member, asking: Asked, on_late=lambda: None) -> bytes | object:
+async def fetch(of: Node | Asker, member: Member, asking: Asked, late: asyncio.Event | None = None) -> bytes | object:
     """The bytes of a chunk file, or the refusal."""
-    answer = await of.client.fetch_chunk(member, asking, on_late)
-    if not hasattr(answer, "content"):
+    answer = await of.client.fetch_chunk(member, asking, late or asyncio.Event())
+    if isinstance(answer, Refusal):
         return answer
     try:
-        return bytes(answer.content)
+        return bytes(answer.parts[0])
     finally:
         answer.close()

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from streamer.peers.base import Refusal
+from streamer.peers.client import Refusal
 from streamer.placement.members import Member
 from tests.peers.parts import TOKEN, Asker, asked, asker, fetch, node, put_chunk
 from tests.serving import serving
@@ -48,7 +48,7 @@ class Readers:
             await asyncio.sleep(STORE_SECONDS)
             return "store"
         late = asyncio.Event()
-        peer = asyncio.ensure_future(fetch(self.of, self.member, asked(number, self.lengths[number]), late.set))
+        peer = asyncio.ensure_future(fetch(self.of, self.member, asked(number, self.lengths[number]), late))
         is_late = asyncio.ensure_future(late.wait())
         await asyncio.wait({peer, is_late}, return_when=asyncio.FIRST_COMPLETED)
         is_late.cancel()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streamer.peers.base import Refusal
+from streamer.peers.client import Refusal
 from tests.peers.hostile import head, peer, sends, sends_for_ever, silent
 from tests.peers.parts import asked, asker, fetch
 
@@ -66,7 +66,7 @@ async def test_a_peer_that_is_silent_or_slow_is_late(answer):
         loop, lates = asyncio.get_running_loop(), []
         while b.client.is_up(member):
             late, begun = asyncio.Event(), loop.time()
-            asking = asyncio.ensure_future(b.client.fetch_chunk(member, asked(1, LENGTH), late.set))
+            asking = asyncio.ensure_future(b.client.fetch_chunk(member, asked(1, LENGTH), late))
             await late.wait()
             lates.append(loop.time() - begun)
             asking.cancel()  # the store has sent it

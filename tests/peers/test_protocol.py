@@ -39,10 +39,10 @@ async def test_each_status(tmp_path):
     """200, 202, 404, 401, 405, 400: the table of the protocol."""
     async with node(tmp_path / "a") as a, asking(a) as session:
         assert await status(session, PATH) == 404
-        a.shelf.answers[key_of(1)] = "coming"
+        a.engine.answers[key_of(1)] = "coming"
         assert await status(session, PATH) == 202
         assert await status(session, f"{PATH}&held=1") == 404, "the engine is not asked"
-        assert len(a.shelf.asked) == 2
+        assert len(a.engine.asked) == 2
         file = put_chunk(a.folder, 1)
         async with session.get(PATH) as answer:
             assert (answer.status, await answer.read()) == (200, file)
@@ -51,7 +51,7 @@ async def test_each_status(tmp_path):
         assert await status(session, PATH, headers={MEMBER_HEADER: "ü"}) == 400
         for method in ("HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
             assert await status(session, PATH, method=method) == 405
-        assert len(a.shelf.asked) == 2
+        assert len(a.engine.asked) == 2
 
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
@@ -73,7 +73,7 @@ async def asked_after_each_turn(folder, requests: int) -> list[int]:
             while asked[-1] < requests:
                 asyncio.get_running_loop().call_soon(time.sleep, 0.02)
                 await asyncio.sleep(0)
-                asked.append(len(a.shelf.asked))
+                asked.append(len(a.engine.asked))
             return asked
 
 
@@ -131,7 +131,7 @@ async def test_keys_that_are_no_keys(tmp_path):
     async with node(tmp_path / "a") as a, asking(a) as session:
         put_chunk(a.folder, 1)
         assert {path: await status(session, path) for path in NO_KEYS} == dict.fromkeys(NO_KEYS, 400)
-        assert a.shelf.asked == []
+        assert a.engine.asked == []
 
 
 async def test_odd_requests(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from streamer.errors import ConfigError
-from streamer.peers.base import Refusal
+from streamer.peers.client import Refusal
 from tests.peers.parts import TOKEN, asked, asker, certified, fetch, node, put_chunk
 
 pytestmark = pytest.mark.process

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 
 from streamer.errors import ConfigError
 from streamer.peers import tls
-from streamer.peers.base import Refusal
+from streamer.peers.client import Refusal
 from streamer.placement.members import Member
 from tests.peers.parts import TOKEN, asked, asker, certified, fetch, node, put_chunk
 from tests.serving import serving
@@ -44,7 +44,7 @@ async def test_chunks_and_members_over_tls(tmp_path, authority, folder):
         async with node(tmp_path / "b", a.member.address, tls_folder=other) as b:
             assert await fetch(b, a.member, asked(1, len(file))) == file
             assert await fetch(b, a.member, asked(2, len(file))) is Refusal.NOT_HERE
-            views = b.peers.members()
+            views = b.peers.followed()
             assert await anext(views) == (a.member,)
             await views.aclose()
 

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from streamer.peers.base import Refusal
+from streamer.peers.client import Refusal
 from tests.peers.parts import asked, asker, fetch, key_of, node, put_chunk
 
 pytestmark = pytest.mark.process
@@ -18,22 +18,19 @@ async def test_a_chunk_is_sent_whole(tmp_path):
     async with node(tmp_path / "a") as a, asker() as b:
         file = put_chunk(a.folder, 1)
         assert await fetch(b, a.member, asked(1, len(file))) == file
-        assert a.shelf.asked == []
+        assert a.engine.asked == []
         assert await fetch(b, a.member, asked(2, len(file))) is Refusal.NOT_HERE
-        assert [key for key, *_ in a.shelf.asked] == [key_of(2)]
+        assert [request.key for request in a.engine.asked] == [key_of(2)]
 
 
 async def test_a_chunk_that_is_coming_is_waited_for(tmp_path):
-    """202, then the chunk when the home has it; the loan ends when the file is open."""
+    """202, then the chunk when the home has it."""
     async with node(tmp_path / "a") as a, asker() as b:
-        a.shelf.answers[key_of(3)] = "coming"
-        a.shelf.arrives[key_of(3)] = 3
+        a.engine.answers[key_of(3)] = "coming"
+        a.engine.arrives[key_of(3)] = 3
         found = await fetch(b, a.member, asked(3, 1 << 20, exact=False))
         assert found == a.folder.chunk_path(key_of(3)).read_bytes()
-        assert [wait for _, _, wait, _ in a.shelf.asked] == [False, True]
-        async with asyncio.timeout(10):
-            for loan in a.shelf.loans:
-                await loan.closed.wait()
+        assert [request.wait for request in a.engine.asked] == [False, True]
 
 
 async def test_the_end_of_a_server_waits_for_no_idle_connection(tmp_path):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from streamer.engine.engine import Engine
-from streamer.engine.peers.joined import Neighbours, joined
+from streamer.engine.peers.group import Group, joined
 from streamer.errors import StreamerError
-from streamer.peers.addresses import joined as joined_address
+from streamer.peers.lookup import join_address
 from streamer.placement.lane_homes import LaneHomes, LaneReaders
 from streamer.placement.members import Member
 from streamer.threads import in_thread
@@ -30,7 +30,6 @@ class JobPeers:
         self._engine = engine
         self._tasks = tasks
         self._job: tuple[str, str] | None = None
-        self._ended = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._datasets: dict[str, LaneReaders] = {}
         self._change = asyncio.Lock()
@@ -56,32 +55,31 @@ class JobPeers:
         async with self._change:
             if self._job != (token, host):
                 await self._stop()
-                self._neighbours = await self._start(token, host)
+                self._group = await self._start(token, host)
                 self._job = token, host
             if members:
-                await self._neighbours.listening()
+                await self._group.answers()
                 self._datasets |= readers
-                me = self._neighbours.me
-                self._neighbours.move(await in_thread(None, LaneHomes, me, members, self._datasets))
-            return self._neighbours.me.address
+                me = self._group.me
+                self._group.move(await in_thread(None, LaneHomes, me, members, self._datasets))
+            return self._group.me.address
 
     def close(self) -> None:
         """Ends it with the engine."""
         if self._running is not None:
             self._running.cancel()
 
-    async def _start(self, token: str, host: str) -> Neighbours:
-        opened: asyncio.Future[Neighbours] = asyncio.get_running_loop().create_future()
-        self._ended.clear()
+    async def _start(self, token: str, host: str) -> Group:
+        opened: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
         self._running = self._tasks.create_task(self._run(token, host, opened), name="peers of a job")
         return await opened
 
-    async def _run(self, token: str, host: str, opened: asyncio.Future[Neighbours]) -> None:
-        config = replace(self._engine.config.peers, listen=joined_address(host, 0))
+    async def _run(self, token: str, host: str, opened: asyncio.Future[Group]) -> None:
+        config = replace(self._engine.config.peers, listen=join_address(host, 0))
         try:
-            async with joined(self._engine, config=config, token=token) as neighbours:
-                opened.set_result(neighbours)
-                await self._ended.wait()
+            async with joined(self._engine, config=config, token=token) as group:
+                opened.set_result(group)
+                await asyncio.Event().wait()  # until it is cancelled
         except StreamerError as error:
             if opened.done():
                 raise
@@ -93,6 +91,6 @@ class JobPeers:
             return
         self._engine.sources.use_peers(None)
         await self._engine.in_flight.finish(_FINISH_SECONDS)
-        self._ended.set()
+        self._running.cancel()
         await asyncio.wait([self._running])
         self._job, self._running, self._datasets = None, None, {}

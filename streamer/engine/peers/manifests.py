@@ -14,7 +14,7 @@ from streamer.engine.engine import Engine
 from streamer.errors import ManifestError, StreamerError
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, decode_root
 from streamer.manifest.transfer import install_files
-from streamer.peers.base import PeerClient
+from streamer.peers.client import PeerClient
 from streamer.placement.members import Member
 from streamer.threads import in_thread
 
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 _AGAIN_SECONDS = 60.0
 # It is in memory until it is written: 4 bytes a sample in tars, 60 million of them.
 _MOST_BYTES = 256 << 20
+_MOST_MISSING = 256
 
 
 class MissingManifests:
@@ -31,43 +32,45 @@ class MissingManifests:
 
     Args:
         engine: gets them.
-        client: asks peers.
-        members: who they are now.
-        tasks: runs what is under way.
     """
 
-    def __init__(
-        self, engine: Engine, client: PeerClient, members: Callable[[], Sequence[Member]], tasks: asyncio.TaskGroup
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._client = client
-        self._members = members
-        self._tasks = tasks
         self._next: dict[str, float] = {}
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._is_closed = False
-
-    def close(self) -> None:
-        """Ends what is under way, and begins nothing more: peers may ask for a moment longer."""
-        self._is_closed = True
-        for task in self._under_way:
-            task.cancel()
+        self._missing: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_MISSING)
 
     def missing(self, digest: str, member: str) -> None:
         """A peer of this id has asked for a chunk of a dataset that is not here."""
-        now, found = self._engine.now(), next((one for one in self._members() if one.id == member), None)
-        if found is None or self._is_closed or now < self._next.get(digest, now):
-            return
-        self._next = {known: again for known, again in self._next.items() if again > now}
-        self._next[digest] = now + _AGAIN_SECONDS
-        task = self._tasks.create_task(self._take(digest, found), name=f"manifest {digest}")
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        now = self._engine.now()
+        if now >= self._next.get(digest, now) and not self._missing.full():
+            self._next = {known: again for known, again in self._next.items() if again > now}
+            self._next[digest] = now + _AGAIN_SECONDS
+            self._missing.put_nowait((digest, member))
 
-    async def _take(self, digest: str, member: Member) -> None:
+    async def take(self, client: PeerClient, members: Callable[[], Sequence[Member]]) -> None:
+        """Takes those that are missing, one after the other, until it is cancelled.
+
+        Args:
+            client: asks peers.
+            members: who they are now; others are not asked.
+        """
+        while True:
+            digest, asker = await self._missing.get()
+            for member in members():
+                if member.id == asker:
+                    await self._take(client, digest, member)
+
+    async def _take(self, client: PeerClient, digest: str, member: Member) -> None:
         where = f"manifest {digest} of peer {member.address}"
+
+        async def file(name: str, most_bytes: int) -> bytes:
+            content = await client.manifest_file(member, digest, name, most_bytes)
+            if content is None:
+                raise ManifestError(f"{name} was not sent")
+            return content
+
         try:
-            raw = await self._file(member, digest, ROOT_NAME, ROOT_LIMIT_BYTES)
+            raw = await file(ROOT_NAME, ROOT_LIMIT_BYTES)
             root = decode_root(raw, where)
             if root.digest != digest:
                 raise ManifestError(f"it is manifest {root.digest}")
@@ -76,15 +79,9 @@ class MissingManifests:
                 raise ManifestError(f"it has {format_bytes(total)}, more than {format_bytes(_MOST_BYTES)}")
             files = [(ROOT_NAME, raw)]
             for name, length in root.file_bytes.items():
-                files.append((name, await self._file(member, digest, name, length)))
+                files.append((name, await file(name, length)))
             await in_thread(None, install_files, files, self._engine.cache.root / "manifests", where)
         except StreamerError as error:
             logger.info("%s: its chunks are not kept for peers: %s", where, error)
         else:
             logger.info("%s: its chunks are kept for peers", where)
-
-    async def _file(self, member: Member, digest: str, name: str, most_bytes: int) -> bytes:
-        content = await self._client.manifest_file(member, digest, name, most_bytes)
-        if content is None:
-            raise ManifestError(f"{name} was not sent")
-        return content

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import msgspec
 
@@ -15,7 +14,8 @@ from streamer.engine.peers.race import race
 from streamer.engine.peers.received import Payload, checked
 from streamer.engine.peers.routes import Ask, Found, whom_to_ask
 from streamer.errors import IntegrityError
-from streamer.peers.base import Asked, PeerClient, Received, Refusal
+from streamer.fetch.fetcher import Fetched
+from streamer.peers.client import Asked, PeerClient, Refusal
 from streamer.placement.homes import Homes
 from streamer.threads import in_thread
 
@@ -38,7 +38,7 @@ class SourceCounts(msgspec.Struct):
 
 class _FromPeer(msgspec.Struct, frozen=True):
     payload: Payload
-    file: Received
+    file: Fetched
 
     def close(self) -> None:
         self.file.close()
@@ -76,7 +76,7 @@ class PeerSource:
             await self._store.bring(fetch)
             return
         late = asyncio.Event()
-        brought = await race(self._ask(fetch, ask, late.set), late, lambda: self._store.fetch(fetch))
+        brought = await race(self._ask(fetch, ask, late), late, lambda: self._store.fetch(fetch))
         try:
             if isinstance(brought, _FromPeer):
                 await self._publisher.publish_samples(fetch, brought.payload.content, brought.payload.offsets)
@@ -98,7 +98,7 @@ class PeerSource:
             for_peer=not fetch.waiters,
         )
 
-    async def _ask(self, fetch: Fetch, ask: Ask, on_late: Callable[[], None]) -> _FromPeer | None:
+    async def _ask(self, fetch: Fetch, ask: Ask, late: asyncio.Event) -> _FromPeer | None:
         digest, found = fetch.dataset.manifest.digest, self._found
         asked = Asked(
             key=fetch.key,
@@ -109,15 +109,15 @@ class PeerSource:
             due=fetch.due,
             owner=fetch.owner,
         )
-        answer = await self._client.fetch_chunk(ask.member, asked, on_late)
+        answer = await self._client.fetch_chunk(ask.member, asked, late)
         if not ask.fetch:
             found.record(ask.member, digest, not isinstance(answer, Refusal))
         return None if isinstance(answer, Refusal) else await self._checked(fetch, ask, answer)
 
-    async def _checked(self, fetch: Fetch, ask: Ask, file: Received) -> _FromPeer | None:
+    async def _checked(self, fetch: Fetch, ask: Ask, file: Fetched) -> _FromPeer | None:
         where = f"chunk {fetch.chunk} from peer {ask.member.address}"
         try:
-            payload = await in_thread(None, checked, file.content, fetch.dataset, fetch.chunk, where)
+            payload = await in_thread(None, checked, file.parts[0], fetch.dataset, fetch.chunk, where)
         except BaseException as error:
             file.close()
             if not isinstance(error, IntegrityError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamer.peers.breaker import Breaker
+from streamer.peers.peer import Breaker
 
 
 def test_one_failure_is_enough():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from streamer.peers.members.roster import Roster
 from streamer.peers.protocol import Facts
+from streamer.peers.roster import Roster
 
 ME = Facts("me", "m1", 1 << 30, 1, "0")
 

@@ -1,4 +1,4 @@
-"""A real engine lends to peers: when they need what is fetched for them."""
+"""A real engine serves peers: when they need what is fetched for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.manifest_request import ManifestRequest
-from streamer.engine.peers.lending import Lending
+from streamer.engine.peers.serving import Serving
+from streamer.peers.protocol import ChunkRequest
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ async def test_the_first_peer_that_needs_a_chunk_says_when_it_is_due(engine: Eng
     url = str(engine.cache.root.parent / "data")
     digest = await engine.manifest(ManifestRequest(urls=(url,)), lambda text, done, total: None)
     dataset = engine.datasets.get(digest, {})
-    lending, key, go = Lending(engine), dataset.key(0), asyncio.Event()
+    serving, key, go = Serving(engine, lambda digest, member: None), dataset.key(0), asyncio.Event()
     fetches: list[Fetch] = []
 
     class Late:
@@ -42,11 +43,11 @@ async def test_the_first_peer_that_needs_a_chunk_says_when_it_is_due(engine: Eng
     engine.sources.use_peers(Late())
     begun = engine.now()
     for member, due_seconds in (("a", 60.0), ("b", 5.0), ("c", 30.0)):
-        assert (await lending.lend(key, digest, member=member, wait=False, due_seconds=due_seconds)).coming
+        assert await serving.serve(ChunkRequest(key, digest, member, due_seconds=due_seconds)) == "coming"
     await asyncio.sleep(0)
     [fetch] = fetches
     assert 5.0 <= fetch.due() - begun < 30.0
     go.set()
     assert fetch.task is not None
     await fetch.task
-    assert (await lending.lend(key, digest, member="a", wait=True, due_seconds=1.0)).there
+    assert await serving.serve(ChunkRequest(key, digest, "a", wait=True, due_seconds=1.0)) == "there"

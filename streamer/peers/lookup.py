@@ -1,4 +1,4 @@
-"""Where the addresses of the members are from: a list, a name, or SLURM."""
+"""The addresses of the members as the configuration names them: a list, a name, or SLURM."""
 
 from __future__ import annotations
 
@@ -6,27 +6,34 @@ import asyncio
 import os
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from streamer.errors import ConfigError
-from streamer.peers.addresses import joined, split_address
 
 _LOOKUP_SECONDS = 1.0
 # It asks no controller, but reads SLURM's configuration, perhaps from a busy network disk.
 _SCONTROL_SECONDS = 20.0
 
 
-class Lookup(Protocol):
-    """Where the addresses are from."""
+# Returns the addresses of now; raises OSError when they cannot be looked up.
+Lookup = Callable[[], Awaitable[Sequence[str]]]
 
-    async def __call__(self) -> Sequence[str]:
-        """The addresses of now.
 
-        Raises:
-            OSError: they cannot be looked up.
-        """
-        ...
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of 10.0.0.1:7070 or [::1]:7070.
+
+    Raises:
+        ConfigError: something else.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
+        raise ConfigError(f"{address!r} is no address of a peer; write host:port, such as 10.0.0.1:7070", field="peers")
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """host:port, with brackets where the host has colons."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_members(members: str) -> Lookup:
@@ -36,40 +43,34 @@ def parse_members(members: str) -> Lookup:
         ConfigError: neither "dns:name:port", "slurm:port" nor addresses; or SLURM does not know the nodes of this job.
     """
     if members.startswith("dns:"):
-        return DnsName(*split_address(members.removeprefix("dns:")))
+        return _named(*split_address(members.removeprefix("dns:")))
     if members.startswith("slurm:"):
         _, port = split_address(members)
-        return StaticList([joined(host, port) for host in _slurm_hosts()])
+        return _listed([join_address(host, port) for host in _slurm_hosts()])
     addresses = [address.strip() for address in members.split(",")]
     if not all(addresses):
         raise ConfigError(f"members={members!r} has an empty address", field="members")
-    return StaticList([joined(*split_address(address)) for address in addresses])
+    return _listed([join_address(*split_address(address)) for address in addresses])
 
 
-class StaticList:
+def _listed(addresses: Sequence[str]) -> Lookup:
     """A list that never changes."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = addresses
+    async def lookup() -> Sequence[str]:
+        return addresses
 
-    async def __call__(self) -> Sequence[str]:
-        """See `Lookup`."""
-        return self._addresses
+    return lookup
 
 
-class DnsName:
+def _named(host: str, port: int) -> Lookup:
     """All addresses of a name, such as that of a headless service."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host = host
-        self._port = port
-
-    async def __call__(self) -> Sequence[str]:
-        """See `Lookup`."""
-        loop = asyncio.get_running_loop()
+    async def lookup() -> Sequence[str]:
         async with asyncio.timeout(_LOOKUP_SECONDS):
-            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        return sorted({joined(str(address[0]), self._port) for *_, address in found})
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return sorted({join_address(str(address[0]), port) for *_, address in found})
+
+    return lookup
 
 
 def _slurm_hosts(variables: Mapping[str, str] = os.environ) -> list[str]:

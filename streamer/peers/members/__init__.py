@@ -1,1 +1,0 @@
-"""Who the other engines are: looked up, asked, and followed."""
