@@ -1,4 +1,4 @@
-"""The peer server: `python -m streamer.peers ENGINE LISTENER`, two inherited sockets. It ends with its engine."""
+"""Runs the peer server: `python -m streamer.peers ENGINE LISTENER`, two inherited sockets. It ends with its engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def _serve(end: socket.socket, listener: socket.socket) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs with the descriptors that the engine has passed."""
+    """Runs the server on the descriptors that the engine has passed."""
     # It knows the token.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(_NICE)

@@ -60,7 +60,7 @@ _MOST_EXTRA_BYTES = 64 << 20
 
 
 class Refusal(Enum):
-    """Why a peer sent no chunk."""
+    """Says why a peer sent no chunk."""
 
     NOT_HERE = "not here"  # it does not have it, and would not keep it (404)
     BUSY = "busy"  # it is leaving, or has more to send before (503)
@@ -69,16 +69,16 @@ class Refusal(Enum):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A chunk that a peer is asked for.
+    """Describes a chunk that a peer is asked for.
 
     Attributes:
-        key: 16 bytes.
+        key: key of the chunk, 16 bytes.
         dataset: digest of its manifest.
-        length: of its chunk file, in bytes; of a recoded chunk as planned.
-        exact: whether an answer of another length is wrong; otherwise it may have up to four times `length`.
-        fetch: True: the peer shall fetch it from the store if it keeps it; False: only what it has.
-        due: when its first reader needs it, on the loop's clock; read when the request leaves.
-        owner: the job that is charged for the memory.
+        length: length of its file in bytes; the planned one for a recoded chunk.
+        exact: whether an answer of another length is wrong; otherwise up to four times `length` is taken.
+        fetch: whether the peer fetches the chunk from the store if it keeps it; otherwise it sends what it has.
+        due: returns when the first reader needs it, on the loop's clock; read when the request is sent.
+        owner: returns the job that is charged for the memory.
     """
 
     key: bytes
@@ -95,16 +95,16 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class PeerClient:
-    """The peers of one engine, by address. In an `async with` of it, on its loop.
+    """Asks the peers of one engine, by address. In an `async with` of the engine, on its loop.
 
     Args:
         me: id of this engine.
-        token: that peers want to see.
-        memory: of the engine's fetchers.
-        tls_folder: with certificate, key and authority (`tls`); "": plain HTTP.
+        token: secret that peers require.
+        memory: budget that the engine's fetchers share.
+        tls_folder: folder of certificate, key and authority (`tls`); "" for plain HTTP.
 
     Attributes:
-        recovered: the address and the facts of each peer that is up again.
+        recovered: receives address and facts of each peer that is up again.
     """
 
     def __init__(self, me: str, token: str, memory: MemoryBudget, tls_folder: str = "") -> None:
@@ -140,14 +140,14 @@ class PeerClient:
     # ------------------------------------------------------------ chunks
 
     async def fetch_chunk(self, member: Member, asked: Asked, late: asyncio.Event) -> Fetched | Refusal:
-        """Asks one peer.
+        """Asks one peer for a chunk.
 
-        It may be cancelled at any time: a request that was late and is cancelled without a byte counts as a lost hedge.
+        The call may be cancelled at any time: a late request that is cancelled without a byte counts as a lost hedge.
 
         Args:
-            member: one that `is_up`.
-            asked: what.
-            late: set when the store is to be asked as well; the request goes on.
+            member: a member that `is_up`.
+            asked: the chunk.
+            late: is set when the store should be asked as well; the request continues.
         """
         peer = self._peer(member.address)
         charged = await peer.window.acquire(WaitQueue(asked.due, asked.owner))
@@ -166,20 +166,20 @@ class PeerClient:
         return answer
 
     def is_up(self, member: Member) -> bool:
-        """False: it has failed and its pause has not ended; it is not asked with a reader's chunk."""
+        """Whether a member is asked for chunks: False from a failure until it answers a probe."""
         return self._peer(member.address).is_up
 
     def is_probed(self, address: str) -> bool:
-        """Whether it is down; `recovered` says when it is up again."""
+        """Whether a member is down and probed; `recovered` receives it when it is up again."""
         peer = self._peers.get(address)
         return peer is not None and not peer.breaker.is_up
 
     def rejected(self, member: Member) -> None:
-        """What the peer sent was not the chunk: wrong key, lengths or checksums. Thirty of them leave it out."""
+        """Records a file with wrong key, lengths or checksums; a peer that sent thirty wrong answers is left out."""
         self._wrong(self._peer(member.address))
 
     async def _ask(self, peer: Peer, asked: Asked, late: asyncio.Event, *, wait: bool) -> Fetched | Refusal | None:
-        """One request; None: the chunk is on its way to the peer."""
+        """Sends one request; returns None while the peer fetches the chunk."""
         due = max(0.0, asked.due() - self._loop.time())
         path = chunk_path(asked.key, asked.dataset, wait=wait, held=not asked.fetch)
         lines = (*self._lines, f"{DUE_HEADER}: {int(1000 * min(due, 1e6))}")
@@ -243,10 +243,13 @@ class PeerClient:
     # ------------------------------------------------------------ facts and manifests
 
     async def facts(self, address: str) -> Facts | None:
-        """Asks a peer who it is; None: it does not say so in time, or is no peer of this engine.
+        """Asks a peer who it is.
 
         Args:
             address: host:port.
+
+        Returns:
+            None if it does not answer in time, or cannot be a peer of this engine.
         """
         seconds = _TLS_FACTS_SECONDS if self._tls_folder else _FACTS_SECONDS
         status, answer = await self._read(address, PEER_PATH, _MOST_FACTS_BYTES, seconds)
@@ -255,7 +258,7 @@ class PeerClient:
         try:
             facts = msgspec.json.decode(answer, type=Facts)
         except msgspec.MsgspecError:
-            self.warn(address, "is no peer: what answers there is another program")
+            self.warn(address, "is not a peer: another program answers there")
             return None
         if (facts.protocol, facts.placement) != (PROTOCOL, PLACEMENT):
             self.warn(address, f"runs streamer {facts.version}, whose peers are those of its own version: update one")
@@ -265,13 +268,16 @@ class PeerClient:
         return facts
 
     async def manifest_file(self, member: Member, digest: str, name: str, most_bytes: int) -> bytes | None:
-        """A file of a manifest that a peer has; None: it does not send it.
+        """Asks a peer for a file of a manifest.
 
         Args:
             member: the peer.
-            digest: of the manifest.
-            name: of the file in its folder.
-            most_bytes: a longer one is none.
+            digest: digest of the manifest.
+            name: name of the file in the manifest's folder.
+            most_bytes: limit; a longer file is refused.
+
+        Returns:
+            None if the peer does not send it.
         """
         path = f"{MANIFEST_PATH}{digest}/{name}"
         if parse_manifest_file(path) is None:
@@ -282,7 +288,7 @@ class PeerClient:
     async def _read(
         self, address: str, path: str, most_bytes: int, seconds: float | None
     ) -> tuple[int | Ending, bytes]:
-        """The status, and the body of an answer 200."""
+        """Returns the status, and the body of an answer 200."""
         content, transfer = bytearray(), Transfer(self._tls_folder)
 
         async def make_room(length: int) -> memoryview:
@@ -309,7 +315,7 @@ class PeerClient:
         self._probes[peer.address] = self._tasks.create_task(self._probe(peer), name=f"probe {peer.address}")
 
     async def _probe(self, peer: Peer) -> None:
-        """Asks a peer that is down who it is, until it says so. Readers do not wait for that."""
+        """Asks a peer that is down who it is, until it answers; no reader waits for that."""
         facts = None
         while facts is None:
             await asyncio.sleep(peer.breaker.pause_seconds)
@@ -332,7 +338,7 @@ class PeerClient:
             logger.warning("peer %s %s", address, what)
 
     def forget(self, address: str) -> None:
-        """It is no member any more."""
+        """Drops the state of an address that is not a member any more; its counts stay."""
         if (peer := self._peers.pop(address, None)) is not None:
             peer.close()
             self._past.update(msgspec.structs.asdict(peer.count))
@@ -340,14 +346,14 @@ class PeerClient:
             probe.cancel()
 
     def statistics(self) -> dict[str, int]:
-        """Counters since the start, by the names of `PeerCounts`."""
+        """Returns the counters since the start, by the names of `PeerCounts`."""
         total = self._past.copy()
         for peer in self._peers.values():
             total.update(msgspec.structs.asdict(peer.count))
         return {name: total[name] for name in PeerCounts.__struct_fields__}
 
     def table(self) -> list[dict[str, str | int | float | bool | None]]:
-        """One row for each address that was asked."""
+        """Returns one row for each address that was asked."""
         return [peer.row() for peer in self._peers.values()]
 
     def _peer(self, address: str) -> Peer:

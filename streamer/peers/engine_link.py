@@ -1,4 +1,4 @@
-"""The peer server's end of the socket to its engine."""
+"""Holds the peer server's end of the socket to its engine."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MOST_ASKS = 256
 
 
 class EngineLink:
-    """Asks the engine, and passes on what it says. On the server's loop.
+    """Asks the engine, and passes on its messages. On the server's loop.
 
     Args:
-        end: of a pair of SOCK_SEQPACKET sockets.
-        received: called with each message but answers.
-        ended: called when the engine has gone.
+        end: one end of a pair of SOCK_SEQPACKET sockets.
+        received: called with each message except answers.
+        ended: called when the engine has ended.
     """
 
     def __init__(self, end: socket.socket, received: Callable[[ToServer], None], ended: Callable[[], None]) -> None:
@@ -42,18 +42,18 @@ class EngineLink:
         asyncio.get_running_loop().add_reader(end, self._read)
 
     def send(self, message: ToEngine) -> None:
-        """Sends a message; that the engine has gone is noticed by reading."""
+        """Sends a message; the end of the engine is noticed by reading."""
         with suppress(OSError):
             self._end.send(encode(message))
 
     def refuse_all(self) -> None:
-        """Answers what is open with "no": the engine does not any more."""
+        """Answers open questions with "no", because the engine does not answer any more."""
         for answered in self._asked.values():
             if not answered.done():
                 answered.set_result("no")
 
     async def ask(self, request: ChunkRequest) -> Availability:
-        """Asks for a chunk whose file is not there."""
+        """Asks where a chunk is whose file is not in the folder."""
         if len(self._asked) >= _MOST_ASKS:
             return "no"
         self._number += 1

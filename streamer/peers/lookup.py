@@ -1,4 +1,4 @@
-"""The addresses of the members as the configuration names them: a list, a name, or SLURM."""
+"""Finds the addresses of the members as the configuration names them: a list, a name, or SLURM."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ Lookup = Callable[[], Awaitable[Sequence[str]]]
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of 10.0.0.1:7070 or [::1]:7070.
+    """Splits 10.0.0.1:7070 or [::1]:7070 into host and port.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: the text is anything else.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and host[0] != "["):
-        raise ConfigError(f"{address!r} is no address of a peer; write host:port, such as 10.0.0.1:7070", field="peers")
+        raise ConfigError(
+            f"{address!r} is not the address of a peer; write host:port, such as 10.0.0.1:7070", field="peers"
+        )
     return host.strip("[]"), int(port)
 
 
 def join_address(host: str, port: int) -> str:
-    """host:port, with brackets where the host has colons."""
+    """Joins host and port, with brackets around a host with colons."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_members(members: str) -> Lookup:
-    """What `[peers] members` says. Blocks where SLURM is asked.
+    """Parses `[peers] members`; blocks while SLURM is asked.
 
     Raises:
-        ConfigError: neither "dns:name:port", "slurm:port" nor addresses; or SLURM does not know the nodes of this job.
+        ConfigError: the text is neither "dns:name:port", "slurm:port" nor addresses; or SLURM does not know the nodes
+            of this job.
     """
     if members.startswith("dns:"):
         return _named(*split_address(members.removeprefix("dns:")))
@@ -54,7 +57,7 @@ def parse_members(members: str) -> Lookup:
 
 
 def _listed(addresses: Sequence[str]) -> Lookup:
-    """A list that never changes."""
+    """Looks up a list that never changes."""
 
     async def lookup() -> Sequence[str]:
         return addresses
@@ -63,7 +66,7 @@ def _listed(addresses: Sequence[str]) -> Lookup:
 
 
 def _named(host: str, port: int) -> Lookup:
-    """All addresses of a name, such as that of a headless service."""
+    """Looks up all addresses of a name, such as that of a headless service."""
 
     async def lookup() -> Sequence[str]:
         async with asyncio.timeout(_LOOKUP_SECONDS):
@@ -74,10 +77,10 @@ def _named(host: str, port: int) -> Lookup:
 
 
 def _slurm_hosts(variables: Mapping[str, str] = os.environ) -> list[str]:
-    """The nodes of this job: scontrol expands names such as gpu[01-04,07].
+    """Lists the nodes of this job; scontrol expands names such as gpu[01-04,07].
 
     Raises:
-        ConfigError: this is no job, or there is no scontrol.
+        ConfigError: the engine does not run in a job, or scontrol cannot be run.
     """
     # Named: by itself scontrol 22.05 looks at SLURM_NODELIST alone.
     nodes = variables.get("SLURM_JOB_NODELIST")

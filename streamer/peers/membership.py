@@ -19,12 +19,12 @@ _FIRST_SECONDS = 60.0
 
 
 async def followed(lookup: Lookup, client: PeerClient, me: Facts) -> AsyncIterator[tuple[Member, ...]]:
-    """The other members, at first after one round of asking all of them, then at each change.
+    """Yields the other members: first after one round of asking all addresses, then at each change.
 
     Args:
-        lookup: where the addresses are from.
+        lookup: returns the addresses.
         client: asks them; on its loop.
-        me: what this engine says of itself.
+        me: facts of this engine.
     """
     time, roster = asyncio.get_running_loop().time, Roster(me, client.warn)
     begun = time()

@@ -1,4 +1,4 @@
-"""What an engine and its peer server tell each other: one msgpack datagram each."""
+"""Defines the messages between an engine and its peer server, one msgpack datagram each."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Availability = Literal["there", "coming", "no"]
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """The first message to the server.
+    """Is the first message to the server.
 
     Attributes:
-        token: that peers must show.
-        folder: the cache folder.
-        facts: about the engine.
-        sends: chunks sent at once.
-        send_bytes: lengths of their files together.
-        tls_folder: with certificate, key and authority; "": plain HTTP.
+        token: secret that peers must show.
+        folder: path of the cache folder.
+        facts: facts of the engine.
+        sends: number of chunks sent at once.
+        send_bytes: limit for the lengths of their files together.
+        tls_folder: folder of certificate, key and authority; "" for plain HTTP.
     """
 
     token: str
@@ -36,32 +36,32 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The answer to the `Ask` of this number."""
+    """Answers the `Ask` of this number."""
 
     number: int
     availability: Availability
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The engine is about to end: chunks are refused from now on."""
+    """Says that the engine is about to end: chunks are refused from now on."""
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """A peer asks for a chunk whose file is not there."""
+    """Asks for a chunk whose file is not in the folder, for a peer."""
 
     number: int
     request: ChunkRequest
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What the server has done since its start; sent at most once a second, while it changes.
+    """Counts what the server did since its start; sent at most once a second, while it changes.
 
     Attributes:
-        served_requests: answered with a chunk, or a file of a manifest.
-        served_bytes: of those files.
-        served_refused: answered 503.
-        served_unauthorized: answered 401.
-        sends: under way.
+        served_requests: requests answered with a chunk, or a file of a manifest.
+        served_bytes: bytes of those files.
+        served_refused: requests answered 503.
+        served_unauthorized: requests answered 401.
+        sends: chunks that are being sent.
     """
 
     served_requests: int = 0

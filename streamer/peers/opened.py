@@ -1,4 +1,4 @@
-"""Server and client of one engine, from start to end."""
+"""Opens server and client of one engine together."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from streamer.version import VERSION
 
 
 class Peers:
-    """The peers of one engine.
+    """Holds server and client of one engine, and knows how its members are named.
 
     Args:
-        server: answers them.
-        client: asks them.
-        me: what this engine says of itself.
-        lookup: where their addresses are from; None: a job names them.
+        server: answers peers.
+        client: asks peers.
+        me: facts of this engine.
+        lookup: returns the addresses of the members; None if a job names them.
     """
 
     def __init__(self, server: PeerServerProcess, client: PeerClient, me: Facts, lookup: Lookup | None) -> None:
@@ -44,11 +44,11 @@ class Peers:
         return f"Peers({self.server}, {self.client})"
 
     def followed(self) -> AsyncIterator[tuple[Member, ...]] | None:
-        """See `membership.followed`; None: a job names the members."""
+        """Follows the members (see `membership.followed`); None if a job names them."""
         return None if self._lookup is None else followed(self._lookup, self.client, self._me)
 
     def statistics(self) -> dict[str, int]:
-        """Counters of the client (`peer.PeerCounts`) and of the server (`messages.Counts`)."""
+        """Returns the counters of the client (`peer.PeerCounts`) and of the server (`messages.Counts`)."""
         return {**self.client.statistics(), **self.server.statistics()}
 
 
@@ -66,13 +66,13 @@ async def open_peers(
     """Starts the server process and the client, until the end of the block.
 
     Args:
-        config: with `members` set.
-        me: this engine.
-        chunks_folder: the cache folder.
-        serve: answers what peers ask for and is not there.
-        memory: of the engine's fetchers.
-        send_bytes: lengths of the files that may be sent at once.
-        token: of a job, which names the members as well; None: both as the configuration has them.
+        config: configuration with `members` set.
+        me: this engine as a member.
+        chunks_folder: path of the cache folder.
+        serve: answers for chunks whose file is not in the folder.
+        memory: budget that the engine's fetchers share.
+        send_bytes: limit for the lengths of the files that are sent at once.
+        token: secret of a job that names the members; None if the configuration has both.
 
     Raises:
         ConfigError: members, address, token or certificates cannot be used.

@@ -1,4 +1,4 @@
-"""What this engine knows of one peer, and whether it is asked.
+"""Keeps the state of one peer, and decides whether it is asked.
 
     up --failed, or races lost in a row for 1 s--> down, for 1 s --probe fails--> down, for 2 s ... 60 s
     down --probe answered--> up
@@ -33,11 +33,11 @@ _MOST_WRONG = 30
 
 
 class Breaker(msgspec.Struct):
-    """Whether a peer is asked, as a pure decision. Times are of one clock.
+    """Decides whether a peer is asked. Pure; all times are of one clock.
 
     Attributes:
-        is_up: whether it is asked for chunks.
-        since: when that changed last.
+        is_up: whether the peer is asked for chunks.
+        since: time of the last change of `is_up`.
     """
 
     is_up: bool = True
@@ -48,19 +48,19 @@ class Breaker(msgspec.Struct):
 
     @property
     def pause_seconds(self) -> float:
-        """Until the next probe, counted from the last failure."""
+        """Seconds from the last failure to the next probe."""
         return pause_seconds(self._probes + 1, self._first_pause, _MOST_PAUSE_SECONDS, 1.0)
 
     def failed(self, asked_at: float, now: float, *, pause_seconds: float = PAUSE_SECONDS) -> bool:
-        """A connection was refused, reset, or not made in time.
+        """Records that a connection was refused, reset, or not made in time.
 
         Args:
-            asked_at: when the request left.
-            now: the time.
-            pause_seconds: until the first probe.
+            asked_at: time at which the request was sent.
+            now: the present time.
+            pause_seconds: seconds to the first probe.
 
         Returns:
-            Whether it is down now and was not before.
+            Whether the peer is down now and was not before.
         """
         if not self.is_up or asked_at < self.since:
             return False
@@ -69,18 +69,18 @@ class Breaker(msgspec.Struct):
         return True
 
     def lost(self, asked_at: float, now: float) -> bool:
-        """The store was faster, and the peer had sent next to nothing to any request meanwhile; returns as `failed`."""
+        """Records that the store was faster while the peer sent next to nothing to any request; returns as `failed`."""
         if not self.is_up or asked_at < self.since:
             return False
         self._lost_since = min(self._lost_since, asked_at)
         return now - self._lost_since >= _LOST_SECONDS and self.failed(asked_at, now)
 
     def answered(self) -> None:
-        """It has answered a request to its end."""
+        """Records a request that the peer answered to its end."""
         self._lost_since = inf
 
     def probed(self, answered: bool, now: float) -> None:
-        """A probe has ended."""
+        """Records the end of a probe."""
         if answered:
             self.is_up, self.since, self._first_pause, self._probes = True, now, PAUSE_SECONDS, 0
         else:
@@ -88,12 +88,12 @@ class Breaker(msgspec.Struct):
 
 
 class PeerCounts(msgspec.Struct):
-    """Since the start.
+    """Counts since the start.
 
     Attributes:
-        peer_requests: requests for chunks, those that ask again included.
-        peer_received_bytes: of chunk files, those that were not needed in the end included.
-        peer_hedges: requests that were late: the store was asked as well.
+        peer_requests: requests for chunks, including those that ask again.
+        peer_received_bytes: bytes of chunk files, including those that were not needed in the end.
+        peer_hedges: late requests, for which the store was asked as well.
         peer_failures: connections that failed or broke.
         peer_refused: answers that the peer is busy.
         peer_wrong: answers that were not the chunk.
@@ -108,20 +108,20 @@ class PeerCounts(msgspec.Struct):
 
 
 class Peer:
-    """One address. Owned by the client, on its loop.
+    """Holds what is known of one address. Owned by the client, on its loop.
 
     Args:
         address: host:port.
 
     Attributes:
-        breaker: whether it is asked.
+        breaker: decides whether the peer is asked.
         budget: pays for asking the store as well.
-        count: what happened.
-        first_byte: seconds until answers began.
-        sent_bytes: of the bodies of its answers.
-        answers: how many it has begun.
+        count: counters of its requests.
+        first_byte: seconds until its answers began.
+        sent_bytes: bytes of the bodies of its answers.
+        answers: number of answers that it began.
         idle: transfers that can be used again.
-        window: of requests.
+        window: limits the requests at once.
     """
 
     def __init__(self, address: str) -> None:
@@ -142,33 +142,33 @@ class Peer:
 
     @property
     def is_up(self) -> bool:
-        """Whether it is asked for chunks."""
+        """Whether the peer is asked for chunks."""
         return self.breaker.is_up and not self._is_left_out
 
     @property
     def state(self) -> str:
-        """For people."""
+        """The state in words: "up", "down" or "left out"."""
         return "left out" if self._is_left_out else "up" if self.breaker.is_up else "down"
 
     @property
     def _is_left_out(self) -> bool:
-        """It has sent wrong bytes too often."""
+        """Whether it sent wrong bytes too often."""
         return self._wrong >= _MOST_WRONG
 
     def wrong(self) -> bool:
-        """It has sent wrong bytes; returns whether that was once too often."""
+        """Records wrong bytes; returns whether the peer is left out from now on."""
         self._wrong += 1
         self.count.peer_wrong += 1
         return self._wrong == _MOST_WRONG
 
     def identified(self, facts: Facts) -> None:
-        """It has sent its facts; an engine that was started again is trusted again."""
+        """Records its facts; an engine that was started again is trusted again."""
         if self._instance not in ("", facts.instance):
             self._wrong = 0
         self._instance = facts.instance
 
     def row(self) -> dict[str, str | int | float | bool | None]:
-        """Its address, `state`, `first_byte_p95_seconds` and counts."""
+        """Returns address, `state`, `first_byte_p95_seconds` and counts."""
         seen = self.first_byte.quantiles
         return {
             "address": self.address,
@@ -178,6 +178,6 @@ class Peer:
         }
 
     def close(self) -> None:
-        """Frees what is idle."""
+        """Frees its idle transfers."""
         while self.idle:
             self.idle.pop().close()

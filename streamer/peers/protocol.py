@@ -1,4 +1,4 @@
-"""What peers say to each other over HTTP, version 1.
+"""Defines what peers say to each other over HTTP, version 1.
 
     GET /v1/peer                                           200 Facts as JSON
     GET /v1/chunks/<key>?dataset=<digest>[&wait=1][&held=1]
@@ -34,14 +34,14 @@ _DIGEST = re.compile(r"[0-9a-f]{1,128}")
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a peer says of itself.
+    """Describes a peer, in its own words.
 
     Attributes:
-        id: of its cache folder: an engine that comes back with its disk is the same member.
-        instance: of this run of its engine, which tells a copied disk from a second address.
-        limit_bytes: of its cache.
+        id: id of its cache folder: an engine that comes back with its disk is the same member.
+        instance: id of this run of its engine, which tells a copied disk from a second address.
+        limit_bytes: limit of its cache.
         placement: version of the rule by which chunks have homes.
-        version: of streamer.
+        version: version of streamer.
         protocol: version of this protocol.
     """
 
@@ -54,15 +54,15 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class ChunkRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A peer's request for a chunk.
+    """Describes a peer's request for a chunk.
 
     Attributes:
-        key: 16 bytes.
+        key: key of the chunk, 16 bytes.
         dataset: digest of the manifest that the peer knows it by.
-        member: id of the peer, as it says.
-        wait: answer when the chunk is there, not that it is being fetched.
-        held: only if it is on the disk.
-        due_seconds: until the peer's first reader needs it.
+        member: id that the peer gives itself.
+        wait: whether to answer when the chunk is there, instead of 202 while it is being fetched.
+        held: whether to send it only if it is on the disk.
+        due_seconds: seconds until the peer's first reader needs it.
     """
 
     key: bytes
@@ -74,18 +74,18 @@ class ChunkRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 def chunk_path(key: bytes, dataset: str, *, wait: bool, held: bool) -> str:
-    """Path and query of a chunk; see `ChunkRequest`."""
+    """Returns path and query of a chunk; see `ChunkRequest`."""
     return f"{CHUNK_PATH}{key.hex()}?dataset={dataset}" + "&wait=1" * wait + "&held=1" * held
 
 
 def parse_key(path: str) -> bytes | None:
-    """The key in a path; None: there is none."""
+    """Returns the key in a path; None if there is none."""
     name = path.removeprefix(CHUNK_PATH)
     return bytes.fromhex(name) if path.startswith(CHUNK_PATH) and _KEY.fullmatch(name) else None
 
 
 def parse_manifest_file(path: str) -> tuple[str, str] | None:
-    """Digest and name in the path of a manifest's file; None: it is another path."""
+    """Returns digest and name in the path of a manifest's file; None for another path."""
     found = _MANIFEST_FILE.fullmatch(path)
     return (found[1], found[2]) if found is not None else None
 

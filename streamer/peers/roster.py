@@ -1,4 +1,4 @@
-"""Which of the addresses are members, as a pure function of what was listed and what was answered.
+"""Decides which addresses are members, from what was listed and what was answered. Pure.
 
 An address is a member from its first answer. It stays one while it is listed, up or down, and for a minute afterwards;
 longer while it answers. So an engine that is started again within a minute moves no chunk.
@@ -21,14 +21,14 @@ ASK_SECONDS = 60.0
 
 
 class Address(msgspec.Struct):
-    """One address.
+    """Records what is known of one address.
 
     Attributes:
-        listed_at: when it was listed last.
-        asked_at: when it was asked last.
-        answered_at: when it answered last.
-        since: when it first answered as this instance.
-        facts: its last answer; None: it never answered.
+        listed_at: time at which it was listed last.
+        asked_at: time at which it was asked last.
+        answered_at: time at which it answered last.
+        since: time at which it first answered as this instance.
+        facts: its last answer; None if it never answered.
     """
 
     listed_at: float
@@ -39,10 +39,10 @@ class Address(msgspec.Struct):
 
 
 class Roster:
-    """The addresses, and who answers there. Times are of one clock.
+    """Keeps the addresses and the facts of the engines behind them. All times are of one clock.
 
     Args:
-        me: what this engine says of itself.
+        me: facts of this engine.
         warn: called with an address and a sentence.
     """
 
@@ -60,7 +60,7 @@ class Roster:
         return any(address.facts is None for address in self._addresses.values())
 
     def listed(self, addresses: Iterable[str], now: float) -> None:
-        """These addresses are listed now."""
+        """Records the addresses that are listed now."""
         for name in addresses:
             self._addresses.setdefault(name, Address(now)).listed_at = now
         for name, address in list(self._addresses.items()):
@@ -68,11 +68,11 @@ class Roster:
                 del self._addresses[name]
 
     def to_ask(self, now: float, is_down: Callable[[str], bool]) -> list[str]:
-        """The addresses that are to be asked now: unknown, unlisted, or not asked for a minute.
+        """Returns the addresses to ask now: unknown, unlisted, or not asked for a minute.
 
         Args:
-            now: the time; they count as asked.
-            is_down: whether a member is down: then it is asked elsewhere.
+            now: the present time; they count as asked.
+            is_down: whether a member is down, and so probed by the client.
         """
         asked = [name for name, address in self._addresses.items() if _is_due(address, now) and not is_down(name)]
         for name in asked:
@@ -80,7 +80,7 @@ class Roster:
         return asked
 
     def answered(self, name: str, facts: Facts, now: float) -> None:
-        """An address has said who it is."""
+        """Records the facts that an address answered."""
         address = self._addresses.get(name)
         if address is None:
             return
@@ -97,7 +97,7 @@ class Roster:
             )
 
     def members(self) -> tuple[Member, ...]:
-        """The other engines, by id."""
+        """Returns the other engines, by id."""
         newest: dict[str, tuple[float, str, Facts]] = {}
         for since, name, facts in sorted(self._instances()):
             # The same engine at a second address keeps the first; another one with the same id has taken its place.

@@ -1,4 +1,4 @@
-"""Which chunks are sent next."""
+"""Decides which chunk is sent next."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _MOST_WAITING = 256
 
 
 class BusyError(Exception):
-    """Not sent now: others are before it."""
+    """Is raised when a chunk is not sent in time, because others are before it."""
 
 
 class Sends:
-    """The turns to send: shared fairly by peers, first those of a peer that are due first.
+    """Gives turns to send, in fair shares to the peers, and by due time among the chunks of one peer.
 
     Args:
-        most: sends at once.
-        most_bytes: lengths of the files that are sent at once. A file that is evicted meanwhile takes its space until
-            it is sent; the cache keeps so much free.
+        most: limit for the sends at once.
+        most_bytes: limit for the lengths of the files that are sent at once. A file that is evicted meanwhile takes
+            its space until it is sent; the cache keeps so much free.
     """
 
     def __init__(self, most: int, most_bytes: int) -> None:
@@ -45,13 +45,13 @@ class Sends:
         """Waits for the turn of a chunk, which lasts as long as the context.
 
         Args:
-            member: the peer that asks.
-            length: of the file, in bytes.
-            due_seconds: until the peer needs it.
-            most_seconds: how long it may take.
+            member: id of the peer that asks.
+            length: length of the file in bytes.
+            due_seconds: seconds until the peer needs it.
+            most_seconds: limit for the wait.
 
         Raises:
-            BusyError: it takes longer.
+            BusyError: the wait takes longer.
         """
         amount = max(length, self._least_bytes)
         await self._granted(member, amount, due_seconds, most_seconds)

@@ -1,7 +1,7 @@
-"""Answers peers over HTTP: chunk files by sendfile, what is not there by asking the engine.
+"""Answers peers over HTTP: sends chunk files by sendfile, and asks the engine for what is not there.
 
-In a process of its own, on asyncio's own loop: a send costs 0.25 to 0.45 CPU s/GB in the thread that makes it, and on
-uvloop, which has no sendfile, 1.2 to 1.5 (loopback, 8 MiB, 2026-11-22).
+It runs in a process of its own, on asyncio's own loop: a send costs 0.25 to 0.45 CPU s/GB in the thread that makes it,
+and on uvloop, which has no sendfile, 1.2 to 1.5 (loopback, 8 MiB, 2026-11-22).
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Unauthenticated:
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
 
     def connected(self, connection: RequestHandler) -> None:
-        """A connection is about to be made."""
+        """Gives a new connection its time to show the token."""
         if len(self._timers) >= _MOST_UNAUTHENTICATED:
             self._close(next(iter(self._timers)))
         loop = asyncio.get_running_loop()
         self._timers[connection] = loop.call_later(_TOKEN_SECONDS, self._close, connection)
 
     def shown(self, connection: RequestHandler) -> None:
-        """It has shown the token; idempotent."""
+        """Records that a connection has shown the token; idempotent."""
         if (timer := self._timers.pop(connection, None)) is not None:
             timer.cancel()
 
@@ -92,8 +92,8 @@ class PeerServer:
     """Serves the chunks of one cache folder.
 
     Args:
-        end: of the socket to the engine.
-        listener: bound, where peers connect.
+        end: the server's end of the socket to the engine.
+        listener: bound socket that peers connect to.
     """
 
     def __init__(self, end: socket.socket, listener: socket.socket) -> None:
@@ -107,7 +107,7 @@ class PeerServer:
         self._report: asyncio.TimerHandle | None = None
 
     async def serve(self) -> None:
-        """Until the engine tells it to leave and the chunks under way are sent; ends the process with the engine."""
+        """Serves until the engine tells it to leave and what it began is sent; ends the process with the engine."""
         start = await self._started
         self._start, self._token = start, (BEARER + start.token).encode()
         self._sends = Sends(start.sends, start.send_bytes)
@@ -138,7 +138,7 @@ class PeerServer:
         await self._http.shutdown(_LEAVE_SECONDS)
 
     async def _renew(self, context: ssl.SSLContext) -> None:
-        """Looks for renewed certificates until the engine tells to leave."""
+        """Looks for renewed certificates until the engine tells it to leave."""
         renewal = Renewal(context, self._start.tls_folder)
         while not self._leaving.is_set():
             with suppress(TimeoutError):
@@ -212,7 +212,7 @@ class PeerServer:
             return await self._send(request, file)
 
     async def _chunk(self, request: web.BaseRequest, asked: ChunkRequest) -> web.StreamResponse | int:
-        """Sends the chunk; or returns the status of a refusal."""
+        """Sends the chunk, or returns the status of a refusal."""
         path = os.path.join(self._start.folder, relative_path(asked.key))
         seconds = _WAIT_SECONDS if asked.wait else _PATIENCE_SECONDS
         if (length := _file_bytes(path)) is None and not asked.held:
@@ -261,7 +261,7 @@ def _refusal(status: int, *, last: bool = False) -> web.Response:
 
 
 def _parse(request: web.BaseRequest) -> ChunkRequest | None:
-    """None: it is not a request for a chunk."""
+    """Parses a request for a chunk; None for any other request."""
     key, query = parse_key(request.path), request.query
     dataset, due = query.get("dataset", ""), request.headers.get(DUE_HEADER, "0")
     # Engines behind one address are told apart by their id, others by their address.
@@ -273,7 +273,7 @@ def _parse(request: web.BaseRequest) -> ChunkRequest | None:
 
 
 def _file_bytes(path: str) -> int | None:
-    """Length of a regular file; None: there is none."""
+    """Returns the length of a regular file; None if there is none."""
     try:
         found = os.lstat(path)
     except OSError:

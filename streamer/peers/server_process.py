@@ -1,4 +1,4 @@
-"""The peer server from the side of the engine: starts it, answers it, starts it again."""
+"""Starts the peer server, answers its questions, and starts it again. The side of the engine."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ ServeChunk = Callable[[ChunkRequest], Awaitable[Availability]]
 
 
 class PeerServerProcess:
-    """The process that answers peers. In an `async with` of the engine, on its loop.
+    """Runs the process that answers peers. In an `async with` of the engine, on its loop.
 
     The engine binds the socket: a port that is taken is its error, and peers can connect while a server that has ended
     is started again.
 
     Args:
         listen: host:port; port 0 takes a free one.
-        start: what the server is told first.
-        serve: answers what it asks.
+        start: the first message to the server.
+        serve: answers its questions.
 
     Attributes:
-        port: where it listens.
-        restarts: how often the process has ended by itself.
+        port: port that it listens on.
+        restarts: number of times that the process ended by itself.
     """
 
     def __init__(self, listen: str, start: Start, serve: ServeChunk) -> None:
@@ -82,7 +82,7 @@ class PeerServerProcess:
 
     @property
     def pid(self) -> int | None:
-        """None: it is not running."""
+        """The id of the process; None while it does not run."""
         return None if self._process is None else self._process.pid
 
     async def __aenter__(self) -> Self:
@@ -104,7 +104,7 @@ class PeerServerProcess:
         await self._tasks.__aexit__(None, None, None)
 
     def statistics(self) -> dict[str, int]:
-        """Counts of all server processes since the start, and the sends under way."""
+        """Returns the counts of all server processes since the start, and the sends under way."""
         counts = msgspec.structs.asdict(_added(self._past, self._counts))
         return {**counts, "peer_server_restarts": self.restarts}
 
@@ -148,7 +148,7 @@ class PeerServerProcess:
         self._send(self._first)
 
     async def _stop(self, seconds: float) -> str:
-        """Waits so long for the end of the process, then kills it; says how it has ended. Idempotent."""
+        """Waits at most `seconds` for the end of the process, then kills it; returns how it ended. Idempotent."""
         process, self._process = self._process, None
         self._past = msgspec.structs.replace(_added(self._past, self._counts), sends=0)
         self._counts = Counts()
@@ -188,7 +188,7 @@ class PeerServerProcess:
         self._send(Answer(asked.number, await self._serve(asked.request)))
 
     def _send(self, message: ToServer) -> None:
-        """Sends a message; that the server has ended is noticed by reading."""
+        """Sends a message; the end of the server is noticed by reading."""
         if self._socket is not None:
             try:
                 self._socket.send(encode(message))
@@ -210,10 +210,10 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> int:
 
 
 def _bound(listen: str) -> socket.socket:
-    """A socket that listens; who connects before the server runs waits for it.
+    """Opens a socket that listens; a peer that connects before the server runs waits for it.
 
     Raises:
-        ConfigError: not host:port, or it is taken.
+        ConfigError: the address is not host:port, or is taken.
     """
     host, port = split_address(listen)
     try:

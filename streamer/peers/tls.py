@@ -1,4 +1,4 @@
-"""TLS between peers: both sides show a certificate of one authority.
+"""Sets up TLS between peers: both sides show a certificate of one authority.
 
 Names in certificates are not compared: members are looked up as addresses, which certificates seldom have. So the
 authority must be one for these peers alone: who has a certificate of it, and the token, is a peer.
@@ -22,7 +22,7 @@ AUTHORITY: Final = "ca.crt"
 
 
 def server_context(folder: str) -> ssl.SSLContext:
-    """How the peer server speaks TLS.
+    """Makes the context with which the peer server speaks TLS.
 
     Raises:
         ConfigError: a file is missing, or is not what its name says.
@@ -59,8 +59,8 @@ class Renewal:
     """Notices renewed files.
 
     Args:
-        context: made of them just now.
-        folder: where they are.
+        context: context that was just made of the files.
+        folder: folder of the files.
     """
 
     def __init__(self, context: ssl.SSLContext, folder: str) -> None:
@@ -108,7 +108,7 @@ def _load(context: ssl.SSLContext, folder: str) -> None:
 
 
 def _refuse() -> str:
-    """Instead of asking for a passphrase at the terminal."""
+    """Refuses a key with a passphrase, instead of asking for it at the terminal."""
     raise ValueError("the key has a passphrase")
 
 

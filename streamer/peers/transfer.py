@@ -1,4 +1,4 @@
-"""One GET from a peer by libcurl: what it waits for, what it may take, how it ended."""
+"""Runs one GET from a peer by libcurl, with limits on waiting and size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OnBytes = Callable[[int], None]
 
 
 class Ending(Enum):
-    """How a request ended that got no answer."""
+    """Says how a request ended that got no answer."""
 
     CUT_OFF = "cut off"  # no connection, or it broke
     WRONG = "wrong"  # what came is not what the protocol allows
@@ -44,22 +44,22 @@ class Ending(Enum):
 
 
 class WrongError(Exception):
-    """An answer that the protocol does not allow."""
+    """Is raised for an answer that the protocol does not allow."""
 
 
 def _ignore(count: int) -> None:
-    """Where nothing watches the bytes."""
+    """Ignores the bytes of a request that nothing watches."""
 
 
 class Transfer:
-    """A handle of libcurl, for one request at a time. On the engine's loop.
+    """Owns a handle of libcurl, for one request at a time. On the engine's loop.
 
     Args:
-        tls_folder: with certificate, key and authority (`tls`); "": plain HTTP.
+        tls_folder: folder of certificate, key and authority (`tls`); "" for plain HTTP.
 
     Attributes:
-        received: bytes of the body.
-        why: what libcurl says of an ending `UNTRUSTED`.
+        received: bytes of the body that arrived.
+        why: libcurl's reason for an ending `UNTRUSTED`.
     """
 
     def __init__(self, tls_folder: str = "") -> None:
@@ -81,7 +81,7 @@ class Transfer:
 
     @property
     def is_waiting_for_memory(self) -> bool:
-        """Whether the peer sends, and there is no room."""
+        """Whether the peer sends, and waits for memory here."""
         return self._length is not None and self._length.done() and self._body is None
 
     async def get(
@@ -90,14 +90,14 @@ class Transfer:
         """Asks for a body that is written to memory as it comes.
 
         Args:
-            multi: runs it.
+            multi: runs the transfer.
             url: http(s)://host:port/path.
-            lines: of the request's header.
+            lines: lines of the request's header.
             make_room: called with the length of an answer 200; the transfer pauses until it returns.
-            on_bytes: told what comes.
+            on_bytes: called as the answer arrives.
 
         Returns:
-            The status; after 200 the body is in the memory, whole.
+            The status, or how the request ended without one; after 200 the whole body is in the memory.
         """
         length = self._length = asyncio.get_running_loop().create_future()
         self._begin()
@@ -145,7 +145,7 @@ class Transfer:
         return -1 if self._lines > _MOST_LINES else None
 
     def _take(self, piece: bytes) -> int | None:
-        """Returns another number than the length to end the transfer."""
+        """Takes a piece of the body; returns another number than its length to end the transfer."""
         if self._status != 200:
             self._refused += len(piece)
             return None if self._refused <= _MOST_BYTES else -1

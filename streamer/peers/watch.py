@@ -1,4 +1,4 @@
-"""Says when the store is to be asked as well."""
+"""Decides when a peer is so late that the store is asked as well."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Watch:
     """Watches one request from its start to `end`.
 
     Args:
-        clock: stops while this process does not run.
-        peer: that is asked.
-        transfer: of the request.
-        late: set when the store is to be asked as well.
-        due_seconds: until its first reader needs the chunk.
+        clock: clock that stops while this process does not run.
+        peer: the peer that is asked.
+        transfer: runs the request.
+        late: is set when the store should be asked as well.
+        due_seconds: seconds until the first reader needs the chunk.
         waits: seconds that the peer may take longer to answer.
 
     Attributes:
-        asked_at: when the request began, on the loop's clock.
+        asked_at: time at which the request began, on the loop's clock.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Watch:
         self._alarm = Alarm(clock, clock.time() + self._seconds + waits, self._look)
 
     def received(self, count: int) -> None:
-        """The peer has sent a line of its answer's head, or so many bytes of the body."""
+        """Records a line of the answer's head (0), or `count` bytes of the body."""
         peer = self._peer
         peer.sent_bytes += count
         if not self._has_answer:
@@ -69,10 +69,10 @@ class Watch:
                 peer.first_byte.add(self._clock.loop.time() - self.asked_at)
 
     def end(self, *, cancelled: bool) -> bool:
-        """The request has ended.
+        """Records the end of the request.
 
         Args:
-            cancelled: the store was faster.
+            cancelled: whether the store was faster.
 
         Returns:
             Whether the peer is down now.
@@ -103,7 +103,7 @@ class Watch:
         self._had_answer = self._has_answer
 
     def _moves(self) -> bool:
-        """Whether an answer has begun since the last look, or its body comes."""
+        """Whether the answer began since the last look, or its body arrives fast enough."""
         if self._has_answer and (not self._had_answer or self._transfer.is_waiting_for_memory):
             return True
         return self._is_enough(self._transfer.received - self._marked_bytes)

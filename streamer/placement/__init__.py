@@ -1,4 +1,4 @@
-"""Which engine of several keeps a chunk: members, rendezvous hashing, homes. Pure: numpy only, no I/O."""
+"""Decides which engine of several keeps a chunk: members, rendezvous hashing, homes. Pure: numpy only, no I/O."""
 
-# How homes are computed; engines with different numbers are no peers.
+# How homes are computed; engines with different numbers cannot be peers.
 PLACEMENT = 1

@@ -1,7 +1,7 @@
-"""The home of each chunk: the member that keeps it, and fetches it from the store for all. Pure.
+"""Computes the home of each chunk: the member that keeps it, and fetches it from the store for all. Pure.
 
-Homes are a function of the chunk's key and the members, so all engines that know the same members agree without a
-word. One that knows others asks the wrong peer, hears "not here", and asks the store: that costs bytes, nothing else.
+Homes are a function of the chunk's key and the members, so that engines that know the same members agree without a
+message. An engine that knows others asks the wrong peer, which answers 404, and then the store: that costs only bytes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from streamer.splitmix import Words
 
 
 class Place:
-    """What a chunk is to one member, as a class of its rank in the cache: the higher, the sooner it is kept.
+    """Classifies a chunk for one member, as a class of its rank in the cache: a higher class is kept first.
 
-    HOME: it is kept here, so that the caches hold different chunks and more of the dataset.
-    READ: it is read here in every epoch, and kept by another member.
-    SECOND: here it is looked for when its home is gone.
-    OTHER: it fills free room.
+    HOME: the chunk is kept here, so that the caches hold different chunks and more of the dataset.
+    READ: the chunk is read here in every epoch, and kept by another member.
+    SECOND: the chunk is looked for here when its home is gone.
+    OTHER: the chunk fills free space.
     """
 
     OTHER: Final = 0
@@ -33,7 +33,7 @@ class Place:
 
 
 class Homes:
-    """The homes of all chunks, for one set of members, seen from one of them. O(members) to make: see `first_members`.
+    """Gives the homes of all chunks for one set of members, seen from one of them; O(members), see `first_members`.
 
     Args:
         me: this engine.
@@ -56,11 +56,11 @@ class Homes:
         return float((self._first[0] == self._mine).mean())
 
     def order(self, key: bytes) -> list[Member]:
-        """The home of a chunk, and the member that takes its place."""
+        """Returns the home of a chunk, and the member that takes its place."""
         return [self.members[index] for index in self._first[:, cell(key)].tolist()]
 
     def places(self, words: Words) -> NDArray[np.int64]:
-        """What chunks are to this member (`Place`), by the first 8 bytes of their keys as little-endian words."""
+        """Returns the `Place` of chunks here, by the first 8 bytes of their keys as little-endian words."""
         first = self._first[:, cells(words)]
         place = np.where(first[0] == self._mine, Place.HOME, Place.OTHER)
         if len(first) > 1:

@@ -1,4 +1,4 @@
-"""Homes where one job reads through all members: a chunk is kept where its lane is read. Pure."""
+"""Computes homes for one job that reads through all members: a chunk is kept where its lane is read. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Share = tuple[int, int]
 
 
 class LaneReaders(msgspec.Struct, frozen=True, eq=False):
-    """Who reads the chunks of one dataset.
+    """Says which members read the chunks of one dataset.
 
     Attributes:
         words: (M,) the first 8 bytes of the chunks' keys.
-        lanes: (M,) lane of each chunk; -1: it is in none.
-        readers: of each lane the members that read it, at least one.
-        former: of each lane other members that hold chunks of it from before.
+        lanes: (M,) lane of each chunk; -1 for a chunk in no lane.
+        readers: for each lane the members that read it, at least one.
+        former: for each lane other members that still hold chunks of it.
     """
 
     words: Words
@@ -35,12 +35,12 @@ class LaneReaders(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Chunks(msgspec.Struct, frozen=True, eq=False):
-    """The chunks of one dataset, by their words in ascending order.
+    """Holds the chunks of one dataset, by their words in ascending order.
 
     Attributes:
         words: (C,) words.
-        first, second: (C,) indices of members; second: -1 for none.
-        places: (C,) what they are to this member.
+        first, second: (C,) indices of members; -1 in `second` for none.
+        places: (C,) their `Place` here.
     """
 
     words: Words
@@ -49,13 +49,13 @@ class _Chunks(msgspec.Struct, frozen=True, eq=False):
     places: NDArray[np.int64]
 
     def find(self, words: Words) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Where the words are, and whether they are there."""
+        """Returns the index of each word, and whether it is there."""
         at = np.minimum(np.searchsorted(self.words, words), len(self.words) - 1)
         return at, self.words[at] == words
 
 
 class LaneHomes(Homes):
-    """The homes of all chunks, seen from one member.
+    """Gives the homes of all chunks, seen from one member.
 
     The home of a chunk is the member that reads its lane; of several the one that comes first by rendezvous. The
     member that takes its place is one that held the lane before, if there is any, because that is where the home finds
@@ -64,8 +64,8 @@ class LaneHomes(Homes):
     Args:
         me: this engine.
         others: the other members, with `me` in the order of the indices in `datasets` when sorted.
-        datasets: who reads them, by name. Of a chunk in several the first one counts for the others, and all of them
-            for its place here.
+        datasets: readers of the datasets, by name. For a chunk in several of them the first one decides its home,
+            and all of them its place here.
     """
 
     def __init__(self, me: Member, others: Iterable[Member], datasets: Mapping[str, LaneReaders]) -> None:
@@ -79,7 +79,7 @@ class LaneHomes(Homes):
         return float(np.concatenate(here).mean()) if here else super().share
 
     def order(self, key: bytes) -> list[Member]:
-        """See `Homes.order`."""
+        """Returns the home of a chunk, and the member that takes its place."""
         word = np.array([int.from_bytes(key[:8], "little")], np.uint64)
         for chunks in self._chunks:
             (at,), (there,) = chunks.find(word)
@@ -89,7 +89,7 @@ class LaneHomes(Homes):
         return super().order(key)
 
     def places(self, words: Words) -> NDArray[np.int64]:
-        """See `Homes.places`."""
+        """Returns the `Place` of chunks here, the highest over the datasets."""
         places = np.full(len(words), -1)
         for chunks in self._chunks:
             at, there = chunks.find(words)
@@ -118,7 +118,7 @@ class LaneHomes(Homes):
     def _two(
         self, readers: Sequence[Share], former: Sequence[Share], at: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The home of some chunks of a lane, and the member that takes its place."""
+        """Returns the home of some chunks of a lane, and the member that takes its place."""
         reading = self._first_of(readers, at)
         if former:
             return reading[0], self._first_of(former, at)[0]

@@ -1,4 +1,4 @@
-"""The engines whose caches act as one: who belongs, and with which weight. Pure."""
+"""Describes the engines whose caches act as one, and their weights. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _STEPS_PER_OCTAVE = 4
 
 
 class Member(msgspec.Struct, frozen=True, order=True):
-    """One engine.
+    """Describes one engine.
 
     Attributes:
-        id: the root id of its cache folder: an engine that comes back with its disk is the same member.
+        id: root id of its cache folder: an engine that comes back with its disk is the same member.
         address: host:port of its peer server.
-        limit_bytes: of its cache; its share of the homes is in proportion.
+        limit_bytes: limit of its cache; its share of the homes is in proportion.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Member(msgspec.Struct, frozen=True, order=True):
 
 
 def members_digest(members: Iterable[Member]) -> str:
-    """Eight hex digits that are equal where two engines know the same members with the same weights."""
+    """Returns eight hex digits that are equal if two engines know the same members with the same weights."""
     state = 0
     for member in sorted(members):
         state = fold(state, member.word, int(member.weight))

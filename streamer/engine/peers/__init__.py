@@ -1,1 +1,1 @@
-"""The engine among its peers: whom it asks for a chunk, what it fetches for them, and what it keeps."""
+"""Joins an engine to its peers: which of them it asks for a chunk, what it fetches for them, and what it keeps."""

@@ -19,10 +19,10 @@ _FINISH_SECONDS = 30.0
 
 
 class JobPeers:
-    """The peers of the last job that shares this engine's cache. On the engine's loop.
+    """Runs the peers of the last job that shares this engine's cache. On the engine's loop.
 
     Args:
-        engine: whose cache.
+        engine: engine of the cache.
         tasks: runs the peers until `close`.
     """
 
@@ -41,10 +41,10 @@ class JobPeers:
         """Answers the other engines of a job, and asks them for the chunks that they keep.
 
         Args:
-            token: that they show each other; another one is that of another job.
-            host: of this machine, as they reach it.
-            members: all of them, also this one; empty: they are not known yet.
-            readers: who reads datasets, by name; they are added to those of the job.
+            token: secret that they show each other; each job has its own.
+            host: address of this machine, as they reach it.
+            members: all engines, including this one; empty while they are not known.
+            readers: readers of datasets, by name; they are added to those of the job.
 
         Returns:
             The address where this engine answers.
@@ -65,7 +65,7 @@ class JobPeers:
             return self._group.me.address
 
     def close(self) -> None:
-        """Ends it with the engine."""
+        """Ends the peers with the engine."""
         if self._running is not None:
             self._running.cancel()
 

@@ -1,4 +1,4 @@
-"""An engine in a group of peers, from start to end: its homes follow the members, its counters join the engine's."""
+"""Runs an engine in a group of peers: its homes follow the members, its counters join the engine's."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _TRIES = 10
 
 
 class Group:
-    """The members as this engine sees them, and what follows from them.
+    """Holds the members as this engine sees them, and applies what follows from them.
 
-    `follow` takes them from the configuration; the engine of a job is told by the job's ranks (`move`).
+    `follow` takes them from the configuration; ranks of a job name them by `move`.
 
     Args:
         engine: keeps the chunks whose home is here.
         peers: asks and answers the other members.
-        serving: what is fetched for them.
-        me: this engine, with the address where it answers.
+        serving: fetches for them.
+        me: this engine, with the address at which it answers.
     """
 
     def __init__(self, engine: Engine, peers: Peers, serving: Serving, me: Member) -> None:
@@ -51,14 +51,14 @@ class Group:
         return f"Group({self._homes!r})"
 
     def members(self) -> Sequence[Member]:
-        """All of them, this engine included."""
+        """Returns all members, including this engine."""
         return self._homes.members
 
     async def follow(self, views: AsyncIterator[tuple[Member, ...]], known: asyncio.Event) -> None:
         """Moves the homes when the members change, until it is cancelled.
 
         Args:
-            views: the other members.
+            views: yields the other members.
             known: is set when all of them were asked once.
         """
         async for others in views:
@@ -69,14 +69,14 @@ class Group:
             known.set()
 
     async def answers(self) -> None:
-        """Waits until this engine's own server answers, which starts in half a second. Others would ask the store."""
+        """Waits for this engine's own server, which starts in half a second; before that others would ask the store."""
         for _ in range(_TRIES):
             if await self._peers.client.facts(self.me.address) is not None:
                 return
         logger.warning("the peer server does not answer at %s: others will ask the store", self.me.address)
 
     def move(self, homes: Homes) -> None:
-        """Chunks have other homes from now on."""
+        """Gives chunks other homes from now on."""
         count = len(homes.members)
         logger.info("%d engines share their caches; %.1f %% of the chunks are kept here", count, 100 * homes.share)
         self._engine.scheduler.freed(self._engine.policy.place(homes.places if count > 1 else None))
@@ -87,7 +87,7 @@ class Group:
         self.source.use(homes)
 
     def statistics(self) -> dict[str, Any]:
-        """Counters and levels; one row for each peer in `peers`, and for each member with its weight in `homes`."""
+        """Returns counters and levels; `peers` has a row for each peer, `homes` one for each member with its weight."""
         client = self._peers.client
         others = [member for member in self.members() if member.id != self.me.id]
         return {
@@ -114,9 +114,9 @@ async def joined(
     """Asks peers before the store, and answers them, until the end of the block. Starts with those that answer now.
 
     Args:
-        engine: running.
-        config: None: that of the engine, with peers enabled.
-        token: of a job that names the members (`Group.move`); None: both as the configuration has them.
+        engine: engine that runs.
+        config: configuration of the peers; None for the engine's own, with peers enabled.
+        token: secret of a job that names the members (`Group.move`); None if the configuration has both.
 
     Raises:
         ConfigError: `listen`, `members` or the token cannot be used.

@@ -28,10 +28,10 @@ _MOST_MISSING = 256
 
 
 class MissingManifests:
-    """Of a service with `[[datasets]]`, which knows itself how to read what a manifest names. On the engine's loop.
+    """Gets manifests for a service whose `[[datasets]]` say how to read what they name. On the engine's loop.
 
     Args:
-        engine: gets them.
+        engine: takes the manifests.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -40,7 +40,7 @@ class MissingManifests:
         self._missing: asyncio.Queue[tuple[str, str]] = asyncio.Queue(_MOST_MISSING)
 
     def missing(self, digest: str, member: str) -> None:
-        """A peer of this id has asked for a chunk of a dataset that is not here."""
+        """Records that the peer of this id asked for a chunk of a dataset that is not here."""
         now = self._engine.now()
         if now >= self._next.get(digest, now) and not self._missing.full():
             self._next = {known: again for known, again in self._next.items() if again > now}
@@ -48,11 +48,11 @@ class MissingManifests:
             self._missing.put_nowait((digest, member))
 
     async def take(self, client: PeerClient, members: Callable[[], Sequence[Member]]) -> None:
-        """Takes those that are missing, one after the other, until it is cancelled.
+        """Takes missing manifests, one after the other, until it is cancelled.
 
         Args:
             client: asks peers.
-            members: who they are now; others are not asked.
+            members: returns the members of now; no other engine is asked.
         """
         while True:
             digest, asker = await self._missing.get()

@@ -1,4 +1,4 @@
-"""A peer that is late against the store: the first whole chunk wins, the other request is cancelled."""
+"""Runs a late peer against the store: the first whole chunk wins, the other request is cancelled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 
 class Closable(Protocol):
-    """Bytes in a buffer that is given back."""
+    """Holds bytes in a buffer that is given back."""
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -22,11 +22,11 @@ S = TypeVar("S", bound=Closable)
 async def race(
     peer: Coroutine[Any, Any, P | None], late: asyncio.Event, store: Callable[[], Coroutine[Any, Any, S]]
 ) -> P | S:
-    """What the peer brings; what the store brings, if it is sooner than a late peer or the peer brings nothing.
+    """Returns what the peer brings, or the store, if it is faster than a late peer or the peer brings nothing.
 
     Args:
-        peer: asks it; None: it brings nothing. It raises nothing.
-        late: set when the store is to be asked as well.
+        peer: asks the peer; returns None if it brings nothing, and raises nothing.
+        late: is set when the store should be asked as well.
         store: asks the store; called at most once.
 
     Raises:
@@ -54,7 +54,7 @@ async def race(
 
 
 async def _end(losers: list[asyncio.Task[Any]]) -> None:
-    """Cancels those that run; gives back what others have brought."""
+    """Cancels the requests that run; gives back what the others brought."""
     for task in losers:
         task.cancel()
     for result in await asyncio.gather(*losers, return_exceptions=True):

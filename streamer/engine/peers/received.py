@@ -1,4 +1,4 @@
-"""Checks a chunk file that a peer sent: nothing else of it is used. Synchronous; runs in a thread."""
+"""Checks a chunk file that a peer sent, before anything of it is used. Synchronous; runs in a thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamer.formats.chunkfile import HEADER_BYTES, START_BYTES, ChunkHeader, d
 
 
 class Payload(msgspec.Struct, frozen=True):
-    """What a chunk file contains.
+    """Holds the content of a chunk file.
 
     Attributes:
         content: the chunk's bytes as they are stored.
@@ -25,7 +25,7 @@ class Payload(msgspec.Struct, frozen=True):
 
 
 def checked(file: memoryview, dataset: Dataset, chunk: int, where: str) -> Payload:
-    """The content of a chunk file, if it is that of the chunk.
+    """Returns the content of a chunk file, if it is that of the chunk.
 
     Raises:
         IntegrityError: another chunk, other lengths, or bytes that differ from their checksums; says which.

@@ -1,4 +1,4 @@
-"""Which peer is asked for a chunk before the store. Pure."""
+"""Decides which peer is asked for a chunk before the store. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PAUSE = 32
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Whom to ask.
+    """Names the peer to ask.
 
     Attributes:
-        fetch: it shall fetch the chunk if it keeps it; False: it sends what is on its disk.
+        fetch: whether it fetches the chunk if it keeps it; otherwise it sends what is on its disk.
     """
 
     member: Member
@@ -34,7 +34,7 @@ def whom_to_ask(
     *,
     for_peer: bool,
 ) -> Ask | None:
-    """The peer to ask; None: the store.
+    """Returns the peer to ask; None for the store.
 
     | the home is        | asked                                                    |
     | ------------------ | -------------------------------------------------------- |
@@ -64,7 +64,7 @@ def whom_to_ask(
 
 
 class Found:
-    """Whether chunks were found where their home looked for them. One for each set of members."""
+    """Remembers whether chunks were found where their home looked for them. One for each set of members."""
 
     def __init__(self) -> None:
         self._misses: Counter[tuple[str, str]] = Counter()
@@ -78,5 +78,5 @@ class Found:
         return (misses - _TRIES) % _PAUSE == _PAUSE - 1
 
     def record(self, member: Member, dataset: str, found: bool) -> None:
-        """It was asked."""
+        """Records whether a member had a chunk that it was asked for."""
         self._misses[member.id, dataset] = 0 if found else self._misses[member.id, dataset] + 1

@@ -33,7 +33,7 @@ _JOB = "peers"
 
 
 class _Served:
-    """A dataset that peers ask for; its session in the policy holds what is fetched and opened for them."""
+    """Holds a dataset that peers ask for; its session in the policy keeps what is fetched for them."""
 
     def __init__(self, dataset: Dataset, session: str) -> None:
         self.dataset = dataset
@@ -43,7 +43,7 @@ class _Served:
         self._order = np.argsort(self._keys).astype(np.int32)
 
     def find(self, key: bytes) -> int | None:
-        """The number of the chunk of this key."""
+        """Returns the number of the chunk with this key."""
         at = int(np.searchsorted(self._keys, np.array(key, self._keys.dtype), sorter=self._order))
         if at == len(self._keys) or self.dataset.key(chunk := int(self._order[at])) != key:
             return None
@@ -51,12 +51,12 @@ class _Served:
 
 
 class Serving:
-    """The engine's side of the peer server. On the engine's loop.
+    """Answers the peer server for the engine. On the engine's loop.
 
-    Of datasets that are open here, or that the service is configured for; and only chunks that stay here.
+    It serves datasets that are open here or that the service is configured for, and fetches only chunks that stay here.
 
     Args:
-        engine: whose cache.
+        engine: engine of the cache.
         missing: called with the digest of a manifest that is not here, and the id of the peer that has asked.
     """
 
@@ -71,7 +71,7 @@ class Serving:
         return f"Serving({len(self._served)} datasets, {self.fetched_chunks} chunks fetched)"
 
     async def serve(self, request: ChunkRequest) -> Availability:
-        """Answers for one chunk, see `peers.server_process.ServeChunk`; starts its fetch if it is kept here."""
+        """Says where a chunk is (see `peers.server_process.ServeChunk`); starts its fetch if it is kept here."""
         key, engine = request.key, self._engine
         served = self._find(request.dataset, request.member)
         chunk = None if served is None else served.find(key)
@@ -113,7 +113,7 @@ class Serving:
         self._engine.scheduler.freed(self._engine.policy.close_session(served.session))
 
     def _find(self, digest: str, member: str) -> _Served | None:
-        """The dataset, with a session of the policy; None: it is not open here, or there is no room for a session."""
+        """Returns the dataset with a session of the policy; None if it is not open here, or a session does not fit."""
         served = self._served.get(digest)
         if served is None and (dataset := self._dataset(digest, member)) is not None:
             served = self._open(dataset)
@@ -149,7 +149,7 @@ class Serving:
         return served
 
     def _fetch(self, served: _Served, key: bytes, chunk: int) -> Fetch | None:
-        """Starts the fetch of a chunk; None: there is no room now."""
+        """Starts the fetch of a chunk; returns None if it does not fit now."""
         engine, policy = self._engine, self._engine.policy
         policy.look_ahead(served.session, chunk)
         answer = policy.need(served.session, chunk)
@@ -171,7 +171,7 @@ class Serving:
         asyncio.get_running_loop().call_later(2 * _WAIT_SECONDS, self._release, served, chunk)
 
     def _local(self, key: bytes) -> Availability:
-        """Of the fallback in memory, or of a layer, there is no file for the peer server to send."""
+        """Says whether the folder has a file to send; chunks of a layer or of the fallback in memory have none."""
         return "there" if self._engine.cache.length(key) else "no"
 
     def _release(self, served: _Served, chunk: int) -> None:

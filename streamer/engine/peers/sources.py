@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class SourceCounts(msgspec.Struct):
-    """Since the start.
+    """Counts since the start.
 
     Attributes:
         peer_chunks: chunks that came from peers.
-        peer_bytes: of their samples.
-        peer_hedge_losses: late requests for which the store was asked as well, and was sooner.
+        peer_bytes: bytes of their samples.
+        peer_hedge_losses: late requests for which the store was asked as well, and was faster.
     """
 
     peer_chunks: int = 0
@@ -45,13 +45,13 @@ class _FromPeer(msgspec.Struct, frozen=True):
 
 
 class PeerSource:
-    """A ChunkSource that asks peers, and the store where they cannot or are late.
+    """Asks peers for chunks, and the store where they are late or have none; a `ChunkSource`.
 
     Args:
         store: the other source.
         publisher: takes what was brought.
         client: asks peers.
-        homes: of the members that this engine knows now.
+        homes: homes for the members that this engine knows now.
     """
 
     def __init__(self, store: StoreSource, publisher: Publisher, client: PeerClient, homes: Homes) -> None:
@@ -65,7 +65,7 @@ class PeerSource:
         return f"PeerSource({self._homes!r}, {self.count!r})"
 
     def use(self, homes: Homes) -> None:
-        """There are other members: chunks may be where their homes were."""
+        """Takes the homes of other members; chunks may be where their homes were."""
         self._homes = homes
         self._found = Found()
 
