@@ -221,7 +221,7 @@ class Manifests:
             return known
         # Only here: an engine that finds its manifests starts 8 ms sooner.
         from streamer.formats.detect import chooser
-        from streamer.manifest.builder.build import BuildOptions, build
+        from streamer.manifest.builder.build import MEMORY_BYTES, BuildOptions, build
         from streamer.manifest.builder.index_log import IndexLogs
 
         warmed, notes = Warmed(self._target), list[str]()
@@ -245,7 +245,7 @@ class Manifests:
                 options=BuildOptions(
                     # The fetcher finds how many the link takes: at 200 KB/s each 28 s; with 16 it was 55 (2026-11-24).
                     concurrency=self._fetchers.most_requests,
-                    memory_bytes=self._fetchers.memory.gate.limit,
+                    memory_bytes=min(MEMORY_BYTES, self._fetchers.memory.gate.limit),
                     chunk_bytes=request.chunk_bytes or "auto",
                     on_estimate=cost.estimated,
                     on_progress=cost.progressed,

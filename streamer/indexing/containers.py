@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TypeAlias
 
 import msgspec
+import numpy as np
 
 from streamer.config import FetchConfig
 from streamer.errors import ManifestError
@@ -96,7 +97,8 @@ def index_containers(task: ContainersTask) -> ContainersFound:
 
 async def _index(task: ContainersTask) -> list[Found]:
     bounds = BuildOptions()
-    budget = Budget.of(bounds.memory_bytes, bounds.concurrency, len(task.containers), 0)
+    sizes = np.array([container.record.size for container in task.containers], np.int64)
+    budget = Budget.of(bounds.memory_bytes, bounds.concurrency, sizes, 0)
     async with Fetcher(FetchConfig(), Opener(task.options)) as fetcher:
         reader = TaskReader(fetcher)
 

@@ -4,7 +4,7 @@ Memory: at most `parallel_objects` containers are in progress. Each holds the wi
     windows in flight, and, if chunks are offered, the windows of the chunk that is still open: no more than
     `most_open_bytes` = max(2 x chunk_bytes, 8 MiB) plus one window. `Budget.of` derives these from a number of bytes;
     the bound that it keeps is max(memory_bytes, one container), with a container of at most (2 + ahead) x 8 MiB +
-    most_open_bytes.
+    most_open_bytes, and of at most its object.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Budget(msgspec.Struct, frozen=True):
     ahead: int
 
     @classmethod
-    def of(cls, memory_bytes: int, concurrency: int, objects: int, kept_bytes: int) -> Budget:
+    def of(cls, memory_bytes: int, concurrency: int, sizes: NDArray[np.int64], kept_bytes: int) -> Budget:
         """Divides `memory_bytes` (at least one container) and `concurrency` requests.
 
         Args:
             memory_bytes: bytes of all windows together.
             concurrency: requests in flight.
-            objects: number of containers.
+            sizes: of the containers, in bytes.
             kept_bytes: bytes that a container holds for its open chunk.
         """
-        least = 2 * WINDOW_BYTES + kept_bytes
-        parallel = max(1, min(concurrency, objects, memory_bytes // least))
+        least = max(1, min(2 * WINDOW_BYTES + kept_bytes, int(sizes.max(initial=0))))
+        parallel = max(1, min(concurrency, len(sizes), memory_bytes // least))
         spare = memory_bytes // parallel - least
         ahead = max(0, min(concurrency // parallel - 1, spare // WINDOW_BYTES))
         return cls(parallel, ahead)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from streamer.errors import ManifestError, ShortReadError
@@ -15,25 +16,31 @@ from streamer.manifest.model import Facts, ObjectRecord
 from streamer.manifest.protocols import Source
 from tests.tars import tar_of
 
-MiB = 1 << 20
+MiB, GiB = 1 << 20, 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("memory", "concurrency", "objects", "kept", "expected"),
+    ("memory", "concurrency", "objects", "size", "kept", "expected"),
     [
-        (256 * MiB, 16, 1000, 0, Budget(16, 0)),
-        (256 * MiB, 16, 1, 0, Budget(1, 15)),
-        (256 * MiB, 16, 4, 0, Budget(4, 3)),
-        (64 * MiB, 16, 1, 0, Budget(1, 6)),
-        (256 * MiB, 16, 1000, 16 * MiB, Budget(8, 0)),
-        (1 * MiB, 16, 1000, 0, Budget(1, 0)),
+        (256 * MiB, 16, 1000, GiB, 0, Budget(16, 0)),
+        (256 * MiB, 16, 1, GiB, 0, Budget(1, 15)),
+        (256 * MiB, 16, 4, GiB, 0, Budget(4, 3)),
+        (64 * MiB, 16, 1, GiB, 0, Budget(1, 6)),
+        (256 * MiB, 16, 1000, GiB, 16 * MiB, Budget(8, 0)),
+        (1 * MiB, 16, 1000, GiB, 0, Budget(1, 0)),
+        # A container holds no more than its object.
+        (256 * MiB, 256, 96, 1 * MiB, 16 * MiB, Budget(96, 0)),
+        (256 * MiB, 256, 1000, 2 * MiB, 16 * MiB, Budget(128, 0)),
+        (256 * MiB, 256, 18, 62 * MiB, 16 * MiB, Budget(8, 0)),
+        (256 * MiB, 256, 3, 0, 0, Budget(3, 10)),
+        (256 * MiB, 256, 0, 0, 0, Budget(1, 31)),
     ],
 )
-def test_budget(memory, concurrency, objects, kept, expected):
+def test_budget(memory, concurrency, objects, size, kept, expected):
     """Memory and concurrency are divided among containers first, then among windows ahead; never below one."""
-    budget = Budget.of(memory, concurrency, objects, kept)
+    budget = Budget.of(memory, concurrency, np.full(objects, size), kept)
     assert budget == expected
-    held = budget.parallel_objects * ((2 + budget.ahead) * WINDOW_BYTES + kept)
+    held = budget.parallel_objects * min((2 + budget.ahead) * WINDOW_BYTES + kept, size)
     assert held <= max(memory, 2 * WINDOW_BYTES + kept)
     assert budget.parallel_objects * (1 + budget.ahead) <= concurrency
 
