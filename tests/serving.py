@@ -37,7 +37,8 @@ async def serving(
                     await writer.start_tls(context)
                 await handler(reader, writer)
         finally:
-            writer.close()
+            if not writer.is_closing():  # Python 3.11.2 cannot abort a TLS transport that was closed twice
+                writer.close()
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.add(writer)

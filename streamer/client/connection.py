@@ -32,7 +32,7 @@ class Connection:
         path: path of the engine's socket.
         job: job of this process.
         token: token that the engine asks for.
-        patience_seconds: for each answer to a send; None: 30 s, and 10 s for the hello.
+        timeout_seconds: for each answer to a send; None: 30 s, and 10 s for the hello.
         protocol: version that the client speaks.
 
     Raises:
@@ -45,7 +45,7 @@ class Connection:
         path: Path,
         job: str,
         token: str = "",
-        patience_seconds: float | None = None,
+        timeout_seconds: float | None = None,
         *,
         protocol: int = PROTOCOL,
     ) -> None:
@@ -53,14 +53,14 @@ class Connection:
         self._protocol = protocol
         self._decoder = event_decoder()
         self._pending: list[Event] = []
-        self._patience_seconds = patience_seconds or _SEND_SECONDS
+        self._timeout_seconds = timeout_seconds or _SEND_SECONDS
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.settimeout(self._patience_seconds)
+            self._socket.settimeout(self._timeout_seconds)
             self._socket.connect(str(path))
             # Not a timeout of its own: Python asks with poll(2) before each call whether it would wait.
             self._socket.setblocking(False)
-            self.welcome = self._hello(job, token, patience_seconds or _HELLO_SECONDS)
+            self.welcome = self._hello(job, token, timeout_seconds or _HELLO_SECONDS)
         except StreamerError:
             # The engine answered with a refusal, so trying again does not help. Some of our errors are OSErrors, too.
             self.close()
@@ -97,8 +97,8 @@ class Connection:
                 try:
                     rest = rest[self._socket.send(rest) :]
                 except BlockingIOError:
-                    if not self._wait(select.POLLOUT, self._patience_seconds):
-                        raise DisconnectedError(f"takes nothing for {self._patience_seconds:g} s") from None
+                    if not self._wait(select.POLLOUT, self._timeout_seconds):
+                        raise DisconnectedError(f"takes nothing for {self._timeout_seconds:g} s") from None
         except OSError as error:
             raise DisconnectedError(str(error)) from error
 
@@ -141,10 +141,10 @@ class Connection:
         poll.register(self._socket, event)
         return bool(poll.poll(None if timeout_seconds is None else timeout_seconds * 1000))
 
-    def _hello(self, job: str, token: str, patience_seconds: float) -> Welcome:
+    def _hello(self, job: str, token: str, timeout_seconds: float) -> Welcome:
         self.send(Hello(self._protocol, VERSION, self.pid, job, token))
-        while not (events := self.receive(patience_seconds)):
-            raise DisconnectedError(f"no answer to hello in {patience_seconds:g} s")
+        while not (events := self.receive(timeout_seconds)):
+            raise DisconnectedError(f"no answer to hello in {timeout_seconds:g} s")
         first, self._pending = events[0], events[1:]
         if isinstance(first, Failed):
             raise errors.from_wire(first.kind, first.message, first.details)

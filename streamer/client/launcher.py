@@ -52,7 +52,7 @@ def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Conne
     join_trainer(Environment.read())
     restarts = Restarts() if restarts is None else restarts
     if settings.external:
-        connection = _connect_patiently(settings)
+        connection = _connect_when_up(settings)
     else:
         connection = _connect_or_start(settings, restarts)
         if connection.welcome.pid != os.getpid():
@@ -105,7 +105,7 @@ def _connect_once(settings: ClientSettings) -> Connection:
     return Connection(settings.socket_path, settings.job, settings.token(), protocol=settings.protocol)
 
 
-def _connect_patiently(settings: ClientSettings) -> Connection:
+def _connect_when_up(settings: ClientSettings) -> Connection:
     """Connects to a sidecar that may start late or is being upgraded."""
     begun, announced = time.monotonic(), False
     while True:

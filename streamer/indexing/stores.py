@@ -26,7 +26,7 @@ class Opener(msgspec.Struct, frozen=True):
 
 
 class FetchedLists(msgspec.Struct, frozen=True):
-    """Lists through a fetcher, with its patience."""
+    """Lists through a fetcher, with its retries and time limits."""
 
     fetcher: Fetcher
 

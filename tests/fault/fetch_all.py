@@ -12,11 +12,11 @@ import uvloop
 from tests.fault.fake_s3 import CONFIG, RAMP, FakeS3, fetched, fetching, part
 
 
-async def main(port: int, ranges: int, patience_seconds: float) -> None:
+async def main(port: int, ranges: int, first_byte_seconds: float) -> None:
     """Prints the counters when every byte is right."""
     server = FakeS3()  # what it has, not who serves it
     server.port = port
-    config = dataclasses.replace(CONFIG, window_start=ranges, first_byte_seconds=patience_seconds)
+    config = dataclasses.replace(CONFIG, window_start=ranges, first_byte_seconds=first_byte_seconds)
     async with fetching(server, config=config) as fetcher:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(fetched(fetcher, part(server, i, i + 1000))) for i in range(ranges)]

@@ -78,8 +78,8 @@ def find(root: str, profile: str | None) -> Issued[Keys | None]:
     issuer_errors.quiet("botocore.credentials")
     with issuer_errors.of_aws(root, profile):
         session = Session(profile=profile)
-        patience = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
-        session.set_default_client_config(Config(**patience, retries={"total_max_attempts": 1}))
+        timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
+        session.set_default_client_config(Config(**timeouts, retries={"total_max_attempts": 1}))
         credentials, region = session.get_credentials(), session.get_config_variable("region")
         if credentials is None:
             raise _no_role(root, session)

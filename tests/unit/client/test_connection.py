@@ -33,10 +33,10 @@ def connect(tmp_path: Path) -> Iterator[Callable[[float | None], Pair]]:
         assert isinstance(next(request_decoder().feed(end.recv(65536))), Hello)
         end.sendall(encode(Welcome(PROTOCOL, "1", 1, "/", "id")))
 
-    def made(patience_seconds: float | None = None) -> Pair:
+    def made(timeout_seconds: float | None = None) -> Pair:
         accepting = threading.Thread(target=accept)
         accepting.start()
-        connection = Connection(tmp_path / "sock", "job", patience_seconds=patience_seconds)
+        connection = Connection(tmp_path / "sock", "job", timeout_seconds=timeout_seconds)
         accepting.join()
         end = ends[-1]
         assert isinstance(end, socket.socket)
@@ -75,7 +75,7 @@ def test_a_message_larger_than_the_socket_arrives_whole(connect):
 
 @pytest.mark.process
 def test_an_engine_that_takes_nothing_is_gone(connect):
-    """After the connection's patience, not never."""
+    """After the connection's timeout, not never."""
     connection, _ = connect(0.2)
     begun = time.monotonic()
     with pytest.raises(DisconnectedError, match=r"nothing for 0\.2 s"):
