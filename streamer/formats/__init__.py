@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from streamer.formats.archives.zip import Zip as Zip
     from streamer.formats.arrays.hdf5.format import HDF5 as HDF5
     from streamer.formats.arrays.rows import Npy as Npy
     from streamer.formats.arrays.rows import RawArrays as RawArrays
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from streamer.formats.tfrecord.format import TFRecord as TFRecord
     from streamer.formats.tokens.format import Tokens as Tokens
     from streamer.formats.webdataset import WebDataset as WebDataset
+    from streamer.formats.zip import Zip as Zip
 
 AUTO = "auto"
 
@@ -76,7 +76,7 @@ BUILT_IN = {
     "raw": BuiltIn("arrays.rows", "RawArrays"),
     # `x.bin` with `x.idx` beside it; see `detect`.
     "tokens": BuiltIn("tokens.format", "Tokens", "tokens (Megatron)"),
-    "zip": BuiltIn("archives.zip", "Zip", "zip archives", ("zip",)),
+    "zip": BuiltIn("zip", "Zip", "zip archives", ("zip",)),
 }
 _MODULES = {"Format": "base"} | {row.class_name: row.module for row in BUILT_IN.values()}
 

@@ -31,7 +31,7 @@ from streamer.formats.base import (
 )
 from streamer.formats.failures import damaged
 from streamer.formats.index_json import Listed, head_bytes, index_offsets, read_indexes, read_offsets, spans_from
-from streamer.formats.packed.sized import COMPRESSIONS, check_installed, unpack
+from streamer.formats.packed.unpack import COMPRESSIONS, check_installed, unpack_shard
 
 _VERSION = 2
 _SUFFIXES = (".mds", *(f".mds.{ending}" for ending in COMPRESSIONS))
@@ -211,7 +211,7 @@ class _Recoder:
         try:
             notes = _NOTES.decode(hint)
             _check_hash(content, notes.hashes)
-            shard = unpack(notes.compression, content, notes.raw_bytes)
+            shard = unpack_shard(notes.compression, content, notes.raw_bytes)
             offsets = read_offsets(shard, samples, len(shard))
         except ValueError as error:  # msgspec's errors are such, too
             raise RecodeError(f"not the MDS shard that its index.json describes: {error}") from error

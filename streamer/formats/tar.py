@@ -1,6 +1,6 @@
 """Tar archives, one header at a time and without I/O: POSIX ustar, GNU long names, PAX headers.
 
-Headers are strict (checksum, sizes, ends), nothing is ever written to disk, and no member is more than a byte
+Headers are strict (checksum, sizes, ends), nothing is ever written to disk, and no entry is more than a byte
 range. Source: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Extended Header"; GNU tar manual,
 "Basic Tar Format".
 """
@@ -39,7 +39,7 @@ class TarError(ValueError):
         self.reason, self.offset = reason, offset
 
 
-class Member(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True):
     """One entry of an archive. `[start, stop)` has all its headers, its content and the padding."""
 
     name: str
@@ -57,17 +57,17 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class Parser(msgspec.Struct):
-    """Turns header blocks into members; remembers what long-name and PAX headers said of the next one."""
+    """Turns header blocks into entries; remembers what long-name and PAX headers said of the next one."""
 
     _start: int | None = None
     _name: str | None = None
     _pax: dict[str, str] = msgspec.field(default_factory=dict)
 
-    def header(self, block: bytes, offset: int) -> tuple[int, int] | Member | None:
+    def header(self, block: bytes, offset: int) -> tuple[int, int] | Entry | None:
         """Takes the block at `offset`.
 
         Returns:
-            A range of bytes to give to `meta`, a member, or None at the end mark.
+            A range of bytes to give to `meta`, an entry, or None at the end mark.
 
         Raises:
             TarError: not a header, or one of a kind that cannot be read.
@@ -81,7 +81,7 @@ class Parser(msgspec.Struct):
             self._start = offset
         if header.kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL):
             return self._meta_range(header, offset)
-        return self._member(header, offset)
+        return self._entry(header, offset)
 
     def meta(self, kind: int, payload: bytes, offset: int) -> None:
         """Takes the content of an extended header; `kind` is its type flag."""
@@ -90,14 +90,14 @@ class Parser(msgspec.Struct):
         elif kind == _PAX:
             self._pax.update(parse_pax(payload, offset))
         elif kind == _PAX_GLOBAL and parse_pax(payload, offset).keys() & {"path", "size"}:
-            raise TarError("a global PAX header renames or resizes all members", offset)
+            raise TarError("a global PAX header renames or resizes all entries", offset)
 
     def _meta_range(self, header: _Header, offset: int) -> tuple[int, int]:
         if header.size > META_BYTES:
             raise TarError(f"an extended header of {header.size} bytes", offset)
         return offset + BLOCK, offset + BLOCK + header.size
 
-    def _member(self, header: _Header, offset: int) -> Member:
+    def _entry(self, header: _Header, offset: int) -> Entry:
         if reason := _KNOWN_REFUSED.get(header.kind):
             raise TarError(f"{header.name!r} is {reason}, which cannot be streamed", offset)
         name, size = self._name or header.name, header.size
@@ -111,10 +111,10 @@ class Parser(msgspec.Struct):
         self._start = self._name = None
         # A ustar name that ends in a slash is a directory in archives older than type flags.
         is_file = not empty and not name.endswith("/")
-        return Member(name, is_file, start, content, content + size, content + padded(size))
+        return Entry(name, is_file, start, content, content + size, content + padded(size))
 
     def _amended(self, name: str, size: int, offset: int) -> tuple[str, int]:
-        """Values of a PAX header for the next member."""
+        """Values of a PAX header for the next entry."""
         pax, self._pax = self._pax, {}
         if any(key.startswith("GNU.sparse.") for key in pax):
             raise TarError(f"{name!r} is a sparse file, which cannot be streamed", offset)
@@ -166,12 +166,12 @@ def parse_pax(payload: bytes, offset: int) -> dict[str, str]:
     return records
 
 
-def read_members(size: int, position: int = 0) -> Generator[Need | Member, memoryview | None, None]:
-    """Walks an archive of `size` bytes: yields what it needs, forward only, and the members in order.
+def read_entries(size: int, position: int = 0) -> Generator[Need | Entry, memoryview | None, None]:
+    """Walks an archive of `size` bytes: yields what it needs, forward only, and the entries in order.
 
     Args:
         size: of the archive, bytes.
-        position: where a member begins with all its headers; the walk starts there.
+        position: where an entry begins with all its headers; the walk starts there.
 
     Raises:
         TarError: see `Parser`; also a cut-off archive and one without an end mark.
@@ -186,7 +186,7 @@ def read_members(size: int, position: int = 0) -> Generator[Need | Member, memor
         if found is None:
             yield from _check_trailer(window, position + BLOCK)
             return
-        if isinstance(found, Member):
+        if isinstance(found, Entry):
             if found.content_stop > size:
                 raise TarError(
                     f"cut off inside {found.name!r}, which needs {found.content_stop - size} more bytes", size
@@ -198,11 +198,11 @@ def read_members(size: int, position: int = 0) -> Generator[Need | Member, memor
     raise TarError("cut off: the end-of-archive mark is missing", size)
 
 
-def members_of(content: memoryview) -> Generator[Member, None, None]:
-    """The members of a run of whole members that is in memory.
+def entries_of(content: memoryview) -> Generator[Entry, None, None]:
+    """The entries of a run of whole entries that is in memory.
 
     Raises:
-        TarError: see `Parser`, and bytes that end inside a member.
+        TarError: see `Parser`, and bytes that end inside an entry.
     """
     parser = Parser()
     position, size = 0, len(content)
@@ -211,7 +211,7 @@ def members_of(content: memoryview) -> Generator[Member, None, None]:
         found = parser.header(block, position)
         if found is None:
             raise TarError("an end-of-archive mark inside a sample", position)
-        if isinstance(found, Member):
+        if isinstance(found, Entry):
             if found.content_stop > size:
                 raise TarError(f"cut off inside {found.name!r}", size)
             yield found

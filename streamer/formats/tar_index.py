@@ -2,7 +2,7 @@
 
     x.tar.idx, x.idx    Megatron Energon's: uint64, where each sample begins and where the last one ends
     x.idx               DALI's (`wds2idx`): "v1.2 <samples>", then for each sample a line of "ending offset size name"
-                        for each of its members; the offset is that of a member's content
+                        for each of its entries; the offset is that of an entry's content
 
 The `wids` index of webdataset says how many samples a tar has, but not where: it does not help.
 """
@@ -40,7 +40,7 @@ def listed_samples(source: Source, start: int) -> Generator[Need | tuple[Need, .
         try:
             parse_header(head, at)
         except TarError as error:
-            raise contradicts(sidecar, source.record, f"no member begins at byte {at}") from error
+            raise contradicts(sidecar, source.record, f"no entry begins at byte {at}") from error
     yield from spans_between(edges, start)
 
 
@@ -61,13 +61,13 @@ def _energon_edges(content: bytes) -> list[int] | None:
 
 
 def _dali_edges(content: bytes) -> list[int] | None:
-    """Where samples begin, and the end: a sample begins where the last member of the one before it ends."""
+    """Where samples begin, and the end: a sample begins where the last entry of the one before it ends."""
     edges = [0]
     try:
         for line in content.splitlines()[1:]:
             words = line.split()
             if words:
-                # Names may contain blanks: the last member is found by its number, not from the end.
+                # Names may contain blanks: the last entry is found by its number, not from the end.
                 edges.append(_end_of_line(words))
     except (ValueError, IndexError):
         return None
@@ -75,7 +75,7 @@ def _dali_edges(content: bytes) -> list[int] | None:
 
 
 def _end_of_line(words: list[bytes]) -> int:
-    """Where the last of the members of a line ends: each has four words."""
+    """Where the last of the entries of a line ends: each has four words."""
     if len(words) % 4:
         raise ValueError("a name with a blank in it")
     return max(int(offset) + padded(int(size)) for offset, size in zip(words[1::4], words[2::4], strict=True))

@@ -1,8 +1,8 @@
-"""WebDataset: tars in which consecutive members with the same key are one sample.
+"""WebDataset: tars in which consecutive entries with the same key are one sample.
 
-The key is the member's path up to the first dot of its basename, the field is the rest in lower case, as the
-`webdataset` library has it, but "jpg" for "jpeg". Hidden files, names without a dot and `__metadata__` members are no
-samples; a key that comes back later in the tar is another sample. A sample's bytes are its members with their headers.
+The key is the entry's path up to the first dot of its basename, the field is the rest in lower case, as the
+`webdataset` library has it, but "jpg" for "jpeg". Hidden files, names without a dot and `__metadata__` entries are no
+samples; a key that comes back later in the tar is another sample. A sample's bytes are its entries with their headers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamer.formats.base import Facts, Field, Format, Indexing, Need, SampleNa
 from streamer.formats.names import field_name
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.sidecars import with_sidecars
-from streamer.formats.tar import Member, TarError, members_of, read_members
+from streamer.formats.tar import Entry, TarError, entries_of, read_entries
 from streamer.manifest.model import ObjectRecord
 
 SUFFIX = ".tar"
@@ -81,22 +81,22 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
         return PackedRecoder(self, facts)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """Takes the members of one sample apart.
+        """Takes the entries of one sample apart.
 
         Raises:
-            DecodeError: bytes that are not the members of one sample.
+            DecodeError: bytes that are not the entries of one sample.
         """
         key: str | None = None
         fields = []
         try:
-            for member in members_of(content):
-                parts = split_name(member.name) if member.is_file else None
+            for entry in entries_of(content):
+                parts = split_name(entry.name) if entry.is_file else None
                 if parts is None:
                     continue
                 if key is not None and parts[0] != key:
-                    raise TarError(f"a sample with two keys, {key!r} and {parts[0]!r}", member.start)
+                    raise TarError(f"a sample with two keys, {key!r} and {parts[0]!r}", entry.start)
                 key = parts[0]
-                fields.append(Field(parts[1], content[member.content_start : member.content_stop]))
+                fields.append(Field(parts[1], content[entry.content_start : entry.content_stop]))
         except TarError as error:
             raise DecodeError(f"not a WebDataset sample: {error}", offset=error.offset) from error
         if any(field.name.endswith("jpeg") for field in fields):
@@ -107,7 +107,7 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and field of a member, or None for one that belongs to no sample."""
+    """Key and field of an entry, or None for one that belongs to no sample."""
     slash = name.rfind("/")
     dot = name.find(".", slash + 1)
     if dot <= slash + 1 or (name.startswith("__") and _META_NAME.match(name)):
@@ -122,9 +122,9 @@ def _one_spelling(fields: list[Field]) -> list[Field]:
     return [field if name in taken else Field(name, field.content) for name, field in zip(names, fields, strict=True)]
 
 
-def _sniff(target: ObjectRecord, start: int) -> Generator[Need | Member, memoryview | None, None]:
-    """The members of a tar; says which compression it is instead of a wrong checksum."""
-    walk = read_members(target.size, start)
+def _sniff(target: ObjectRecord, start: int) -> Generator[Need | Entry, memoryview | None, None]:
+    """The entries of a tar; says which compression it is instead of a wrong checksum."""
+    walk = read_entries(target.size, start)
     answer: memoryview | None = None
     first = not start
     while True:
@@ -141,8 +141,8 @@ def _sniff(target: ObjectRecord, start: int) -> Generator[Need | Member, memoryv
                     raise _refusal(target, reason, 0)
 
 
-def _group(walk: Generator[Need | Member, memoryview | None, None]) -> Generator[Need | Span, memoryview | None, None]:
-    """Joins consecutive members with the same key to spans."""
+def _group(walk: Generator[Need | Entry, memoryview | None, None]) -> Generator[Need | Span, memoryview | None, None]:
+    """Joins consecutive entries with the same key to spans."""
     key: str | None = None
     start = stop = 0
     gap_start: int | None = None

@@ -57,7 +57,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         cache_dir: the folder of the chunks on this machine; None: $STREAMER_CACHE_DIR, else the XDG cache folder.
         cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this process starts.
         shuffle: True or "block", "sample" (see the docs for its price), False (in the order of the urls, of the keys
-            below each, and of the members of a tar).
+            below each, and of the entries of a tar).
         seed: fixes the order, and the `rng` of transforms.
         batch_size: samples of a batch on one rank, for plain DataLoaders.
         last_batch: of plain DataLoaders, if it is incomplete: "fill" it with repeats, which `repeated` marks; leave it
@@ -219,7 +219,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
     def get(self, key: str) -> object:
         """Reads the first sample with this "__key__".
 
-        The names of tar members are in the archives only, which are read chunk by chunk until the key is found.
+        The names of tar entries are in the archives only, which are read chunk by chunk until the key is found.
 
         Raises:
             KeyError: no sample has this key.

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import streamer
-from streamer.formats.archives.zip import Zip
 from streamer.formats.arrow_ipc.format import ArrowIPC
 from streamer.formats.base import Format
 from streamer.formats.lmdb.format import LMDB
 from streamer.formats.tokens.format import Tokens
+from streamer.formats.zip import Zip
 from tests.e2e.test_pack_tokens import files_of, made
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import samples_of

@@ -15,7 +15,7 @@ from streamer.formats import index_json
 from streamer.formats.base import Block, Format, SampleName
 from streamer.formats.litdata.format import LitData
 from streamer.formats.mds import Mds
-from streamer.formats.packed.sized import unpack
+from streamer.formats.packed.unpack import unpack_shard
 from tests.formats.cases import URL, Case, block_bytes, contents_of, facts_of, find, opened, read_case, recode
 from tests.formats.contract import samples_of
 
@@ -275,7 +275,7 @@ def test_uncompressed_shards_are_taken_where_both_are_there():
     raw = {}
     for one in json.loads(case.objects[INDEX])["shards"]:
         packed = memoryview(case.objects[one["zip_data"]["basename"]])
-        raw[one["raw_data"]["basename"]] = bytes(unpack("zstd", packed, one["raw_data"]["bytes"]))
+        raw[one["raw_data"]["basename"]] = bytes(unpack_shard("zstd", packed, one["raw_data"]["bytes"]))
     both = find(Mds(), {**case.objects, **raw})
     assert not any(isinstance(item, Block) for _, items in both.items for item in items)
     assert samples_of(Case("both", Mds(), {**case.objects, **raw}, [])) == list(case.samples)

@@ -41,7 +41,7 @@ def test_the_samples_of_the_tar_itself(kind):
         (pack("<3Q", 0, 1024, 1024), "do not ascend"),
         (pack("<2Q", 0, 10**9), "do not ascend"),
         (pack("<Q", 0), "do not ascend"),
-        (pack("<3Q", 0, 512, 2048), "no member begins at byte 512"),
+        (pack("<3Q", 0, 512, 2048), "no entry begins at byte 512"),
         (b"abc", "neither"),
         (b"v1.2 1\nbin 512\n", "neither"),
         (b"v1.2 1\nbin x y name\n", "neither"),

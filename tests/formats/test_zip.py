@@ -11,9 +11,9 @@ import zlib
 import pytest
 
 from streamer.errors import DecodeError, ManifestError
-from streamer.formats.archives.zip import MOST_BYTES, Zip
 from streamer.formats.base import Facts, SampleName, Span
 from streamer.formats.detect import detect
+from streamer.formats.zip import MOST_BYTES, Zip
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
 
@@ -29,20 +29,20 @@ class TestZip(FormatContract):
         return [read_case(Zip(), f"zip/{name}", copied=copied.get(name, ["bin"])) for name in names]
 
 
-def archive(members: dict[str, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b"") -> bytearray:
+def archive(entries: dict[str, bytes], method: int = zipfile.ZIP_STORED, comment: bytes = b"") -> bytearray:
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w", method) as made:
         made.comment = comment
-        for name, content in members.items():
+        for name, content in entries.items():
             made.writestr(name, content)
     return bytearray(sink.getvalue())
 
 
-def streamed(members: dict[str, bytes]) -> bytearray:
+def streamed(entries: dict[str, bytes]) -> bytearray:
     """An archive whose writer could not go back."""
     sink = io.BytesIO()
     with zipfile.ZipFile(NoWayBack(sink), "w") as made:  # type: ignore[arg-type]
-        for name, content in members.items():
+        for name, content in entries.items():
             made.writestr(name, content)
     return bytearray(sink.getvalue())
 
@@ -106,7 +106,7 @@ def test_a_comment_like_an_end_record():
     [
         (8, "<H", 1, "'a' that is encrypted"),
         (10, "<H", 9, "'a' that is compressed by method 9; only stored and deflated"),
-        (20, "<L", 1 << 20, "member 'a' goes on behind byte"),
+        (20, "<L", 1 << 20, "entry 'a' goes on behind byte"),
         (42, "<L", 1 << 30, "goes on behind byte"),
         (20, "<L", 0xFFFFFFFF, "an entry of 64 bits without its numbers"),
         (0, "<L", 0, "no entry of a directory"),
@@ -114,7 +114,7 @@ def test_a_comment_like_an_end_record():
     ],
 )
 def test_an_entry_that_lies(at, layout, value, reason):
-    """Is named with its member, or its place."""
+    """Is named with its entry, or its place."""
     content = archive({"a": b"content", "b": b"more"})
     struct.pack_into(layout, content, entry(content) + at, value)
     with pytest.raises(ManifestError, match=reason) as caught:
@@ -127,7 +127,7 @@ def test_an_entry_that_lies(at, layout, value, reason):
     [
         (4, "<H", 1, "one of several files"),
         (8, "<H", 1, "one of several files"),
-        (12, "<L", 1, "a directory of 2 members in 1 bytes"),
+        (12, "<L", 1, "a directory of 2 entries in 1 bytes"),
         (16, "<L", 1 << 30, "from byte 1073741824 on"),
         (16, "<L", 0, "from byte 0 on"),
         (20, "<H", 7, "its end record is missing"),
@@ -145,7 +145,7 @@ def test_an_end_record_that_lies(at, layout, value, reason):
         spans_in(content)
 
 
-def test_members_that_overlap():
+def test_entries_that_overlap():
     """Two entries with one place: a bomb would have thousands."""
     content = archive({"a": b"content", "b": b"more"})
     struct.pack_into("<L", content, entry(content, 1) + 42, 0)
@@ -174,30 +174,30 @@ def test_bombs():
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_members_that_are_damaged(method):
+def test_entries_that_are_damaged(method):
     """Cut off, with another byte, or with another head: a DecodeError."""
     content = bytes(archive({"a.bin": b"some content " * 9}, method))
     (span,) = spans_in(content)
-    member, opener = content[span.start : span.stop], Zip().opener(Facts())
-    for wrong in (b"", member[:20], member[:33], member[:-1], b"x" + member[1:], member[:8] + b"\x09" + member[9:]):
+    entry, opener = content[span.start : span.stop], Zip().opener(Facts())
+    for wrong in (b"", entry[:20], entry[:33], entry[:-1], b"x" + entry[1:], entry[:8] + b"\x09" + entry[9:]):
         with pytest.raises(DecodeError):
             opener.open(memoryview(wrong), SampleName())
-    for at in range(14, len(member)):
+    for at in range(14, len(entry)):
         # Lengths of names, and a name; the unpacked length, which says nothing more of what is not packed.
         if at in range(26, 36) or (method == zipfile.ZIP_STORED and at in range(22, 26)):
             continue
         with pytest.raises(DecodeError):
-            opener.open(memoryview(member[:at] + bytes([member[at] ^ 4]) + member[at + 1 :]), SampleName())
+            opener.open(memoryview(entry[:at] + bytes([entry[at] ^ 4]) + entry[at + 1 :]), SampleName())
 
 
-def test_a_stored_member_of_which_a_byte_is_another():
-    """Its checksum is compared, also where it is behind the content; the error names the member."""
+def test_a_stored_entry_of_which_a_byte_is_another():
+    """Its checksum is compared, also where it is behind the content; the error names the entry."""
     for written in (archive({"a/b.bin": b"some content " * 9}), streamed({"a/b.bin": b"some content " * 9})):
         (span,) = spans_in(written)
         written[written.index(b"some content") + 50] ^= 1
-        member = memoryview(written)[span.start : span.stop]
+        entry = memoryview(written)[span.start : span.stop]
         with pytest.raises(DecodeError, match=r"the checksum of 'a/b.bin' is 0x\w+, not 0x\w+"):
-            Zip().opener(Facts()).open(member, SampleName())
+            Zip().opener(Facts()).open(entry, SampleName())
 
 
 def test_found_by_itself():

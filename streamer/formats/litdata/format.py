@@ -41,7 +41,7 @@ from streamer.formats.litdata.arrow_chunks import ARROW_END, arrow_blocks, tail_
 from streamer.formats.litdata.frames import frame_blocks, table_bytes
 from streamer.formats.litdata.items import ItemOpener, ItemRecoder, RunRecoder
 from streamer.formats.litdata.leaves import column_specs, item_specs
-from streamer.formats.packed.sized import check_installed
+from streamer.formats.packed.unpack import check_installed
 from streamer.formats.table.records import TableOpener
 
 _CHUNK = re.compile(r"(?:.*/)?chunk-\d+-\d+(\.[\w:]+)?\.bin")

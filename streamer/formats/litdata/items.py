@@ -14,7 +14,7 @@ from streamer.formats.base import Field, FieldSpec, Records, SampleName
 from streamer.formats.index_json import head_bytes, read_offsets
 from streamer.formats.litdata.arrow_chunks import ARROW_END
 from streamer.formats.litdata.frames import Run
-from streamer.formats.packed.sized import unpack, unpack_item
+from streamer.formats.packed.unpack import unpack_item, unpack_shard
 
 _RUN = msgspec.msgpack.Decoder(Run)
 # Items, and bytes before they were compressed.
@@ -79,7 +79,7 @@ class ItemRecoder:
         """
         try:
             items, raw_bytes = _CHUNK.decode(hint)
-            chunk = unpack("zstd", content, raw_bytes)
+            chunk = unpack_shard("zstd", content, raw_bytes)
             offsets = read_offsets(chunk, items, len(chunk), behind=chunk[-len(ARROW_END) :] == ARROW_END)
         except ValueError as error:
             raise RecodeError(f"not the chunk that its index.json describes: {error}") from error
@@ -109,7 +109,7 @@ class RunRecoder:
             if places[-1] != len(content) or lengths.sum() != sum(run.unpacked) or (lengths < 0).any():
                 raise ValueError(f"{len(content)} bytes are no {len(run.packed)} frames of {samples} items")
             pieces = [content[start:stop] for start, stop in pairwise(places)]
-            parts = [unpack("zstd", piece, length) for piece, length in zip(pieces, run.unpacked, strict=True)]
+            parts = [unpack_shard("zstd", piece, length) for piece, length in zip(pieces, run.unpacked, strict=True)]
         except ValueError as error:
             raise RecodeError(f"not the frames that the chunk's table describes: {error}") from error
         return Records(parts, lengths)

@@ -1,4 +1,4 @@
-"""Unpacks a file of gzip, bzip2, xz or Zstandard whose length is not known, up to a limit. Runs in a recoder.
+"""Unpacks gzip, bzip2, xz, Zstandard, Brotli and Snappy, to a limit or to a length that is known. Runs in a recoder.
 
 A file may have several members or frames, one after the other, as parallel compressors write them.
 """
@@ -9,6 +9,7 @@ import bz2
 import importlib
 import lzma
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +30,12 @@ _FRAME = b"\x28\xb5\x2f\xfd"
 _SKIPPED_FRAMES = range(0x184D2A50, 0x184D2A60)
 _ZSTD_BLOCK_BYTES = 128 << 10
 _RAW, _REPEATED = 0, 1
+# The name in an index.json, and what unpacks it: cramjam where it is of another kind than files are.
+_FILES = {"bz2": "bz2", "gz": "gz", "zstd": "zst"}
+_OTHERS = {"br": ("brotli", "decompress_into"), "snappy": ("snappy", "decompress_raw_into")}
+COMPRESSIONS = tuple(sorted([*_FILES, *_OTHERS]))
+# Of an item that is compressed by itself.
+MOST_ITEM_BYTES = 1 << 30
 
 
 class UnpackError(ValueError):
@@ -116,14 +123,7 @@ def _member(unpacker: _Decompressor, content: memoryview, at: int, found: bytear
 
 
 def _unpack_zstd(content: memoryview, most: int) -> memoryview:
-    try:
-        cramjam = importlib.import_module("cramjam")
-    except ImportError:
-        raise ConfigError(
-            "Zstandard is unpacked by cramjam, which is not installed where the engine runs: "
-            "pip install 'streamer-data[codecs]'",
-            field="format",
-        ) from None
+    cramjam = _cramjam()
     # Memory that is not written to is not taken.
     place = np.empty(_zstd_bound(content, most), np.uint8)
     try:
@@ -184,3 +184,68 @@ UNPACKERS: dict[str, Callable[[memoryview, int], memoryview]] = {
     "xz": _by_members(lambda: lzma.LZMADecompressor(memlimit=512 << 20), (lzma.LZMAError, EOFError)),
     "zst": _unpack_zstd,
 }
+
+
+def unpack_shard(compression: str, content: memoryview, length: int) -> memoryview:
+    """Unpacks a shard whose length is known.
+
+    Args:
+        compression: one of `COMPRESSIONS`; "" for none.
+        content: the compressed bytes.
+        length: the length of the result in bytes.
+
+    Raises:
+        ValueError: the shard is damaged, or has another length.
+        ConfigError: cramjam is not installed here.
+    """
+    if not compression:
+        found = content
+    elif compression in _FILES:
+        found = unpack(_FILES[compression], content, length)
+    else:
+        found = _by_cramjam(compression, content, length)
+    if len(found) != length:
+        raise ValueError(f"unpacks to {len(found)} bytes, expected {length}")
+    return found
+
+
+def unpack_item(content: memoryview) -> memoryview:
+    """Unpacks Zstandard of at most `MOST_ITEM_BYTES`.
+
+    Raises:
+        ValueError: damaged, or longer.
+        ConfigError: cramjam is not installed here.
+    """
+    return unpack("zst", content, MOST_ITEM_BYTES)
+
+
+def check_installed(compression: str) -> None:
+    """Imports what unpacks this compression.
+
+    Raises:
+        ConfigError: cramjam is not installed here.
+    """
+    if compression not in {"gz", "bz2"}:
+        _cramjam()
+
+
+def _by_cramjam(compression: str, content: memoryview, length: int) -> memoryview:
+    cramjam = _cramjam()
+    module, function = _OTHERS[compression]
+    place = np.empty(length, np.uint8)
+    try:
+        written: int = getattr(getattr(cramjam, module), function)(content, place)
+    except cramjam.DecompressionError as error:
+        raise ValueError(f"cannot be unpacked to {length} bytes: {error}") from error
+    return place.data[:written]
+
+
+def _cramjam() -> ModuleType:
+    try:
+        return importlib.import_module("cramjam")
+    except ImportError:
+        raise ConfigError(
+            "Zstandard, Brotli and Snappy are unpacked by cramjam, which is not installed where the engine runs: "
+            "pip install 'streamer-data[codecs]'",
+            field="format",
+        ) from None

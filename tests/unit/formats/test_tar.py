@@ -9,14 +9,14 @@ import pytest
 from streamer.formats.tar import (
     BLOCK,
     META_BYTES,
-    Member,
+    Entry,
     Parser,
     TarError,
-    members_of,
+    entries_of,
     padded,
     parse_header,
     parse_pax,
-    read_members,
+    read_entries,
 )
 from streamer.formats.window import JUMP_BYTES, PROBE_BYTES, READ_BYTES
 from tests.tars import driven, tar_of
@@ -34,21 +34,21 @@ def resealed(block: bytes, **fields: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_members_are_those_of_the_standard_library(kind, tmp_path):
-    """Names, lengths and contents agree with tarfile, long names and empty members included."""
+def test_entries_are_those_of_the_standard_library(kind, tmp_path):
+    """Names, lengths and contents agree with tarfile, long names and empty entries included."""
     long = "d" * 60 + "/" + "e" * 90 + ".jpg"
     entries = [("a.jpg", b"x" * 700), (long, b"y" * 512), ("empty.txt", b""), ("ä/ü.cls", b"1")]
     raw = tar_of(entries, kind)
-    found, _ = driven(read_members(len(raw)), raw)
+    found, _ = driven(read_entries(len(raw)), raw)
     assert [(m.name, raw[m.content_start : m.content_stop]) for m in found] == entries
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_a_name_longer_than_ustar_has_room_for(kind):
-    """A name of 3,000 bytes comes whole from an extended header, and belongs to its member's range."""
+    """A name of 3,000 bytes comes whole from an extended header, and belongs to its entry's range."""
     name = "n" * 3000 + ".jpg"
     raw = tar_of([("first.jpg", b"1"), (name, b"2"), ("last.jpg", b"3")], kind)
-    found, _ = driven(read_members(len(raw)), raw)
+    found, _ = driven(read_entries(len(raw)), raw)
     assert [m.name for m in found] == ["first.jpg", name, "last.jpg"]
     assert [m.start for m in found[1:]] == [m.stop for m in found[:-1]]
 
@@ -61,7 +61,7 @@ def test_pax_size_wins_over_the_header():
     raw = bytearray(tar_of([info, ("b.txt", b"x")], tarfile.PAX_FORMAT))
     header = 2 * BLOCK
     raw[header : header + BLOCK] = resealed(bytes(raw[header : header + BLOCK]), size=b"00000000000\0")
-    found, _ = driven(read_members(len(raw)), bytes(raw))
+    found, _ = driven(read_entries(len(raw)), bytes(raw))
     assert [(m.name, m.content_stop - m.content_start) for m in found] == [("big.bin", 1000), ("b.txt", 1)]
 
 
@@ -74,7 +74,7 @@ def test_sizes_from_8_gib_are_base_256():
 
 
 def test_directories_links_and_devices_have_no_content():
-    """What is no file is a member of one header, whatever its size field says."""
+    """What is no file is an entry of one header, whatever its size field says."""
     kinds = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
     infos = []
     for number, kind in enumerate(kinds):
@@ -82,15 +82,15 @@ def test_directories_links_and_devices_have_no_content():
         info.type, info.linkname = kind, "target"
         infos.append(info)
     raw = tar_of([*infos, ("a.txt", b"1")])
-    found, _ = driven(read_members(len(raw)), raw)
+    found, _ = driven(read_entries(len(raw)), raw)
     assert [m.is_file for m in found] == [False] * len(kinds) + [True]
     assert all(m.stop - m.start == BLOCK for m in found[:-1])
 
 
-def test_small_members_are_read_forward_in_large_windows():
+def test_small_entries_are_read_forward_in_large_windows():
     """Every byte up to the end is asked for once, in order, in windows of READ_BYTES."""
     raw = tar_of([(f"{i}.bin", bytes(1 << 20)) for i in range(20)])
-    found, needs = driven(read_members(len(raw)), raw)
+    found, needs = driven(read_entries(len(raw)), raw)
     assert len(found) == 20
     assert needs[0].start == 0
     assert needs[-1].stop == len(raw)
@@ -98,10 +98,10 @@ def test_small_members_are_read_forward_in_large_windows():
     assert {n.stop - n.start for n in needs[:-1]} == {READ_BYTES}
 
 
-def test_large_members_are_jumped_over():
-    """Of members far larger than a window, little more than the headers is asked for."""
+def test_large_entries_are_jumped_over():
+    """Of entries far larger than a window, little more than the headers is asked for."""
     raw = tar_of([(f"{i}.bin", bytes(READ_BYTES + 2 * JUMP_BYTES)) for i in range(4)])
-    _, needs = driven(read_members(len(raw)), raw)
+    _, needs = driven(read_entries(len(raw)), raw)
     assert sum(n.stop - n.start for n in needs) < READ_BYTES + 8 * PROBE_BYTES
     assert all(a.stop <= b.start for a, b in pairwise(needs))
 
@@ -111,7 +111,7 @@ def test_an_extended_header_may_cross_windows(monkeypatch):
     monkeypatch.setattr("streamer.formats.window.READ_BYTES", BLOCK)
     entries = [(f"{i}" + "n" * 1500 + ".jpg", b"12") for i in range(3)]
     raw = tar_of(entries, tarfile.GNU_FORMAT)
-    found, needs = driven(read_members(len(raw)), raw)
+    found, needs = driven(read_entries(len(raw)), raw)
     assert [m.name for m in found] == [name for name, _ in entries]
     assert all(a.stop == b.start for a, b in pairwise(needs))
 
@@ -121,7 +121,7 @@ def test_a_cut_archive_is_an_error(cut):
     """An archive that ends before its end mark is refused, wherever it was cut; the offset is its end."""
     raw = tar_of([("a.bin", bytes(600)), ("b.bin", bytes(600))])[:cut]
     with pytest.raises(TarError, match="cut off") as caught:
-        driven(read_members(len(raw)), raw)
+        driven(read_entries(len(raw)), raw)
     assert caught.value.offset <= cut
 
 
@@ -129,9 +129,9 @@ def test_joined_archives_are_an_error():
     """`cat a.tar b.tar` does not lose b in silence."""
     raw = tar_of([("a.txt", b"1")])
     with pytest.raises(TarError, match="joined archives"):
-        driven(read_members(2 * len(raw)), raw + raw)
+        driven(read_entries(2 * len(raw)), raw + raw)
     with pytest.raises(TarError, match="follow the end-of-archive mark"):
-        driven(read_members(len(raw) + (2 << 20)), raw + bytes(2 << 20))
+        driven(read_entries(len(raw) + (2 << 20)), raw + bytes(2 << 20))
 
 
 def test_one_flipped_bit_in_a_header_is_found():
@@ -141,7 +141,7 @@ def test_one_flipped_bit_in_a_header_is_found():
         broken = bytearray(raw)
         broken[place] ^= 0x10
         with pytest.raises(TarError, match=r"not a tar header"):
-            driven(read_members(len(raw)), bytes(broken))
+            driven(read_entries(len(raw)), bytes(broken))
 
 
 def test_checksums_of_signed_bytes_are_accepted():
@@ -169,7 +169,7 @@ def test_headers_that_cannot_be_streamed(change, reason):
     raw = bytearray(tar_of([("a.txt", b"1")]))
     raw[:BLOCK] = resealed(bytes(raw[:BLOCK]), **change)
     with pytest.raises(TarError, match=reason):
-        driven(read_members(len(raw)), bytes(raw))
+        driven(read_entries(len(raw)), bytes(raw))
 
 
 @pytest.mark.parametrize(
@@ -194,50 +194,50 @@ def test_pax_records():
 
 
 def test_a_global_pax_header_is_ignored_unless_it_renames():
-    """git's comment is harmless; a path or size for all members is refused."""
+    """git's comment is harmless; a path or size for all entries is refused."""
     for headers, refused in (({"comment": "x"}, False), ({"path": "x.jpg"}, True)):
         entry = tar_of([("a.txt", b"1")])
         prefix = tarfile.TarInfo.create_pax_global_header(headers)
         raw = prefix + entry
         if refused:
             with pytest.raises(TarError, match="global PAX header"):
-                driven(read_members(len(raw)), raw)
+                driven(read_entries(len(raw)), raw)
         else:
-            found, _ = driven(read_members(len(raw)), raw)
+            found, _ = driven(read_entries(len(raw)), raw)
             assert [m.name for m in found] == ["a.txt"]
 
 
-def test_members_in_memory_are_the_same():
+def test_entries_in_memory_are_the_same():
     """The walk over a sample's bytes finds what the walk over the archive found."""
     raw = tar_of([("a.jpg", b"x" * 700), ("n" * 200 + ".txt", b"")], tarfile.GNU_FORMAT)
-    found, _ = driven(read_members(len(raw)), raw)
-    assert list(members_of(memoryview(raw)[: found[-1].stop])) == found
-    assert isinstance(found[0], Member)
+    found, _ = driven(read_entries(len(raw)), raw)
+    assert list(entries_of(memoryview(raw)[: found[-1].stop])) == found
+    assert isinstance(found[0], Entry)
 
 
-def test_members_in_memory_refuse_an_end():
+def test_entries_in_memory_refuse_an_end():
     """An end mark or a cut inside a sample's bytes is an error."""
     raw = memoryview(tar_of([("a.jpg", b"x" * 700)]))
     with pytest.raises(TarError, match="end-of-archive mark inside"):
-        list(members_of(raw))
+        list(entries_of(raw))
     with pytest.raises(TarError, match="cut off"):
-        list(members_of(raw[:1000]))
+        list(entries_of(raw[:1000]))
 
 
 def test_headers_in_memory_are_read_as_those_of_the_archive():
-    """Whatever byte of a header is something else, its checksum right or wrong: the same member, or the same error."""
+    """Whatever byte of a header is something else, its checksum right or wrong: the same entry, or the same error."""
     header = tar_of([("a/b.jpg", b"x" * 700)], tarfile.GNU_FORMAT)[:BLOCK]
     content = bytes(1024) + tar_of([("a/b.cls", b"1")])[: 2 * BLOCK]
     for place in range(BLOCK):
         for value in b"\0 /0789x\x80\xff":
             wrong = header[:place] + bytes([value]) + header[place + 1 :]
             for block in (wrong, resealed(wrong) if not 148 <= place < 156 else wrong):
-                assert outcome(block + content, members_of) == outcome(block + content, of_the_archive)
+                assert outcome(block + content, entries_of) == outcome(block + content, of_the_archive)
 
 
-def outcome(raw: bytes, walk: Callable[[memoryview], Iterable[Member]]) -> object:
-    """The members that are found, then the error or None."""
-    found: list[Member] = []
+def outcome(raw: bytes, walk: Callable[[memoryview], Iterable[Entry]]) -> object:
+    """The entries that are found, then the error or None."""
+    found: list[Entry] = []
     try:
         found.extend(walk(memoryview(raw)))
     except TarError as error:
@@ -245,15 +245,15 @@ def outcome(raw: bytes, walk: Callable[[memoryview], Iterable[Member]]) -> objec
     return found, None
 
 
-def of_the_archive(raw: memoryview) -> Iterator[Member]:
-    """The members by the parser that reads archives; the errors of `members_of` where they end too early."""
+def of_the_archive(raw: memoryview) -> Iterator[Entry]:
+    """The entries by the parser that reads archives; the errors of `entries_of` where they end too early."""
     parser, position = Parser(), 0
     while position < len(raw):
         block = bytes(raw[position : position + BLOCK])
         found = parser.header(block, position)
         if found is None:
             raise TarError("an end-of-archive mark inside a sample", position)
-        if isinstance(found, Member):
+        if isinstance(found, Entry):
             if found.content_stop > len(raw):
                 raise TarError(f"cut off inside {found.name!r}", len(raw))
             yield found

@@ -25,7 +25,7 @@ def samples(raw: bytes, url: str = URL) -> list[tuple[str, dict[str, bytes]]]:
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_consecutive_members_with_a_key_are_a_sample(kind):
+def test_consecutive_entries_with_a_key_are_a_sample(kind):
     """Key = path up to the first dot of the basename; field = the rest, in lower case; in order."""
     raw = tar_of(
         [("d.x/a.JPG", b"1"), ("d.x/a.seg.png", b"2"), ("d.x/b.jpg", b""), ("d.x/b.cls", b"7"), ("c.txt", b"3")], kind
@@ -38,13 +38,13 @@ def test_consecutive_members_with_a_key_are_a_sample(kind):
 
 
 def test_a_key_that_comes_back_is_another_sample():
-    """Members are grouped only while they follow each other."""
+    """Entries are grouped only while they follow each other."""
     raw = tar_of([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3")])
     assert [key for key, _ in samples(raw)] == ["a", "b", "a"]
 
 
 def test_what_is_no_sample_is_skipped():
-    """Directories, hidden files, names without a dot and __metadata__ members are left out, also within a sample."""
+    """Directories, hidden files, names without a dot and __metadata__ entries are left out, also within a sample."""
     folder = tarfile.TarInfo("d")
     folder.type = tarfile.DIRTYPE
     raw = tar_of(
@@ -67,7 +67,7 @@ def test_samples_touch_though_directories_lie_between():
 
 
 def test_a_large_gap_is_not_part_of_a_sample():
-    """A skipped member of more than 64 KiB is not fetched in training."""
+    """A skipped entry of more than 64 KiB is not fetched in training."""
     raw = tar_of([("a.jpg", b"1"), ("nodot", bytes(70_000)), ("b.jpg", b"2")])
     spans, _ = driven(FORMAT.index(Source(ObjectRecord(URL, len(raw), "")), Facts()), raw)
     assert spans[1].start - spans[0].stop > 70_000
@@ -121,7 +121,7 @@ def test_a_field_twice_in_a_sample_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("members", "names"),
+    ("entries", "names"),
     [
         (["a.JPEG", "a.cls"], ["jpg", "cls"]),
         (["a.seg.jpeg", "a.jpg"], ["seg.jpg", "jpg"]),
@@ -129,13 +129,13 @@ def test_a_field_twice_in_a_sample_is_an_error():
         (["a.xjpeg"], ["xjpeg"]),
     ],
 )
-def test_jpeg_is_jpg(members, names):
+def test_jpeg_is_jpg(entries, names):
     """One name for JPEGs; a sample with both keeps both. Its span, and so its manifest, is as it was."""
-    raw = tar_of([(name, name.encode()) for name in members])
+    raw = tar_of([(name, name.encode()) for name in entries])
     (span,), _ = driven(WebDataset().index(Source(ObjectRecord("s3://b/x.tar", len(raw), "")), Facts()), raw)
     _, fields = WebDataset().open(memoryview(raw)[span.start : span.stop], SampleName())
     assert [field.name for field in fields] == names
-    assert [bytes(field.content) for field in fields] == [name.encode() for name in members]
+    assert [bytes(field.content) for field in fields] == [name.encode() for name in entries]
 
 
 def test_open_copies_nothing():
@@ -172,5 +172,5 @@ def test_open_refuses_what_is_no_sample():
     ],
 )
 def test_split_name(name, parts):
-    """Key and field of a member name."""
+    """Key and field of an entry name."""
     assert split_name(name) == parts

@@ -1,1 +1,0 @@
-"""Archives other than tars."""
