@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from streamer.annotations.options import USUAL_KEY, Parsed, TableOptions, chosen_fields
 from streamer.errors import ConfigError, RecodeError
 from streamer.formats.base import FieldSpec
+from streamer.formats.table.arrays import bytes_column, json_column, nulls_of
 from streamer.formats.table.writer import Column
 
 # An object of JSON lines may have this many bytes, and so may a line of CSV.
@@ -146,7 +147,7 @@ def _keys(values: pa.Array, key: str) -> list[str]:
 def _column(name: str, values: pa.Array) -> tuple[str, Column]:
     """Kind and column of a field."""
     kind = values.type
-    nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+    nulls = nulls_of(values)
     if pa.types.is_decimal(kind):
         values, kind = values.cast(pa.float64()), pa.float64()
     if kind in _DTYPES:
@@ -154,15 +155,15 @@ def _column(name: str, values: pa.Array) -> tuple[str, Column]:
     if pa.types.is_null(kind):
         return "null", Column(np.empty(0, np.uint8), np.zeros(len(values), np.int64), nulls)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_temporal(kind):
-        return "txt", _bytes(values.cast(pa.string()).cast(pa.large_binary()), nulls)
+        return "txt", bytes_column(values.cast(pa.string()))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
-        return "", _bytes(values.cast(pa.large_binary()), nulls)
+        return "", bytes_column(values.cast(pa.large_binary()))
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type in _DTYPES:
         items = values.flatten()
         # NaN where there is none; whole numbers have no such value.
         if not items.null_count or pa.types.is_floating(kind.value_type):
             return f"{_DTYPES[kind.value_type]}[]", _arrays(values, items, nulls)
-    return "json", _json(values, nulls)
+    return "json", json_column(values.to_pylist())
 
 
 def _numbers(values: pa.Array, missing: float) -> NDArray[np.generic]:
@@ -172,19 +173,7 @@ def _numbers(values: pa.Array, missing: float) -> NDArray[np.generic]:
     return found
 
 
-def _bytes(values: pa.Array, nulls: NDArray[np.bool_] | None) -> Column:
-    _, offsets, content = values.fill_null(b"").buffers()
-    edges = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
-    found = np.empty(0, np.uint8) if content is None else np.frombuffer(content, np.uint8)[edges[0] : edges[-1]]
-    return Column(found, np.diff(edges), nulls)
-
-
 def _arrays(values: pa.Array, items: pa.Array, nulls: NDArray[np.bool_] | None) -> Column:
     numbers = np.ascontiguousarray(_numbers(items, float("nan")))
     counts = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return Column(numbers.view(np.uint8), counts * numbers.itemsize, nulls)
-
-
-def _json(values: pa.Array, nulls: NDArray[np.bool_] | None) -> Column:
-    found = [b"" if value is None else msgspec.json.encode(value) for value in values.to_pylist()]
-    return Column(np.frombuffer(b"".join(found), np.uint8), np.array(list(map(len, found)), np.int64), nulls)

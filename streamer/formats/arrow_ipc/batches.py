@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from streamer.errors import RecodeError
 from streamer.formats.base import Records
-
-
-@contextmanager
-def decoding(content: memoryview, samples: int, format_name: str) -> Iterator[None]:
-    """Translates the errors of what decodes bytes.
-
-    Raises:
-        RecodeError: they are not so many rows of that format.
-    """
-    try:
-        yield
-    except RecodeError:
-        raise
-    except Exception as error:  # pyarrow has its own, and OSError, and those of Python
-        raise RecodeError(
-            f"{len(content)} bytes are not {samples} rows of {format_name}: {type(error).__name__}: {error}",
-            samples=samples,
-            bytes=len(content),
-        ) from error
 
 
 def joined(batches: Sequence[pa.RecordBatch], samples: int, write: Callable[[pa.RecordBatch], Records]) -> Records:

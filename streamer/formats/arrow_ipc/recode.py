@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from base64 import b64decode
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 
-from streamer.formats.arrow_ipc.batches import decoding, joined, read_batches
+from streamer.formats.arrow_ipc.batches import joined, read_batches
 from streamer.formats.arrow_ipc.schema import read_schema
 from streamer.formats.base import Facts, Records
 from streamer.formats.parquet.columns import column_of, is_json, values_at
 from streamer.formats.parquet.schema import node_at
-from streamer.formats.table.writer import Column, write_records
+from streamer.formats.table.arrays import decoding, json_column
+from streamer.formats.table.writer import write_records
 
 _TIMES = {32: pa.int32(), 64: pa.int64()}
 
@@ -52,7 +51,7 @@ class BatchRecoder:
         columns = []
         for spec, node in zip(self._specs, self._nodes, strict=True):
             if is_json(spec, node):
-                columns.append(_json_column(values_at(plain, node.path)))
+                columns.append(json_column(values_at(plain, node.path).to_pylist()))
             else:
                 columns.append(column_of(spec, node, [plain] * self._primitives, rows))
         return write_records(self._specs, columns, rows)
@@ -73,12 +72,3 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_temporal(kind):
         return _TIMES[kind.bit_width]
     return kind
-
-
-def _json_column(values: pa.Array) -> Column:
-    """Values row by row, as JSON."""
-    rows = values.to_pylist()
-    contents = [b"" if value is None else msgspec.json.encode(value) for value in rows]
-    nulls = np.array([value is None for value in rows], np.bool_)
-    lengths = np.array([len(content) for content in contents], np.int64)
-    return Column(np.frombuffer(b"".join(contents), np.uint8), lengths, nulls if nulls.any() else None)

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streamer.formats.arrow_ipc.batches import decoding, joined, read_batches
+from streamer.formats.arrow_ipc.batches import joined, read_batches
 from streamer.formats.base import FieldSpec, Records
+from streamer.formats.table.arrays import bytes_column, decoding, listed_column, nulls_of
 from streamer.formats.table.records import fixed_dtype
 from streamer.formats.table.writer import Column, write_records
 
@@ -58,14 +59,12 @@ def _column(field: FieldSpec, values: pa.Array | None, rows: int) -> Column:
     dtype = fixed_dtype(field.kind)
     if values is None or pa.types.is_null(values.type):
         return _nothing(dtype, rows)
-    nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
     if dtype is not None:
         numbers = values.cast(pa.from_numpy_dtype(dtype)).fill_null(False if dtype.kind == "b" else 0)
-        return Column(numbers.to_numpy(zero_copy_only=False), nulls=nulls)
+        return Column(numbers.to_numpy(zero_copy_only=False), nulls=nulls_of(values))
     if field.kind in {"txt", "bytes"}:
-        plain = values.cast(pa.large_string() if field.kind == "txt" else pa.large_binary())
-        return Column(*_bytes_of(plain, rows), nulls)
-    return Column(*_nested(values, rows), nulls)
+        return bytes_column(values.cast(pa.large_string() if field.kind == "txt" else pa.large_binary()))
+    return _nested(values)
 
 
 def _nothing(dtype: np.dtype[np.generic] | None, rows: int) -> Column:
@@ -75,30 +74,22 @@ def _nothing(dtype: np.dtype[np.generic] | None, rows: int) -> Column:
     return Column(_NO_BYTES, np.zeros(rows, np.int64), nulls)
 
 
-def _bytes_of(values: pa.Array, rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    _, offsets, content = values.buffers()
-    edges = np.frombuffer(offsets, np.int64)[values.offset : values.offset + rows + 1]
-    found = _NO_BYTES if content is None else np.frombuffer(content, np.uint8)[edges[0] : edges[-1]]
-    return found, np.diff(edges)
-
-
-def _nested(values: pa.Array, rows: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _nested(values: pa.Array) -> Column:
     kind = values.type
     if pa.types.is_list(kind) and not values.null_count and not values.values.null_count:
         if pa.types.is_int64(kind.value_type):
             return _numbers(values, INTEGERS)
         if pa.types.is_float64(kind.value_type):
             return _numbers(values, FLOATS)
-    contents = [b"" if value is None else PACKED + msgspec.msgpack.encode(value) for value in values.to_pylist()]
-    lengths = np.fromiter(map(len, contents), np.int64, rows)
-    return np.frombuffer(b"".join(contents), np.uint8), lengths
+    rows = values.to_pylist()
+    return listed_column([None if value is None else PACKED + msgspec.msgpack.encode(value) for value in rows])
 
 
-def _numbers(values: pa.ListArray, tag: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _numbers(values: pa.ListArray, tag: bytes) -> Column:
     """Lists of numbers without a loop over them: the tag before each is put between."""
     edges = values.offsets.to_numpy().astype(np.int64)
     numbers = values.values.slice(edges[0], edges[-1] - edges[0]).to_numpy(zero_copy_only=False)
     content = np.ascontiguousarray(numbers).view(np.uint8)
     lengths = 8 * np.diff(edges)
     made: NDArray[np.uint8] = np.insert(content, 8 * (edges[:-1] - edges[0]), tag[0])
-    return made, lengths + 1
+    return Column(made, lengths + 1)

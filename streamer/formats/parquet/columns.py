@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -13,10 +12,10 @@ from numpy.typing import NDArray
 from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec
 from streamer.formats.parquet.schema import Node
+from streamer.formats.table.arrays import bytes_column, json_column, nulls_of
 from streamer.formats.table.records import fixed_dtype
 from streamer.formats.table.writer import Column
 
-_NO_BYTES = np.empty(0, np.uint8)
 # What `to_pylist` makes of a nested value.
 _Nested: TypeAlias = Any
 
@@ -43,12 +42,12 @@ def column_of(spec: FieldSpec, node: Node, tables: Sequence[pa.Table], rows: int
         if is_json(spec, node):
             return _json_column([values_at(table, node.path) for table in _different(primitives)], node, rows)
         values = values_at(primitives[0], node.path)
-        nulls = _nulls(values)
+        nulls = nulls_of(values)
         if node.items():
             return _list_column(values, spec.kind, nulls, rows)
         if fixed_dtype(spec.kind) is not None:
             return Column(_numbers(values, spec.kind), nulls=nulls)
-        return _bytes_column(values, nulls)
+        return bytes_column(values)
     except _RefusalError as error:
         raise RecodeError(
             f"field {spec.name!r}: {error}; leave it out by columns=, or write it anew", field=spec.name
@@ -73,13 +72,6 @@ def values_at(table: pa.Table, path: Sequence[str]) -> pa.Array:
     return values
 
 
-def _nulls(values: pa.Array) -> NDArray[np.bool_] | None:
-    if not values.null_count:
-        return None
-    found: NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
-    return found
-
-
 def _numbers(values: pa.Array, kind: str) -> NDArray[np.generic]:
     """Numbers; 0 where there is none."""
     dtype = fixed_dtype(kind)
@@ -97,22 +89,6 @@ def _numbers(values: pa.Array, kind: str) -> NDArray[np.generic]:
         values = values.fill_null(False if pa.types.is_boolean(kind_) else 0)
     found: NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
     return found.astype(dtype, copy=False)
-
-
-def _bytes_column(values: pa.Array, nulls: NDArray[np.bool_] | None) -> Column:
-    if pa.types.is_fixed_size_binary(values.type):
-        width = values.type.byte_width
-        content = np.frombuffer(values.buffers()[1], np.uint8)[values.offset * width :][: len(values) * width]
-        if nulls is None:
-            return Column(content, np.full(len(values), width, np.int64))
-        return Column(content.reshape(-1, width)[~nulls].reshape(-1), np.where(nulls, 0, width), nulls)
-    offset_dtype = (
-        np.int64 if pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type) else np.int32
-    )
-    _, offsets, content = values.buffers()
-    edges = np.frombuffer(offsets, offset_dtype)[values.offset : values.offset + len(values) + 1].astype(np.int64)
-    found = _NO_BYTES if content is None else np.frombuffer(content, np.uint8)[edges[0] : edges[-1]]
-    return Column(found, np.diff(edges), nulls)
 
 
 def _list_column(values: pa.Array, kind: str, nulls: NDArray[np.bool_] | None, rows: int) -> Column:
@@ -181,11 +157,7 @@ def _json_column(primitives: Sequence[pa.Array], node: Node, rows: int) -> Colum
     first, *others = [primitive.to_pylist() for primitive in primitives]
     for other in others:
         first = [_merged(*pair) for pair in zip(first, other, strict=True)]
-    plain = [_plain(value, node) for value in first]
-    contents = [b"" if value is None else msgspec.json.encode(value) for value in plain]
-    lengths = np.array([len(content) for content in contents], np.int64)
-    nulls = np.array([value is None for value in plain], np.bool_)
-    return Column(np.frombuffer(b"".join(contents), np.uint8), lengths, nulls if nulls.any() else None)
+    return json_column([_plain(value, node) for value in first])
 
 
 def _merged(one: _Nested, other: _Nested) -> _Nested:

@@ -14,7 +14,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamer.errors import RecodeError
 from streamer.formats.base import Facts, Records
 from streamer.formats.parquet import thrift
 from streamer.formats.parquet.columns import column_of, is_json, lists_column
@@ -23,6 +22,7 @@ from streamer.formats.parquet.footer import MAGIC
 from streamer.formats.parquet.number_lists import number_list, read_lists
 from streamer.formats.parquet.pages import PrimitiveHint
 from streamer.formats.parquet.schema import Element, Node
+from streamer.formats.table.arrays import decoding
 from streamer.formats.table.writer import Column, write_records
 
 _HINT = msgspec.msgpack.Decoder(list[PrimitiveHint])
@@ -60,7 +60,7 @@ class ParquetRecoder:
         Raises:
             RecodeError: pages that cannot be decoded, or have other rows than the footer says.
         """
-        try:
+        with decoding(content, samples, "Parquet"):
             primitives = _HINT.decode(hint)
             edges = list(accumulate((primitive.length for primitive in primitives), initial=0))
             if edges[-1] != len(content) or len(primitives) != len(self._ways):
@@ -72,15 +72,6 @@ class ParquetRecoder:
                 lists.get(node.primitive) or column_of(spec, node, tables, samples) for spec, node in self._pairs
             ]
             return write_records(self._wanted.fields, columns, samples)
-        except RecodeError:
-            raise
-        except Exception as error:  # pyarrow has its own, and OSError, and those of Python
-            raise RecodeError(
-                f"Parquet pages of {samples} rows in {len(content)} bytes cannot be decoded: {type(error).__name__}: "
-                f"{error}",
-                samples=samples,
-                bytes=len(content),
-            ) from error
 
     def _read_lists(
         self, content: memoryview, primitives: Sequence[PrimitiveHint], places: Sequence[tuple[int, int]], samples: int
