@@ -21,32 +21,35 @@ S = TypeVar("S", bound=Closable)
 
 async def race(
     peer: Coroutine[Any, Any, P | None], late: asyncio.Event, store: Callable[[], Coroutine[Any, Any, S]]
-) -> P | S:
-    """Returns what the peer brings, or the store, if it is faster than a late peer or the peer brings nothing.
+) -> P | S | None:
+    """Returns what the peer brings, or the store, if it is faster than a late peer or the late peer brings nothing.
 
     Args:
         peer: asks the peer; returns None if it brings nothing, and raises nothing.
         late: is set when the store should be asked as well.
         store: asks the store; called at most once.
 
+    Returns:
+        None if the peer brings nothing and is not late.
+
     Raises:
-        StreamerError: the peer brought nothing and the store failed.
+        StreamerError: a late peer brought nothing and the store failed.
     """
     asked, is_late = asyncio.create_task(peer), asyncio.create_task(late.wait())
     fetched: asyncio.Task[S] | None = None
     winner: asyncio.Task[P | None] | asyncio.Task[S] | None = None
     try:
         await asyncio.wait({asked, is_late}, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            fetched = asyncio.create_task(store())
-            await asyncio.wait({asked, fetched}, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done() and fetched.exception() is None:
-                winner = fetched
-                return fetched.result()
-        winner = asked
-        if (received := await asked) is not None:
-            return received
-        winner = fetched = fetched or asyncio.create_task(store())
+        if asked.done():
+            winner = asked
+            return asked.result()
+        fetched = asyncio.create_task(store())
+        await asyncio.wait({asked, fetched}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done() or fetched.exception() is not None:
+            winner = asked
+            if (brought := await asked) is not None:
+                return brought
+        winner = fetched
         return await fetched
     finally:
         is_late.cancel()

@@ -9,40 +9,48 @@ from numpy.typing import NDArray
 from streamer.cache.writer import sample_checksums
 from streamer.engine.datasets import Dataset
 from streamer.errors import IntegrityError
+from streamer.fetch.fetcher import Fetched
 from streamer.formats.chunkfile import HEADER_BYTES, START_BYTES, ChunkHeader, decode_starts
 
 
-class Payload(msgspec.Struct, frozen=True):
-    """Holds the content of a chunk file.
+class Received(msgspec.Struct, frozen=True):
+    """Holds a chunk file that a peer sent, in a buffer; close it when it is written.
 
     Attributes:
+        file: the buffer.
         content: the chunk's bytes as they are stored.
         offsets: int64, (entries + 1,): the boundaries of its samples; of a recoded chunk also of the table of starts.
     """
 
+    file: Fetched
     content: memoryview
     offsets: NDArray[np.int64]
 
+    def close(self) -> None:
+        """Gives the memory back."""
+        self.file.close()
 
-def checked(file: memoryview, dataset: Dataset, chunk: int, where: str) -> Payload:
+
+def checked(file: Fetched, dataset: Dataset, chunk: int, where: str) -> Received:
     """Returns the content of a chunk file, if it is that of the chunk.
 
     Raises:
         IntegrityError: another chunk, other lengths, or bytes that differ from their checksums; says which.
     """
     wanted = dataset.manifest.chunk(chunk)
-    header = ChunkHeader.decode(bytes(file[:HEADER_BYTES]), where)
+    [raw] = file.parts
+    header = ChunkHeader.decode(bytes(raw[:HEADER_BYTES]), where)
     entries = wanted.samples + int(dataset.manifest.recoded)
     _same(where, "key", wanted.key.hex(), header.key.hex())
     _same(where, "codec", int(wanted.codec), header.codec)
     _same(where, "number of samples", entries, header.samples)
-    _same(where, "length", header.file_bytes, len(file))
-    content = file[HEADER_BYTES : HEADER_BYTES + header.local_bytes]
+    _same(where, "length", header.file_bytes, len(raw))
+    content = raw[HEADER_BYTES : HEADER_BYTES + header.local_bytes]
     offsets = _offsets(content, dataset, chunk, where)
-    table = np.frombuffer(file, "<u4", offset=HEADER_BYTES + header.local_bytes)
+    table = np.frombuffer(raw, "<u4", offset=HEADER_BYTES + header.local_bytes)
     if not np.array_equal(sample_checksums([content], offsets), table):
         raise IntegrityError(f"{where}: samples of chunk {wanted.key.hex()} differ from their checksums", where=where)
-    return Payload(content, offsets)
+    return Received(file, content, offsets)
 
 
 def _offsets(content: memoryview, dataset: Dataset, chunk: int, where: str) -> NDArray[np.int64]:

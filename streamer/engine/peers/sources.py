@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import msgspec
@@ -11,7 +12,7 @@ from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.fetching.publisher import Publisher
 from streamer.engine.fetching.sources import StoreSource
 from streamer.engine.peers.race import race
-from streamer.engine.peers.received import Payload, checked
+from streamer.engine.peers.received import Received, checked
 from streamer.engine.peers.routes import Ask, Found, whom_to_ask
 from streamer.errors import IntegrityError
 from streamer.fetch.fetcher import Fetched
@@ -34,14 +35,6 @@ class SourceCounts(msgspec.Struct):
     peer_chunks: int = 0
     peer_bytes: int = 0
     peer_hedge_losses: int = 0
-
-
-class _FromPeer(msgspec.Struct, frozen=True):
-    payload: Payload
-    file: Fetched
-
-    def close(self) -> None:
-        self.file.close()
 
 
 class PeerSource:
@@ -71,22 +64,21 @@ class PeerSource:
 
     async def bring(self, fetch: Fetch) -> None:
         """See ChunkSource.bring."""
-        ask = self._route(fetch)
-        if ask is None:
+        late, ask = asyncio.Event(), self._route(fetch)
+        brought = None
+        if ask is not None:
+            brought = await race(self._ask(fetch, ask, late), late, lambda: self._store.fetch(fetch))
+        if brought is None:
             await self._store.bring(fetch)
             return
-        late = asyncio.Event()
-        brought = await race(self._ask(fetch, ask, late), late, lambda: self._store.fetch(fetch))
-        try:
-            if isinstance(brought, _FromPeer):
-                await self._publisher.publish_samples(fetch, brought.payload.content, brought.payload.offsets)
+        with contextlib.closing(brought):
+            if isinstance(brought, Received):
+                await self._publisher.publish_samples(fetch, brought.content, brought.offsets)
                 self.count.peer_chunks += 1
-                self.count.peer_bytes += len(brought.payload.content)
+                self.count.peer_bytes += len(brought.content)
             else:
-                self.count.peer_hedge_losses += late.is_set()
+                self.count.peer_hedge_losses += 1
                 await self._publisher.publish(fetch, brought)
-        finally:
-            brought.close()
 
     def _route(self, fetch: Fetch) -> Ask | None:
         digest, found = fetch.dataset.manifest.digest, self._found
@@ -98,7 +90,7 @@ class PeerSource:
             for_peer=not fetch.waiters,
         )
 
-    async def _ask(self, fetch: Fetch, ask: Ask, late: asyncio.Event) -> _FromPeer | None:
+    async def _ask(self, fetch: Fetch, ask: Ask, late: asyncio.Event) -> Received | None:
         digest, found = fetch.dataset.manifest.digest, self._found
         asked = Asked(
             key=fetch.key,
@@ -114,10 +106,10 @@ class PeerSource:
             found.record(ask.member, digest, not isinstance(answer, Refusal))
         return None if isinstance(answer, Refusal) else await self._checked(fetch, ask, answer)
 
-    async def _checked(self, fetch: Fetch, ask: Ask, file: Fetched) -> _FromPeer | None:
+    async def _checked(self, fetch: Fetch, ask: Ask, file: Fetched) -> Received | None:
         where = f"chunk {fetch.chunk} from peer {ask.member.address}"
         try:
-            payload = await in_thread(None, checked, file.parts[0], fetch.dataset, fetch.chunk, where)
+            return await in_thread(None, checked, file, fetch.dataset, fetch.chunk, where)
         except BaseException as error:
             file.close()
             if not isinstance(error, IntegrityError):
@@ -125,4 +117,3 @@ class PeerSource:
             self._client.rejected(ask.member)
             logger.warning("%s; it is read from the store", error)
             return None
-        return _FromPeer(payload, file)

@@ -56,10 +56,21 @@ async def test_a_peer_in_time_is_taken_and_the_store_is_not_asked() -> None:
     assert (runners.asked_store, chunk.closed) == (0, 0)
 
 
-async def test_a_peer_without_it_is_followed_by_the_store() -> None:
-    """At once."""
-    runners, chunk = Runners(), Buffer("store")
+async def test_a_peer_in_time_without_it_ends_the_race() -> None:
+    """None: the store is asked as without peers."""
+    runners = Runners()
     runners.peer.set_result(None)
+    assert await runners.race is None
+    assert runners.asked_store == 0
+
+
+async def test_a_late_peer_without_it_leaves_the_race_to_the_store() -> None:
+    """Which was asked when the peer was late."""
+    runners, chunk = Runners(), Buffer("store")
+    runners.late.set()
+    await turn()
+    runners.peer.set_result(None)
+    await turn()
     runners.store.set_result(chunk)
     assert await runners.race is chunk
 
@@ -109,6 +120,8 @@ async def test_a_failing_store_waits_for_the_peer() -> None:
     assert await runners.race is chunk
 
     runners = Runners()
+    runners.late.set()
+    await turn()
     runners.peer.set_result(None)
     runners.store.set_exception(ObjectNotFoundError("gone"))
     with pytest.raises(ObjectNotFoundError):
