@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # A peer that waits hears within this time that its chunk is still on its way.
 _WAIT_SECONDS = 0.5
-# Of the limit, and of chunks: what may be open for peers at once.
+# Of the limit, and of chunks: what is fetched for peers at once.
 _OPEN_SHARE = 1 / 32
 _OPEN_CHUNKS = 16
 # Beside the datasets of a mix: what is asked for by peers alone comes last.
