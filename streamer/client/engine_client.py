@@ -252,11 +252,11 @@ class EngineClient:
         asked, found = self.settings.cache_bytes, welcome.cache_bytes
         if asked is None or not found or asked == found:
             return
-        cure = "change limit_bytes of the service" if self.settings.external else "end its other jobs, and wait 3 s"
+        remedy = "change limit_bytes of the service" if self.settings.external else "end its other jobs, and wait 3 s"
         _warn_once(
             f"{welcome.pid} {asked}",
             f"cache_bytes={asked} ({format_bytes(asked)}) is not used: the engine of {welcome.root} runs already, with "
-            f"a limit of {format_bytes(found)}; to change it, {cure}",
+            f"a limit of {format_bytes(found)}; to change it, {remedy}",
         )
 
     def _reconnect(self) -> None:

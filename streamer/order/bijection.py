@@ -1,4 +1,4 @@
-"""A keyed permutation of [0, size) that costs no memory: 4 Feistel rounds, cycle-walked.
+"""A keyed permutation of [0, size) that takes no memory: 4 Feistel rounds, cycle-walked.
 
 A word of ceil(log2 size) bits is cut in two halves that hash each other in turn, which permutes
 [0, 2**bits). A value that lands outside [0, size) is permuted again until it is inside: less than
@@ -18,7 +18,7 @@ _ONE = np.uint64(1)
 
 
 def permute(values: Integers, sizes: Integers, keys: Words) -> Integers:
-    """Maps each value to its place under the permutation of [0, size) that its key names.
+    """Maps each value to its place under the permutation of [0, size) with its key.
 
     Args:
         values: (N,) with 0 <= value < size.

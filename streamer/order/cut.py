@@ -1,4 +1,4 @@
-"""The cut: which chunks, and which part of them, belong to which lane."""
+"""The cut: the chunks, and parts of chunks, that belong to each lane."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
         return number, chunks, sizes
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """(M,) the lane of each chunk's first piece; -1: it has no samples."""
+        """(M,) the lane of each chunk's first piece; -1 if it has no samples."""
         lanes = np.full(chunks, -1)
-        # Backwards, so that the first of several lanes stays.
+        # Backwards, so that the first of several lanes remains.
         for lane in range(len(self.begin) - 1, -1, -1):
             lanes[self.order[self.begin[lane] : self.end[lane]]] = lane
         return lanes
 
     def shifted(self, chunk_samples: Integers, shift: int) -> LaneCut:
-        """The cut of the same hashed chunks where position 0 lies in another lane: its ends move by less than L."""
+        """The cut of the same hashed chunks with position 0 in another lane: its ends move by less than L."""
         return _cut(self.order, len(self.begin), chunk_samples, shift)
 
 
@@ -66,9 +66,9 @@ def cut_lanes(
     Args:
         spec: the order.
         chunk_samples: (M,) samples per chunk.
-        epoch: only looked at with cut="redrawn".
+        epoch: number of the epoch; used only with cut="redrawn".
         shift: the lane of position 0.
-        chunk_words: (M,) the first 8 bytes of the chunks' keys, little-endian; only looked at with cut="common".
+        chunk_words: (M,) the first 8 bytes of the chunks' keys, little-endian; used only with cut="common".
 
     Raises:
         ConfigError: cut="common" without the words.
@@ -82,7 +82,7 @@ def cut_lanes(
 
 
 def _common_order(chunks: Chunks, words: Words | None) -> Chunks:
-    """Sorted by a hash of the key. Two keys that begin alike, one pair in 2**64, stay in the order of their numbers."""
+    """Sorts by a hash of the key. Two keys that begin alike, one pair in 2**64, stay in the order of their numbers."""
     if words is None:
         raise ConfigError(
             'cut="common" needs the keys of the chunks; a mix and a growing dataset take no cut', field="cut"
@@ -113,8 +113,8 @@ def lane_starts(samples: int, lanes: int, shift: int = 0) -> Integers:
 def epoch_state(spec: OrderSpec, epoch: int) -> int:
     """The hash state that ranks the chunks of one epoch.
 
-    No lane in it: both pieces of a cut chunk come up at nearly the same time, so that one fetch
-    serves both.
+    The lane is not part of it: both pieces of a cut chunk come up at nearly the same time, so that one fetch serves
+    both.
     """
     return fold(spec.seed, TAG_LANE, epoch)
 

@@ -1,4 +1,4 @@
-"""The deal: how the pieces of a lane are mixed, k open at a time, and how to seek in that.
+"""The deal: how the pieces of a lane are mixed, k open at a time, and how to find a position in it.
 
 Piece j of a lane is cut in k_j = min(k, j+1) slices; slice t goes to group j+t. So the groups
 follow each other, each opens one new piece, and at most k pieces are open. A piece of fewer samples
@@ -21,7 +21,7 @@ _MATRIX = 1 << 16
 
 
 class Slices(msgspec.Struct, frozen=True, eq=False):
-    """The slices of some groups, oldest piece first; a slice that is not there has no samples.
+    """The slices of some groups, oldest piece first; a missing slice has no samples.
 
     Attributes:
         piece: (G, k) piece number in the lane.
@@ -57,7 +57,7 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
 
         Args:
             lanes: (G,) lane of each group.
-            groups: (G,) group number in its lane, from 0; past the last group all is empty.
+            groups: (G,) group number in its lane, from 0; groups past the last one are empty.
         """
         k = self.window
         turn = np.arange(k - 1, -1, -1, dtype=np.int64)
@@ -81,7 +81,7 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def _find(self, lanes: Integers, indices: Integers) -> Integers:
-        # Group g starts between the pieces g-k+1 and g of the undealt lane: k candidates.
+        # Group g starts between the pieces g-k+1 and g of the lane before the deal: k candidates.
         low = np.searchsorted(self.prefix, self.start[lanes] + indices, side="right") - 1
         low = low - self.first[lanes]
         high = low + self.window
@@ -98,9 +98,9 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
 
 
 def slice_count(piece: Integers, size: Integers, window: int) -> Integers:
-    """k_j: into how many slices piece j goes; small at the start, so that the window grows.
+    """k_j: the number of slices of piece j; small at the start, so that the window grows.
 
-    A piece of one sample has it in the first slice, whatever their number: then 1, which is exact.
+    A piece of one sample has it in the first slice, whatever their number: then 1 is exact.
     """
     return np.where(size > 1, np.maximum(1, np.minimum(piece + 1, window)), 1)
 

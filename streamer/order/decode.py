@@ -1,4 +1,4 @@
-"""From places in the lanes to samples: the part of the order that an epoch and a growing dataset's round share."""
+"""Maps places in the lanes to samples: the part that an epoch and a growing dataset's round share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PieceStart = Callable[[Integers, Integers], Integers]
 
 
 class Draws(msgspec.Struct, frozen=True, eq=False):
-    """Places in pieces that are shuffled one at a time; of several decoders they are drawn together.
+    """Places in pieces that are shuffled one at a time; those of several decoders are drawn together.
 
     Attributes:
         place: (N,) index in the piece.
         sizes: (N,) samples of the piece.
-        group_keys, piece_keys: (N,) of the two permutations.
+        group_keys, piece_keys: (N,) keys of the two permutations.
         start: (N,) the first ordinal of the piece.
     """
 
@@ -42,10 +42,10 @@ class Draws(msgspec.Struct, frozen=True, eq=False):
 
 
 class OrdinalsTogether:
-    """The samples at places of many orders: a few places of each cost as much as many of one.
+    """The samples at places of many orders: a few places of each cost as much as many places of one.
 
     Args:
-        count: of the places, over all orders.
+        count: number of places, over all orders.
     """
 
     def __init__(self, count: int) -> None:
@@ -54,16 +54,16 @@ class OrdinalsTogether:
         self._draws: list[Draws] = []
 
     def set(self, rows: Integers, ordinals: Integers) -> None:
-        """Samples that are known."""
+        """Sets samples that are known."""
         self._found[rows] = ordinals
 
     def draw(self, rows: Integers, draws: Draws) -> None:
-        """Samples that are drawn later."""
+        """Adds samples that are drawn later."""
         self._rows.append(rows)
         self._draws.append(draws)
 
     def ordinals(self) -> Integers:
-        """(N,) all of them."""
+        """(N,) all samples."""
         if self._draws:
             rows = np.concatenate(self._rows)
             columns = [np.concatenate([getattr(one, name) for one in self._draws]) for name in Draws.__struct_fields__]
@@ -117,10 +117,10 @@ class LaneDecoder:
         return found
 
     def draws(self, places: Integers) -> Draws | None:
-        """Places in any order, where one piece is open at a time, as in a mix of many members; None: elsewhere."""
+        """Places in any order, if one piece is open at a time, as in a mix of many members; None otherwise."""
         if self._deal.window != 1:
             return None
-        deal = self._deal  # a group is a piece
+        deal = self._deal  # here a group is a piece
         piece = np.searchsorted(deal.prefix, places, side="right") - 1
         lanes = np.searchsorted(deal.first, piece, side="right") - 1
         number, sizes = piece - deal.first[lanes], deal.prefix[piece + 1] - deal.prefix[piece]
@@ -134,7 +134,7 @@ class LaneDecoder:
         heads = places[np.append(0, breaks + 1)]
         tails = places[np.append(breaks, len(places) - 1)]
         lanes = np.searchsorted(starts, heads, side="right") - 1
-        # A run may go on into the next lanes: cut it there.
+        # A run may continue in the next lanes: it is cut there.
         heads, tails, lanes = _split_runs(heads, tails, lanes, starts)
         ends = np.concatenate([heads, tails]) - np.tile(starts[lanes], 2)
         first, last = np.split(self._deal.find(np.tile(lanes, 2), ends), 2)

@@ -1,7 +1,7 @@
-"""Lanes split by what the caches hold: how many samples of each lane of a batch each node takes.
+"""Splits lanes by the content of the caches: how many samples of each lane of a batch each node takes.
 
-A table decides only which rank takes which sample of a batch: the batches are the same for every table. It exists where
-the lanes divide the batch, so that each lane has equally many samples in every batch.
+A table decides only which rank takes which sample of a batch: the batches are the same for every table. It exists only
+if the lanes divide the batch, so that each lane has equally many samples in every batch.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ LaneRun: TypeAlias = tuple[int, int, int]
 
 
 def split_lanes(lanes: int, per_lane: int, room: Sequence[int], held: Integers) -> Integers:
-    """Deals each lane to the nodes that hold most of it, as far as they have room.
+    """Assigns each lane to the nodes that hold most of it, as far as they have space.
 
-    What no node holds goes to the nodes in order: with nothing held, each rank has the samples that it has without a
-    table. Compared with a stable matching of lanes and nodes, a lost or added node moves 1 / nodes of the lanes instead
-    of 2 to 5 / nodes (simulated with 16 and 256 nodes, 2026-11-22).
+    Lanes that no node holds go to the nodes in order: if nothing is held, each rank has the samples that it has without
+    a table. Compared with a stable matching of lanes and nodes, a lost or added node moves 1 / nodes of the lanes
+    instead of 2 to 5 / nodes (simulated with 16 and 256 nodes, 2026-11-22).
 
     Args:
         lanes: L.
         per_lane: samples of a lane in each batch.
-        room: samples of each node in each batch; in sum lanes x per_lane.
+        room: samples of each node in each batch; their sum is lanes x per_lane.
         held: (L, nodes) bytes of each lane that each node holds.
 
     Returns:
@@ -59,8 +59,8 @@ def lane_runs(table: Integers, node: int, share: slice) -> tuple[LaneRun, ...]:
     """The samples of one rank, from those of its node in the order of the lanes.
 
     Args:
-        table: of `split_lanes`.
-        node: of the rank.
+        table: result of `split_lanes`.
+        node: node of the rank.
         share: its half-open part of the node's samples of a batch.
     """
     before = table[:, :node].sum(axis=1)
@@ -73,10 +73,10 @@ def lane_runs(table: Integers, node: int, share: slice) -> tuple[LaneRun, ...]:
 
 
 class LaneSplit(RankSplit, frozen=True):
-    """One rank's place in every global batch, as a table has it. The lanes divide the batch.
+    """One rank's place in every global batch according to a table. The lanes divide the batch.
 
     Attributes:
-        runs: of this rank, by lane; `per_rank` samples together.
+        runs: the rank's runs by lane; together `per_rank` samples.
     """
 
     runs: tuple[LaneRun, ...]

@@ -1,4 +1,4 @@
-"""Positions past the end of an epoch: they fill the last batch up with samples that a rank has open anyway."""
+"""Positions past the end of an epoch: they fill up the last batch with samples that a rank has open anyway."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from streamer.order.hashing import Integers
 def real_positions(positions: Integers, samples: int | Integers, lanes: int) -> Integers:
     """Maps padding onto the positions it repeats: p >= n to p - L ceil((p-n+1)/L).
 
-    That is the end of the same lane, so the same rank has its chunk open. Fewer samples than
-    lanes leave no such place in most lanes: then p mod n.
+    That is the end of the same lane, whose chunk the same rank has open. With fewer samples than lanes most lanes have
+    no such place: then p mod n.
 
     Args:
         positions: (N,) of an epoch.
-        samples: n of the epoch, at least 1; or (N,) of what each position is in.
+        samples: n of the epoch, at least 1; or (N,) n of what each position is in.
         lanes: L.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How good an order is and what it costs, before a byte is read; and the same in words."""
+"""Predicts the quality and the cost of an order before a byte is read, and describes them in words."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from streamer.order.hashing import Integers
 from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 
-# Below this a request per sample costs more time and money than it can be worth.
+# Below this mean size a request per sample costs more time and money than it can be worth.
 SAMPLE_SHUFFLE_FLOOR_BYTES = 256 * 1024
-# A variance of 2 x is that of a batch half as large: below it there is little to gain.
+# A variance of 2 x is that of a batch half as large: below it little can be gained.
 WELL_MIXED = 2.0
 # S3 standard, us-east-1, 2025: 0.0004 USD per 1,000 GET requests.
 GET_PRICE_USD = 0.4e-6
-# The chunk a request fetches in block order.
+# The size of the chunk that a request fetches in block order.
 _BLOCK_REQUEST_BYTES = 8 * 1024 * 1024
 
 
@@ -57,19 +57,19 @@ class LaneSpread(msgspec.Struct, frozen=True):
 
     Attributes:
         nodes: machines with equal numbers of consecutive ranks.
-        crossing: lanes that more than one node draws from: their chunks are fetched that often.
-        store_factor: store bytes of an epoch over all nodes / bytes of the dataset, without cache.
-        cure: a number of lanes near the present one that no two nodes share; None: nothing to cure,
-            or no cure (without shuffle).
+        crossing: lanes that more than one node draws from: their chunks are fetched once per node.
+        store_factor: store bytes of an epoch over all nodes / bytes of the dataset, without a cache.
+        suggested_lanes: nearest lane count at which no two nodes share a lane; None if not needed, or if none exists
+            (without shuffle).
     """
 
     nodes: int
     crossing: tuple[int, ...]
     store_factor: float
-    cure: int | None
+    suggested_lanes: int | None
 
     def __str__(self) -> str:
-        if self.cure is None and self.crossing:
+        if self.suggested_lanes is None and self.crossing:
             return (
                 f"{self.nodes} nodes read a run of every batch each: without shuffle most chunks "
                 f"are fetched by all of them, store bytes up to {self.store_factor:.2f} x dataset"
@@ -80,13 +80,13 @@ class LaneSpread(msgspec.Struct, frozen=True):
         more = f" and {len(self.crossing) - 8} more" if len(self.crossing) > 8 else ""
         return (
             f"{self.nodes} nodes share the lanes {lanes}{more}: store bytes up to "
-            f"{self.store_factor:.2f} x dataset; lanes={self.cure} makes it 1.00 "
+            f"{self.store_factor:.2f} x dataset; lanes={self.suggested_lanes} makes it 1.00 "
             "(another order: only for a new run)"
         )
 
 
 def shared_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> str:
-    """The warning where several nodes fetch the chunks of one lane; "": none does, or the batch cannot be split."""
+    """The warning if several nodes fetch the chunks of one lane; "" if none do, or the batch cannot be split."""
     if nodes == 1 or global_batch % nodes:
         return ""
     spread = lane_spread(spec, global_batch, nodes)
@@ -100,7 +100,7 @@ def lane_spread(spec: OrderSpec, global_batch: int, nodes: int) -> LaneSpread:
         ConfigError: the nodes cannot share the batch equally.
     """
     if spec.shuffle == "none":
-        # The only lane is everybody's: a chunk of several batches is needed by every node.
+        # With one lane every node needs every chunk, because a chunk has samples of several batches.
         return LaneSpread(nodes, (0,) if nodes > 1 else (), float(nodes), None)
     drawn: Counter[int] = Counter()
     for node in range(nodes):
@@ -118,14 +118,14 @@ def near_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> int:
 
 
 def check_sample_shuffle(samples: int, total_bytes: int) -> None:
-    """Refuses shuffle="sample" where a request per sample is too dear.
+    """Refuses shuffle="sample" if a request per sample is too expensive.
 
     Args:
         samples: n.
         total_bytes: bytes of all samples.
 
     Raises:
-        ConfigError: mean sample below 256 KiB; has the price of both.
+        ConfigError: the mean sample is below 256 KiB; the text has the price of both.
     """
     mean = total_bytes / max(1, samples)
     if mean >= SAMPLE_SHUFFLE_FLOOR_BYTES:
@@ -141,14 +141,14 @@ def check_sample_shuffle(samples: int, total_bytes: int) -> None:
 
 
 def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int, nodes: int = 1) -> str:
-    """The order in words: what `streamer index --explain` and the log say.
+    """Describes the order in words, for `streamer index --explain` and the log.
 
     Args:
         spec: the order.
         chunk_samples: (M,) samples per chunk.
         global_batch: B.
         total_bytes: bytes of all chunks.
-        nodes: machines.
+        nodes: number of machines.
     """
     rows = {"order": _order_row(spec), "dataset": _dataset_row(chunk_samples, total_bytes)}
     if spec.shuffle != "none":
@@ -194,7 +194,7 @@ def _mixing_row(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> 
 
 
 def _advice(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int) -> str:
-    """What to set for a better mixture, and what that costs; "" where it is good."""
+    """What to set for a better mixture, and its cost; "" if the mixture is good."""
     if vif_bound(spec, chunk_samples, global_batch) <= WELL_MIXED and bound_holds(spec, chunk_samples, global_batch):
         return ""
     chunks = max(1, int(np.count_nonzero(chunk_samples)))
@@ -213,9 +213,9 @@ def _advice(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
 
 
 def mixing_window(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> int | None:
-    """The smallest window in whole chunks per lane that mixes well; None: there are too few chunks or samples."""
+    """The smallest window in whole chunks per lane that mixes well; None if there are too few chunks or samples."""
     lane_chunks = -(-int(np.count_nonzero(chunk_samples)) // spec.lanes)
-    # The bound falls with every chunk more.
+    # The bound falls with every additional chunk.
     for lane_window in _powers_of_two(spec.lane_window, lane_chunks):
         wider = msgspec.structs.replace(spec, window=spec.lanes * lane_window)
         if vif_bound(wider, chunk_samples, global_batch) <= WELL_MIXED and bound_holds(

@@ -1,4 +1,4 @@
-"""Which rank takes which sample of a global batch.
+"""Decides which rank takes which sample of a global batch.
 
 A batch is the positions [a, a+B). Sorted by (lane, position) they are dealt in R equal runs, so a
 rank draws from few lanes and needs the chunks of few lanes. The batch does not depend on R.
@@ -25,7 +25,7 @@ class RankSplit(msgspec.Struct, frozen=True):
         rank: 0 <= rank < R; the ranks of a node are consecutive.
 
     Raises:
-        ConfigError: R does not divide B, or no such rank.
+        ConfigError: R does not divide B, or there is no such rank.
     """
 
     lanes: int
@@ -62,7 +62,7 @@ class RankSplit(msgspec.Struct, frozen=True):
         rows = np.arange(len(starts), dtype=np.int64)[:, None]
         offset = np.arange(self.per_rank, dtype=np.int64) + self.rank * self.per_rank
         flat = (lane_offset + rows * self.global_batch).ravel()
-        # Empty lanes share their start with the next one: the last of equals is not empty.
+        # Empty lanes share their start with the next one: the last of equal ones is not empty.
         cell = np.searchsorted(flat, offset + rows * self.global_batch, side="right") - 1
         within = offset - lane_offset.ravel()[cell]
         positions: Integers = first.ravel()[cell] + within * self.lanes
@@ -75,7 +75,7 @@ class RankSplit(msgspec.Struct, frozen=True):
             low, high = self.rank * self.per_rank, (self.rank + 1) * self.per_rank - 1
             return np.arange(low // share, high // share + 1, dtype=np.int64)
         used = np.zeros(self.lanes, dtype=np.bool_)
-        # Where L does not divide B the ranks' lanes move, with a period of L / gcd(L, B) batches.
+        # If L does not divide B the ranks' lanes move, with a period of L / gcd(L, B) batches.
         for turn in range(self.lanes // gcd(self.lanes, self.global_batch)):
             used |= self._drawn(start + turn * self.global_batch)
         return np.flatnonzero(used).astype(np.int64)
@@ -88,7 +88,7 @@ class RankSplit(msgspec.Struct, frozen=True):
         return drawn
 
     def _lane_runs(self, starts: Integers) -> tuple[Integers, Integers]:
-        """(G, L) first position of each lane in each batch, and how many positions it has there."""
+        """(G, L) first position of each lane in each batch, and its number of positions there."""
         lane = np.arange(self.lanes, dtype=np.int64)
         first = starts[:, None] + (lane - starts[:, None]) % self.lanes
         counts = (starts[:, None] + self.global_batch - first + self.lanes - 1) // self.lanes

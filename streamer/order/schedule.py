@@ -1,7 +1,7 @@
-"""The schedule for the engine: from which batch to which batch a rank needs each chunk.
+"""The schedule for the engine: the first and last batch for which a rank needs each chunk.
 
-Chunk arithmetic only, for the chunks of the asked batches: never narrower than the truth, and
-wider by less than one sample per open chunk, because slices are rounded up to whole samples.
+It is computed from chunks alone, for the chunks of the requested batches: never narrower than the exact one, and wider
+by less than one sample per open chunk, because slices are rounded up to whole samples.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def piece_runs(deal: Deal, lane: int, run: tuple[int, int]) -> tuple[Integers, I
         run: half-open indices of the lane, not empty.
 
     Returns:
-        (P,) pieces, numbered through all lanes, and the half-open indices of the lane, inside the run, among which all
-        samples of each piece are.
+        (P,) pieces, numbered through all lanes, and the half-open indices of the lane, within the run, that contain all
+        samples of each piece.
     """
     k = deal.window
     head = int(deal.first[lane])
@@ -108,9 +108,10 @@ def piece_runs(deal: Deal, lane: int, run: tuple[int, int]) -> tuple[Integers, I
 def lane_runs(
     deal: Deal, lanes: Integers, begin: Integers, end: Integers
 ) -> tuple[Integers, Integers, Integers, Integers]:
-    """As `piece_runs`, of several lanes; the first column is the lane of each piece.
+    """Does the same as `piece_runs` for several lanes; the first column is the lane of each piece.
 
-    Where one piece is open at a time, as in a mix of many members, a piece is a run of its lane: no loop over lanes.
+    If one piece is open at a time, as in a mix of many members, a piece is a run of its lane, and no loop over lanes is
+    needed.
     """
     if deal.window > 1:
         runs = zip(lanes.tolist(), begin.tolist(), end.tolist(), strict=True)

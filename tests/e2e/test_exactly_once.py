@@ -291,7 +291,7 @@ def test_nodes_fetch_what_the_lanes_predict(tmp_path, data, lanes):
     spec = OrderSpec.auto(chosen.digest, chosen.chunk_samples, 16, 17, "block", lanes=lanes)
     spread = lane_spread(spec, 16, 2)
     assert spread.store_factor == (2.0 if lanes == 1 else 1.0)
-    assert spread.cure == (2 if lanes == 1 else None)
+    assert spread.suggested_lanes == (2 if lanes == 1 else None)
     # A chunk on a cut belongs to two lanes: at most one per cut is fetched by both nodes.
     cut_bytes = int(np.sort(chosen.chunk_local_bytes)[-lanes:].sum())
     assert fetched <= spread.store_factor * chosen.total_bytes + cut_bytes

@@ -1,4 +1,4 @@
-"""How a dataset grows, as its user says it."""
+"""How a dataset grows: the user's options."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Growing:
     """Trains on the samples that have arrived, each several times, while the others are on their way.
 
     For a link that brings fewer bytes than the trainer reads. The samples are admitted in a random order, pass after
-    pass; each admitted sample is trained on `reuse` times before it leaves. After any number of steps no sample was
-    used more than `reuse + 1` times more often than another one.
+    pass; each admitted sample is trained on `reuse` times before it leaves. After any number of steps no sample has
+    been used more than `reuse + 1` times more often than another one.
 
     Args:
-        reuse: how often each admitted sample is used: 1.25 times what the trainer reads, divided by what the link
-            brings, rounded up. The stall report names the number that the measured rates ask for.
+        reuse: number of uses of each admitted sample: 1.25 times the trainer's rate divided by the link's, rounded up.
+            The stall report names the number for the measured rates.
         epoch_samples: samples of an epoch, over all ranks; rounded to whole global batches.
-        grow: "auto": each round trains on what has arrived on all ranks; bytes, as "20GB": so much is added with each
-            round, and the order does not depend on the link, but the first rounds may wait; a list: the order of an
+        grow: "auto": each round trains on what has arrived on all ranks; bytes, such as "20GB": each round adds this
+            much, and the order does not depend on the link, but the first rounds may wait; a list: the order of an
             earlier run, from `loader.admissions`, then "auto".
 
     Raises:
@@ -53,17 +53,17 @@ class Growing:
         """The bytes that each round adds; None: what has arrived.
 
         Raises:
-            ConfigError: not a size.
+            ConfigError: it is not a size.
         """
         if self.grow == "auto" or not isinstance(self.grow, (str, int)):
             return None
         return parse_bytes(self.grow, "grow")
 
     def grow_cohorts(self, cohorts: Cohorts, data_bytes: int) -> int | None:
-        """The cohorts that each round adds; None: what has arrived.
+        """The number of cohorts that each round adds; None: what has arrived.
 
         Args:
-            cohorts: of the dataset.
+            cohorts: cohorts of the dataset.
             data_bytes: size of its samples.
         """
         added = self.grow_bytes()

@@ -1,4 +1,4 @@
-"""A mix in words, before a byte is read: what each member gives, what is open, what a cache can save."""
+"""Describes a mix in words before a byte is read: the amount of each member, what is open, the hits of a cache."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from streamer.config import format_bytes
 from streamer.order.mix.spec import MixMember, MixSpec, Unit
 from streamer.order.quality import lane_spread
 
-# Members that a row names.
+# Number of members that a row names.
 _NAMED = 12
 
 
 class MemberSize(msgspec.Struct, frozen=True):
-    """What a member has.
+    """The size of a member.
 
     Attributes:
-        chunks: with samples.
-        bytes: of all of them.
+        chunks: number of chunks with samples.
+        bytes: their total size.
     """
 
     chunks: int
@@ -27,7 +27,7 @@ class MemberSize(msgspec.Struct, frozen=True):
 
 
 def kept_bytes(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> list[int]:
-    """Bytes of each member that are best kept: members by value, highest first.
+    """Bytes of each member that are best kept: members by value, the highest first.
 
     A byte that stays saves as many bytes of fetches per epoch as its member makes passes, so filling a cache is a
     fractional knapsack.
@@ -35,7 +35,7 @@ def kept_bytes(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) 
     Args:
         values: passes per epoch of each member.
         sizes: bytes of each member.
-        cache_bytes: of the cache.
+        cache_bytes: limit of the cache.
     """
     kept, left = [0] * len(sizes), cache_bytes
     for member in sorted(range(len(sizes)), key=lambda member: -values[member]):
@@ -45,7 +45,7 @@ def kept_bytes(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) 
 
 
 def hit_bound(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> float:
-    """The share of the bytes used that a cache can have, at most; arguments as of `kept_bytes`."""
+    """Upper bound of the share of used bytes that a cache can supply; arguments as for `kept_bytes`."""
     kept = kept_bytes(values, sizes, cache_bytes)
     used = sum(value * size for value, size in zip(values, sizes, strict=True))
     return sum(value * part for value, part in zip(values, kept, strict=True)) / used if used else 0.0
@@ -61,15 +61,15 @@ def explain(
     nodes: int = 1,
     unit: Unit = "samples",
 ) -> str:
-    """The mix of an epoch in words, one row per member.
+    """Describes an epoch of the mix in words, one row per member.
 
     Args:
         spec: the order.
         sizes: of the members.
         global_batch: B.
-        epoch: None: the first one.
-        cache_bytes: of one machine's cache; None: no row about it.
-        nodes: machines.
+        epoch: number of the epoch; None: the first one.
+        cache_bytes: limit of one machine's cache; None: no row about it.
+        nodes: number of machines.
         unit: of the shares.
     """
     epoch = spec.origin_epoch if epoch is None else epoch
@@ -91,7 +91,7 @@ def explain(
 
 
 def cautions(spec: MixSpec, global_batch: int, asked_samples: int = 0) -> list[str]:
-    """What a user of the mix may not expect, one sentence each.
+    """Limitations of the mix that its user might not expect, one sentence each.
 
     Args:
         spec: the order.
@@ -165,5 +165,5 @@ def _batch_row(spec: MixSpec, quotas: Sequence[int], global_batch: int) -> str:
 
 
 def _even_batch(spec: MixSpec) -> int:
-    """Samples that have the shares; the global batch, unless its lanes do not divide it or a state brought another."""
+    """Samples that have the shares: the global batch, unless its lanes do not divide it or a state differs."""
     return spec.lanes * spec.slots

@@ -1,7 +1,7 @@
-"""Which chunks of a member a rank needs, from which batch to which: chunk arithmetic, no walk over samples.
+"""The batches for which a rank needs each chunk of a member, from chunks alone, without a walk over samples.
 
-A piece of a pass gives a run of indices of a lane; in the stream of the lane that is a run of counts of the member; the
-tree turns a count into its place in the lane, exactly but for the permutation inside a window of batches.
+A piece of a pass is a run of indices of a lane; in the stream of the lane that is a run of counts of the member; the
+tree turns a count into its place in the lane, exactly except for the permutation inside a window of batches.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from streamer.order.mix.places import Places
 from streamer.order.mix.streams import MemberStream, Pieces
 from streamer.order.protocol import Batches, Needs
 
-# From this number of passes on, a member whose chunks are all open at once anyway has one entry per chunk.
+# From this number of passes on, a member whose chunks are all open at once has one entry per chunk.
 _MANY_PASSES = 2
 
 
 class Draw(msgspec.Struct, frozen=True, eq=False):
-    """What an epoch takes of a member's stream.
+    """The part of a member's stream that an epoch takes.
 
     Attributes:
         member: its number in the mix.
         stream: the stream.
         start: the first stream position of the epoch.
         turn: position Q lies in lane (Q + turn) mod L.
-        quota: samples.
-        places: positions of the epoch; more than the quota where the last homogeneous batch is filled up.
+        quota: number of samples.
+        places: positions of the epoch; more than the quota if the last homogeneous batch is filled up.
     """
 
     member: int
@@ -65,9 +65,10 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
 
 
 def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> Needs:
-    """The chunks of a member that some lanes draw from in a run of batches; never narrower than the truth.
+    """The chunks of a member that some lanes draw from in a run of batches; never narrower than the exact ones.
 
-    Wider by at most a window of batches at each end: by less than 2 samples of the member in a stratified lane.
+    They are wider by at most a window of batches at each end: by less than 2 samples of the member in a stratified
+    lane.
     """
     ends = (_lane_places(places, lanes, run.first_position), _lane_places(places, lanes, run.stop_position))
     begin, end = places.span(draw.member, lanes, *ends)

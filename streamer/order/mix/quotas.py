@@ -1,4 +1,4 @@
-"""How much of each member the epochs take: exact over any number of epochs, whole units in each.
+"""The amount of each member in the epochs: exact over any number of epochs, in whole units in each.
 
 A binary tree halves the list of members until one is left. Each node splits its units between its two halves by one
 integer division whose remainder is kept, so that what an epoch rounds away comes in a later one. Every count only

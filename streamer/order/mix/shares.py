@@ -1,4 +1,4 @@
-"""The proportions of a mix as a user says them, checked, and what they mean for members of known sizes."""
+"""The proportions of a mix as the user gives them, checked, and their meaning for members of known sizes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PART = 1 << 16
 
 
 class Amount(msgspec.Struct, frozen=True):
-    """What the members get in the epochs of one stage.
+    """The amounts of the members in the epochs of one stage.
 
     Attributes:
         epoch: the first one.
         passes: of each member, whole passes in every epoch; 0: by weight.
-        weights: of each member, integers; 0 where it has whole passes.
+        weights: of each member, integers; 0 if it has whole passes.
         samples: of an epoch, over the members with weights, before rounding.
     """
 
@@ -41,7 +41,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Shares(msgspec.Struct, frozen=True):
-    """The proportions as a user says them. None of the four: every sample once per epoch.
+    """The proportions as the user gives them. Without any of the four, every sample comes once per epoch.
 
     Attributes:
         weights: stages of (first epoch, weight by name); relative.
@@ -49,8 +49,8 @@ class Shares(msgspec.Struct, frozen=True):
         choose: samples per epoch by name.
         temperature: weights are n ** (1 / temperature).
         epoch_samples: length of an epoch, with `weights` or `temperature`.
-        stop: the length instead: until the first, or until every member has made one pass.
-        unit: what `weights` and `temperature` are shares of.
+        stop: the length instead: until the first member, or every member, has made one pass.
+        unit: the unit of `weights` and `temperature`.
     """
 
     weights: tuple[tuple[int, dict[str, float]], ...] = ()
@@ -87,8 +87,8 @@ class Shares(msgspec.Struct, frozen=True):
             unit: see the class.
 
         Raises:
-            ConfigError: names the argument: an unknown or missing member, a number that is no share, all shares zero,
-                two of the four, a length where they fix it.
+            ConfigError: names the argument: an unknown or missing member, a number that cannot be a share, only shares
+                of zero, two of the four, or a length where they determine it.
         """
         given = {"weights": weights, "repeat": repeat, "choose": choose, "temperature": temperature}
         chosen = [name for name, value in given.items() if value is not None]
@@ -111,7 +111,7 @@ class Shares(msgspec.Struct, frozen=True):
         )
 
     def amounts(self, samples: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> tuple[Amount, ...]:
-        """What members of these sizes get, by stages of epochs.
+        """The amounts of members of these sizes, by stages of epochs.
 
         Args:
             samples: n by name, in the order of the mix.
@@ -143,7 +143,7 @@ class Shares(msgspec.Struct, frozen=True):
 
 
 def _absolute(amounts: Sequence[tuple[int, Fraction]]) -> Amount:
-    """Whole passes where there are some, else samples, which then are weights too."""
+    """Whole passes for members that have them, otherwise samples, which are weights at the same time."""
     weights = tuple(0 if passes else round(size * _PART) for passes, size in amounts)
     return Amount(0, tuple(passes for passes, _ in amounts), weights, round(Fraction(sum(weights), _PART)))
 
@@ -195,7 +195,7 @@ def _between(
 
 
 def _checked(field: str, names: Sequence[str], values: object) -> dict[str, float]:
-    """The values in the order of the members, each a share."""
+    """The values in the order of the members, each checked to be a share."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -245,12 +245,12 @@ def _check_unit(chosen: Sequence[str], unit: str) -> None:
 
 
 def whole_passes_as_weights(amount: Amount, sizes: Sequence[int], members: Sequence[bool]) -> Amount:
-    """The same amounts where some members cannot have whole passes: as fair, but rounded to units in each epoch.
+    """The same amounts if some members cannot have whole passes: as fair, but rounded to units in each epoch.
 
     Args:
         amount: of one stage.
         sizes: n of each member.
-        members: which of them are to be changed.
+        members: the members to change.
     """
     changed = [passes if change else 0 for passes, change in zip(amount.passes, members, strict=True)]
     added = [passes * n for passes, n in zip(changed, sizes, strict=True)]

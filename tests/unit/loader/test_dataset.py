@@ -244,7 +244,7 @@ def test_shuffle_by_sample_asks_for_a_chunk_each(fake_engine, make_dataset, fold
 
 
 def test_the_order_is_explained_once(make_dataset, folder, caplog, monkeypatch):
-    """On the first rank; two nodes that share the only lane are told the cure, loudly."""
+    """On the first rank; two nodes that share the only lane are told what to set, loudly."""
     monkeypatch.setenv("STREAMER_NODES", "2")
     caplog.set_level("INFO")
     for rank in (0, 1):

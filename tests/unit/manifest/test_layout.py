@@ -84,7 +84,7 @@ def test_garbage(raw):
 
 
 def test_root_has_a_limit():
-    """Neither written nor read beyond 16 MiB; the message names the cure."""
+    """Neither written nor read beyond 16 MiB; the message says what to do."""
     with pytest.raises(ManifestError, match="name a prefix or a glob"):
         encode_root(CONTENT, ["s3://bucket/" + "x" * 1000] * 17_000, FILES)
     with pytest.raises(ManifestCorruptError, match="more than"):

@@ -75,14 +75,14 @@ def test_positions_do_not_correlate_between_epochs(epochs: tuple[int, int]) -> N
 def test_nodes_that_divide_the_lanes_share_none() -> None:
     """nodes | L | B: store bytes 1.00 x dataset."""
     spread = lane_spread(_spec(8, 64), 256, 4)
-    assert (spread.crossing, spread.store_factor, spread.cure) == ((), 1.0, None)
+    assert (spread.crossing, spread.store_factor, spread.suggested_lanes) == ((), 1.0, None)
     assert str(spread) == "4 nodes share no lane: store bytes 1.00 x dataset"
 
 
 def test_three_nodes_on_eight_lanes_share_two_and_the_cure_is_named() -> None:
-    """Lanes 2 and 5 have two nodes each: 10 lanes are fetched instead of 8; 6 lanes cure it."""
+    """Lanes 2 and 5 have two nodes each: 10 lanes are fetched instead of 8; 6 lanes avoid it."""
     spread = lane_spread(_spec(8, 64), 384, 3)
-    assert (spread.crossing, spread.store_factor, spread.cure) == ((2, 5), 1.25, 6)
+    assert (spread.crossing, spread.store_factor, spread.suggested_lanes) == ((2, 5), 1.25, 6)
     assert "lanes=6 makes it 1.00" in str(spread)
     assert lane_spread(_spec(6, 64), 384, 3).crossing == ()
 
@@ -95,9 +95,9 @@ def test_the_prediction_is_what_the_schedules_ask_for() -> None:
 
 
 def test_without_shuffle_all_nodes_read_nearly_everything() -> None:
-    """There is no cure but a shuffle, and the text says so."""
+    """Only a shuffle helps, and the text says so."""
     spread = lane_spread(OrderSpec("m", 1, "none", 1, 1), 96, 3)
-    assert (spread.store_factor, spread.cure) == (3.0, None)
+    assert (spread.store_factor, spread.suggested_lanes) == (3.0, None)
     assert "without shuffle" in str(spread)
 
 
