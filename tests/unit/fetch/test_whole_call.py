@@ -107,13 +107,14 @@ async def test_what_waiting_does_not_mend_is_raised_at_once(error: StreamerError
 
 async def test_a_metadata_server_may_need_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing answers at a first start: looked for again for a while, and no longer."""
-    monkeypatch.setattr(retry, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(retry, "FIRST_SECONDS", 60.0)
     error = AccessDeniedError("no credentials", status=None, soon=True)
     store = FailingStore(error, error, error)
     async with Fetcher(CONFIG, lambda root: store) as fetcher:
         assert await fetcher.list("s3://b/") == RECORDS
+        monkeypatch.setattr(retry, "FIRST_SECONDS", 0.1)
         store.failures = [error] * 10_000
-        with pytest.raises(AccessDeniedError, match=r"\(\d+ tries in 0\.\d s\)"):
+        with pytest.raises(AccessDeniedError, match=r"\(\d+ tries in [\d.]+ s\)"):
             await fetcher.list("s3://b/")
 
 
