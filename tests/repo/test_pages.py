@@ -18,6 +18,7 @@ from streamer.cli.main import COMMANDS
 from streamer.loader import torch_arguments
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.stats import LoaderStats
+from streamer.service.metrics import DEFINITIONS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -26,6 +27,19 @@ PAGES = sorted(
     path.relative_to(ROOT)
     for path in [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))]
 )
+
+# Names that the pages have from other libraries, from Python, Linux, Kubernetes and the clouds.
+_FOREIGN = """
+ALL_PROXY Array2D CombinedStreamingDataset DeprecationWarning DistributedSampler GPTDataset HTTPS_PROXY MapDataset.mix
+NO_PROXY S3Checkpoint S3IterableDataset S3MapDataset accelerator.register_for_checkpointing blend_epochized
+data_collator data_seed dataloader_drop_last dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
+dataloader_prefetch_factor dmesg epoch_size eval_dataset get_eval_dataloader imagefolder
+imagefs.available interleave_datasets max_size nodefs.available optimize pixel_values remove_unused_columns repetitions
+resume_from_checkpoint taskRoleArn train_dataset
+train_sampling_strategy venv with_epoch write_ipc
+"""
+FOREIGN = frozenset(_FOREIGN.split())
+NAMED_IN = ("streamer/**/*.py", "examples/*.py", "docs/**/*.py", "deploy/**/*.yaml", "deploy/**/*.json", "*.toml")
 
 
 def _tree(kind: type[errors.StreamerError]) -> set[str]:
@@ -103,6 +117,22 @@ def test_links_lead_somewhere(page: Path) -> None:
         linked = ROOT / page.parent / path if path else ROOT / page
         assert linked.exists(), target
         assert not heading or heading in _anchors(linked), target
+
+
+def test_names_exist() -> None:
+    """Each `name`, `name()` and `name=` of the pages is one of this repository, or a known foreign one."""
+    files = [path for pattern in NAMED_IN for path in ROOT.glob(pattern)]
+    words = {word for path in files for word in (path.stem, path.suffix[1:], *re.findall(r"\w+", path.read_text()))}
+    words |= {f"STREAMER_{word.upper()}" for word in words} | {definition.name for definition in DEFINITIONS}
+    named = {
+        name
+        for page in [ROOT / "README.md", *DOCS.rglob("*.md")]
+        for name in re.findall(r"`([A-Za-z_][\w.]*\w)(?:\([^`]*\)|=)?`", _text(page))
+    }
+    assert {"StreamingDataset", "shuffle_window", "state_dict"} <= named
+    missing = {name for name in named if not words.issuperset(name.split("."))}
+    assert missing - FOREIGN == set()
+    assert FOREIGN - missing == set(), "not mentioned any more, or ours by now"
 
 
 def test_extras_are_asked_of_the_distribution_that_has_them() -> None:

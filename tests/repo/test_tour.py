@@ -1,4 +1,4 @@
-"""The tour names files and names that exist, and no path visits a file twice."""
+"""The tour names files that exist, and no path visits a file twice."""
 
 from __future__ import annotations
 
@@ -15,18 +15,6 @@ def test_every_file_exists():
     named = FILE.findall(TOUR)
     assert len(named) > 60
     assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_every_name_exists():
-    """Of the tour each name in backticks, of the other pages those that begin with streamer."""
-    files = list(ROOT.glob("streamer/**/*.py"))
-    words = {path.stem for path in files}.union(*(re.findall(r"\w+", path.read_text()) for path in files))
-    named = re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", TOUR)
-    named += [
-        name for page in ROOT.glob("docs/**/*.md") for name in re.findall(r"`(streamer\.[\w.]+)`", page.read_text())
-    ]
-    assert len(named) > 15
-    assert [name for name in named if not words.issuperset(name.split("."))] == []
 
 
 def test_no_path_visits_a_file_twice():
