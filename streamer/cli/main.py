@@ -69,7 +69,7 @@ COMMANDS = (
     Entry("cache", "streamer.cli.cache_command"),
     Entry("show", "streamer.cli.show_command"),
     Entry("bench", "streamer.cli.bench_command"),
-    Entry("plan", "streamer.cli.planning.plan_command"),
+    Entry("plan", "streamer.cli.plan_command"),
 )
 
 

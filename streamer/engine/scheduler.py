@@ -6,16 +6,18 @@ schedules all sessions once, waiting ones first. Nothing polls.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 import numpy as np
 
 from streamer.cache.policy.answers import Admit, Freed, Hit, Wait
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.engine.fetching.fetches import Fetch, Waiter
+from streamer.engine.fetching.in_flight import InFlight
+from streamer.engine.page_cache import PageCache
 from streamer.engine.session import EngineSession
 from streamer.engine.uses import Use
 from streamer.errors import BrokenError, CacheError, CacheFullError, RecodeError, StreamerError
@@ -33,50 +35,6 @@ OPEN_SHARE = 0.5
 MAX_REFUSALS = 10
 
 
-class Transfers(Protocol):
-    """The scheduler's view of `InFlight`; the planner simulates it."""
-
-    def __len__(self) -> int:
-        """How many chunks are on their way."""
-        ...
-
-    def start(self, key: bytes, waiter: Waiter, victims: Iterable[bytes] = ()) -> None:
-        """Starts the fetch of a chunk."""
-        ...
-
-    def join(self, key: bytes, waiter: Waiter) -> bool:
-        """Adds a waiter to a running fetch; False: there is none."""
-        ...
-
-    def unlink(self, keys: Iterable[bytes]) -> None:
-        """Removes files."""
-        ...
-
-
-class PageAdvice(Protocol):
-    """The scheduler's view of `PageCache`."""
-
-    def will_need(self, key: bytes) -> None:
-        """A chunk on the disk will be read soon."""
-        ...
-
-    def dont_need(self, key: bytes) -> None:
-        """A chunk was read completely."""
-        ...
-
-
-class Timers(Protocol):
-    """What the scheduler uses of a loop."""
-
-    def call_soon(self, callback: Callable[..., object], /, *args: object) -> object:
-        """Calls it after what is due now."""
-        ...
-
-    def call_later(self, delay: float, callback: Callable[..., object], /, *args: object) -> object:
-        """Calls it in so many seconds."""
-        ...
-
-
 class Scheduler:
     """Schedules all sessions. Owned by the engine, which sets `in_flight` before the first wake.
 
@@ -87,14 +45,14 @@ class Scheduler:
         loop: the engine's.
     """
 
-    in_flight: Transfers
+    in_flight: InFlight
 
     def __init__(
         self,
         policy: CachePolicy,
         sessions: dict[str, EngineSession],
-        page_cache: PageAdvice,
-        loop: Timers,
+        page_cache: PageCache,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.draining = False
         self._policy = policy

@@ -1,1 +1,1 @@
-"""Predicts a job: the engine's own scheduler and cache policy on a simulated link, with simulated ranks and clock."""
+"""Predicts a job: the real order and the cache policy that ships, on a link and ranks that are computed."""

@@ -56,7 +56,7 @@ class Needed:
 
 @dataclass(frozen=True)
 class Limits:
-    """What stops the waiting, one changed and the other as it is."""
+    """The cache and the link that end the waiting, one changed and the other as it is."""
 
     cache_bytes: Needed
     link_bytes_per_second: Needed

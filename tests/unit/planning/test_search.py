@@ -6,7 +6,6 @@ import pytest
 
 from streamer.planning.model import WAITING_BOUND
 from streamer.planning.search import smallest
-from streamer.planning.virtual_clock import VirtualClock
 
 
 def middle(low: float, high: float) -> float:
@@ -27,14 +26,3 @@ def test_a_job_that_waits_for_something_else_has_no_least_value() -> None:
     found = smallest(lambda value: WAITING_BOUND + 0.001, 0.0, 1.0, middle)
     assert found.least is None
     assert len(found.points) == 1
-
-
-def test_events_come_in_order_of_time_and_of_making() -> None:
-    """Also those that an event makes."""
-    clock, seen = VirtualClock(), []
-    clock.call_later(2.0, lambda: seen.append(("late", clock.time())))
-    clock.call_later(1.0, lambda: clock.call_soon(seen.append, ("soon", clock.time())))
-    clock.call_later(1.0, lambda: seen.append(("second", clock.time())))
-    assert clock.run(lambda: len(seen) == 3)
-    assert seen == [("second", 1.0), ("soon", 1.0), ("late", 2.0)]
-    assert not clock.run(lambda: False)

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, check_places, size
 from streamer.cli.terminal import Terminal
-from streamer.config import MiB
+from streamer.config import MiB, counted, format_bytes
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from streamer.cli.planning.report import Figures
     from streamer.manifest.table import Manifest
-    from streamer.planning.model import Job, Link
+    from streamer.planning.model import Job, Link, Plan, Prices, Setting
+    from streamer.planning.search import Limits, Needed
 
 HELP = "predict what a job fetches, costs and waits for"
 
 DESCRIPTION = """\
-Simulates a job before it runs: the real order of the samples, and the engine's own scheduler and cache rule, on a
-simulated link and clock. For each epoch it prints the bytes and requests from the store, their price, the hits and the
+Simulates a job before it runs: the real order of the samples and the engine's own cache rule, on a link and
+ranks that are computed. For each epoch it prints the bytes and requests from the store, their price, the hits and the
 share of the time that the training waits; then the smallest cache and the slowest link with which it does not wait.
 Without --link, the link from this machine is measured for some seconds.
 """
@@ -36,6 +37,7 @@ examples:
   streamer plan gs://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 --price-per-gb 0.02
 """
 
+_HEADERS = ("epoch", "from the store", "requests", "USD", "hits", "seconds", "waiting")
 _LATENCY_REQUESTS = 20
 _MEASURED_SECONDS = 2.0
 _MEASURED_RANGE_BYTES = 8 * MiB
@@ -81,6 +83,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cache_dir(parser)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Figures:
+    """Everything that a plan is about.
+
+    Attributes:
+        limits: None where they were not searched.
+    """
+
+    manifest: Manifest
+    setting: Setting
+    prices: Prices
+    plan: Plan
+    limits: Limits | None
+
+    def plain(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "dataset": self.manifest.digest,
+            "setting": asdict(self.setting),
+            "prices": asdict(self.prices),
+            "plan": asdict(self.plan),
+            "limits": None if self.limits is None else asdict(self.limits),
+        }
+
+
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Plans, and says what follows.
 
@@ -88,7 +115,6 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         CacheFullError: the open chunks do not fit into the cache.
     """
     from streamer.cli.dataset import client_settings, open_manifest
-    from streamer.cli.planning.report import Figures
     from streamer.client.engine_client import EngineClient
     from streamer.planning.model import Prices, Setting
     from streamer.planning.search import limits
@@ -105,25 +131,23 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if not arguments.no_search:
         with terminal.progress("searching", "simulations") as bar:
             found = limits(manifest, setting, bar.update)
-    _show(Figures(manifest=manifest, setting=setting, prices=prices, plan=plan, limits=found), arguments, terminal)
+    _show(_Figures(manifest=manifest, setting=setting, prices=prices, plan=plan, limits=found), arguments, terminal)
     return Exit.DONE
 
 
-def _show(figures: Figures, arguments: argparse.Namespace, terminal: Terminal) -> None:
-    from streamer.cli.planning import report
-
-    for line in report.assumptions(figures):
+def _show(figures: _Figures, arguments: argparse.Namespace, terminal: Terminal) -> None:
+    for line in _assumptions(figures):
         terminal.line(line)
     terminal.line()
-    terminal.table(report.HEADERS, report.rows(figures))
+    terminal.table(_HEADERS, _rows(figures))
     terminal.line()
-    for line in report.conclusions(figures):
+    for line in _conclusions(figures):
         terminal.line(line)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures.plain(), indent=1))
         terminal.line(f"figures: {arguments.json}")
     if arguments.plot is not None:
-        report.save_plot(figures, arguments.plot)
+        _save_plot(figures, arguments.plot)
         terminal.line(f"curves: {arguments.plot}")
 
 
@@ -186,3 +210,87 @@ async def _measured(manifest: Manifest, arguments: argparse.Namespace) -> Link:
 
 def _rate(text: str) -> int:
     return size(text.removesuffix("/s"))
+
+
+def _rows(figures: _Figures) -> list[tuple[str, ...]]:
+    """A line for each epoch."""
+    return [
+        (
+            "1, cold" if number == 1 else str(number),
+            format_bytes(epoch.fetched_bytes),
+            f"{epoch.requests:,}",
+            f"{epoch.price(figures.prices):.2f}",
+            f"{epoch.hit_share:.1%}",
+            f"{epoch.seconds:,.1f}",
+            f"{epoch.waiting_share:.1%}",
+        )
+        for number, epoch in enumerate(figures.plan.epochs, 1)
+    ]
+
+
+def _assumptions(figures: _Figures) -> Iterator[str]:
+    """What is planned, and with which figures."""
+    manifest, setting, job = figures.manifest, figures.setting, figures.setting.job
+    world, link = job.nodes * job.ranks_per_node, setting.link
+    yield (
+        f"{counted(manifest.samples, 'samples')} in {counted(manifest.chunks, 'chunks')}, "
+        f"{format_bytes(manifest.total_bytes)}; {counted(world, 'ranks')} on {counted(job.nodes, 'nodes')}, "
+        f"{job.batch_size * world:,} samples and {job.step_seconds:g} s a step"
+    )
+    yield (
+        f"each node: a cache of {format_bytes(setting.cache_bytes)}, a link of "
+        f"{format_bytes(link.bytes_per_second)}/s, {link.first_byte_seconds * 1e3:.0f} ms to the first byte"
+    )
+    if not job.sample_seconds:
+        yield "reading and decoding are taken to be free; --sample-seconds counts them"
+
+
+def _conclusions(figures: _Figures) -> Iterator[str]:
+    from streamer.planning.model import WAITING_BOUND
+
+    yield f"first batch after {figures.plan.first_batch_seconds:.1f} s"
+    if figures.limits is None:
+        return
+    cache, link = figures.limits.cache_bytes, figures.limits.link_bytes_per_second
+    if cache.least is None and link.least is None:
+        yield "neither a larger cache nor a faster link ends the waiting: the workers are too few or too slow"
+        return
+    bound = f"at most {WAITING_BOUND:.0%} waiting after the first epoch"
+    yield f"{bound}: a cache of {_bytes(cache)} on each node with this link"
+    yield f"{bound}: a link of {_bytes(link, '/s')} to each node with this cache"
+
+
+def _bytes(needed: Needed, unit: str = "") -> str:
+    return "no size" if needed.least is None else format_bytes(needed.least) + unit
+
+
+def _save_plot(figures: _Figures, path: Path) -> None:
+    """Waiting over the size of the cache, and over the rate of the link."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from streamer.planning.model import WAITING_BOUND
+
+    limits, setting = figures.limits, figures.setting
+    assert limits is not None
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    caches, links = figure.subplots(1, 2, sharey=True)
+    curves = (
+        (caches, limits.cache_bytes, setting.cache_bytes, 1e9, "cache of each node, GB"),
+        (links, limits.link_bytes_per_second, setting.link.bytes_per_second, 1e6, "link of each node, MB/s"),
+    )
+    for axes, needed, chosen, unit, label in curves:
+        axes.plot(
+            [point.value / unit for point in needed.points],
+            [100 * point.waiting_share for point in needed.points],
+            marker="o",
+        )
+        axes.axvline(chosen / unit, linestyle="--", color="0.4", label="as planned")
+        axes.axhline(100 * WAITING_BOUND, linestyle=":", color="0.4")
+        axes.set(xlabel=label)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    links.set(xscale="log")
+    caches.set(ylabel="waiting in the second epoch, %", ylim=(0, 100))
+    figure.savefig(path, dpi=120)

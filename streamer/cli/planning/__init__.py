@@ -1,1 +1,0 @@
-"""`streamer plan`: what a job will fetch, cost and wait for."""
