@@ -7,14 +7,12 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.cli.bench.job import Job, Trial
-from streamer.cli.bench.search import next_count
 from streamer.cli.bench.workloads import WORKLOADS, Workload
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import size
@@ -23,6 +21,7 @@ from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from streamer.cli.bench.accelerators import Job, Trial
     from streamer.client.settings import ClientSettings
 
 PHASES = ("cold", "warm")
@@ -104,8 +103,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     chosen = WORKLOADS[arguments.like]
     with _folder(arguments.keep) as place, _caches(place) as caches:
         url = arguments.data or _generated(chosen, place, arguments.objects, terminal)
-        bench = _LikeBench(chosen, *_prepared(chosen, url, caches, arguments, terminal), arguments, terminal)
-        found = [bench.phase(phase) for phase in PHASES if arguments.only in (None, phase)]
+        jobs = _prepared(chosen, url, caches, arguments, terminal)
+        found = [_measured(phase, job, chosen, arguments, terminal) for phase, job in jobs.items()]
     terminal.line(f"like {chosen.name}: batches of {chosen.batch_size}, steps of {chosen.step_seconds:g} s, {url}")
     terminal.table(_HEADERS, [_row(each, trial, chosen) for each in found for trial in each.trials], words=("cache",))
     for each in found:
@@ -116,58 +115,48 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return Exit.DONE
 
 
-class _LikeBench:
-    """The runs of one workload.
+def next_count(fed: Mapping[int, bool], most: int) -> int | None:
+    """The next number of accelerators to try: doubled until one is not fed, then halved between the two.
 
     Args:
-        chosen: the workload.
-        whole: one accelerator, with all data in the cache.
-        cold_bytes: the limit of cold runs, each of which has a cache folder of its own.
-        arguments, terminal: of the command.
+        fed: numbers that were tried, and whether all of so many were fed.
+        most: the largest number to try.
+
+    Returns:
+        None: the largest number that is fed is known.
     """
+    best = max((count for count, enough in fed.items() if enough), default=0)
+    worst = min((count for count, enough in fed.items() if not enough and count > best), default=None)
+    if worst is None:
+        return min(most, max(1, 2 * best)) if best < most else None
+    return (best + worst) // 2 if worst - best > 1 else None
 
-    def __init__(
-        self, chosen: Workload, whole: Job, cold_bytes: int, arguments: argparse.Namespace, terminal: Terminal
-    ) -> None:
-        self._workload = chosen
-        self._whole = whole
-        self._cold_bytes = cold_bytes
-        self._arguments = arguments
-        self._terminal = terminal
 
-    def phase(self, phase: str) -> Found:
-        """All runs of one phase."""
-        trials: list[Trial] = []
-        if self._arguments.accelerators is not None:
-            trials += [self._trial(phase, count) for count in self._arguments.accelerators]
-        else:
-            while (count := next_count(self._fed(trials), self._arguments.most)) is not None:
-                trials.append(self._trial(phase, count))
-        best = max((count for count, enough in self._fed(trials).items() if enough), default=0)
-        return Found(phase, best, tuple(trials))
+def _measured(phase: str, whole: Job, chosen: Workload, arguments: argparse.Namespace, terminal: Terminal) -> Found:
+    """All runs of one phase; each cold one has a cache folder of its own."""
+    from streamer.cli.bench.accelerators import attempt
 
-    def _fed(self, trials: list[Trial]) -> dict[int, bool]:
-        return {trial.accelerators: trial.utilisation >= self._workload.bar for trial in trials}
-
-    def _trial(self, phase: str, count: int) -> Trial:
-        from streamer.cli.bench.trial import attempt
-
-        job = replace(self._whole, accelerators=count)
+    trials: list[Trial] = []
+    fed: dict[int, bool] = {}
+    given = iter(arguments.accelerators or ())
+    while (count := next(given, None) if arguments.accelerators else next_count(fed, arguments.most)) is not None:
+        job = replace(whole, accelerators=count)
         if phase == "cold":
             folder = Path(tempfile.mkdtemp(prefix="cold-", dir=job.cache_dir.parent))
-            job = replace(job, cache_dir=folder, cache_bytes=self._cold_bytes)
-        trial = attempt(job)
-        self._terminal.note(f"{phase}, {counted(count, 'accelerators')}: {trial.utilisation:.1%}")
+            job = replace(job, cache_dir=folder)
+        trials.append(trial := attempt(job))
+        fed[count] = trial.utilisation >= chosen.bar
+        terminal.note(f"{phase}, {counted(count, 'accelerators')}: {trial.utilisation:.1%}")
         if phase == "cold":
             _remove(job.cache_dir)
-        return trial
+    return Found(phase, max((count for count, enough in fed.items() if enough), default=0), tuple(trials))
 
 
 def _prepared(
     chosen: Workload, url: str, caches: Path, arguments: argparse.Namespace, terminal: Terminal
-) -> tuple[Job, int]:
-    """Finds what the data has and, for warm runs, makes it local; the job, and the limit of cold runs."""
-    from streamer.cli.bench.accelerator import has_one_shape
+) -> dict[str, Job]:
+    """Finds what the data has and, for warm runs, makes it local; the job of each phase, for one accelerator."""
+    from streamer.cli.bench.accelerators import Job, has_one_shape
     from streamer.cli.warming import Pace, Warming
     from streamer.client.engine_client import EngineClient
     from streamer.loader.rank.dataset_options import absolute
@@ -198,7 +187,8 @@ def _prepared(
         accelerators=1,
     )
     whole = replace(whole, stacks=whole.stacks or has_one_shape(whole))
-    return whole, arguments.cold_cache or int(_COLD_SHARE * manifest.total_bytes)
+    cold = replace(whole, cache_bytes=arguments.cold_cache or int(_COLD_SHARE * manifest.total_bytes))
+    return {phase: job for phase, job in zip(PHASES, (cold, whole), strict=True) if arguments.only in (None, phase)}
 
 
 def _settings(cache_dir: Path) -> ClientSettings:

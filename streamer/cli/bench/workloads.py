@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamer.errors import ConfigError
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Workload:
     """What one emulated accelerator does, and what it reads.
 
@@ -29,8 +27,8 @@ class Workload:
     name: str
     kind: str
     sample_bytes: int
-    deviation_bytes: int = 0
-    object_samples: int = 1
+    deviation_bytes: int
+    object_samples: int
     objects: int
     batch_size: int
     step_seconds: float
@@ -41,76 +39,16 @@ class Workload:
         """What one accelerator reads when it never waits."""
         return self.batch_size * self.sample_bytes / self.step_seconds
 
-    @property
-    def data_bytes(self) -> int:
-        """About how much is generated."""
-        return self.objects * self.object_samples * self.sample_bytes
-
 
 # Steps of B200 for retinanet and flux, of H100 for the others. The sets take 2 to 3 GB; unet3d's takes 9 GB, because a
 # fifth of it must hold more than one batch of 1.03 GB.
 WORKLOADS = {
     one.name: one
     for one in (
-        Workload(
-            name="retinanet",
-            kind="jpeg",
-            sample_bytes=322_957,
-            objects=8000,
-            batch_size=24,
-            step_seconds=0.04755,
-            bar=0.85,
-        ),
-        Workload(
-            name="resnet50",
-            kind="tfrecord",
-            sample_bytes=114_660,
-            object_samples=1251,
-            objects=16,
-            batch_size=400,
-            step_seconds=0.224,
-            bar=0.90,
-        ),
-        Workload(
-            name="unet3d",
-            kind="npz",
-            sample_bytes=146_600_628,
-            deviation_bytes=68_341_808,
-            objects=60,
-            batch_size=7,
-            step_seconds=0.323,
-            bar=0.90,
-        ),
-        Workload(
-            name="cosmoflow",
-            kind="tfrecord",
-            sample_bytes=2_828_486,
-            deviation_bytes=71_311,
-            objects=1024,
-            batch_size=1,
-            step_seconds=0.0035,
-            bar=0.70,
-        ),
-        Workload(
-            name="flux",
-            kind="parquet",
-            sample_bytes=2_164_832,
-            object_samples=288,
-            objects=8,
-            batch_size=48,
-            step_seconds=1.35,
-            bar=0.90,
-        ),
+        Workload("retinanet", "jpeg", 322_957, 0, 1, 8000, 24, 0.04755, 0.85),
+        Workload("resnet50", "tfrecord", 114_660, 0, 1251, 16, 400, 0.224, 0.90),
+        Workload("unet3d", "npz", 146_600_628, 68_341_808, 1, 60, 7, 0.323, 0.90),
+        Workload("cosmoflow", "tfrecord", 2_828_486, 71_311, 1, 1024, 1, 0.0035, 0.70),
+        Workload("flux", "parquet", 2_164_832, 0, 288, 8, 48, 1.35, 0.90),
     )
 }
-
-
-def workload(name: str) -> Workload:
-    """A workload by its name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in WORKLOADS:
-        raise ConfigError(f"--like {name}: there are {', '.join(WORKLOADS)}", field="like")
-    return WORKLOADS[name]

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from streamer.cli.bench.accelerators import Fed, Trial, joined
 from streamer.cli.bench.generate import generate
-from streamer.cli.bench.job import Fed, failed, joined
-from streamer.cli.bench.like import Found
-from streamer.cli.bench.search import next_count
+from streamer.cli.bench.like import Found, next_count
 from streamer.cli.bench.workloads import WORKLOADS
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import main
@@ -40,7 +39,7 @@ def test_waiting_lowers_the_utilisation() -> None:
 
 def test_the_next_number_says_what_stopped_it() -> None:
     """Not a larger one, which was tried before."""
-    found = Found("cold", 2, tuple(failed(count, f"{count} failed") for count in (8, 4, 3)))
+    found = Found("cold", 2, tuple(Trial(count, 0.0, 0.0, 0.0, 0.0, f"{count} failed") for count in (8, 4, 3)))
     assert found.stopped is not None
     assert found.stopped.bottleneck == "3 failed"
 
