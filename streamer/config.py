@@ -75,7 +75,7 @@ def counted(count: int, unit: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
-    """How the fetcher uses the link."""
+    """How the fetcher uses the link. A file sets `FETCH_SETTINGS`; the others are fixed, and vary in tests only."""
 
     # What reads S3 and web servers. "auto" is libcurl on Linux: against obstore 3,798 to 2,250 samples/s of cold tars,
     # 725 to 1,221 MB of memory, 56 % of the engine's CPU per sample (2 cores, 2026-11-23). It runs on one core, up to
@@ -83,32 +83,36 @@ class FetchConfig:
     client: FetchClient = "auto"
     # 8-16 MiB is the optimum of cost and speed on S3 (AnyBlob, PVLDB 16(11); AWS whitepaper).
     range_bytes: int = 8 * MiB
-    # 16 x 90 MB/s starts at 10 Gbit/s; slow start takes it from there.
-    window_start: int = 16
-    window_min: int = 4
     # 250 requests in flight fill 100 Gbit/s (AnyBlob section 2.4).
     window_max: int = 256
     # Reserved before a request, released after publish. None: a quarter of the cgroup, <= 1 GiB.
     memory_bytes: int | None = None
+    # An endpoint that serves no request is waited for this long (a rolling restart, a lost route, an early start).
+    outage_seconds: float = 60.0
+    hedge: bool = True
+    # 16 x 90 MB/s starts at 10 Gbit/s; slow start takes it from there.
+    window_start: int = 16
+    window_min: int = 4
     # Tries in a row without a byte, and for how long, until a range is given up that fails alone; sooner where it
     # stalls again and again with bytes in between (fetch/retry.py).
     attempts: int = 8
     failing_seconds: float = 8.0
+    # Upper bound of the random pause before the second try; it doubles with each, up to the second.
     backoff_start_seconds: float = 0.05
     backoff_max_seconds: float = 4.0
-    # An endpoint that serves no request is waited for this long (a rolling restart, a lost route, an early start).
-    outage_seconds: float = 60.0
     # A body slower than the floor for this long is abandoned and resumed on a new connection.
     progress_seconds: float = 1.5
     progress_floor_bytes_per_second: int = 64 * 1024
     # The first try waits at most this long for its first byte (S3: max above 10 s in 10^6, Bodner 2025), each next
     # twice as long; four times the p99 seen, from 2 s on, when that is known.
     first_byte_seconds: float = 10.0
-    hedge: bool = True
     # A budget must exceed the mass of the tail to help, and bounds the harm in an outage: at 2 % slow requests 3 % take
     # p99 from 1,040 to 103 ms for 2.1 % more requests, as 5 % did (2026-11-20).
     hedge_requests_share: float = 0.03
     hedge_bytes_share: float = 0.03
+
+
+FETCH_SETTINGS = ("client", "range_bytes", "window_max", "memory_bytes", "outage_seconds", "hedge")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,12 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal, TypeVar, get_args, get_origin
 
 from streamer.config import (
+    FETCH_SETTINGS,
     CacheConfig,
     DatasetConfig,
     EngineConfig,
@@ -144,11 +145,21 @@ def _file(path: Path | None) -> tuple[_Tables, tuple[DatasetConfig, ...], list[P
             raise ConfigError(f"{path}: {name} is a section: write [{name}] and its settings below", field=name)
         for field in table.keys() & _ELSEWHERE if name == "engine" else ():
             raise ConfigError(f"{path}: [engine] has no setting {field!r}", field=field)
+        if name == "fetch":
+            _check_fetch(table, path)
         tables[name].update(table)
     if not isinstance(datasets, list):
         raise ConfigError(f"{path}: write [[datasets]] for each dataset", field="datasets")
     files: list[Path] = []
     return tables, tuple(_dataset(entry, path, files) for entry in datasets), files
+
+
+def _check_fetch(table: Mapping[str, object], path: Path) -> None:
+    fixed = {field.name: field.default for field in fields(FetchConfig)}
+    for name in table:
+        if name not in FETCH_SETTINGS:
+            why = f"{name} is fixed at {fixed[name]} now; remove it" if name in fixed else f"has no setting {name!r}"
+            raise ConfigError(f"{path}: [fetch] {why}; it has {', '.join(FETCH_SETTINGS)}", field=name)
 
 
 # ---------------------------------------------------------------- datasets

@@ -268,7 +268,7 @@ def test_the_file_of_a_trainer_sets_how_long_a_store_is_waited_for(settings, tmp
     """STREAMER_CONFIG names it, relative to the trainer; a minute is the default. A misspelt setting is refused."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STREAMER_CONFIG", "streamer.toml")
-    Path("streamer.toml").write_text("[fetch]\nattempts = 2\noutage_seconds = 0.2\n")
+    Path("streamer.toml").write_text("[fetch]\noutage_seconds = 0.2\n")
     options = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{unused_tcp_port}"}
     file = ClientSettings.from_environment().config
     with EngineClient(dataclasses.replace(settings, storage_options=options, config=file)) as client:

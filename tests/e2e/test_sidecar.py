@@ -643,7 +643,7 @@ def test_a_secret_is_nowhere_to_be_seen(sidecar):
         datasets=f"[[datasets]]\nurl = 's3://bucket/train/'\nstorage_options_file = '{sidecar.root}/options.json'\n"
         f"storage_options = {{ endpoint_url = 'http://127.0.0.1:{port}' }}\n"
         f"[[datasets]]\nurl = 'http://127.0.0.1:{port}/a.tar?sig={canary}'\n"
-        "[fetch]\nattempts = 2\noutage_seconds = 0.1\n",
+        "[fetch]\noutage_seconds = 0.1\n",
     )
     sidecar.start(env={"STREAMER_LOG": "debug"})
     seen = []

@@ -103,6 +103,8 @@ def test_options_count_more_than_variables_and_these_more_than_the_file(tmp_path
         ("[service]\ndrain_seconds = 'long'", "drain_seconds"),
         ("[service]\ndrain_seconds = -1", "drain_seconds"),
         ("[fetch]\nhedge = 'no'", "hedge"),
+        ("[fetch]\nattempts = 2", r"attempts is fixed at 8 now; remove it; it has client, .*, hedge$"),
+        ("[fetch]\nwindow = 2", "has no setting 'window'; it has client, "),
         ("[fetch]\nwindow_max = 2.5", "window_max"),
         ("[cache]\nfree_floor_share = 20", "free_floor_share=20 is not a share between 0 and 1"),
         ("[cache]\neviction = 'lru'", "eviction"),
