@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
 COMMANDS = (
     Entry("demo", "streamer.cli.demo_command"),
-    Entry("doctor", "streamer.cli.doctor_command"),
+    Entry("doctor", "streamer.cli.doctor.doctor_command"),
     Entry("index", "streamer.cli.index_command"),
     Entry("pack", "streamer.cli.packing.pack_command"),
     Entry("verify", "streamer.cli.packing.verify_command"),
