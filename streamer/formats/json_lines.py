@@ -1,4 +1,4 @@
-"""JSON lines: a sample is a line; of an object, its members are the fields."""
+"""JSON lines: a sample is a line; of an object, its values are the fields."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class LineOpener:
     """Opens lines."""
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
-        """The members of an object; of another value one field, "json". A member "__key__" of text is the key.
+        """The values of an object by their names; of another value one field, "json". The text "__key__" is the key.
 
         Raises:
             DecodeError: not JSON.
@@ -97,15 +97,15 @@ class LineOpener:
             if bytes(content[:1]) != b"{" and bytes(content).lstrip()[:1] != b"{":
                 _RAW.decode(content)
                 return None, [Field("json", content, "json")]
-            members = _MEMBERS.decode(content)
-            key = members.pop("__key__", None)
+            values = _VALUES.decode(content)
+            key = values.pop("__key__", None)
             text = None if key is None else _TEXT.decode(key)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise DecodeError(f"a line of {len(content)} bytes is not JSON: {error}", offset=0) from error
-        return text, [Field(member, memoryview(value), "json") for member, value in members.items()]
+        return text, [Field(each, memoryview(value), "json") for each, value in values.items()]
 
 
-_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _TEXT = msgspec.json.Decoder(str)
 

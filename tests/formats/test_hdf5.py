@@ -172,7 +172,7 @@ GOOD = dataset()
     [
         (dataset(np.array(["a"], h5py.string_dtype())), "dataset 'x' with values of type vlen"),
         (dataset(np.array([b"abc"])), "values of type string"),
-        (dataset(np.zeros(3, [("a", "u1"), ("b", "u1"), ("c", "u1")])), "compounds of 3 members"),
+        (dataset(np.zeros(3, [("a", "u1"), ("b", "u1"), ("c", "u1")])), "compounds of 3 fields"),
         (dataset(np.zeros((3, 0))), "no rows of a byte"),
         (dataset(np.zeros(())), "no arrays in its root group"),
         (written(lambda file: file.create_group("g")), "no arrays in its root group"),

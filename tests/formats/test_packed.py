@@ -33,7 +33,7 @@ PACKERS: dict[str, Pack] = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma
 
 
 def in_two(pack: Pack) -> Pack:
-    """Two members, or frames, as parallel compressors write them."""
+    """Two streams, or frames, as parallel compressors write them."""
     return lambda content: pack(content[: len(content) // 3]) + pack(content[len(content) // 3 :])
 
 
@@ -62,7 +62,7 @@ class TestPacked(FormatContract):
 @pytest.mark.parametrize("name", PACKERS)
 @pytest.mark.parametrize("length", [0, 1, 100, 800_000])
 def test_every_byte(name: str, length: int) -> None:
-    """Of one member and of several; not one more than allowed."""
+    """Of one stream and of several; not one more than allowed."""
     content = bytes(range(256)) * (length // 256) + b"x" * (length % 256)
     for pack in (PACKERS[name], in_two(PACKERS[name])):
         assert unpack(name, memoryview(pack(content)), length) == content

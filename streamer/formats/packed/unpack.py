@@ -1,6 +1,6 @@
 """Unpacks gzip, bzip2, xz, Zstandard, Brotli and Snappy, to a limit or to a length that is known. Runs in a recoder.
 
-A file may have several members or frames, one after the other, as parallel compressors write them.
+A file may have several streams or frames, one after the other, as parallel compressors write them.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ class _Inflate:
         return found
 
 
-def _by_members(
+def _by_streams(
     make: Callable[[], _Decompressor], errors: tuple[type[Exception], ...]
 ) -> Callable[[memoryview, int], memoryview]:
     def unpack(content: memoryview, most: int) -> memoryview:
         found, at = bytearray(), 0
         try:
             while at < len(content):
-                at = _member(make(), content, at, found, most)
+                at = _stream(make(), content, at, found, most)
         except errors as error:
             raise UnpackError(f"cannot be unpacked at byte {at}: {error}") from error
         return memoryview(found)
@@ -109,12 +109,12 @@ def _by_members(
     return unpack
 
 
-def _member(unpacker: _Decompressor, content: memoryview, at: int, found: bytearray, most: int) -> int:
-    """Unpacks the member that begins at `at`; returns where it ends."""
+def _stream(unpacker: _Decompressor, content: memoryview, at: int, found: bytearray, most: int) -> int:
+    """Unpacks the stream that begins at `at`; returns where it ends."""
     while not unpacker.eof:
         fed = content[at : at + _FED_BYTES] if unpacker.needs_input else content[:0]
         if unpacker.needs_input and not fed:
-            raise UnpackError(f"is cut off: it ends inside of a member, after {len(content)} bytes")
+            raise UnpackError(f"is cut off: it ends inside of a stream, after {len(content)} bytes")
         at += len(fed)
         found += unpacker.decompress(fed, min(_TAKEN_BYTES, most + 1 - len(found)))
         if len(found) > most:
@@ -179,9 +179,9 @@ def _little(content: memoryview, at: int, width: int) -> int:
 
 
 UNPACKERS: dict[str, Callable[[memoryview, int], memoryview]] = {
-    "gz": _by_members(_Inflate, (inflate.error,)),
-    "bz2": _by_members(bz2.BZ2Decompressor, (OSError, ValueError)),
-    "xz": _by_members(lambda: lzma.LZMADecompressor(memlimit=512 << 20), (lzma.LZMAError, EOFError)),
+    "gz": _by_streams(_Inflate, (inflate.error,)),
+    "bz2": _by_streams(bz2.BZ2Decompressor, (OSError, ValueError)),
+    "xz": _by_streams(lambda: lzma.LZMADecompressor(memlimit=512 << 20), (lzma.LZMAError, EOFError)),
     "zst": _unpack_zstd,
 }
 

@@ -1,5 +1,8 @@
 """The footer of a Parquet file: its schema, and where the bytes of its columns are.
 
+Chunks are cut by the places of page indexes, the lengths of byte arrays and the encodings of pages; pyarrow's metadata
+(26.0.1) have none of them.
+
 Source: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
 """
 

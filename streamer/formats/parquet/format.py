@@ -54,7 +54,7 @@ class Parquet(Format, frozen=True, forbid_unknown_fields=True):
     """Parquet files.
 
     Attributes:
-        columns: names of the fields that samples have ("image", "meta.caption"; "meta" for all members of a struct), in
+        columns: names of the fields that samples have ("image", "meta.caption"; "meta" for all parts of a struct), in
             any order; empty: all. No other bytes are fetched.
     """
 

@@ -9,7 +9,7 @@ A column is a primitive, which has values, or a group of columns; the bytes of e
 | text | text |
 | bytes | bytes; a picture where they begin like one |
 | list of numbers | array |
-| struct | its members, as "a.b" |
+| struct | its parts, as "a.b" |
 | another list, or a map | JSON |
 
 Columns that Hugging Face's datasets describe in the file: `Image` is a picture, `Audio` and `Video` bytes, `ClassLabel`
@@ -271,7 +271,7 @@ def fields_of(root: Node, features: object) -> list[Field]:
         root: the schema.
         features: Hugging Face's description of the columns by name, or anything else.
     """
-    return [found for child in root.children for found in _fields(child, _member(features, child.element.name))]
+    return [found for child in root.children for found in _fields(child, _part(features, child.element.name))]
 
 
 def _fields(node: Node, feature: object) -> list[Field]:
@@ -289,7 +289,7 @@ def _fields(node: Node, feature: object) -> list[Field]:
             return [Field(name, "image" if kind == "Image" else "bytes", node.path)]
         classes = _names(details) if kind == "ClassLabel" else ()
         return [Field(name, _primitive_kind(node.element), node.path, classes)]
-    return [found for child in node.children for found in _fields(child, _member(feature, child.element.name))]
+    return [found for child in node.children for found in _fields(child, _part(feature, child.element.name))]
 
 
 def _is_bytes(node: Node) -> bool:
@@ -343,8 +343,8 @@ def _length(given: object) -> int:
     return given if type(given) is int and given >= 0 else -1
 
 
-def _member(feature: object, name: str) -> object:
-    """The description of a struct's member."""
+def _part(feature: object, name: str) -> object:
+    """The description of a part of a struct."""
     if not isinstance(feature, dict):
         return None
     inner = feature.get("feature")

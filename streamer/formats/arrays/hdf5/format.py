@@ -142,23 +142,23 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
         """The datasets that are wanted, by the name of their field; if one is not read, all paths are put `there`."""
         root = yield from read_root(held)
         header = yield from read_header(held, root)
-        members = yield from read_group(held, header)
-        if members is None:
+        links = yield from read_group(held, header)
+        if links is None:
             raise Hdf5Error("its root is no group", root)
         try:
-            return (yield from self._chosen(held, members))
+            return (yield from self._chosen(held, links))
         except (Hdf5UnreadError, ArraysError):
-            there += yield from _paths(held, members)
+            there += yield from _paths(held, links)
             raise
 
-    def _chosen(self, held: Held, members: dict[str, int]) -> Reading:
+    def _chosen(self, held: Held, links: dict[str, int]) -> Reading:
         found: dict[str, _Dataset] = {}
         if self.datasets:
             for name, path in self.datasets.items():
-                found[name] = _dataset(path, (yield from _walk(held, members, path)))
+                found[name] = _dataset(path, (yield from _walk(held, links, path)))
             return found
-        for name in sorted(members):
-            header = yield from read_header(held, members[name])
+        for name in sorted(links):
+            header = yield from read_header(held, links[name])
             space = header.of(messages.DATASPACE)
             if space is not None and messages.read_dataspace(space):
                 found[name] = _dataset(name, header)
@@ -167,9 +167,9 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
         return found
 
 
-def _walk(held: Held, members: dict[str, int], path: str) -> Generator[Need | tuple[Need, ...], Answer, Header]:
+def _walk(held: Held, links: dict[str, int], path: str) -> Generator[Need | tuple[Need, ...], Answer, Header]:
     """The header of the object at a path."""
-    inside: dict[str, int] | None = members
+    inside: dict[str, int] | None = links
     header = None
     for part in [part for part in path.split("/") if part]:
         if inside is None or part not in inside:
@@ -181,10 +181,10 @@ def _walk(held: Held, members: dict[str, int], path: str) -> Generator[Need | tu
     return header
 
 
-def _paths(held: Held, members: dict[str, int]) -> Generator[Need | tuple[Need, ...], Answer, list[str]]:
+def _paths(held: Held, links: dict[str, int]) -> Generator[Need | tuple[Need, ...], Answer, list[str]]:
     """The paths of the first datasets of a file, for a message."""
     found: list[str] = []
-    queue, left = [(f"/{name}", members[name]) for name in sorted(members)], _MOST_LOOKED_AT
+    queue, left = [(f"/{name}", links[name]) for name in sorted(links)], _MOST_LOOKED_AT
     while queue and left and len(found) < _MOST_NAMED:
         (path, address), left = queue.pop(0), left - 1
         with suppress(Hdf5Error):

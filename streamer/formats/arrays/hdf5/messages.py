@@ -113,18 +113,18 @@ def read_datatype(message: Cursor) -> np.dtype[np.generic]:
     return _unread(f"values of type {_CLASSES[kind] if kind < len(_CLASSES) else kind}")
 
 
-def _enum(message: Cursor, version: int, members: int) -> np.dtype[np.generic]:
+def _enum(message: Cursor, version: int, count: int) -> np.dtype[np.generic]:
     base = read_datatype(message)
-    names = [_name(message, version) for _ in range(members)] if members == len(_BOOL) else []
+    names = [_name(message, version) for _ in range(count)] if count == len(_BOOL) else []
     values = [message.number(base.itemsize) for _ in names]
     if base.itemsize == 1 and dict(zip(names, values, strict=True)) == _BOOL:
         return np.dtype(bool)
     return base
 
 
-def _complex(message: Cursor, version: int, members: int, size: int) -> np.dtype[np.generic]:
+def _complex(message: Cursor, version: int, count: int, size: int) -> np.dtype[np.generic]:
     parts = []
-    for _ in range(members if members == 2 else 0):
+    for _ in range(count if count == 2 else 0):
         name = _name(message, version)
         offset = message.number(4 if version < 3 else max(1, (size.bit_length() + 7) // 8))
         if version == 1:
@@ -135,7 +135,7 @@ def _complex(message: Cursor, version: int, members: int, size: int) -> np.dtype
         expected = (b"r", 0, b"i", dtype.itemsize, dtype, 2 * dtype.itemsize)
         if (real, at, imaginary, following, other, size) == expected and dtype.kind == "f" and size > 4:
             return np.dtype(f"{dtype.byteorder}c{size}")
-    return _unread(f"compounds of {members} members")
+    return _unread(f"compounds of {count} fields")
 
 
 def _name(message: Cursor, version: int) -> bytes:

@@ -152,23 +152,23 @@ def read_group(held: Held, header: Header) -> Generator[Need | tuple[Need, ...],
     table = header.of(messages.SYMBOL_TABLE)
     if table is not None:
         return (yield from _read_symbols(held, table.number(), table.number()))
-    links = header.of(messages.LINK_INFO)
-    if links is None:
+    info = header.of(messages.LINK_INFO)
+    if info is None:
         return None
-    _, flags = links.number(1), links.number(1)
-    links.take(8 if flags & 1 else 0)
-    if not messages.is_undefined(links.number()):
+    _, flags = info.number(1), info.number(1)
+    info.take(8 if flags & 1 else 0)
+    if not messages.is_undefined(info.number()):
         raise Hdf5UnreadError(
             "a group of many objects in the newer layout (dense links); write it with libver='earliest', or "
             "without track_order",
             header.address,
         )
-    members = {}
+    links = {}
     for message in [Cursor(each.content, each.offset) for kind, each in header.found if kind == messages.LINK]:
         name, address = _link(message)
         if address is not None:
-            members[name] = address
-    return members
+            links[name] = address
+    return links
 
 
 def _link(message: Cursor) -> tuple[str, int | None]:
@@ -181,7 +181,7 @@ def _link(message: Cursor) -> tuple[str, int | None]:
 
 
 def _read_symbols(held: Held, tree: int, heap: int) -> Generator[Need | tuple[Need, ...], Answer, dict[str, int]]:
-    """The members of a group in the older layout: a B-tree of tables of symbols, and a heap of names."""
+    """The links of a group in the older layout: a B-tree of tables of symbols, and a heap of names."""
     head = Cursor((yield from held.read(heap, _HEAP_HEAD_BYTES)), heap)
     head.expect(b"HEAP", (0,))
     head.take(3)
@@ -190,10 +190,10 @@ def _read_symbols(held: Held, tree: int, heap: int) -> Generator[Need | tuple[Ne
     names = bytes((yield from held.read(head.number(), min(length, _MOST_HEADER_BYTES))))
     tables = (yield from read_btree(held, tree, GROUPS, _NAME))["child"].tolist()
     contents = yield from held.read_all([(table, _TABLE_BYTES) for table in tables])
-    members: dict[str, int] = {}
+    links: dict[str, int] = {}
     for table, content in zip(tables, contents, strict=True):
-        members |= _symbols(Cursor(content, table), names)
-    return members
+        links |= _symbols(Cursor(content, table), names)
+    return links
 
 
 def _symbols(table: Cursor, names: bytes) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""B-trees of version 1, which have the members of groups, and the chunks of datasets.
+"""B-trees of version 1, which have the links of groups, and the chunks of datasets.
 
 Source: HDF5 File Format Specification Version 3.0, III.A.1.
 """
