@@ -20,7 +20,8 @@ import numpy as np
 from report import kept
 
 from streamer.order import RankPlan
-from streamer.order.mix import MemberChunks, MixOrder, MixRequest, MixSource, MixSpec, MixState, Shares
+from streamer.order.mix import MemberChunks, MixOrder, MixRequest, MixSource, MixSpec, Shares
+from streamer.order.state import State
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,10 @@ def _held_bytes(work: Callable[[], object]) -> int:
 
 def _resume(mix: Mix, chunks: list[MemberChunks], members: list[MixSource], saved: str) -> RankPlan:
     """From the text of a checkpoint to the first batch."""
-    state = MixState.from_dict(json.loads(saved))
+    state = State.from_dict(json.loads(saved))
     spec = mix.request().spec(members, mix.batch, like=state.spec)
     state.check(spec)
-    point = state.resume(mix.batch)
+    point = state.resume(state.spec.samples(state.epoch), mix.batch)
     plan = mix.plan(chunks, spec)
     plan.batch(point.batch)
     return plan
@@ -113,7 +114,7 @@ def _steady_microseconds(plan: RankPlan, samples: int) -> float:
 def _cost_row(mix: Mix, samples: int) -> str:
     chunks, members, spec = mix.chunks(), mix.members(), mix.spec()
     batches = mix.plan(chunks, spec).batches
-    saved = [json.dumps(MixState(spec, 0, at * mix.batch, mix.batch).to_dict()) for at in (0, batches // 2)]
+    saved = [json.dumps(State(spec, 0, at * mix.batch, mix.batch).to_dict()) for at in (0, batches // 2)]
     plan = mix.plan(chunks, spec)
     plan.batch(0)
     schedule = plan.schedule()

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
-from streamer.loader.contracts import BatchSource, PreparedStream, StepSession
+from streamer.loader.contracts import BatchSource, StepSession
 from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
 
@@ -171,7 +171,7 @@ class FakeSession:
 
 @dataclass
 class FakePrepared:
-    """A `PreparedStream` over a `FakeRecipe`.
+    """Stands in for `RankStream` over a `FakeRecipe`.
 
     Attributes:
         made: the recipe.
@@ -203,9 +203,16 @@ class FakePrepared:
         return RankConfig()
 
     @property
-    def mix(self) -> None:
-        """One dataset."""
-        return
+    def names(self) -> list[str]:
+        """One dataset, not a mix."""
+        return []
+
+    def growing_stats(self, epoch: int, batch: int) -> None:
+        """It does not grow."""
+
+    @property
+    def growth(self) -> None:
+        """It does not grow."""
 
     @property
     def skip_rules(self) -> SkipRules:
@@ -327,7 +334,7 @@ class FakeDataset:
         """There are no other ranks."""
         return False
 
-    def compare(self, prepare: Callable[[], PreparedStream], place: str) -> None:
+    def compare(self, prepare: Callable[[], FakePrepared], place: str) -> None:
         """Prepares this rank only."""
         prepare()
 

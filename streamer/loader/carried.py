@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from streamer.config import RankConfig
 from streamer.errors import ConfigError, StateError
-from streamer.loader.contracts import PreparedStream
 
 _KEY = "stateful"
 
@@ -41,14 +41,14 @@ class Carried:
             )
         self._stateful = stateful
 
-    def save(self, state: dict[str, object], prepared: PreparedStream) -> dict[str, object]:
+    def save(self, state: dict[str, object], rank_config: RankConfig) -> dict[str, object]:
         """The loader's state with that of the object, which belongs to this rank alone."""
         if self._stateful is not None:
-            rank, world = _place(prepared)
+            rank, world = rank_config.rank, rank_config.world_size
             state[_KEY] = {"rank": rank, "world_size": world, "state": self._stateful.state_dict()}
         return state
 
-    def check(self, state: Mapping[str, object], prepared: PreparedStream) -> dict[str, object]:
+    def check(self, state: Mapping[str, object], rank_config: RankConfig) -> dict[str, object]:
         """The loader's own part of a state.
 
         Raises:
@@ -57,7 +57,7 @@ class Carried:
         if self._stateful is None:
             refuse_carried(state, "give the loader stateful=, the object that the saved run had")
         else:
-            _check_place(state.get(_KEY), prepared)
+            _check_place(state.get(_KEY), rank_config)
         return {name: value for name, value in state.items() if name != _KEY}
 
     def load(self, state: Mapping[str, object]) -> None:
@@ -81,13 +81,13 @@ def refuse_carried(state: Mapping[str, object], remedy: str) -> None:
         )
 
 
-def _check_place(saved: object, prepared: PreparedStream) -> None:
+def _check_place(saved: object, rank_config: RankConfig) -> None:
     if not isinstance(saved, Mapping) or not {"rank", "world_size", "state"} <= saved.keys():
         raise StateError(
             "the state was saved without stateful=, so nothing is known of what the object carried: load it without",
             field=_KEY,
         )
-    rank, world = _place(prepared)
+    rank, world = rank_config.rank, rank_config.world_size
     if (saved["rank"], saved["world_size"]) != (rank, world):
         raise StateError(
             f"the state holds what an object carried over batches on rank {saved['rank']} of {saved['world_size']}, "
@@ -97,8 +97,3 @@ def _check_place(saved: object, prepared: PreparedStream) -> None:
             rank=rank,
             world_size=world,
         )
-
-
-def _place(prepared: PreparedStream) -> tuple[int, int]:
-    """Rank and number of ranks."""
-    return prepared.rank_config.rank, prepared.rank_config.world_size

@@ -1,8 +1,7 @@
 """The interfaces between the two halves of the loader: making samples, and moving batches.
 
-A `Recipe` is sent to a worker process and opens a `BatchSource` there; the ring and its workers do not depend on
-manifests, chunks or decoders. The rank's own process uses `PreparedStream` and `StepSession`: the number of batches in
-an epoch, and whether the chunks of a batch are local.
+A recipe is sent to a worker process and opens a `BatchSource` there; batches, ring and workers do not depend on
+manifests, chunks or decoders. The rank's own process asks a `StepSession` whether the chunks of a batch are local.
 """
 
 from __future__ import annotations
@@ -13,11 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from streamer.config import RankConfig
-from streamer.errors import Detail
 from streamer.loader.batch.placement import Rows
-from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
-from streamer.order.plan import LastBatch
 
 # A chunk that is still missing or wrong after this many new leases is an error. Counted for each chunk: a program that
 # overwrites the cache damages many of one batch.
@@ -65,11 +60,6 @@ class BatchSource:
         """Whether it can write arrays to the rows of the slot."""
         return False
 
-    @property
-    def is_mixed(self) -> bool:
-        """Whether its samples are of several datasets."""
-        return False
-
     def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """This rank's samples of a batch: their ordinals, and which of them are repeats that fill the batch."""
         raise NotImplementedError
@@ -82,10 +72,11 @@ class BatchSource:
         """
         raise NotImplementedError
 
-    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
+    def begin(self, epoch: int, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
         """Begins a batch; `load_at` follows for each of its samples.
 
         Args:
+            epoch: of the batch.
             ordinals: int64 (samples,).
             rows: the rows to which arrays may be written; None: no rows, and `load_at` does all reading.
             at: called with the index of a sample before it, and its neighbours, are read.
@@ -117,26 +108,10 @@ class BatchSource:
         """Releases its resources."""
 
 
-class Recipe(Protocol):
-    """Opens a `BatchSource`. Sent to each worker once, by cloudpickle; does not import torch by itself."""
-
-    def open(self) -> BatchSource:
-        """Opens the source in the process where it is used."""
-        ...
-
-
-class Plan(Protocol):
-    """One epoch of one rank."""
-
-    @property
-    def batches(self) -> int:
-        """Number of batches."""
-        ...
-
-
 class StepSession(Protocol):
     """Makes the chunks of steps local and leases them. Used by one thread.
 
+    One asks for whole epochs (`rank.step_session`), one for the cohorts of a growing dataset (`rank.growing.session`).
     Steps number the batches since the session began, continuously over epochs.
     """
 
@@ -195,169 +170,6 @@ class StepSession(Protocol):
 
     def close(self) -> None:
         """Ends the leases; idempotent."""
-        ...
-
-
-class PreparedStream(Protocol):
-    """A dataset prepared for one batch size."""
-
-    @property
-    def rank_config(self) -> RankConfig:
-        """Rank and world size."""
-        ...
-
-    @property
-    def mix(self) -> MixedStream | None:
-        """What only a stream of several datasets has; None: this one has one."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """The seed of the order and of each sample's randomness."""
-        ...
-
-    @property
-    def skip_rules(self) -> SkipRules:
-        """The dataset's rules for samples that cannot be made; the loader's own settings override them."""
-        ...
-
-    def sample_key(self, ordinal: int) -> str:
-        """A readable name of a sample: its path, or container and byte range."""
-        ...
-
-    def sample_label(self, ordinal: int) -> str:
-        """The number of a sample for messages; in a mix with the name of its dataset."""
-        ...
-
-    def skipped(self, ordinal: int, cause: str) -> Skipped:
-        """The record of a sample that was replaced."""
-        ...
-
-    def sample_number(self, ordinal: int) -> int:
-        """The number that `dataset[i]` takes for a sample."""
-        ...
-
-    def shared_budget(self) -> SharedBudget | None:
-        """Counts skipped samples over all ranks, one per loader; None: there is one rank."""
-        ...
-
-    def facts(self) -> Mapping[str, Detail]:
-        """The values that must be equal on all ranks."""
-        ...
-
-    def plan(self, epoch: int) -> Plan:
-        """The batches of this rank in an epoch, numbered from the start of the epoch also after `resume`."""
-        ...
-
-    def recipe(self) -> Recipe:
-        """The recipe for workers."""
-        ...
-
-    def session(self, epoch: int, start_batch: int) -> StepSession:
-        """Opens a session whose step 0 is that batch."""
-        ...
-
-    def state(self, epoch: int, batch: int) -> dict[str, object]:
-        """The state to save after `batch` batches of `epoch`."""
-        ...
-
-    def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Restores a saved state; returns the epoch and the number of its next batch.
-
-        Raises:
-            StateError: the state is of another dataset, order or seed, or its position is inside a batch.
-        """
-        ...
-
-
-class MixedStream(Protocol):
-    """What a prepared stream of several datasets has beside a `PreparedStream`."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the datasets."""
-        ...
-
-    @property
-    def member_samples(self) -> Sequence[int]:
-        """Number of samples of each dataset."""
-        ...
-
-    def ordinals(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
-        """(samples,) the samples of this rank's batch, by the numbers that workers use."""
-        ...
-
-    def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """As `resume`, but the mix may be changed; the epoch after the saved one begins."""
-        ...
-
-    def follow(self, before: PreparedStream, epoch: int) -> None:
-        """Continues at `epoch` where the mix was before its data changed: `before` has delivered all epochs before."""
-        ...
-
-    def sources(self, epoch: int, batch: int) -> npt.NDArray[np.int16]:
-        """(samples,) number of the dataset of each sample of this rank's batch."""
-        ...
-
-    def drawn(self, epoch: int, batch: int) -> npt.NDArray[np.int64]:
-        """(datasets,) samples of each dataset before batch `batch` of an epoch, over all epochs and ranks."""
-        ...
-
-
-class Loadable(Protocol):
-    """A dataset for `StreamingDataLoader`."""
-
-    def _for_loader(self) -> LoaderSide:
-        """The interface for loaders."""
-        ...
-
-
-class LoaderSide(Protocol):
-    """The interface of a dataset for loaders."""
-
-    @property
-    def user_code(self) -> Sequence[object]:
-        """User code that runs in workers; the modules that it needs are imported before they start."""
-        ...
-
-    def prepare(self, batch_size: int, last_batch: LastBatch | None) -> PreparedStream:
-        """Does the I/O of this rank only: finds the manifest and fixes the order."""
-        ...
-
-    @property
-    def compares(self) -> bool:
-        """Whether there are other ranks to compare with."""
-        ...
-
-    def compare(self, prepare: Callable[[], PreparedStream], place: str) -> None:
-        """Prepares on all ranks together: all of them agree, or all of them raise. Collective.
-
-        Args:
-            prepare: the preparation of this rank; its error is raised on every rank.
-            place: epoch and batch of the start; equal on all ranks.
-
-        Raises:
-            StreamerError: of the first rank that failed.
-            StateError: the ranks disagree.
-        """
-        ...
-
-    def take_requested_epoch(self) -> int | None:
-        """The epoch given to the dataset's `set_epoch` since the last call, if any."""
-        ...
-
-    @property
-    def refreshes(self) -> bool:
-        """Whether `refresh` must be called before each epoch."""
-        ...
-
-    @property
-    def edition(self) -> int:
-        """Number of changes of the dataset; a stream prepared before the last change is out of date."""
-        ...
-
-    def refresh(self) -> bool:
-        """Lists the objects again; True: the dataset has changed and must be prepared again. Collective."""
         ...
 
 

@@ -13,24 +13,24 @@ import numpy.typing as npt
 from streamer.errors import ClosedError, StreamerError
 from streamer.loader.carried import Carried, Stateful
 from streamer.loader.checks import at_least, function, one_of, saved_state, seconds
-from streamer.loader.contracts import Collate, Loadable, PreparedStream
+from streamer.loader.contracts import Collate
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
+from streamer.loader.epoch_dataset import EpochDataset, opening_of
 from streamer.loader.epoch_iterator import EpochIterator, EpochOwner
 from streamer.loader.headspace import Headspace, detached
 from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.loader_views import LoaderViews
-from streamer.loader.mix_view import resumed
 from streamer.loader.options import (
     LoaderSettings,
     Pin,
-    loader_side,
     no_batch,
     ragged_of,
     ring_bytes_of,
     span_of,
     worker_config,
 )
+from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.skipping import OnError, SkipLedger, SkipRules
 from streamer.loader.stall.report import Snapshot
 from streamer.loader.stall.reporter import OnReport, StallReporter, report_rules
@@ -95,7 +95,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def __init__(
         self,
-        dataset: Loadable,
+        dataset: EpochDataset,
         batch_size: int = 1,
         num_workers: int = 0,
         *,
@@ -120,7 +120,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
     ) -> None:
         check_torch_arguments(torch_arguments)
         self.dataset = dataset
-        self._source = loader_side(dataset)
+        self._source = opening_of(dataset)
         workers = worker_config(num_workers, worker_type, worker_start, (*self._source.user_code, collate_fn))
         if workers is not None and workers.start == "forkserver" and workers.worker_type == "process":
             fork_server(workers.modules)
@@ -149,9 +149,9 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         # The error that the next iter() raises on all ranks; and whether the ranks have compared since.
         self._failure: StreamerError | None = None
         self._compared = False
-        self._prepared: PreparedStream | None = None
+        self._prepared: RankStream | None = None
         # The stream before the data changed.
-        self._before: PreparedStream | None = None
+        self._before: RankStream | None = None
         self._edition = 0
         self._supply_owner = SupplyOwner(self._settings)
         self._clock = TrainerClock()
@@ -229,7 +229,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def state_dict(self) -> dict[str, object]:
         """The position after the last delivered batch, and the state of `stateful`. O(1)."""
-        return self._carried.save(self._prepare().state(*self._position), self._prepare())
+        return self._carried.save(self._prepare().state(*self._position), self._prepare().rank_config)
 
     def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
         """Continues where the state was saved, on any number of ranks with a matching batch size.
@@ -248,8 +248,9 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._compared, self._failure = False, None
         try:
             self._supply_owner.start_workers()
-            own = self._carried.check(state, self._prepare())
-            self._start = self._position = resumed(self._prepare(), own, strict)
+            prepared = self._prepare()
+            own = self._carried.check(state, prepared.rank_config)
+            self._start = self._position = prepared.resume(own) if strict else prepared.adopt(own)
             self._carried.load(state)
         except StreamerError as error:
             if not self._source.compares:
@@ -354,7 +355,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             shared.spend(len(self._ledger.entries))
         self._ledger, self._delivered = SkipLedger(rules.budget, shared, self._ledger.entries), 0
 
-    def _prepare_to_compare(self) -> PreparedStream:
+    def _prepare_to_compare(self) -> RankStream:
         # Start workers inside the collective, so that a failure to start is raised on every rank.
         self._supply_owner.start_workers()
         if self._failure is not None:
@@ -370,15 +371,15 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         with self._supply_owner.planning:
             return prepared.plan(epoch).batches
 
-    def _prepare(self) -> PreparedStream:
+    def _prepare(self) -> RankStream:
         self._check_usable()
         if self._prepared is None:
             self._edition = self._source.edition
             with naming_limits():
                 self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
             before, self._before = self._before, None
-            if before is not None and self._prepared.mix is not None:
-                self._prepared.mix.follow(before, self._start[0])
+            if before is not None and self._prepared.names:
+                self._prepared.follow(before, self._start[0])
         return self._prepared
 
     def _check_usable(self) -> None:

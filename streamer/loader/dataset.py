@@ -16,9 +16,8 @@ from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, Peers, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell
-from streamer.loader.rank.loader_side import DatasetSide
+from streamer.loader.rank.member import Member
 from streamer.loader.rank.opening import Opening
-from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.selections import Indices, choice
 from streamer.loader.rank.single_reads import SlowReads
 from streamer.loader.samples.maker import Transform
@@ -100,9 +99,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
         ConfigError: an invalid argument.
     """
 
-    _opening: Opening
-    # With the edition of the dataset that it was prepared from.
-    _prepared: tuple[int, RankStream] | None
+    # The dataset, of which a mix may be made.
+    _member: Member
 
     def __init__(
         self,
@@ -170,27 +168,23 @@ class StreamingDataset(FixedArguments, EpochDataset):
             peers=peers,
         )
         # One job for this process and its workers, where torchrun or SLURM name none.
-        self._start(Opening(options, (), f"pid-{os.getpid()}", EpochCell()))
+        self._start(Member(options, (), f"pid-{os.getpid()}", EpochCell()))
 
     def __repr__(self) -> str:
-        options, choices = self._opening.options, len(self._opening.choices)
+        options, choices = self._member.options, len(self._member.choices)
         return f"StreamingDataset({', '.join(options.urls)}, shuffle={options.shuffle!r}, selections={choices})"
 
     # ------------------------------------------------------------ contents
 
-    def __len__(self) -> int:
-        """Samples of this rank per epoch, over all its workers; repeats that fill the last batch count."""
-        return self._plain().rank_samples(self.epoch)
-
     @property
     def samples(self) -> int:
         """Number of samples, over all ranks."""
-        return self._opening.samples
+        return self._member.samples
 
     @property
     def classes(self) -> list[str]:
         """Names of the class folders, sorted, as torchvision's ImageFolder has them; empty for containers."""
-        return list(self._opening.manifest.classes)
+        return list(self._member.manifest.classes)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -200,7 +194,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
     @property
     def annotation_classes(self) -> list[str]:
         """Names of the categories of COCO, by "labels"; empty for other annotations."""
-        return self._opening.annotation_classes()
+        return self._member.annotation_classes()
 
     def __getitem__(self, index: int) -> object:
         """Reads one sample by a small ranged read. For inspection, not for training: it bypasses the cache's plan.
@@ -214,7 +208,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             ConfigError: it is no whole number.
         """
         with self._single_reads.read():
-            return self._opening.look(self.epoch, checks.index(index))
+            return self._member.look(self.epoch, checks.index(index))
 
     def get(self, key: str) -> object:
         """Reads the first sample with this "__key__".
@@ -224,7 +218,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         Raises:
             KeyError: no sample has this key.
         """
-        return self._opening.look(self.epoch, self._opening.find(key))
+        return self._member.look(self.epoch, self._member.find(key))
 
     def select(
         self,
@@ -257,9 +251,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
             ConfigError: invalid conditions.
         """
         added = choice(indices, keys=keys, labels=labels, sizes=(min_bytes, max_bytes), fraction=fraction, seed=seed)
-        options = self._opening.options
+        options = self._member.options
         other = StreamingDataset.__new__(StreamingDataset)
-        other._start(self._opening.part(added, options if transform is ... else replace(options, transform=transform)))
+        other._start(self._member.part(added, options if transform is ... else replace(options, transform=transform)))
         return other
 
     def refresh(self) -> bool:
@@ -273,32 +267,24 @@ class StreamingDataset(FixedArguments, EpochDataset):
         Raises:
             StreamerError: the objects cannot be listed or indexed; on every rank.
         """
-        return self._side.refresh()
+        return self._opening.refresh()
 
     # ------------------------------------------------------------ inside
 
-    def _start(self, opening: Opening) -> None:
-        self._begin_at_zero(opening, DatasetSide(opening), opening.options.error_budget)
-        self._prepared = None
+    def _start(self, member: Member) -> None:
+        self._member = member
+        self._begin_at_zero(Opening(member.options, [member], member.job, member.shared))
         self._single_reads = SlowReads()
 
     def __getstate__(self) -> dict[str, object]:
         """For spawned workers: without open resources, and with the rank, which they cannot detect."""
         # cloudpickle: transforms may be lambdas or live in a notebook.
-        return {"settings": cloudpickle.dumps((self._opening.settings(), self._resume)), "epochs": self._epochs}
+        return {"settings": cloudpickle.dumps((self._member.settings(), self._resume)), "epochs": self._epochs}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         settings, epochs = state["settings"], state["epochs"]
         assert isinstance(settings, bytes)
         assert isinstance(epochs, EpochCell)
         (options, choices, job), resume = cloudpickle.loads(settings)
-        self._start(Opening(options, choices, job, epochs))
+        self._start(Member(options, choices, job, epochs))
         self._resume = resume
-
-    def _plain(self) -> RankStream:
-        """Prepares for a plain DataLoader: whole batches if their size is known, else single samples."""
-        edition = self._side.edition
-        if self._prepared is None or self._prepared[0] != edition:
-            options = self._opening.options
-            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.last_batch, plain=True)
-        return self._prepared[1]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -12,59 +12,29 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from streamer.errors import ConfigError
 from streamer.loader import carried, checks
-from streamer.loader.contracts import LoaderSide, PreparedStream
-from streamer.loader.rank.epoch_cell import EpochCell, WorkerTicket
+from streamer.loader.rank.epoch_cell import WorkerTicket
+from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.sample_iterator import Progress, SampleIterator, resumed_share
 from streamer.loader.rank.step_session import Share
 from streamer.loader.skipping import SkipLedger, Skipped
 from streamer.system_limits import naming_limits
 
-Stream = TypeVar("Stream", bound=PreparedStream)
-
-
-class PlainOptions(Protocol):
-    """The part of the options that both use."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples of a batch on one rank, for plain DataLoaders."""
-        ...
-
-
-class Opened(Protocol):
-    """The part of an opening that both use."""
-
-    shared: EpochCell
-
-    @property
-    def options(self) -> PlainOptions:
-        """The user's."""
-        ...
-
-    def compared(self, prepare: Callable[[], Stream], place: str) -> Stream:
-        """Prepares on all ranks together. Collective."""
-        ...
-
-    def close(self) -> None:
-        """Closes the connections."""
-        ...
-
-
-class Side(LoaderSide, Protocol):
-    """The interface for loaders, with the epoch that they take from it."""
-
-    requested_epoch: int | None
-
 
 class EpochDataset(IterableDataset[object]):
-    """Epochs, state and iteration; `_plain` prepares what is iterated over."""
+    """Epochs, state and iteration over what an `Opening` prepares."""
 
-    _opening: Opened
+    _opening: Opening
     _resume: dict[str, object] | None
     _progress: Progress | None
+    # With the edition of the data that it was prepared from.
+    _prepared: tuple[int, RankStream] | None
 
     # ------------------------------------------------------------ epochs and state
+
+    def __len__(self) -> int:
+        """Samples of this rank in the next epoch, over all its workers; repeats that fill the last batch count."""
+        return self._plain().rank_samples(self.epoch)
 
     @property
     def epoch(self) -> int:
@@ -79,7 +49,7 @@ class EpochDataset(IterableDataset[object]):
         """
         epoch = checks.at_least("epoch", epoch, 0)
         self._epochs.set(epoch)
-        self._side.requested_epoch = epoch
+        self._opening.requested_epoch = epoch
         self._resume = None
 
     def repeated(self, step: int) -> npt.NDArray[np.bool_]:
@@ -135,7 +105,7 @@ class EpochDataset(IterableDataset[object]):
                 initialised.
         """
         worker = get_worker_info()
-        if worker is None and self._resume is None and self._side.refreshes:
+        if worker is None and self._resume is None and self._opening.refreshes:
             self.refresh()
         prepared = self._plain() if worker is not None else self._opening.compared(self._plain, self._resume_place())
         share = Share() if worker is None else Share(worker.id, worker.num_workers)
@@ -157,12 +127,12 @@ class EpochDataset(IterableDataset[object]):
 
     # ------------------------------------------------------------ inside
 
-    def _begin_at_zero(self, opening: Opened, side: Side, error_budget: int) -> None:
+    def _begin_at_zero(self, opening: Opening) -> None:
         """Sets the state of an object that has iterated over nothing yet."""
         self._opening = opening
+        self._prepared = None
         self._epochs = opening.shared
-        self._side = side
-        self._ledger = SkipLedger(error_budget)
+        self._ledger = SkipLedger(opening.options.error_budget)
         self._resume = None
         self._resume_strict = True
         self._progress = None
@@ -172,12 +142,16 @@ class EpochDataset(IterableDataset[object]):
     def refresh(self) -> bool:
         """Lists the objects again; True: they have changed. Collective."""
 
-    @abstractmethod
     def _plain(self) -> RankStream:
-        """Prepares for a bare loop or a plain DataLoader."""
+        """Prepares for a bare loop or a plain DataLoader: whole batches if their size is known, else single samples."""
+        edition = self._opening.edition
+        if self._prepared is None or self._prepared[0] != edition:
+            options = self._opening.options
+            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.last_batch, plain=True)
+        return self._prepared[1]
 
-    def _for_loader(self) -> LoaderSide:
-        return self._side
+    def _for_loader(self) -> Opening:
+        return self._opening
 
     def _begin(self) -> int:
         worker = get_worker_info()
@@ -204,3 +178,19 @@ class EpochDataset(IterableDataset[object]):
 
     def _set_next_epoch(self, epoch: int) -> None:
         self._epochs.set(epoch + 1)
+
+
+def opening_of(dataset: EpochDataset) -> Opening:
+    """Returns what a loader uses of a dataset.
+
+    Raises:
+        ConfigError: it is no dataset of streamer's.
+    """
+    if not hasattr(dataset, "_for_loader"):
+        if hasattr(dataset, "indices"):  # of torch's Subset, and of its random_split
+            advice = "select a part of one with dataset.select(indices=subset.indices), or fraction=(0, 0.9)"
+        else:
+            advice = "pass StreamingDataset(url)"
+        message = f"dataset={reprlib.repr(dataset)} is not a StreamingDataset: {advice}"
+        raise ConfigError(message, field="dataset")
+    return dataset._for_loader()

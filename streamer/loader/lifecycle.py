@@ -9,13 +9,13 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
-from streamer.loader.contracts import PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.copying import Mover, mover_for
 from streamer.loader.feed.feeder import Feeder, FeedPlan
 from streamer.loader.feed.supply import FedSupply, InlineSupply, Supply, counted
 from streamer.loader.feed.waits import who
 from streamer.loader.options import LoaderSettings
+from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.ring.pinning import Pinner
 from streamer.loader.samples.sent_code import SentCode
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
@@ -62,7 +62,7 @@ class SupplyOwner:
             self._feeder = self._build_feeder()
             self._feeder.start()
 
-    def begin(self, prepared: PreparedStream) -> Supply:
+    def begin(self, prepared: RankStream) -> Supply:
         """The supply, built if there is none yet."""
         if self.supply is None:
             self.supply = self._build(prepared)
@@ -129,7 +129,7 @@ class SupplyOwner:
         self.supply = self._feeder = self._pinner = self._mover = self._next = self._sent = self._closer = None
         self._resources = contextlib.ExitStack()
 
-    def _build(self, prepared: PreparedStream) -> Supply:
+    def _build(self, prepared: RankStream) -> Supply:
         s = self.settings
         rules = MakerRules(
             prepared.seed, s.collate_fn, s.skip_rules(prepared.skip_rules).on_error, s.own_generators, s.ragged

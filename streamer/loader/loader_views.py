@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ConfigError
-from streamer.loader.contracts import PreparedStream
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.supply import Supply
 from streamer.loader.lifecycle import SupplyOwner
-from streamer.loader.mix_view import batch_sources, member_stats
 from streamer.loader.options import LoaderSettings
-from streamer.loader.rank.growing.prepared import GrowingPrepared
+from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.skipping import SkipLedger, Skipped
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import engine_view, named, snapshot
-from streamer.loader.stall.stats import LoaderStats, TrainerClock
+from streamer.loader.stall.stats import EngineView, LoaderStats, MemberStats, TrainerClock
 
 
 class LoaderViews:
@@ -30,7 +30,7 @@ class LoaderViews:
     _clock: TrainerClock
     _ledger: SkipLedger
     _reported: Snapshot
-    _prepared: PreparedStream | None
+    _prepared: RankStream | None
     _position: tuple[int, int]
     _last: Delivery | None
 
@@ -52,11 +52,11 @@ class LoaderViews:
         Raises:
             ConfigError: the dataset does not grow.
         """
-        prepared = self._prepare()
-        if not isinstance(prepared, GrowingPrepared):
+        growth = self._prepare().growth
+        if growth is None:
             raise ConfigError("admissions is for a dataset with growing=", field="admissions")
         with self._supply_owner.planning:
-            return prepared.admissions
+            return growth.log.admitted
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -83,8 +83,7 @@ class LoaderViews:
         counts = self._supply_owner.counts(self._clock)
         with self._supply_owner.planning:
             members = member_stats(self._prepared, self._position, self._ledger.entries, engine)
-            prepared, place = self._prepared, self._position
-            growing = prepared.statistics(*place) if isinstance(prepared, GrowingPrepared) else None
+            growing = None if self._prepared is None else self._prepared.growing_stats(*self._position)
         return replace(counts, engine=engine, skipped=len(self._ledger.entries), members=members, growing=growing)
 
     @property
@@ -92,5 +91,54 @@ class LoaderViews:
         return self._supply_owner.supply
 
     @abstractmethod
-    def _prepare(self) -> PreparedStream:
+    def _prepare(self) -> RankStream:
         """Prepares the dataset, once."""
+
+
+def batch_sources(prepared: RankStream, delivery: Delivery | None) -> npt.NDArray[np.int16]:
+    """int16 (samples,): number of the member of each sample of a batch; empty before the first one.
+
+    Raises:
+        ConfigError: this is no mix.
+    """
+    if not prepared.names:
+        raise ConfigError("sources is for a MixedDataset; this loader has one dataset", field="sources")
+    if delivery is None:
+        return np.empty(0, np.int16)
+    codes = prepared.ordinals(delivery.epoch, delivery.batch)
+    sources = prepared.sources(delivery.epoch, delivery.batch)
+    if not delivery.skipped:
+        return sources
+    # As `BatchMaker` fills: each missing sample is replaced by the next one that is there.
+    missing = np.isin(codes, [code for code, _ in delivery.skipped])
+    there = np.flatnonzero(~missing)
+    after = np.searchsorted(there, np.flatnonzero(missing)) % len(there)
+    sources[missing] = sources[there[after]]
+    return sources
+
+
+def member_stats(
+    prepared: RankStream | None, position: tuple[int, int], skipped: Sequence[Skipped], engine: EngineView | None
+) -> Mapping[str, MemberStats]:
+    """The statistics of each member of a mix at a position; {} for one dataset.
+
+    Args:
+        prepared: None: nothing is prepared yet.
+        position: epoch, and number of its next batch.
+        skipped: by this rank.
+        engine: the engine's view.
+    """
+    if prepared is None or not prepared.names:
+        return {}
+    drawn = prepared.drawn(*position).tolist()
+    counts = Counter(entry.member for entry in skipped)
+    return {
+        name: MemberStats(
+            drawn=here,
+            passes=here / samples,
+            share=here / max(1, sum(drawn)),
+            skipped=counts[name],
+            engine=None if engine is None else engine.parts.get(name),
+        )
+        for name, samples, here in zip(prepared.names, prepared.member_samples, drawn, strict=True)
+    }

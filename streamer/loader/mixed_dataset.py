@@ -13,12 +13,10 @@ from streamer.errors import ConfigError, StreamerError
 from streamer.loader import checks
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.mix.mix_file import check_keys, read_mix
-from streamer.loader.mix.opening import MixOpening
-from streamer.loader.mix.options import MixOptions, check_members, check_names
-from streamer.loader.mix.prepared import MixPrepared
 from streamer.loader.rank.epoch_cell import EpochCell
-from streamer.loader.rank.loader_side import DatasetSide
+from streamer.loader.rank.mix_options import MixOptions, check_keys, check_members, check_names, read_mix
+from streamer.loader.rank.mixing import Mixing
+from streamer.loader.rank.opening import Opening
 from streamer.loader.skipping import OnError
 from streamer.loader.torch_arguments import last_batch_of
 from streamer.order.mix import Batching, Shares
@@ -59,10 +57,8 @@ class MixedDataset(EpochDataset):
         ConfigError: an invalid argument, or members that do not go together.
     """
 
-    _opening: MixOpening
-    _side: DatasetSide[MixPrepared]
-    # With the edition of the data that it was prepared from.
-    _prepared: tuple[int, MixPrepared] | None
+    _members: dict[str, StreamingDataset]
+    _options: MixOptions
 
     def __init__(
         self,
@@ -118,7 +114,7 @@ class MixedDataset(EpochDataset):
             error_budget=error_budget,
             stream=stream,
         )
-        check_members({name: member._opening.options for name, member in members.items()})
+        check_members({name: member._member.options for name, member in members.items()})
         self._start(members, options, f"pid-{os.getpid()}", EpochCell())
 
     @classmethod
@@ -146,18 +142,14 @@ class MixedDataset(EpochDataset):
         return cls(made, **options)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        return f"MixedDataset({', '.join(self._members)}, batching={self._opening.options.batching!r})"
+        return f"MixedDataset({', '.join(self._members)}, batching={self._options.batching!r})"
 
     # ------------------------------------------------------------ contents
-
-    def __len__(self) -> int:
-        """Samples of this rank in the next epoch, over all its workers; repeats that fill the last batch count."""
-        return self._plain().rank_samples(self.epoch)
 
     @property
     def samples(self) -> int:
         """Number of samples of the next epoch, over all ranks."""
-        return self._plain().spec.samples(self.epoch)
+        return self._plain().samples_in(self.epoch)
 
     @property
     def members(self) -> dict[str, StreamingDataset]:
@@ -166,7 +158,7 @@ class MixedDataset(EpochDataset):
 
     def quotas(self, epoch: int | None = None) -> dict[str, int]:
         """Samples of each member in an epoch, over all ranks; None: the next one."""
-        quotas = self._plain().spec.quotas(self.epoch if epoch is None else epoch)
+        quotas = self._plain().quotas(self.epoch if epoch is None else epoch)
         return dict(zip(self._members, quotas, strict=True))
 
     def explain(self, batch_size: int, nodes: int = 1) -> str:
@@ -215,7 +207,7 @@ class MixedDataset(EpochDataset):
         Raises:
             ConfigError: invalid conditions, or a mix by `choose`.
         """
-        options = self._opening.options
+        options = self._options
         if options.shares.choose:
             raise ConfigError(
                 "select() of a mix by choose= leaves open how many samples of the selections an epoch has; select on "
@@ -242,7 +234,7 @@ class MixedDataset(EpochDataset):
             StreamerError: the objects cannot be listed or indexed; on every rank.
         """
         before = self._prepared
-        changed = self._side.refresh()
+        changed = self._opening.refresh()
         if changed and before is not None:
             self._plain().follow(before[1], self.epoch)
         return changed
@@ -250,15 +242,15 @@ class MixedDataset(EpochDataset):
     # ------------------------------------------------------------ inside
 
     def _start(self, members: Mapping[str, StreamingDataset], options: MixOptions, job: str, shared: EpochCell) -> None:
-        self._members = dict(members)
-        opening = MixOpening(options, [member._opening for member in members.values()], job, shared)
-        self._begin_at_zero(opening, DatasetSide(opening), options.error_budget)
-        self._prepared = None
+        self._members, self._options = dict(members), options
+        each = [member._member for member in members.values()]
+        mixing = Mixing(options, [member.options for member in each])
+        self._begin_at_zero(Opening(options, each, job, shared, mixing))
 
     def __getstate__(self) -> dict[str, object]:
         """For spawned workers: without open resources, and with the rank, which they cannot detect."""
         opening = self._opening
-        options = opening.options.with_rank(opening.rank_config())
+        options = self._options.with_rank(opening.rank_config())
         settings = cloudpickle.dumps((options, opening.job, self._resume, self._resume_strict))
         # Not inside: a spawned worker shares the epochs and manifests of this process.
         return {"settings": settings, "members": self._members, "epochs": self._epochs}
@@ -271,14 +263,6 @@ class MixedDataset(EpochDataset):
         options, job, resume, strict = cloudpickle.loads(settings)
         self._start(members, options, job, epochs)
         self._resume, self._resume_strict = resume, strict
-
-    def _plain(self) -> MixPrepared:
-        """Prepares for a plain DataLoader: whole batches if their size is known, else single samples."""
-        edition = self._side.edition
-        if self._prepared is None or self._prepared[0] != edition:
-            options = self._opening.options
-            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.last_batch, plain=True)
-        return self._prepared[1]
 
 
 def _mapping(members: object) -> Mapping[object, object]:

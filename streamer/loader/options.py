@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +12,7 @@ from streamer.cgroup import usable_memory_bytes
 from streamer.config import MiB, parse_bytes
 from streamer.errors import ConfigError
 from streamer.loader.checks import at_least, one_of
-from streamer.loader.contracts import Collate, Loadable, LoaderSide
+from streamer.loader.contracts import Collate
 from streamer.loader.ring.ring import HELD_SLOTS, Limits
 from streamer.loader.samples.generators import warn_of_generators
 from streamer.loader.skipping import OnError, SkipRules
@@ -142,22 +141,6 @@ def ring_bytes_of(setting: int | str | None) -> int:
     if setting is not None:
         return parse_bytes(setting, "ring_bytes")
     return min(usable_memory_bytes() // _RING_SHARE, _RING_MAX_BYTES)
-
-
-def loader_side(dataset: Loadable) -> LoaderSide:
-    """Returns what a loader uses of a dataset.
-
-    Raises:
-        ConfigError: it is no dataset of streamer's.
-    """
-    if not hasattr(dataset, "_for_loader"):
-        if hasattr(dataset, "indices"):  # of torch's Subset, and of its random_split
-            advice = "select a part of one with dataset.select(indices=subset.indices), or fraction=(0, 0.9)"
-        else:
-            advice = "pass StreamingDataset(url)"
-        message = f"dataset={reprlib.repr(dataset)} is not a StreamingDataset: {advice}"
-        raise ConfigError(message, field="dataset")
-    return dataset._for_loader()
 
 
 def no_batch(batch_size: int) -> ConfigError:

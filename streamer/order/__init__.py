@@ -14,6 +14,7 @@ protocol.py   what a rank asks of the order of a dataset or a mix
 schedule.py   chunks to batches: the schedule for the engine
 plan.py       one rank's epoch
 state.py      where a run is: a few numbers
+adopt.py      going on with a changed mix
 quality.py    how good the shuffle is and what it costs, in words
 mix/          the order of several datasets together
 growing/      the order of a dataset that is trained on while it arrives

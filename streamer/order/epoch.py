@@ -13,7 +13,7 @@ from streamer.order.deal import Deal
 from streamer.order.decode import LaneDecoder, OrdinalsTogether
 from streamer.order.hashing import TAG_GROUP, TAG_PIECE, Chunks, Flags, Integers, Words, fold, fold_each
 from streamer.order.padding import real_positions
-from streamer.order.protocol import Batches, Needs
+from streamer.order.protocol import ALL_POSITIONS, Batches, Needs
 from streamer.order.rank_split import RankSplit
 from streamer.order.schedule import piece_runs, run_needs
 from streamer.order.spec import OrderSpec
@@ -38,10 +38,15 @@ class EpochOrder:
             passes goes round the lanes without a break; ranks share epochs without a shift.
         chunk_words: (M,) the first 8 bytes of the chunks' keys; for cut="common".
 
+    Attributes:
+        origin: positions begin with 0.
+
     Raises:
         ManifestError: no samples.
         ConfigError: epoch < 0, or shuffle="sample" over chunks of several samples.
     """
+
+    origin = 0
 
     def __init__(
         self,
@@ -87,6 +92,10 @@ class EpochOrder:
     def block_samples(self) -> int:
         """Positions that one call of `ordinals` should have: its fixed cost is 0.7 ms (2 cores, 2026-11)."""
         return 4096
+
+    def known(self, position: int) -> tuple[int, int]:
+        """All positions: nothing is decided later."""
+        return ALL_POSITIONS
 
     def ordinals(self, positions: Integers) -> Integers:
         """The samples at some positions.

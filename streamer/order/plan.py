@@ -42,12 +42,12 @@ class RankPlan:
     Owned by one thread; keeps one block of computed batches.
 
     Args:
-        order: the epoch.
+        order: the epoch; one that is decided round by round computes no batch of a round that is not known.
         global_batch: B, samples over all ranks.
         world: R, ranks; must divide B. Any R gives the same global batches.
         rank: this rank.
         last_batch: what becomes of an incomplete last batch; "short" for one rank only.
-        start: the position of batch 0; not 0 only after a resume with another global batch.
+        start: the position of batch 0; not the order's origin only after a resume with another global batch.
         runs: samples of each lane that this rank takes of a batch (`lane_split`); empty: ranks share it in equal runs.
 
     Raises:
@@ -155,10 +155,13 @@ class RankPlan:
         return [Needs(chunks.astype(np.uint32), batch, batch, passes)]
 
     def _block_of(self, batch: int) -> range:
-        """The batches that are computed together with this one."""
+        """The batches that are computed together with this one: it may be alone in its round."""
         count = max(1, min(self.order.block_samples // self.rank_split.per_rank, _BLOCK_CELLS // self.rank_split.lanes))
-        first = batch - batch % count
-        return range(first, min(first + count, self.batches))
+        begin, end = self.order.known(self.position(batch))
+        size, block = self.rank_split.global_batch, batch - batch % count
+        first = max(block, -(-(begin - self.start) // size))
+        stop = min(block + count, self.batches, (end - self.start) // size)
+        return range(first, stop) if first <= batch < stop else range(batch, batch + 1)
 
     def _compute(self, batch: int) -> None:
         rank_split, block = self.rank_split, self._block_of(batch)

@@ -1,4 +1,4 @@
-"""What a `RankPlan` asks of an order: `EpochOrder` for one dataset, `MixOrder` for a mix of several."""
+"""What a `RankPlan` asks of an order: `EpochOrder` for a dataset, `MixOrder` for a mix, `GrowingOrder` in rounds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import numpy as np
 
 from streamer.order.hashing import Chunks, Flags, Integers
 from streamer.order.rank_split import RankSplit
+
+# What `Order.known` returns where nothing is decided later.
+ALL_POSITIONS = 0, 1 << 62
 
 
 class Batches(msgspec.Struct, frozen=True):
@@ -56,7 +59,7 @@ class Needs(msgspec.Struct, frozen=True, eq=False):
 
 
 class Order(Protocol):
-    """The global order of one epoch: positions 0..samples-1 to samples, the same on all machines."""
+    """The global order of one epoch: positions origin..samples-1 to samples, the same on all machines."""
 
     @property
     def epoch(self) -> int:
@@ -64,8 +67,13 @@ class Order(Protocol):
         ...
 
     @property
+    def origin(self) -> int:
+        """The first position of the epoch: 0 where each epoch counts anew."""
+        ...
+
+    @property
     def samples(self) -> int:
-        """Number of positions of the epoch."""
+        """One past the last position of the epoch."""
         ...
 
     @property
@@ -76,6 +84,10 @@ class Order(Protocol):
     @property
     def block_samples(self) -> int:
         """Positions that one call of `ordinals` should have, so that its fixed cost does not count."""
+        ...
+
+    def known(self, position: int) -> tuple[int, int]:
+        """The half-open positions around one whose samples are fixed whenever those of it are; see `ALL_POSITIONS`."""
         ...
 
     def ordinals(self, positions: Integers) -> Integers:

@@ -136,6 +136,10 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         """k: the pieces open together in one lane, >= 1."""
         return max(1, self.window // self.lanes)
 
+    def facts(self) -> dict[str, str | int]:
+        """What ranks and states are compared by: all parts."""
+        return self.parts()
+
     def parts(self) -> dict[str, str | int]:
         """The parts by name, plain values."""
         return {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,18 +13,26 @@ from streamer.order.plan import LastBatch, batch_count
 from streamer.order.spec import OrderSpec
 from streamer.version import VERSION
 
+if TYPE_CHECKING:
+    from streamer.order.mix.spec import MixSpec
+
 _log = logging.getLogger(__name__)
 
 STATE_FORMAT = 1
 
 # How a user of the library sets each part, for the messages.
 _CURES = {
+    "members": "pass the members the run began with, in their order",
     "manifest": "resume on the manifest the run began with (manifest=), or begin anew",
     "seed": "pass the seed the run began with",
     "shuffle": "pass the shuffle the run began with",
     "lanes": "pass lanes= as the run had it",
     "window": "pass shuffle_window= as the run had it",
     "cut": "pass cut= as the run had it",
+    "batching": "pass the batching the run began with",
+    "groups": "pass the group= the run began with",
+    "reuse": "pass the reuse the run began with",
+    "epoch_samples": "pass the epoch_samples the run began with",
 }
 _PARTS: dict[str, type] = {
     "manifest": str,
@@ -34,6 +43,11 @@ _PARTS: dict[str, type] = {
     "cut": str,
 }
 _PLACE: dict[str, type] = {"epoch": int, "position": int, "global_batch": int}
+_KINDS = {
+    "": "a single dataset",
+    "mix": "a MixedDataset",
+    "growing": "a StreamingDataset with growing=",
+}
 
 
 class Resume(msgspec.Struct, frozen=True):
@@ -41,7 +55,7 @@ class Resume(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: the epoch.
-        start: position of batch 0, the `start` of `RankPlan`; 0 unless the global batch changed.
+        start: position of batch 0, from the start of the epoch; 0 unless the global batch changed.
         batch: the first batch not yet delivered.
     """
 
@@ -50,84 +64,158 @@ class Resume(msgspec.Struct, frozen=True):
     batch: int
 
 
+class Growth(msgspec.Struct, frozen=True):
+    """How a dataset has grown: the whole log of admissions, a number per round.
+
+    Any later run can repeat this one from its first batch.
+
+    Attributes:
+        reuse: k.
+        epoch_samples: E, in whole global batches of the run.
+        least: cohorts that a round trains at least.
+        admitted: cohorts that each round has added.
+    """
+
+    reuse: int
+    epoch_samples: int
+    least: int
+    admitted: tuple[int, ...]
+
+
 class State(msgspec.Struct, frozen=True):
     """The state of a run, the same on all ranks, for any number of them.
 
     Attributes:
-        spec: the order.
+        spec: the order, of one dataset or of a mix.
         epoch: the running epoch.
         position: samples of the epoch's order delivered to the trainer (not prefetched), over all
             ranks, padding included.
         global_batch: B of the run; another one may go on from here.
+        growth: of a growing dataset; None: it does not grow.
 
     Raises:
         StateError: a negative number, or no batch.
     """
 
-    spec: OrderSpec
+    spec: OrderSpec | MixSpec
     epoch: int
     position: int
     global_batch: int
+    growth: Growth | None = None
 
     def __post_init__(self) -> None:
-        check_place(self.epoch, self.position, self.global_batch)
+        least = {"epoch": 0, "position": 0, "global_batch": 1}
+        for name, low in least.items():
+            if (value := getattr(self, name)) < low:
+                raise StateError(f"state: {name}={value} is less than {low}", field=name)
 
-    def to_dict(self) -> dict[str, str | int]:
+    @property
+    def kind(self) -> str:
+        """What the run reads: "" for a single dataset, "mix" or "growing"."""
+        if self.growth is not None:
+            return "growing"
+        return "" if isinstance(self.spec, OrderSpec) else "mix"
+
+    def to_dict(self) -> dict[str, object]:
         """Plain values, for any checkpoint format."""
-        return {
+        parts = self.spec.parts()
+        saved: dict[str, object] = {
             "format": STATE_FORMAT,
             "order_id": self.spec.order_id,
-            **self.spec.parts(),
-            "epoch": self.epoch,
-            "position": self.position,
-            "global_batch": self.global_batch,
+            **(parts if isinstance(self.spec, OrderSpec) else {"mix": parts}),
+            **{name: getattr(self, name) for name in _PLACE},
         }
+        if self.kind:
+            saved["kind"] = self.kind
+        if self.growth is not None:
+            saved |= {**msgspec.structs.asdict(self.growth), "admitted": list(self.growth.admitted)}
+        return saved
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, object]) -> State:
         """Reads what `to_dict` wrote; unknown fields are ignored within one format.
 
         Raises:
-            StateError: another format, a field missing or of another type, parts that do not
+            StateError: another format or kind, a field missing or of another type, parts that do not
                 agree with the order_id.
         """
         check_format(saved)
-        if (kind := saved.get("kind")) is not None:
-            whose = {"mix": "a MixedDataset", "growing": "a StreamingDataset with growing="}.get(str(kind), repr(kind))
-            raise StateError(f"the state is of {whose}, not of a single dataset: load it there", field="kind")
-        fields = {name: _field(saved, name, kind) for name, kind in (_PARTS | _PLACE).items()}
-        spec = _spec(fields)
-        if saved.get("order_id") != spec.order_id:
+        match saved.get("kind"):
+            case None:
+                state = cls(*_fields(saved))
+            case "mix":
+                state = _mix_state(saved)
+            case "growing":
+                state = cls(*_fields(saved), _growth(saved))
+            case other:
+                raise StateError(f"the state is of {other!r}, which streamer {VERSION} does not know", field="kind")
+        if saved.get("order_id") != state.spec.order_id:
             raise StateError(
                 f"state: order_id {saved.get('order_id')!r} does not belong to its parts "
-                f"({spec.order_id}); the state was changed, or its order is of another version",
+                f"({state.spec.order_id}); the state was changed, or its order is of another version",
                 field="order_id",
             )
-        return cls(spec, *(int(str(fields[name])) for name in _PLACE))
+        return state
 
-    def check(self, spec: OrderSpec) -> None:
-        """Makes sure that the dataset in hand has the order of this state.
+    def of_kind(self, kind: str) -> State:
+        """Makes sure that it is the state of what goes on with it.
+
+        Args:
+            kind: as the attribute.
+
+        Raises:
+            StateError: of something else.
+        """
+        if self.kind != kind:
+            remedy = "load it there"
+            if (self.kind, kind) == ("", "mix"):
+                remedy = "load_state_dict(state, strict=False) lets its member go on from there"
+            raise StateError(f"the state is of {_KINDS[self.kind]}, not of {_KINDS[kind]}; {remedy}", field="kind")
+        return self
+
+    def check(self, spec: OrderSpec | MixSpec, *, left_out: Collection[str] = ()) -> None:
+        """Makes sure that the order in hand is that of this state.
+
+        Args:
+            spec: of the dataset or mix in hand.
+            left_out: parts that are not compared.
 
         Raises:
             StateError: names the first part that differs, both values and what to do.
         """
-        self._check(spec, _CURES)
+        saved, found = self.spec.facts(), spec.facts()
+        for name in dict.fromkeys((*saved, *found)):
+            if name not in left_out:
+                self._same(name, saved.get(name), found.get(name))
 
-    def check_given(self, spec: OrderSpec) -> None:
-        """The same for the parts that are never chosen automatically."""
-        self._check(spec, [name for name in _CURES if name not in {"lanes", "window", "cut"}])
+    def check_growth(self, reuse: int, epoch_samples: int) -> Growth:
+        """Makes sure that the dataset in hand grows as that of this state; returns how it has grown.
 
-    def _check(self, spec: OrderSpec, names: Iterable[str]) -> None:
-        mine, theirs = self.spec.parts(), spec.parts()
-        for name in names:
-            if mine[name] != theirs[name]:
-                raise StateError(
-                    f"state does not fit: {name} was {_shown(mine[name])} when it was saved and is "
-                    f"{_shown(theirs[name])} now; {_CURES[name]}",
-                    field=name,
-                    saved=mine[name],
-                    found=theirs[name],
-                )
+        Args:
+            reuse: of the dataset.
+            epoch_samples: of the dataset, in whole global batches of the saved run.
+
+        Raises:
+            StateError: as of `check`.
+        """
+        growth = self.of_kind("growing").growth
+        assert growth is not None
+        self._same("reuse", growth.reuse, reuse)
+        self._same("epoch_samples", growth.epoch_samples, epoch_samples)
+        return growth
+
+    def _same(self, name: str, saved: str | int | None, found: str | int | None) -> None:
+        if saved == found:
+            return
+        cure = _CURES.get(name.rsplit(": ", 1)[-1], "pass the members and proportions the run began with")
+        if self.kind == "mix":
+            cure += ", or continue with the changed mix: load_state_dict(state, strict=False)"
+        raise StateError(
+            f"state does not fit: {name} was {_shown(saved)} when it was saved and is {_shown(found)} now; {cure}",
+            field=name,
+            saved=saved,
+            found=found,
+        )
 
     def resume(self, samples: int, global_batch: int, last_batch: LastBatch = "fill") -> Resume:
         """Where to go on: exactly the samples not delivered, in batches of `global_batch`.
@@ -136,40 +224,23 @@ class State(msgspec.Struct, frozen=True):
         goes on with the next.
 
         Args:
-            samples: n.
+            samples: of the epoch.
             global_batch: the batch of the run that goes on.
             last_batch: as in `RankPlan`.
         """
-        return resume_at((self.epoch, self.position, self.global_batch), samples, global_batch, last_batch)
-
-
-def resume_at(place: tuple[int, int, int], samples: int, global_batch: int, last_batch: LastBatch) -> Resume:
-    """Where to go on from a saved (epoch, position, global batch); see `State.resume`."""
-    epoch, position, saved_batch = place
-    if global_batch != saved_batch:
-        _log.warning(
-            "resuming epoch %d at position %d with a global batch of %d instead of %d: the "
-            "samples left are the same, the batches are not",
-            epoch,
-            position,
-            global_batch,
-            saved_batch,
-        )
-    if batch_count(samples - position, global_batch, last_batch) <= 0:
-        return Resume(epoch + 1, 0, 0)
-    batch, start = divmod(position, global_batch)
-    return Resume(epoch, start, batch)
-
-
-def check_place(epoch: int, position: int, global_batch: int) -> None:
-    """Refuses impossible places.
-
-    Raises:
-        StateError: a negative number, or no batch.
-    """
-    for name, value, least in (("epoch", epoch, 0), ("position", position, 0), ("global_batch", global_batch, 1)):
-        if value < least:
-            raise StateError(f"state: {name}={value} is less than {least}", field=name)
+        if global_batch != self.global_batch:
+            _log.warning(
+                "resuming epoch %d at position %d with a global batch of %d instead of %d: the "
+                "samples left are the same, the batches are not",
+                self.epoch,
+                self.position,
+                global_batch,
+                self.global_batch,
+            )
+        if batch_count(samples - self.position, global_batch, last_batch) <= 0:
+            return Resume(self.epoch + 1, 0, 0)
+        batch, start = divmod(self.position, global_batch)
+        return Resume(self.epoch, start, batch)
 
 
 def check_format(saved: Mapping[str, object]) -> None:
@@ -186,9 +257,21 @@ def check_format(saved: Mapping[str, object]) -> None:
         )
 
 
-def _shown(part: str | int) -> str:
+def _shown(part: str | int | None) -> str:
     """A part as users write it."""
-    return {"block": "True", "none": "False"}.get(str(part), repr(part))
+    return "not set" if part is None else {"block": "True", "none": "False"}.get(str(part), repr(part))
+
+
+def _fields(saved: Mapping[str, object]) -> tuple[OrderSpec, int, int, int]:
+    """Order and place of one dataset."""
+    fields = {name: _field(saved, name, kind) for name, kind in (_PARTS | _PLACE).items()}
+    parts = [fields[name] for name in _PARTS]
+    try:
+        spec = OrderSpec(*parts)  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise StateError(f"state: {error}", **error.details) from error
+    epoch, position, global_batch = (int(str(fields[name])) for name in _PLACE)
+    return spec, epoch, position, global_batch
 
 
 def _field(saved: Mapping[str, object], name: str, kind: type) -> object:
@@ -198,9 +281,20 @@ def _field(saved: Mapping[str, object], name: str, kind: type) -> object:
     return value
 
 
-def _spec(fields: Mapping[str, object]) -> OrderSpec:
-    parts = [fields[name] for name in _PARTS]
+def _growth(saved: Mapping[str, object]) -> Growth:
     try:
-        return OrderSpec(*parts)  # type: ignore[arg-type]
-    except ConfigError as error:
-        raise StateError(f"state: {error}", **error.details) from error
+        return msgspec.convert({name: saved.get(name) for name in Growth.__struct_fields__}, Growth)
+    except msgspec.ValidationError as error:
+        raise StateError(f"state of a growing dataset: {error}", field="admitted") from error
+
+
+def _mix_state(saved: Mapping[str, object]) -> State:
+    # Only here: one dataset alone does not load the modules of a mix.
+    from streamer.order.mix.spec import MixSpec
+
+    try:
+        spec = msgspec.convert(saved.get("mix"), MixSpec)
+    except msgspec.ValidationError as error:
+        raise StateError(f"state of a mix: {error}", field="mix") from error
+    epoch, position, global_batch = (int(str(_field(saved, name, int))) for name in _PLACE)
+    return State(spec, epoch, position, global_batch)

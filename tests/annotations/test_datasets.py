@@ -234,7 +234,7 @@ def test_ranks_compare_their_tables(opened: Open, folder: Path, tmp_path: Path) 
         for table in (first, tmp_path / "copy" / "labels.csv", tmp_path / "other.csv")
     ]
     assert digests[0] == digests[1] != digests[2]
-    assert opened(folder)._opening.prepare(4, None).facts()["annotations"] is None
+    assert opened(folder)._opening.prepare(4, None).facts()["annotations"] == "none"
 
 
 def test_members_of_a_mix_have_their_own(opened: Open, folder: Path, tars: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, StreamerError
 from streamer.loader.rank import sharing
 from streamer.loader.rank.agreement import Gather
-from streamer.loader.rank.prepared import Prepared
+from streamer.loader.rank.rank_stream import RankStream
 from streamer.wire.messages import GetManifest
 
 pytestmark = pytest.mark.process
@@ -38,7 +38,7 @@ class Node:
         places = {"cache_dir": self.cache, "runtime_dir": root / "run"}
         self.client = EngineClient(ClientSettings(**places, cache_bytes=64 << 20, grace_seconds=0.1, job="test"))
 
-    def prepare(self, rank: int, world: int, **options: object) -> Prepared:
+    def prepare(self, rank: int, world: int, **options: object) -> RankStream:
         dataset = StreamingDataset(
             str(self.root / "data"),
             manifest=str(self.root / "manifest"),
@@ -54,7 +54,7 @@ class Node:
         before = self.count("store_bytes")
         prepared = dataset._for_loader().prepare(BATCH // world)
         self.manifest_bytes += self.count("store_bytes") - before
-        assert isinstance(prepared, Prepared)
+        assert isinstance(prepared, RankStream)
         return prepared
 
     def count(self, name: str) -> int:
@@ -108,14 +108,14 @@ def together(tasks: list[Callable[[], object]]) -> list[object]:
         return [future.result() for future in [pool.submit(task) for task in tasks]]
 
 
-def share(ranks: list[Prepared]) -> None:
+def share(ranks: list[RankStream]) -> None:
     """As a job that starts: with a token of its own."""
     sharing._token.cache_clear()
     tasks = zip(ranks, gathered(len(ranks)), strict=True)
     together([lambda prepared=prepared, gather=gather: prepared.share_caches(gather) for prepared, gather in tasks])
 
 
-def read(prepared: Prepared, epoch: int) -> list[int]:
+def read(prepared: RankStream, epoch: int) -> list[int]:
     """One epoch; the number in each sample."""
     session, source, found = prepared.session(epoch, 0), prepared.recipe().open(), []
     for batch in range(prepared.plan(epoch).batches):
@@ -130,7 +130,7 @@ def read(prepared: Prepared, epoch: int) -> list[int]:
     return found
 
 
-def epoch(ranks: list[Prepared], number: int) -> None:
+def epoch(ranks: list[RankStream], number: int) -> None:
     """All ranks; each sample once."""
     found = together([lambda prepared=prepared: read(prepared, number) for prepared in ranks])
     assert sorted(itertools.chain(*found)) == list(range(FILES))
@@ -232,7 +232,7 @@ def test_what_one_rank_cannot_do_is_the_error_of_all(nodes: list[Node]) -> None:
     assert all("MASTER_ADDR" in str(error) for error in together(errors))
 
 
-def _error_of(prepared: Prepared, gather: Gather) -> StreamerError | None:
+def _error_of(prepared: RankStream, gather: Gather) -> StreamerError | None:
     try:
         prepared.share_caches(gather)
     except StreamerError as error:

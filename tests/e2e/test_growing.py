@@ -225,7 +225,7 @@ def test_states_of_other_orders_are_refused(data: Path, closing: Close) -> None:
     with StreamingDataLoader(closing(growing(data)), BATCH, 0, report_seconds=None) as loader:
         next(iter(loader))
         state = loader.state_dict()
-        with pytest.raises(StateError, match="not of a growing dataset"):
+        with pytest.raises(StateError, match="not of a StreamingDataset with growing="):
             loader.load_state_dict({name: value for name, value in state.items() if name != "kind"})
         with pytest.raises(StateError, match="round 1 cannot admit"):
             loader.load_state_dict({**state, "admitted": [1, 10_000]})

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from streamer.order import RankPlan
-from streamer.order.mix import MixOrder, MixSource, MixState, adopt
+from streamer.order.adopt import adopt
+from streamer.order.mix import MixOrder, MixSource
 from streamer.order.mix.request import Start
 from streamer.order.mix.spec import MIX_FORMAT
+from streamer.order.state import State
 from tests.mixes import order, request
 
 # Sizes that no number of lanes divides; chunks written out as a rule and not drawn by a library.
@@ -192,7 +194,7 @@ def test_homogeneous_runs_from_before_batches_were_filled_up_go_on(
     """Their states have shares in place of whole passes; the order is that of the saved run."""
     said = request(NAMES, repeat={"web": 1, "books": 2.5, "few": 3}, batching="homogeneous", lanes=8, group=group)
     saved = said.spec_from(MEMBERS, 48, Start(weighted=frozenset(NAMES)))
-    state = MixState.from_dict(MixState(saved, 1, 96, 48).to_dict())
+    state = State.from_dict(State(saved, 1, 96, 48).to_dict())
     found = said.spec(MEMBERS, 48, like=state.spec)
     state.check(found)
     assert (found.order_id, _digest([order(found, MEMBERS, epoch) for epoch in range(3)])) == (order_id, digest)
@@ -209,7 +211,7 @@ def test_the_order_is_the_one_that_was_fixed(golden: Golden) -> None:
 def test_a_changed_mix_goes_on_as_fixed() -> None:
     """Members with whole passes become members by weight in the middle of an epoch, with the lanes of their pass."""
     spec = request(NAMES).spec(MEMBERS, 48)
-    saved = MixState(spec, 1, 4800, 48).to_dict()
+    saved = State(spec, 1, 4800, 48).to_dict()
     changed = adopt(saved, request(NAMES, weights=WEIGHTS), MEMBERS, 48).spec
     assert [(member.origin, member.turn) for member in changed.members] == PLACES
     assert _digest([order(changed, MEMBERS, 2)]) == CHANGED
@@ -227,6 +229,6 @@ def test_a_schedule_is_as_fixed() -> None:
 def test_the_state_is_as_fixed() -> None:
     """What stands in checkpoints."""
     assert MIX_FORMAT == 1
-    saved = MixState(GOLDEN[1].orders()[0].spec, 2, 960, 48)
+    saved = State(GOLDEN[1].orders()[0].spec, 2, 960, 48)
     assert saved.to_dict() == STATE
-    assert MixState.from_dict(STATE) == saved
+    assert State.from_dict(STATE) == saved

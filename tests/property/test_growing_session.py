@@ -20,10 +20,10 @@ from streamer.engine.session_progress import SessionProgress
 from streamer.errors import BrokenError, CacheFullError
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.growing.feed import CohortFeed
-from streamer.loader.rank.growing.prepared import GrowingPrepared
 from streamer.loader.rank.growing.session import GrowingSession
-from streamer.loader.rank.rank_stream import Identity
+from streamer.loader.rank.rank_stream import Identity, OrderRequest, RankStream
 from streamer.loader.samples.maker import SampleRules
+from streamer.loader.samples.opened import MemberRecipe, Members
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.skipping import SkipRules
 from streamer.order.growing import Growing
@@ -45,7 +45,6 @@ class InstantEngine:
 
     def __init__(self, chunk_bytes: np.ndarray, limit_bytes: int) -> None:
         self.welcome = Welcome(PROTOCOL, "1", 1, "/", "id", limit_bytes=limit_bytes)
-        self.settings = SimpleNamespace(encoded_options=lambda: b"{}")
         self.closed = False
         self._chunk_bytes = chunk_bytes
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
@@ -112,35 +111,35 @@ class Case(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def prepared(case: Case) -> Iterator[tuple[GrowingPrepared, InstantEngine]]:
+def prepared(case: Case) -> Iterator[tuple[RankStream, InstantEngine]]:
     """The rank's side of a case, and its engine."""
     samples = np.full(case.chunks, case.chunk_samples, np.int64)
     sizes = samples * BLOCK
     spec = OrderSpec("x" * 32, 0, "block", case.lanes, 4 * case.lanes)
     recipe = SampleRecipe(
-        manifest_path=Path("/"),
+        members=(MemberRecipe(manifest_path=Path("/"), selection=None, rules=SampleRules()),),
         spec=spec,
         rank=0,
         world_size=1,
         global_batch=case.batch,
         last_batch="fill",
         roots=(),
-        rules=SampleRules(),
     )
     manifest = SimpleNamespace(digest="x" * 32, chunk_local_bytes=sizes, chunks=case.chunks, samples=int(samples.sum()))
     data = SimpleNamespace(manifest=manifest, samples=manifest.samples, chunk_samples=samples)
     engine = InstantEngine(sizes, int(case.cache_share * sizes.sum()))
     identity = Identity(
-        rank_config=RankConfig(rank=0, world_size=1), stream="", free_parts=frozenset(), skip_rules=SkipRules()
+        rank_config=RankConfig(rank=0, world_size=1), stream="", skip_rules=SkipRules(), options=(b"{}",)
     )
     growing = Growing(case.reuse, case.epoch_samples, case.grow)
     try:
-        yield GrowingPrepared(EngineConnections(lambda: engine), recipe, data, identity, growing), engine
+        connections = EngineConnections(lambda: engine)
+        yield RankStream(connections, recipe, Members([data]), identity, OrderRequest(growing=growing)), engine
     finally:
         engine.close()
 
 
-def consume(made: GrowingPrepared, session: GrowingSession, start: tuple[int, int], steps: int, ahead: int) -> None:
+def consume(made: RankStream, session: GrowingSession, start: tuple[int, int], steps: int, ahead: int) -> None:
     """Reads batches in order, as the loader's feeder does: up to `ahead` of them are asked for before the first."""
     per_epoch = made.plan(0).batches
     first = start[0] * per_epoch + start[1]

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamer.order import RankPlan, Schedule
-from streamer.order.mix import MixOrder, MixSource, MixSpec, adopt
-from streamer.order.mix.state import MixState
+from streamer.order.adopt import adopt
+from streamer.order.mix import MixOrder, MixSource, MixSpec
+from streamer.order.state import State
 from tests.mixes import chunk_sizes, order, request
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -225,7 +226,7 @@ def test_a_changed_mix_goes_on_fairly_at_the_end_of_an_epoch(case: Case, other: 
         uses.add_epoch(mixed, mixed.samples)
     said = {name: other.said[name] for name in ("batching", "seed")}
     said["weights"] = {name: 0.1 + (i * 7 + epochs) % 5 for i, name in enumerate(case.names)}
-    saved = MixState(case.spec, epochs - 1, case.order(epochs - 1).samples, case.batch).to_dict()
+    saved = State(case.spec, epochs - 1, case.order(epochs - 1).samples, case.batch).to_dict()
     spec = adopt(saved, request(case.names, **said), case.members, case.batch).spec
     assert spec.origin_epoch == epochs
     for epoch in range(epochs, epochs + 3):
@@ -242,7 +243,7 @@ def test_a_changed_mix_goes_on_in_the_middle_of_an_epoch(case: Case, place: int)
     position = place % mixed.samples // case.batch * case.batch
     uses = Uses(case)
     uses.add_epoch(mixed, position)
-    saved = MixState(case.spec, 0, position, case.batch).to_dict()
+    saved = State(case.spec, 0, position, case.batch).to_dict()
     spec = adopt(saved, request(case.names, **case.said), case.members, case.batch).spec
     beyond = mixed.drawn(position) - [member.origin for member in spec.members]
     assert beyond.min() >= 0

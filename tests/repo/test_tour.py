@@ -19,9 +19,15 @@ def test_every_file_exists():
 
 def test_no_path_visits_a_file_twice():
     """Each section between two headings is one path."""
-    paths = TOUR.partition("## Six paths")[2].partition("## Where")[0].split("### ")[1:]
-    assert len(paths) == 6
+    paths = TOUR.partition("## Seven paths")[2].partition("## Where")[0].split("### ")[1:]
+    assert len(paths) == 7
     for path in paths:
         files = FILE.findall(path)
         assert len(files) >= 6
         assert len(files) == len(set(files)), path.splitlines()[0]
+
+
+def test_the_walk_to_the_first_batch_is_short():
+    """A reader who follows a rank from the url to its first batch opens at most 20 files."""
+    walk = TOUR.partition("### A dataset: from its url to the first batch")[2].partition("### ")[0]
+    assert 10 < len(FILE.findall(walk)) <= 20

@@ -17,11 +17,12 @@ from collections.abc import Mapping
 import msgspec
 
 from streamer.errors import BrokenError, StreamerError
-from streamer.loader.contracts import REREADS, PreparedStream
+from streamer.loader.contracts import REREADS
 from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.run import FailedBatch, Finished, Run, RunState
-from streamer.loader.feed.waits import waited_for
+from streamer.loader.feed.waits import waited_for, work_name
 from streamer.loader.feed.wakeup import Wakeup
+from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.ring.ring import Limits, Registrar, Ring
 from streamer.loader.stall.causes import MADE, RING, START, WORK, BatchTimeline
 from streamer.loader.workers import failures
@@ -89,7 +90,7 @@ class Feeder:
         self._pool = self._supervisor.pool
         self._timeouts = SampleTimeouts(self._pool, plan.timeout_seconds)
         self._asked: deque[Run] = deque()
-        self._configured: tuple[PreparedStream, MakerRules] | None = None
+        self._configured: tuple[RankStream, MakerRules] | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="streamer-feeder", daemon=True)
         self._run_state = RunState(plan.span, plan.planning, self._selector, self.ring)
@@ -120,7 +121,7 @@ class Feeder:
         if self._thread.ident is None:
             self._thread.start()
 
-    def configure(self, prepared: PreparedStream, rules: MakerRules) -> None:
+    def configure(self, prepared: RankStream, rules: MakerRules) -> None:
         """Sets the dataset of all runs. Called once, before the first run.
 
         Raises:
@@ -357,7 +358,7 @@ class Feeder:
     def _what(self, ordinal: int) -> str:
         """What a worker was doing, with the name of its sample."""
         assert self._configured is not None
-        return failures.work_name(ordinal, self._configured[0])
+        return work_name(ordinal, self._configured[0])
 
     def _end_stuck(self, handle: WorkerHandle) -> None:
         if handle.process is None:

@@ -12,8 +12,9 @@ from queue import SimpleQueue
 import msgspec
 
 from streamer.errors import StreamerError
-from streamer.loader.contracts import PreparedStream, StepSession
+from streamer.loader.contracts import StepSession
 from streamer.loader.feed.reorder import BatchCursor, Window
+from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.ring.ring import Ring
 from streamer.loader.stall.causes import NETWORK, WINDOW
 from streamer.loader.workers.pending import Pending
@@ -71,7 +72,7 @@ class Run:
         epoch_taken: the epoch of the last of them; written by the trainer only.
     """
 
-    def __init__(self, prepared: PreparedStream, epoch: int, batch: int) -> None:
+    def __init__(self, prepared: RankStream, epoch: int, batch: int) -> None:
         self.prepared = prepared
         self.epoch = epoch
         self.batch = batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from streamer.loader.contracts import PreparedStream
+from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.stall import causes
 from streamer.loader.workers.handle import WorkerHandle
 from streamer.loader.workers.pending import Pending
@@ -39,11 +39,18 @@ def waited_for(head: Pending | None, pool: Pool, modules: Sequence[str], work_na
             return f"{which}: {_at_work(head, pool, work_name)}"
 
 
-def who(prepared: PreparedStream) -> str:
+def who(prepared: RankStream) -> str:
     """Begins a line of one of several ranks."""
     if prepared.rank_config.world_size == 1:
         return ""
     return f"rank {prepared.rank_config.rank}: "
+
+
+def work_name(ordinal: int, prepared: RankStream) -> str:
+    """What a worker was doing: its sample with the name and the number that `dataset[i]` takes, or the batch."""
+    if ordinal < 0:
+        return "putting the batch together"
+    return f"sample {prepared.sample_label(ordinal)} ({prepared.sample_key(ordinal)})"
 
 
 def engine_text(values: Mapping[str, object] | None) -> str:

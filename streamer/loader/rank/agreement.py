@@ -11,19 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 from streamer import errors
 from streamer.config import Environment, RankConfig
 from streamer.errors import ConfigError, Detail, StateError, StreamerError
-from streamer.loader.contracts import PreparedStream
 from streamer.loader.skipping import Stop
 from streamer.loader.waiting import Notice, watched
 
 # Every rank passes a text; every rank gets all texts in order of rank, None for a rank that did not take part.
 Gather = Callable[[str], list[str | None]]
-
-Stream = TypeVar("Stream", bound=PreparedStream)
 
 
 class Store(Protocol):
@@ -147,34 +144,6 @@ def _exchanged(gather: Gather, value: object, failure: StreamerError | None) -> 
             kind, message, details = entry["failure"]
             raise errors.from_wire(kind, f"rank {rank}: {message}", details)
     return [entry["facts"] for entry in entries]
-
-
-def compared(config: RankConfig, prepare: Callable[[], Stream], place: str) -> Stream:
-    """Prepares, with torch.distributed on all ranks together: they agree, or all of them raise.
-
-    Args:
-        config: of this rank.
-        prepare: the preparation of this rank.
-        place: epoch and batch of its start.
-
-    Raises:
-        StreamerError: of the first rank that failed, on every rank.
-        StateError: the ranks disagree.
-    """
-    gather = gather_for(config)
-    if gather is None:
-        return prepare()
-    prepared: Stream | None = None
-    facts: dict[str, Detail] = {}
-    failure: StreamerError | None = None
-    try:
-        prepared = prepare()
-        facts = {**prepared.facts(), "resume": place}
-    except StreamerError as error:
-        failure = error
-    agree(gather, facts, failure)
-    assert prepared is not None, "agree raises where this rank failed"
-    return prepared
 
 
 class StoreBudget:

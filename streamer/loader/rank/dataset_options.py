@@ -1,4 +1,4 @@
-"""The options of a dataset, checked when it is constructed, used at the first I/O."""
+"""The options of a stream and of a dataset, checked when it is constructed, used at the first I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import msgspec
 
@@ -53,7 +53,37 @@ _LEAST_CHUNK_BYTES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetOptions:
+class StreamOptions:
+    """The arguments that `StreamingDataset` and `MixedDataset` have in common, which document them."""
+
+    seed: int = 17
+    batch_size: int | None = None
+    last_batch: LastBatch | None = None
+    lanes: int | None = None
+    shuffle_window: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    on_error: OnError = "raise"
+    error_budget: int = 100
+    stream: str = ""
+
+    def __post_init__(self) -> None:
+        checks.one_of("on_error", self.on_error, ("raise", "skip"))
+        for name, least in _LEAST.items():
+            self._set_at_least(name, least)
+
+    def _set_at_least(self, name: str, least: int) -> None:
+        """Checks a whole number, and keeps it as Python's own."""
+        if getattr(self, name) is not None:
+            object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
+
+    def with_rank(self, rank_config: RankConfig) -> Self:
+        """The same options with this rank and world size."""
+        return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(StreamOptions):
     """The arguments of `StreamingDataset`, which documents them."""
 
     urls: tuple[str, ...]
@@ -63,22 +93,12 @@ class DatasetOptions:
     cache_bytes: str | int = "auto"
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
     shuffle: bool | str = True
-    seed: int = 17
-    batch_size: int | None = None
-    lanes: int | None = None
-    shuffle_window: int | None = None
     cut: Cut | None = None
     decode: DecodeRule = "auto"
     transform: Transform | None = None
     allow_pickle: bool = False
-    last_batch: LastBatch | None = None
-    rank: int | None = None
-    world_size: int | None = None
-    on_error: OnError = "raise"
-    error_budget: int = 100
     engine: str | None = None
     index_limit: float = 600.0
-    stream: str = ""
     on_change: OnChange = "raise"
     extensions: str | Sequence[str] | None = None
     index_errors: OnDamage = "raise"
@@ -91,15 +111,12 @@ class DatasetOptions:
         shuffle_mode(self.shuffle)
         check_rule(self.decode)
         self._check_format()
-        checks.one_of("on_error", self.on_error, ("raise", "skip"))
+        super().__post_init__()
         checks.one_of("index_errors", self.index_errors, ("raise", "skip"))
         self.sample_extensions()
         checks.one_of("on_change", self.on_change, ("raise", "refresh"))
         checks.one_of("cut", self.cut, (None, *get_args(Cut)))
         checks.one_of("peers", self.peers, get_args(Peers))
-        for name, least in _LEAST.items():
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
         checks.flag("allow_pickle", self.allow_pickle)
         checks.seconds("index_limit", self.index_limit)
         checks.function("transform", self.transform)
@@ -156,10 +173,6 @@ class DatasetOptions:
             raise ConfigError(
                 f"growing= with peers={self.peers!r}: run the engines as services with [peers] members", field="peers"
             )
-
-    def with_rank(self, rank_config: RankConfig) -> DatasetOptions:
-        """The same options with this rank and world size."""
-        return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
 
     def sample_extensions(self) -> list[str] | None:
         """The extensions of the raw files that are samples, in one spelling, sorted; None: chosen by what is there.

@@ -1,204 +1,266 @@
-"""Opens a dataset: engine, manifest, selection and order. The first use does the I/O."""
+"""Prepares what a rank reads, a dataset or a mix: opens its members, fixes their order, compares it over the ranks."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, cast
 
-import numpy as np
-from torch.utils.data import get_worker_info
-
-from streamer.annotations.join import JoinRules, annotations_of, table_digest
-from streamer.annotations.options import Annotations
-from streamer.annotations.table import AnnotationTable
 from streamer.client.engine_client import EngineClient
-from streamer.client.launcher import log_of
-from streamer.client.manifest_asks import ManifestAsk
 from streamer.config import Environment, RankConfig
-from streamer.decode.dispatch import SampleDecoder
-from streamer.decode.transforms import as_transform
-from streamer.errors import ConfigError, StreamerError
-from streamer.loader.contracts import PreparedStream
-from streamer.loader.rank.agreement import agree, compared, detect, gather_for
+from streamer.errors import Detail, StreamerError
+from streamer.loader.rank.agreement import agree, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
-from streamer.loader.rank.dataset_options import DatasetOptions
+from streamer.loader.rank.dataset_options import DatasetOptions, StreamOptions
 from streamer.loader.rank.epoch_cell import EpochCell
-from streamer.loader.rank.growing.prepared import GrowingPrepared
-from streamer.loader.rank.index_progress import Announcer
-from streamer.loader.rank.joining import both_digests, find_table, kept
-from streamer.loader.rank.prepared import Prepared
-from streamer.loader.rank.rank_stream import Identity, RankStream, StreamNames
-from streamer.loader.rank.selections import Choice, choose
-from streamer.loader.rank.single_reads import StreamedBytes, find_key
-from streamer.loader.samples.maker import SampleMaker, SampleRules
-from streamer.loader.samples.opened import OpenedDataset
+from streamer.loader.rank.member import Member
+from streamer.loader.rank.rank_stream import Identity, OrderRequest, RankStream
+from streamer.loader.samples.maker import SampleRules
+from streamer.loader.samples.opened import Members
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.skipping import SkipRules
-from streamer.loader.waiting import watched
-from streamer.manifest.reader_lock import open_held
-from streamer.manifest.table import Manifest
 from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
 from streamer.order.spec import OrderSpec, shuffle_mode
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from streamer.loader.rank.mixing import Mixing
+    from streamer.order.mix import MixSpec
 
-Stream = TypeVar("Stream", bound=PreparedStream)
+logger = logging.getLogger(__name__)
 
 
 class Opening:
-    """One process's view of a dataset. Used by one thread; after a fork the child connects again by itself.
+    """One process's view of what it reads. Used by one thread; after a fork the child connects again by itself.
 
     The streams that it prepares may open sessions on other threads, several at the same time.
 
     Args:
-        options: the user's.
-        choices: selections, in order.
+        options: of the whole.
+        members: the datasets; one, or those of a mix in their order.
         job: name of the job if the environment has none.
-        shared: the state shared by all processes of the dataset.
+        shared: the epochs, shared by all processes.
+        mixing: of a mix; None: one dataset.
 
     Attributes:
-        connections: to the engine; members of a mix may share them.
+        edition: number of changes that `refresh` has found; a stream prepared before the last one is out of date.
+        requested_epoch: the last `set_epoch`; None: none since a loader has taken it.
     """
 
-    def __init__(self, options: DatasetOptions, choices: tuple[Choice, ...], job: str, shared: EpochCell) -> None:
+    def __init__(
+        self,
+        options: StreamOptions,
+        members: Sequence[Member],
+        job: str,
+        shared: EpochCell,
+        mixing: Mixing | None = None,
+    ) -> None:
         self.options = options
-        self.choices = choices
         self.job = job
         self.shared = shared
-        # Not a method: the connections are kept by open sessions, and must not keep this object.
-        self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
-        self._streams = StreamNames()
-        self._found: Manifest | None = None
-        self._opened: OpenedDataset | None = None
+        self.edition = 0
+        self.requested_epoch: int | None = None
+        self._datasets = tuple(members)
+        self._mixing = mixing
+        self._for_parts = None if mixing is None else _for_parts(members[0].options, job)
+        self._members: Members | None = None
         self._explained: set[str] = set()
-        self._announcer = Announcer(0)
+        # The first batch size of a loader is the usual one, so that ranks that begin with different sizes are refused.
+        self._usual_batch = 0
         self._warned = False
 
     def __repr__(self) -> str:
-        return f"Opening({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
+        return f"Opening({', '.join(map(repr, self._datasets[:4]))}, opened={self._members is not None})"
 
-    def part(self, choice: Choice | None, options: DatasetOptions) -> Opening:
-        """The opening of a part of this dataset, which shares what is known of it; None: of all of it."""
-        choices = self.choices if choice is None else (*self.choices, choice)
-        known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
-        return Opening(options, choices, self.job, known)
-
-    def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
-        """The arguments for the same opening in another process, which cannot detect its rank."""
-        return self.options.with_rank(self.rank_config()), self.choices, self.job
+    @property
+    def connections(self) -> EngineConnections:
+        """To the engine; of one dataset its own."""
+        return self._datasets[0].connections if self._for_parts is None else self._for_parts
 
     def rank_config(self) -> RankConfig:
         """Rank and world size of this process."""
         return detect(self.options.rank, self.options.world_size)
 
     @property
-    def manifest(self) -> Manifest:
-        """The manifest."""
-        return self.opened.manifest
+    def members(self) -> Members:
+        """The members; the first use opens them, those of a mix several at the same time."""
+        if (mixing := self._mixing) is None:
+            return Members([self._datasets[0].opened])
+        if self._members is None:
+            self._members = Members(mixing.open_together(self._datasets))
+        return self._members
 
-    @property
-    def samples(self) -> int:
-        """Number of selected samples."""
-        return self.opened.samples
+    # ------------------------------------------------------------ the stream
 
-    @property
-    def opened(self) -> OpenedDataset:
-        """The manifest and the selected samples; the first use does the I/O."""
-        if self._opened is None:
-            if (manifest := self._found) is None:
-                with watched(logger, self.waited_for):
-                    manifest = self.settled() or self.found(self._listed())
-            joined = self._join(manifest)
-            with self.connections.for_requests() as connection:
-                place = connection.settings.runtime_dir / "selections"
-            SampleDecoder(self.options.decode, allow_pickle=self.options.allow_pickle).check(manifest.facts.fields)
-            choices = (*kept(manifest, joined), *self.choices)
-            self._opened = OpenedDataset(manifest, choose(manifest, choices, place), joined)
-        return self._opened
-
-    def prepare(self, batch_size: int, last_batch: LastBatch | None, *, plain: bool = False) -> RankStream:
-        """Fixes the order for batches of `batch_size` samples on each rank.
+    def prepare(self, batch_size: int, last_batch: LastBatch | None = None, *, plain: bool = False) -> RankStream:
+        """Fixes the order for batches of `batch_size` samples on each rank. Does the I/O of this rank only.
 
         Args:
             batch_size: of one rank.
             last_batch: what becomes of an incomplete last batch; None: short on one rank, filled on several.
             plain: for a bare loop or torch's DataLoader; otherwise for a StreamingDataLoader.
+
+        Raises:
+            StreamerError: no engine, manifest or order.
         """
-        rank_config = self.rank_config()
+        rank_config, options, members = self.rank_config(), self.options, self.members
+        global_batch = batch_size * rank_config.world_size
         last_batch = check_last_batch(last_batch, rank_config.world_size)
-        options, data = self.options, self.opened
-        spec = self._order(batch_size * rank_config.world_size)
-        self._explain(spec, batch_size * rank_config.world_size, rank_config)
+        spec, request = self._order(global_batch)
+        self._explain(spec, global_batch, rank_config)
         with self.connections.for_requests() as connection:
             roots = tuple(connection.roots())
         recipe = SampleRecipe(
-            manifest_path=data.manifest.path,
+            members=tuple(member.recipe(rules) for member, rules in zip(self._datasets, self._rules(), strict=True)),
             spec=spec,
             rank=rank_config.rank,
             world_size=rank_config.world_size,
-            global_batch=batch_size * rank_config.world_size,
+            global_batch=global_batch,
             last_batch=last_batch,
             roots=roots,
-            rules=self.rules(),
-            selection=data.selection_file,
         )
-        stream = self._streams.name(self._stream(), batch_size, plain)
-        skip_rules = SkipRules(options.on_error, options.error_budget)
-        free = options.free_parts
         identity = Identity(
-            rank_config=rank_config, stream=stream, free_parts=free, skip_rules=skip_rules, peers=options.peers
+            rank_config=rank_config,
+            stream=self._stream_name(batch_size, plain),
+            skip_rules=SkipRules(options.on_error, options.error_budget),
+            peers=self._only.peers if self._mixing is None else "off",
+            options=tuple(member.encoded_options() for member in self._datasets),
         )
-        if (growing := options.growing) is None:
-            return Prepared(self.connections, recipe, data, identity)
-        return GrowingPrepared(self.connections, recipe, data, identity, growing)
+        return RankStream(self.connections, recipe, members, identity, request)
 
-    def _stream(self) -> str:
-        """The name of the samples and their shuffle, or what the user calls them."""
-        chosen = "all" if self.opened.selection is None else self.opened.digest
-        return self.options.stream or f"shuffle {shuffle_mode(self.options.shuffle)} of {chosen}"
+    @property
+    def _only(self) -> DatasetOptions:
+        """The options of the only dataset."""
+        return self._datasets[0].options
+
+    def _order(self, global_batch: int) -> tuple[OrderSpec | MixSpec, OrderRequest]:
+        """The order for a global batch, and what the user has asked for."""
+        if (mixing := self._mixing) is not None:
+            sources, request = mixing.sources(self.members.each), mixing.options.request
+            return request.spec(sources, global_batch), OrderRequest(mix=request, sources=sources)
+        options, data = self._only, self.members.each[0]
+        if shuffle_mode(options.shuffle) == "sample":
+            check_sample_shuffle(data.manifest.samples, data.manifest.total_bytes)
+        spec = OrderSpec.auto(
+            data.digest,
+            data.chunk_samples,
+            global_batch,
+            options.seed,
+            options.shuffle,
+            lanes=options.lanes,
+            window=options.shuffle_window,
+            cut=options.cut or "fixed",
+        )
+        return spec, OrderRequest(free_parts=options.free_parts, growing=options.growing)
+
+    def _rules(self) -> list[SampleRules]:
+        """The rules of making samples, of each member."""
+        if (mixing := self._mixing) is None:
+            return [self._datasets[0].rules()]
+        key = mixing.options.source_key
+        return [member.rules(name, key) for name, member in zip(mixing.names, self._datasets, strict=True)]
+
+    def _stream_name(self, batch_size: int, plain: bool) -> str:
+        """Distinguishes the loaders of one job, within which the ranks must agree: by samples, shuffle and batch."""
+        name = self.options.stream or self._data_name()
+        if plain:
+            return f"{name}, sample by sample"
+        self._usual_batch = self._usual_batch or batch_size
+        return name if batch_size == self._usual_batch else f"{name}, by {batch_size}"
+
+    def _data_name(self) -> str:
+        each = self.members.each
+        if self._mixing is None:
+            chosen = "all" if each[0].selection is None else each[0].digest
+            return f"shuffle {shuffle_mode(self._only.shuffle)} of {chosen}"
+        digests = " ".join(member.digest for member in each)
+        chosen = blake2b(digests.encode(), digest_size=8).hexdigest()
+        return f"mix of {', '.join(self._mixing.names)[:200]} ({chosen})"
+
+    def _explain(self, spec: OrderSpec | MixSpec, global_batch: int, rank_config: RankConfig) -> None:
+        """Logs once, on the first rank, the quality and cost of the order; cautions as warnings."""
+        if rank_config.rank or spec.order_id in self._explained:
+            return
+        self._explained.add(spec.order_id)
+        nodes, each = rank_config.nodes, self.members.each
+        if (mixing := self._mixing) is None:
+            only, data = cast("OrderSpec", spec), each[0]
+            words = explain(only, data.chunk_samples, global_batch, data.stored_bytes, nodes)
+            cautions = list(filter(None, [shared_lanes(only, global_batch, nodes)]))
+        else:
+            mix, local_batch = cast("MixSpec", spec), global_batch // rank_config.world_size
+            words = mixing.in_words(mix, each, global_batch, nodes)
+            cautions = mixing.cautions(mix, global_batch, local_batch, nodes)
+        logger.info("%s", words)
+        for caution in cautions:
+            logger.warning("%s", caution)
+
+    def explained(self, global_batch: int, nodes: int) -> str:
+        """The order of a mix for a global batch in words; see `MixedDataset.explain`."""
+        assert self._mixing is not None
+        spec, _ = self._order(global_batch)
+        with self.connections.for_requests() as connection:
+            limit_bytes = connection.welcome.limit_bytes
+        return self._mixing.in_words(cast("MixSpec", spec), self.members.each, global_batch, nodes, limit_bytes or None)
+
+    def look(self, epoch: int, member: int, index: int) -> object:
+        """Makes one sample of a member, from the cache or the store; see `Member.look`."""
+        return self._datasets[member].look(epoch, index, self._rules()[member])
+
+    # ------------------------------------------------------------ loaders
 
     @property
     def user_code(self) -> tuple[object, ...]:
-        """Transforms and decoders: they run in workers."""
-        return self.options.transform, self.options.decode
+        """Transforms and decoders: they run in workers; the modules that they need are imported before these start."""
+        return tuple(code for member in self._datasets for code in member.user_code)
 
-    @property
-    def refreshes(self) -> bool:
-        """Whether objects are listed again before each epoch."""
-        return self.options.on_change == "refresh"
+    def take_requested_epoch(self) -> int | None:
+        """The epoch given to `set_epoch` since the last call, if any."""
+        requested, self.requested_epoch = self.requested_epoch, None
+        return requested
 
     @property
     def compares(self) -> bool:
-        """Whether torch.distributed knows other ranks of this dataset."""
+        """Whether torch.distributed knows other ranks, for `compare`."""
         return gather_for(self.rank_config()) is not None
 
-    def compared(self, prepare: Callable[[], Stream], place: str) -> Stream:
-        """Prepares, with torch.distributed on all ranks together: they agree, or all of them raise.
+    def compared(self, prepare: Callable[[], RankStream], place: str) -> RankStream:
+        """Prepares, with torch.distributed on all ranks together: they agree, or all of them raise. Collective.
 
         Args:
-            prepare: the preparation of this rank.
-            place: epoch and batch of its start.
+            prepare: the preparation of this rank; its error is raised on every rank.
+            place: epoch and batch of its start; equal on all ranks.
 
         Raises:
             StreamerError: of the first rank that failed, on every rank.
             StateError: the ranks disagree.
         """
-        return compared(self.rank_config(), prepare, place)
+        if (gather := gather_for(self.rank_config())) is None:
+            return prepare()
+        stream: RankStream | None = None
+        facts: dict[str, Detail] = {}
+        failure: StreamerError | None = None
+        try:
+            stream = prepare()
+            facts = {**stream.facts(), "resume": place}
+        except StreamerError as error:
+            failure = error
+        agree(gather, facts, failure)
+        assert stream is not None, "agree raises where this rank failed"
+        return stream
 
-    def share(self, stream: PreparedStream) -> None:
-        """With peers="auto", makes the engines of all ranks share their caches. Collective, after `compared`.
+    def compare(self, prepare: Callable[[], RankStream], place: str) -> None:
+        """As `compared`; with peers="auto" the engines of all ranks share their caches from then on. Collective.
 
         Raises:
-            StreamerError: an engine cannot share its cache; on every rank.
+            StreamerError: of the first rank that failed, on every rank, also where an engine cannot share its cache.
         """
-        if self.options.peers != "auto" or not isinstance(stream, Prepared):
+        stream = self.compared(prepare, place)
+        if self._mixing is not None or self._only.peers != "auto":
             return
-        gather = gather_for(self.rank_config())
-        if gather is not None:
+        if (gather := gather_for(self.rank_config())) is not None:
             stream.share_caches(gather)
         elif not self._warned:
             self._warned = True
@@ -208,192 +270,33 @@ class Opening:
                 "docs/scale-out.md)"
             )
 
+    @property
+    def refreshes(self) -> bool:
+        """Whether objects are listed again before each epoch."""
+        return any(member.refreshes for member in self._datasets)
+
     def refresh(self) -> bool:
-        """Lists the objects again; collective. True: they have changed, and the new manifest is used from now on.
-
-        All ranks change together. If they found different listings (objects are being written), all of them keep the
-        current manifest until the next call.
+        """Lists the objects of every member again; True: those of one have changed. Collective.
 
         Raises:
-            StreamerError: of the first rank whose listing failed, on every rank.
-            ConfigError: the dataset is growing.
+            StreamerError: see `Member.refresh`.
         """
-        if self.options.growing is not None:
-            raise ConfigError(
-                "a growing dataset cannot change: the uses of its samples would not be level", field="growing"
-            )
-        digest, failure = "", None
-        try:
-            # A rank that has not opened the manifest takes part too: another one may have opened it for len().
-            with watched(logger, self.waited_for):
-                digest = self._digests() if self._opened is None else self._current()
-        except StreamerError as error:
-            failure = error
-        digest = self._common(digest, failure)
-        if digest in ("", self._digests()):
-            return False
-        manifest, _, annotations = digest.partition("+")
-        self.shared.replace(manifest, annotations)
-        self._opened = self._found = None
-        logger.info("%s changed: %d samples now", self.options.place, self.samples)
-        return True
-
-    def _common(self, digest: str, failure: StreamerError | None) -> str:
-        """The digest that all ranks have found; "" if they differ."""
-        gather = gather_for(self.rank_config())
-        if gather is None:
-            if failure is not None:
-                raise failure
-            return digest
-        agree(gather, {}, failure)
-        found = set(gather(digest))
-        if len(found) > 1:
-            logger.warning("the ranks found %d different listings; this epoch keeps the last manifest", len(found))
-            return ""
-        return digest
-
-    def look(self, epoch: int, index: int, rules: SampleRules | None = None) -> object:
-        """Makes sample number `index` of the selection, from the cache or the store; negative: from the end.
-
-        Args:
-            epoch: of its random numbers.
-            index: of the sample.
-            rules: instead of the dataset's.
-
-        Raises:
-            IndexError: no such sample.
-        """
-        if not -self.samples <= index < self.samples:
-            raise IndexError(f"sample {index} of {self.samples}")
-        index %= self.samples
-        chosen = self.opened.to_manifest(np.array([index], np.int64))
-        with self._streamed() as content:
-            maker = SampleMaker(self.manifest, content, rules or self.rules(), lambda _: index)
-            return maker.make(epoch, maker.places(chosen)[0])
-
-    def find(self, key: str) -> int:
-        """The number in the selection of the first sample of that key.
-
-        Raises:
-            KeyError: there is none.
-        """
-        with self._streamed() as content:
-            ordinal = find_key(self.manifest, self.opened.selection, content, key)
-        return self.opened.number(ordinal)
+        # Each of them: a change of the first must not hide one of the second.
+        changed = [member.refresh() for member in self._datasets]
+        if any(changed):
+            self._members = None
+            self.edition += 1
+        return any(changed)
 
     def close(self) -> None:
         """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
         self.connections.close()
+        for member in self._datasets:
+            member.close()
 
-    def found(self, folder: Path) -> Manifest:
-        """Opens the manifest that the engine has answered with; if another process was faster, its result counts."""
-        self._found = open_held(folder.parent / self.shared.settle_manifest(folder.name))
-        return self._found
 
-    def _digests(self) -> str:
-        """Of the manifest and of the annotations in use."""
-        return both_digests(self.manifest.digest, table_digest(self.opened.joined))
-
-    def _current(self) -> str:
-        """The same of what is there now."""
-        path = self._listed()
-        given = annotations_of(Manifest.open(path), self.options.annotations, self.options.urls)
-        return both_digests(path.name, None if given is None else self._table(given).name)
-
-    def _join(self, manifest: Manifest) -> JoinRules | None:
-        """What is joined to samples."""
-        given = annotations_of(manifest, self.options.annotations, self.options.urls)
-        if given is None:
-            return None
-        folder = manifest.path.parent / self.shared.annotations
-        if not self.shared.annotations or not folder.is_dir():
-            with watched(logger, self.waited_for):
-                table = self._table(given)
-            folder = table.with_name(self.shared.settle_annotations(table.name))
-        return JoinRules(folder, given.missing, given.on)
-
-    def _table(self, annotations: Annotations) -> Path:
-        """The folder of the current table."""
-        with self.connections.for_requests() as connection:
-            return find_table(connection, annotations, self._announcer)
-
-    def annotation_classes(self) -> list[str]:
-        """Names of the labels of the annotations."""
-        joined = self.opened.joined
-        return [] if joined is None else list(AnnotationTable.open(joined.table).head.classes)
-
-    def _listed(self) -> Path:
-        """The folder of the current manifest."""
-        with self.connections.for_requests() as connection:
-            return connection.manifest(*self.ask(Environment.read()))
-
-    def ask(self, environment: Environment) -> ManifestAsk:
-        """The request for the manifest."""
-        rank_config = detect(self.options.rank, self.options.world_size, environment)
-        self._announcer = Announcer(rank_config.rank)
-        return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
-
-    def waited_for(self) -> str:
-        """What the opening waits for, in words; any thread. "": another process says it."""
-        options, rank, worker = self.options, self.rank_config(), get_worker_info()
-        if rank.rank % max(1, rank.world_size // rank.nodes) or (worker is not None and worker.id):
-            return ""
-        if not self.connections.connected:
-            settings = options.client_settings(Environment.read(), self.job)
-            # The client says itself that an external engine does not answer.
-            return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {log_of(settings)}"
-        return (
-            f"the engine to list and index {options.place}{self._announcer.so_far}; an index that would take "
-            f"longer than index_limit={options.index_limit:g} s is refused"
-        )
-
-    def settled(self) -> Manifest | None:
-        """The manifest that another process of this dataset has found; None: there is none, or its folder is gone."""
-        if not self.shared.manifest:
-            return None
-        with self.connections.for_requests() as connection:
-            path = connection.roots()[0] / "manifests" / self.shared.manifest
-        self._found = open_held(path) if path.is_dir() else None
-        return self._found
-
-    def _order(self, global_batch: int) -> OrderSpec:
-        options = self.options
-        if shuffle_mode(options.shuffle) == "sample":
-            check_sample_shuffle(self.manifest.samples, self.manifest.total_bytes)
-        return OrderSpec.auto(
-            self.opened.digest,
-            self.opened.chunk_samples,
-            global_batch,
-            options.seed,
-            options.shuffle,
-            lanes=options.lanes,
-            window=options.shuffle_window,
-            cut=options.cut or "fixed",
-        )
-
-    def _explain(self, spec: OrderSpec, global_batch: int, rank_config: RankConfig) -> None:
-        """Logs once, on the first rank, the quality and cost of the order; as a warning if nodes fetch chunks twice."""
-        if rank_config.rank or spec.order_id in self._explained:
-            return
-        self._explained.add(spec.order_id)
-        data = self.opened
-        logger.info("%s", explain(spec, data.chunk_samples, global_batch, data.stored_bytes, rank_config.nodes))
-        if shared := shared_lanes(spec, global_batch, rank_config.nodes):
-            logger.warning("%s", shared)
-
-    def rules(self) -> SampleRules:
-        """The rules of making samples."""
-        options = self.options
-        return SampleRules(
-            decode=options.decode,
-            transform=as_transform(options.transform),
-            allow_pickle=options.allow_pickle,
-            seed=options.seed,
-            joined=self.opened.joined,
-        )
-
-    @contextmanager
-    def _streamed(self) -> Iterator[StreamedBytes]:
-        manifest = self.manifest
-        with self.connections.for_requests() as connection:
-            yield StreamedBytes(lambda: connection, manifest)
+def _for_parts(options: DatasetOptions, job: str) -> EngineConnections:
+    """Connections for sessions of several parts, each of which brings its credentials."""
+    return EngineConnections(
+        lambda: EngineClient(replace(options.client_settings(Environment.read(), job), storage_options={}))
+    )

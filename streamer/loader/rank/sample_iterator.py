@@ -137,7 +137,7 @@ class SampleIterator(Iterator[object]):
         self._step += 1
         batch = self._rest.batch(self._step)
         ordinals = self._prepared.ordinals(self.progress.epoch, batch)
-        self._places = self._leased(partial(self._maker.places, ordinals))
+        self._places = self._leased(partial(self._maker.places, self.progress.epoch, ordinals))
         self._index, self._skip = self._skip, 0
 
     def _waited_for(self) -> str:
@@ -158,7 +158,7 @@ class SampleIterator(Iterator[object]):
         first: Exception | None = None
         for place in (*self._places[index:], *self._places[:index]):
             try:
-                return self._leased(partial(self._maker.make, self.progress.epoch, place))
+                return self._leased(partial(self._maker.make, place))
             except Exception as error:
                 if self._prepared.skip_rules.on_error == "raise" or not may_skip(error):
                     raise
@@ -171,7 +171,7 @@ class SampleIterator(Iterator[object]):
 
     def _skip_place(self, place: SampleLocation, error: Exception) -> None:
         cause = f"{type(error).__name__}: {error}"
-        self._ledger.note([self._prepared.skipped(place.ordinal, cause)])
+        self._ledger.note([self._prepared.skipped(place.code, cause)])
         self._ledger.check()
 
     def _leased(self, read: Callable[[], Found]) -> Found:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -197,12 +197,22 @@ def engine_values(client: EngineClient, spec: SessionSpec, timeout_seconds: floa
     return {**values, **identity, "reply": partial(report_finding, settings, spec, timeout_seconds)}
 
 
-def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers) -> int:
-    """The largest number of bytes that are open at the same time: a sweep over first and last steps."""
+def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Sequence[int]) -> Integers:
+    """(members,) the largest number of bytes of each member that are open at the same time: a sweep over the steps.
+
+    Args:
+        schedule: of the chunks.
+        chunk_bytes: of all chunks of all members.
+        first_chunks: (members + 1,) number of the first chunk of each.
+    """
     sizes = chunk_bytes[schedule.chunk]
-    # A chunk is open through its last step; at equal steps the new ones count before the old ones go.
-    steps = np.concatenate([schedule.first, schedule.last])
+    owner = np.searchsorted(np.array(first_chunks), schedule.chunk, side="right") - 1
+    # A chunk is open through its last step; at equal steps the new ones count before the old ones go. The changes of
+    # each member add up to 0 where the next one begins.
     changes = np.concatenate([sizes, -sizes])
     goes = np.repeat([0, 1], len(sizes))
-    order = np.lexsort((goes, steps))
-    return int(np.cumsum(changes[order]).max(initial=0))
+    owners = np.tile(owner, 2)
+    order = np.lexsort((goes, np.concatenate([schedule.first, schedule.last]), owners))
+    most = np.zeros(len(first_chunks) - 1, np.int64)
+    np.maximum.at(most, owners[order], np.cumsum(changes[order]))
+    return most

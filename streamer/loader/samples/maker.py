@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Protocol
 
 import msgspec
@@ -23,6 +23,7 @@ from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.samples.seeding import SampleDraws, SeededCode, sample_seeds
 from streamer.manifest.table import Manifest
 
+Integers = npt.NDArray[np.int64]
 Sample = dict[str, object]
 # Called with the sample; also with `rng=` and `out=` if it has parameters of these names.
 Transform = Callable[..., object]
@@ -31,21 +32,27 @@ Look = Callable[[memoryview, Sequence[Field]], None]
 
 
 class SampleLocation(Wanted, frozen=True):
-    """The location of a sample.
+    """The location of a sample, for one of its uses.
 
     Attributes:
         ordinal: its number in the manifest.
         chunk: number of its chunk.
+        code: its number in the stream.
+        run: on which its random numbers depend: the epoch, the pass of a mix's member, the use in a growing dataset.
+        member: number of its dataset in the stream.
     """
 
     ordinal: int
     chunk: int
+    code: int = -1
+    run: int = 0
+    member: int = 0
 
 
 class ByteSource(Protocol):
     """Reads the bytes of samples."""
 
-    def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
+    def boundaries(self, chunk: int) -> Integers:
         """The boundaries of the samples of a recoded chunk: int64, at least one more than samples."""
         ...
 
@@ -98,7 +105,7 @@ class CachedBytes:
         except (FileNotFoundError, IntegrityError) as error:
             raise self._unreadable(chunk, error) from error
 
-    def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
+    def boundaries(self, chunk: int) -> Integers:
         """As `ByteSource.boundaries`, from the chunk file.
 
         Raises:
@@ -163,8 +170,16 @@ class SampleMaker:
         self._seeded: SeededCode | None = None
         self._nanoseconds = [0, 0, 0]
 
-    def places(self, ordinals: npt.NDArray[np.int64]) -> list[SampleLocation]:
+    def places(
+        self, ordinals: Integers, codes: Integers | None = None, runs: Iterable[int] = repeat(0), member: int = 0
+    ) -> list[SampleLocation]:
         """Locates samples by their ordinals in the manifest.
+
+        Args:
+            ordinals: of the samples.
+            codes: their numbers in the stream; None: the ordinals.
+            runs: for their random numbers, see `SampleLocation`.
+            member: number of this dataset in the stream.
 
         Raises:
             ChunkUnreadableError: a recoded chunk, which says itself where its samples are, is missing or wrong.
@@ -174,8 +189,9 @@ class SampleMaker:
         if self._manifest.recoded:
             for index, (chunk, sample) in enumerate(zip(chunks.tolist(), samples.tolist(), strict=True)):
                 starts[index], stops[index] = self._content.boundaries(chunk)[sample : sample + 2]
-        columns = (samples.tolist(), starts.tolist(), stops.tolist(), ordinals.tolist(), chunks.tolist())
-        return [SampleLocation(*row) for row in zip(*columns, strict=True)]
+        columns = [column.tolist() for column in (samples, starts, stops, ordinals, chunks)]
+        numbers = columns[3] if codes is None else codes.tolist()
+        return [SampleLocation(*row) for row in zip(*columns, numbers, runs, repeat(member), strict=False)]
 
     @property
     def draws(self) -> bool:
@@ -204,7 +220,7 @@ class SampleMaker:
         """Whether arrays can be written directly to rows of the slot."""
         return self._takes_out or self.decodes_into_rows
 
-    def make(self, epoch: int, place: SampleLocation) -> object:
+    def make(self, place: SampleLocation) -> object:
         """Reads, opens, decodes and transforms one sample; seeds the generators that user code holds.
 
         Raises:
@@ -213,14 +229,14 @@ class SampleMaker:
             WorkerError: user code has called `sys.exit`.
         """
         if not self.draws:
-            return self._make(epoch, place)
+            return self._make(place)
         if self._seeded is None:
             self._seeded = SeededCode(self.user_code, seeds_globals=False)
-        seed = sample_seeds(self._rules.seed, epoch, np.array([place.ordinal], np.int64))[0]
-        return self._seeded.run(seed, partial(self._make, epoch), place)
+        seed = sample_seeds(self._rules.seed, place.run, np.array([place.ordinal], np.int64))[0]
+        return self._seeded.run(seed, self._make, place)
 
-    def _make(self, epoch: int, place: SampleLocation) -> object:
-        return self.transform(epoch, place, self.sample(place))
+    def _make(self, place: SampleLocation) -> object:
+        return self.transform(place, self.sample(place))
 
     def sample(
         self,
@@ -310,8 +326,8 @@ class SampleMaker:
         """Key and undecoded fields, for inspection."""
         return self.open(place, self._content.read(place))
 
-    def transform(self, epoch: int, place: SampleLocation, sample: Sample, row: Row = NO_ROW) -> object:
-        """Applies the user's function; its randomness depends on seed, epoch and ordinal only.
+    def transform(self, place: SampleLocation, sample: Sample, row: Row = NO_ROW) -> object:
+        """Applies the user's function; its randomness depends on seed, run and ordinal only.
 
         Raises:
             WorkerError: it has called `sys.exit`.
@@ -322,7 +338,7 @@ class SampleMaker:
             return sample
         arguments: dict[str, object] = {}
         if self._draws is not None:
-            arguments["rng"] = self._draws.at(epoch, place.ordinal)
+            arguments["rng"] = self._draws.at(place.run, place.ordinal)
         if self._takes_out:
             arguments["out"] = row
         # The function may change the sample.

@@ -1,15 +1,18 @@
-"""A dataset as one process has opened it: its manifest, and the samples of it that are selected."""
+"""The datasets of a stream as one process has opened them: a dataset alone is its only member, a mix has several."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from streamer.annotations.join import JoinRules
+from streamer.loader.samples.maker import SampleRules
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 
@@ -95,6 +98,58 @@ class OpenedDataset:
     def to_manifest(self, ordinals: Integers) -> Integers:
         """Ordinals in the selection -> ordinals in the manifest."""
         return ordinals if self.selection is None else self.selection.to_base(ordinals)
+
+
+class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a worker process needs to make the samples of one member.
+
+    Attributes:
+        manifest_path: the manifest's folder.
+        selection: digest of the selection, and the folder of its file; None: all samples.
+        rules: of making samples.
+    """
+
+    manifest_path: Path
+    selection: tuple[str, Path] | None
+    rules: SampleRules
+
+    def open(self) -> OpenedDataset:
+        """Opens the manifest in this process.
+
+        Raises:
+            ManifestError: there is none.
+        """
+        return OpenedDataset.open(self.manifest_path, self.selection)
+
+
+class Members:
+    """The members in their order. The chunks of each are numbered after those of the members before it.
+
+    Attributes:
+        each: the members.
+    """
+
+    def __init__(self, members: Sequence[OpenedDataset]) -> None:
+        self.each = list(members)
+
+    def __repr__(self) -> str:
+        return f"Members({self.each})"
+
+    @property
+    def samples(self) -> list[int]:
+        """Number of selected samples of each."""
+        return [member.samples for member in self.each]
+
+    @cached_property
+    def first_chunks(self) -> list[int]:
+        """(members + 1,) number of the first chunk of each."""
+        counts = [member.manifest.chunks for member in self.each]
+        return [0, *np.cumsum(counts).tolist()]
+
+    @cached_property
+    def chunk_bytes(self) -> Integers:
+        """Bytes of each chunk, over all members."""
+        return np.concatenate([member.manifest.chunk_local_bytes for member in self.each])
 
 
 def _open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:

@@ -6,166 +6,178 @@ Imports no torch: without it a worker starts in a tenth of the time, with a fift
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
 from streamer.loader.contracts import BatchSource
-from streamer.loader.samples.maker import CachedBytes, SampleLocation, SampleMaker, SampleRules
-from streamer.loader.samples.opened import OpenedDataset
+from streamer.loader.samples.codes import StreamCodes
+from streamer.loader.samples.maker import CachedBytes, Integers, SampleLocation, SampleMaker
+from streamer.loader.samples.opened import MemberRecipe, Members
+from streamer.loader.samples.plans import BatchRecipe, KnownRounds, Plans
 from streamer.loader.samples.row_reader import RowReader
-from streamer.order.epoch import EpochOrder
-from streamer.order.lane_split import LaneRun
-from streamer.order.plan import LastBatch, RankPlan
 from streamer.order.spec import OrderSpec
 
-# The running epoch and the next one, which the look-ahead plans.
-_PLANS_KEPT = 2
+
+class SampleRecipe(BatchRecipe, frozen=True, kw_only=True):
+    """All that a worker process needs to make a rank's samples."""
+
+    def open(self) -> StreamReader:
+        """Opens the manifests in this process."""
+        return StreamReader(self)
 
 
-class SampleRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a worker process needs to make samples; small, and without torch unless the transform uses it.
-
-    Attributes:
-        manifest_path: the manifest's folder.
-        spec: the order.
-        rank, world_size: of this rank.
-        global_batch: samples of a batch over all ranks.
-        last_batch: what becomes of an incomplete last batch.
-        roots: cache folders.
-        rules: of making samples.
-        selection: digest of the selection, and the folder of its file; None: all samples.
-        entry: epoch and position at which a resumed run began: the batches of that epoch are numbered from there.
-        runs: the rank's samples of each lane of a batch, where each rank reads what its node holds.
-    """
-
-    manifest_path: Path
-    spec: OrderSpec
-    rank: int
-    world_size: int
-    global_batch: int
-    last_batch: LastBatch
-    roots: tuple[Path, ...]
-    rules: SampleRules
-    selection: tuple[str, Path] | None = None
-    entry: tuple[int, int] = (0, 0)
-    runs: tuple[LaneRun, ...] = ()
-
-    def open(self) -> SampleReader:
-        """Opens the manifest in this process."""
-        return SampleReader(self)
-
-
-class Plans:
-    """Caches the plans of the last epochs; building one costs tens of milliseconds for large manifests."""
-
-    def __init__(self, recipe: SampleRecipe, data: OpenedDataset) -> None:
-        self._recipe = recipe
-        words = data.manifest.chunk_words if recipe.spec.cut == "common" else None
-        self._order = EpochOrder(recipe.spec, data.chunk_samples, recipe.entry[0], chunk_words=words)
-        self._kept: OrderedDict[int, RankPlan] = OrderedDict()
-
-    @property
-    def samples(self) -> int:
-        """Number of selected samples."""
-        return self._order.samples
-
-    def chunk_lanes(self) -> npt.NDArray[np.int64]:
-        """(M,) the lane of each chunk; -1: none of its samples is selected. Not for a redrawn cut."""
-        return self._order.cut.chunk_lanes(len(self._order.chunk_samples))
-
-    def plan(self, epoch: int) -> RankPlan:
-        """The rank's plan of an epoch."""
-        if epoch not in self._kept:
-            self._kept[epoch] = self._build(epoch)
-            while len(self._kept) > _PLANS_KEPT:
-                self._kept.popitem(last=False)
-        return self._kept[epoch]
-
-    def _build(self, epoch: int) -> RankPlan:
-        recipe = self._recipe
-        start = recipe.entry[1] if epoch == recipe.entry[0] else 0
-        # From the order of the last epoch, which has computed the parts that are equal in all epochs.
-        self._order = self._order.at(epoch)
-        geometry = recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch
-        return RankPlan(self._order, *geometry, start=start, runs=recipe.runs)
-
-
-class DatasetReader(BatchSource):
-    """What readers of one dataset have in common.
+class MemberMaker:
+    """Makes the samples of one member.
 
     Args:
-        maker: of the samples.
+        members: all of them.
+        number: of this one.
+        recipe: of this one.
+        reader: of the cache folders.
     """
 
-    def __init__(self, maker: SampleMaker) -> None:
-        self._maker = maker
+    def __init__(self, members: Members, number: int, recipe: MemberRecipe, reader: ChunkReader) -> None:
+        own = members.each[number]
+        self.content = CachedBytes(own.manifest, reader, members.first_chunks[number])
+        self.maker = SampleMaker(own.manifest, self.content, recipe.rules, own.number)
+        self.reader = RowReader(self.maker, self.content)
 
-    @property
-    def draws(self) -> bool:
-        """Whether user code runs for a sample."""
-        return self._maker.draws
 
-    @property
-    def user_code(self) -> tuple[object, ...]:
-        """Transform and decoders."""
-        return self._maker.user_code
+class StreamMaker:
+    """Turns codes into samples, each by the maker of its member. Used by one thread at a time.
 
-    @property
-    def takes_rows(self) -> bool:
-        """Whether decoders or the transform can write to rows."""
-        return self._maker.takes_rows
+    Args:
+        recipe: of the batches.
+        members: opened.
+
+    Attributes:
+        codes: of the samples.
+    """
+
+    def __init__(self, recipe: BatchRecipe, members: Members) -> None:
+        self._recipe = recipe
+        self._members = members
+        self.codes = StreamCodes(recipe, members)
+        self._reader = ChunkReader(recipe.roots)
+        # Made at their first sample: a rank of a mix with many members may use few of them.
+        self._makers: dict[int, MemberMaker] = {}
+        self._reading = 0
+
+    def of(self, member: int) -> MemberMaker:
+        """The maker of one member."""
+        if member not in self._makers:
+            self._makers[member] = MemberMaker(self._members, member, self._recipe.members[member], self._reader)
+        return self._makers[member]
+
+    def every(self) -> list[SampleMaker]:
+        """The makers of all members."""
+        return [self.of(number).maker for number in range(len(self._recipe.members))]
+
+    def spent_reading(self, started: int) -> None:
+        """Adds the nanoseconds since `started` to the time of reading."""
+        self._reading += time.perf_counter_ns() - started
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
-        """Read, decode, transform: nanoseconds since it was opened."""
-        return self._maker.stage_nanoseconds()
+        """Read, decode, transform: nanoseconds so far, over all members."""
+        spent = [member.maker.stage_nanoseconds() for member in self._makers.values()]
+        read, decode, transform = (sum(column) for column in zip((self._reading, 0, 0), *spent, strict=True))
+        return read, decode, transform
 
-    def close(self) -> None:
-        """Does nothing: no descriptor and no mapping is kept between samples."""
+    def places(self, epoch: int, codes: Integers) -> Sequence[SampleLocation]:
+        """Locates the samples of an epoch by their codes.
+
+        Raises:
+            ChunkUnreadableError: see `SampleMaker.places`.
+        """
+        if self.codes.are_ordinals:
+            return self.of(0).maker.places(codes, runs=repeat(epoch))
+        found: dict[int, SampleLocation] = {}
+        for uses in self.codes.uses(epoch, codes):
+            places = self.of(uses.member).maker.places(uses.ordinals, codes[uses.rows], uses.runs, uses.member)
+            found |= zip(uses.rows.tolist(), places, strict=True)
+        return [found[index] for index in range(len(codes))]
+
+    def make(self, place: SampleLocation) -> object:
+        """Reads, opens, decodes and transforms one sample; see `SampleMaker.make`."""
+        return self.of(place.member).maker.make(place)
 
 
-class SampleReader(DatasetReader):
+class StreamReader(BatchSource):
     """Makes the samples of one rank's batches, in a worker process.
 
     Args:
         recipe: of the samples.
 
     Raises:
-        ManifestError: there is no manifest at the recipe's path.
+        ManifestError: there is no manifest at the recipe's path of a member.
     """
 
-    def __init__(self, recipe: SampleRecipe) -> None:
+    def __init__(self, recipe: BatchRecipe) -> None:
         self._recipe = recipe
-        self._data = OpenedDataset.open(recipe.manifest_path, recipe.selection)
-        content = CachedBytes(self._data.manifest, ChunkReader(recipe.roots))
-        self._plans = Plans(recipe, self._data)
-        super().__init__(SampleMaker(self._data.manifest, content, recipe.rules, self._data.number))
-        self._reader = RowReader(self._maker, content)
-        self._places: list[SampleLocation] = []
+        members = Members([member.open() for member in recipe.members])
+        self._rounds = None
+        if recipe.epoch_samples and isinstance(recipe.spec, OrderSpec):
+            self._rounds = KnownRounds(recipe.spec, members)
+        self._plans = Plans(recipe, members, self._rounds)
+        self._maker = StreamMaker(recipe, members)
+        self._places: Sequence[SampleLocation] = ()
+        # Of the members with samples in the running batch.
+        self._readers: dict[int, RowReader] = {}
 
     def __repr__(self) -> str:
-        return f"SampleReader(rank {self._recipe.rank} of {self._recipe.world_size}, {self._recipe.manifest_path.name})"
+        recipe = self._recipe
+        names = ", ".join(member.manifest_path.name for member in recipe.members[:4])
+        return f"StreamReader(rank {recipe.rank} of {recipe.world_size}, {len(recipe.members)} members: {names})"
 
-    def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """This rank's samples of one batch: manifest ordinals, and which are repeats."""
+    def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
+        """The rounds of the next batch of a growing dataset."""
+        if self._rounds is not None:
+            self._rounds.set_rounds(rounds)
+
+    def batch(self, epoch: int, batch: int) -> tuple[Integers, npt.NDArray[np.bool_]]:
+        """This rank's samples of one batch: codes, and which are repeats."""
         index = self._plans.plan(epoch).batch(batch)
-        return self._data.to_manifest(index.ordinals), index.repeated
+        return self._maker.codes.of(index.ordinals), index.repeated
 
     def load(self, epoch: int, ordinal: int) -> object:
-        """One sample from its manifest ordinal; see `SampleMaker.make`."""
-        return self._maker.make(epoch, self._maker.places(np.array([ordinal], np.int64))[0])
+        """One sample from its code; see `SampleMaker.make`."""
+        return self._maker.make(self._locate(epoch, ordinal))
 
-    def begin(self, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
+    def first_of_each(self, ordinals: Integers) -> dict[str, int]:
+        """Of a mix: the names of the members of a batch, each with the index of its first sample."""
+        if isinstance(self._recipe.spec, OrderSpec):
+            return {}
+        first: dict[int, int] = {}
+        for index, number in enumerate(self._maker.codes.members(ordinals).tolist()):
+            first.setdefault(number, index)
+        return {self._recipe.members[number].rules.member: index for number, index in first.items()}
+
+    @property
+    def draws(self) -> bool:
+        """Whether user code runs for a sample of any member."""
+        return any(maker.draws for maker in self._maker.every())
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transforms and decoders of all members."""
+        return tuple(code for member in self._recipe.members for code in (member.rules.transform, member.rules.decode))
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether decoders or the transform of any member can write to rows."""
+        return any(maker.takes_rows for maker in self._maker.every())
+
+    def begin(self, epoch: int, ordinals: Integers, rows: Rows | None, at: Callable[[int], None]) -> None:
         """Locates the samples of a batch, and reads raw arrays and raw bytes directly to the slot.
 
         Args:
-            ordinals: int64 (samples,).
+            epoch: of the batch.
+            ordinals: int64 (samples,), codes.
             rows: the rows to which arrays may be written; None: no rows.
             at: called with the index of the first sample of each chunk that is read.
 
@@ -173,13 +185,35 @@ class SampleReader(DatasetReader):
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
         """
         started = time.perf_counter_ns()
-        self._places = self._maker.places(ordinals)
-        self._reader.begin(dict(enumerate(self._places)), rows, at)
-        self._maker.spent(0, started)
+        self._places = self._maker.places(epoch, ordinals)
+        by_member = self._by_member()
+        for member, places in by_member.items():
+            self._maker.of(member).reader.begin(places, rows if places else None, at)
+        self._readers = {member: self._maker.of(member).reader for member, places in by_member.items() if places}
+        self._maker.spent_reading(started)
+
+    def _by_member(self) -> Mapping[int, dict[int, SampleLocation]]:
+        """The samples of the batch by member, with their indices. One without any ends the batch before."""
+        if len(self._recipe.members) == 1:
+            return {0: dict(enumerate(self._places))}
+        found: dict[int, dict[int, SampleLocation]] = {member: {} for member in self._readers}
+        for index, place in enumerate(self._places):
+            found.setdefault(place.member, {})[index] = place
+        return found
 
     def load_at(self, epoch: int, ordinal: int, index: int) -> object:
         """One sample for an index of the current batch; see `SampleMaker.make`."""
         place = self._places[index]
-        if place.ordinal != ordinal:
-            place = self._maker.places(np.array([ordinal], np.int64))[0]
-        return self._reader.load_at(epoch, place, index)
+        if place.code != ordinal:
+            place = self._locate(epoch, ordinal)
+        return self._readers[place.member].load_at(place, index)
+
+    def _locate(self, epoch: int, code: int) -> SampleLocation:
+        return self._maker.places(epoch, np.array([code], np.int64))[0]
+
+    def stage_nanoseconds(self) -> tuple[int, int, int]:
+        """Read, decode, transform: nanoseconds since it was opened, over all members."""
+        return self._maker.stage_nanoseconds()
+
+    def close(self) -> None:
+        """Does nothing: no descriptor and no mapping is kept between samples."""

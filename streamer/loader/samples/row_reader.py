@@ -48,17 +48,16 @@ class RowReader:
         self._scatter.begin(places, own, at)
         self._whole.begin(places, own, at)
 
-    def load_at(self, run: int, place: SampleLocation, index: int) -> object:
+    def load_at(self, place: SampleLocation, index: int) -> object:
         """One sample for an index of the current batch; see `SampleMaker.make`.
 
         Args:
-            run: the epoch, or the pass of a member of a mix.
             place: of the sample; not necessarily the one that `begin` got for the index.
             index: in the batch.
         """
         row = NO_ROW if self._rows is None else self._rows.row(index)
         if not self._maker.decodes_into_rows:
-            return self._maker.transform(run, place, self._maker.sample(place), row)
+            return self._maker.transform(place, self._maker.sample(place), row)
         return self._in_place(place, index) or self._untransformed(place, index, row)
 
     def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:

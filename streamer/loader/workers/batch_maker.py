@@ -142,7 +142,7 @@ class BatchMaker:
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
         rows = self._rows(job) if not job.left_out else None
         ordinals: list[int] = job.ordinals.tolist()
-        self._source.begin(job.ordinals, rows, partial(self._at, job.task, ordinals))
+        self._source.begin(job.epoch, job.ordinals, rows, partial(self._at, job.task, ordinals))
         seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals) if self._seeds_samples else None
         made = _Batch(job.epoch, job.task, ordinals, job.repeated.copy(), seeds)
         for index, ordinal in enumerate(ordinals):
@@ -167,7 +167,7 @@ class BatchMaker:
             WorkerError: the function has called `sys.exit`.
             ConfigError: torch's rules make no batch of these samples; names field and samples.
         """
-        if self._source.is_mixed and not self._rules.own_collate:
+        if len(loaded.job.members) > 1 and not self._rules.own_collate:
             check_fields(loaded.samples, loaded.job.members, self._rules.ragged)
         try:
             return self._collate(loaded)

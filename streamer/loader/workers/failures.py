@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from streamer.errors import IntegrityError, WorkerError
-from streamer.loader.contracts import REREADS, PreparedStream
+from streamer.loader.contracts import REREADS
 from streamer.loader.workers.handle import ExitReport
 from streamer.loader.workers.pending import Pending
 
@@ -36,13 +36,6 @@ def crashed_too_often(pending: Pending, report: ExitReport) -> bool:
     """Counts the crash of a worker on a batch; returns whether the batch is not made again in the same way."""
     doing = report.doing
     return doing.task == pending.task and pending.count_crash(doing.ordinal) >= MAX_CRASHES_PER_SAMPLE
-
-
-def work_name(ordinal: int, prepared: PreparedStream) -> str:
-    """What a worker was doing: its sample with the name and the number that `dataset[i]` takes, or the batch."""
-    if ordinal < 0:
-        return "putting the batch together"
-    return f"sample {prepared.sample_label(ordinal)} ({prepared.sample_key(ordinal)})"
 
 
 def repeated_crash(pending: Pending, what: str, report: ExitReport, timeout_seconds: float) -> WorkerError:

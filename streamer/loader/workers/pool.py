@@ -11,8 +11,8 @@ import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 
 from streamer.errors import ConfigError
-from streamer.loader.contracts import Recipe
 from streamer.loader.ring import shared_memory as memory
+from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.workers.batch_maker import MakerRules
 from streamer.loader.workers.fork_server import ForkedPool, fork_server
 from streamer.loader.workers.handle import ExitReport, WorkerHandle
@@ -57,7 +57,7 @@ class Pool:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._payload = -1
-        self._contents: tuple[Recipe, MakerRules] | None = None
+        self._contents: tuple[SampleRecipe, MakerRules] | None = None
         self._status_page = StatusPage(config.workers)
         self._forks = config.worker_type == "process" and config.start == "forkserver"
         self.workers: dict[int, WorkerHandle] = {}
@@ -71,7 +71,7 @@ class Pool:
         """The numbers of the workers that are not running."""
         return [number for number in range(self._config.workers) if number not in self.workers]
 
-    def configure(self, recipe: Recipe, rules: MakerRules) -> None:
+    def configure(self, recipe: SampleRecipe, rules: MakerRules) -> None:
         """Sets recipe and rules. Called once, on any thread, before `open_sources`.
 
         Args:
@@ -174,7 +174,7 @@ class Pool:
             channel.close()
 
 
-def _payload_memory(recipe: Recipe, rules: MakerRules) -> int:
+def _payload_memory(recipe: SampleRecipe, rules: MakerRules) -> int:
     try:
         payload = cloudpickle.dumps((recipe, rules))
     except Exception as error:

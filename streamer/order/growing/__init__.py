@@ -4,16 +4,12 @@ options.py  how it grows, as its user says it
 cohorts.py  the parts in which samples are admitted
 log.py      which cohorts each round trains, and why uses stay level
 order.py    positions to samples
-plan.py     one rank's epoch
-state.py    where a run is
 """
 
 from streamer.order.growing.cohorts import CohortChunks, Cohorts
 from streamer.order.growing.log import AdmissionLog, Round
 from streamer.order.growing.options import Growing
 from streamer.order.growing.order import GrowingOrder, Rounds
-from streamer.order.growing.plan import GrowingPlan
-from streamer.order.growing.state import GrowingState
 
 __all__ = [
     "AdmissionLog",
@@ -21,8 +17,6 @@ __all__ = [
     "Cohorts",
     "Growing",
     "GrowingOrder",
-    "GrowingPlan",
-    "GrowingState",
     "Round",
     "Rounds",
 ]

@@ -130,6 +130,11 @@ class GrowingOrder:
         return f"GrowingOrder(epoch={self.epoch}, {self._rounds!r})"
 
     @property
+    def origin(self) -> int:
+        """The first position of the epoch."""
+        return self.epoch * self._epoch_samples
+
+    @property
     def samples(self) -> int:
         """One past the last position of the epoch."""
         return (self.epoch + 1) * self._epoch_samples
@@ -150,9 +155,10 @@ class GrowingOrder:
         other._tables = self._tables
         return other
 
-    def round_at(self, position: int) -> Round:
-        """The round of a position; an IndexError if it is not known."""
-        return self._rounds.at(position)
+    def known(self, position: int) -> tuple[int, int]:
+        """The positions of its round: the next one may not be decided. An IndexError if the round is not known."""
+        of = self._rounds.at(position)
+        return of.start, of.stop
 
     def ordinals(self, positions: Integers) -> Integers:
         """The samples at some positions, (N,) codes; those from `samples` on are padding, and repeat samples.

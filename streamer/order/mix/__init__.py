@@ -12,12 +12,9 @@ streams.py  a member's passes: from a stream position to the sample
 codes.py    one number for member, pass and sample
 order.py    positions to samples
 needs.py    chunks to batches
-state.py    where a run is
-adopt.py    going on with a changed mix
 explain.py  the mix in words
 """
 
-from streamer.order.mix.adopt import Adopted, adopt
 from streamer.order.mix.codes import SampleCodes
 from streamer.order.mix.explain import MemberSize, cautions, explain, hit_bound, kept_bytes
 from streamer.order.mix.order import MixOrder
@@ -25,11 +22,9 @@ from streamer.order.mix.quotas import Stage
 from streamer.order.mix.request import MixRequest, MixSource
 from streamer.order.mix.shares import Shares
 from streamer.order.mix.spec import Batching, MixMember, MixSpec
-from streamer.order.mix.state import MixState
 from streamer.order.mix.streams import MemberChunks
 
 __all__ = [
-    "Adopted",
     "Batching",
     "MemberChunks",
     "MemberSize",
@@ -38,11 +33,9 @@ __all__ = [
     "MixRequest",
     "MixSource",
     "MixSpec",
-    "MixState",
     "SampleCodes",
     "Shares",
     "Stage",
-    "adopt",
     "cautions",
     "explain",
     "hit_bound",

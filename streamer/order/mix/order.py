@@ -15,7 +15,7 @@ from streamer.order.mix.places import Places, epoch_places, lane_ends, lane_quot
 from streamer.order.mix.spec import MixSpec
 from streamer.order.mix.streams import MemberChunks, MemberStream
 from streamer.order.padding import real_positions
-from streamer.order.protocol import Batches, Needs
+from streamer.order.protocol import ALL_POSITIONS, Batches, Needs
 from streamer.order.rank_split import RankSplit
 from streamer.unique import unique
 
@@ -39,11 +39,14 @@ class MixOrder:
         epoch: the epoch.
         samples: positions of the epoch, without padding at its end.
         codes: encodes and decodes the samples.
+        origin: positions begin with 0.
 
     Raises:
         ManifestError: a member's chunks do not have the samples that the spec says.
         ConfigError: epoch < origin_epoch of the spec, or an epoch too long for 63-bit arithmetic.
     """
+
+    origin = 0
 
     def __init__(self, spec: MixSpec, chunks: Sequence[MemberChunks], epoch: int) -> None:
         streams = [MemberStream(member, own) for member, own in zip(spec.members, chunks, strict=True)]
@@ -83,6 +86,10 @@ class MixOrder:
     def block_samples(self) -> int:
         """Positions that are best computed at once: a large member costs 0.7 ms for any few of them (2026-11)."""
         return max(4096, 512 * sum(not stream.is_tabled for stream in self._streams))
+
+    def known(self, position: int) -> tuple[int, int]:
+        """All positions: nothing is decided later."""
+        return ALL_POSITIONS
 
     def ordinals(self, positions: Integers) -> Integers:
         """The samples at some positions.

@@ -19,7 +19,7 @@ from streamer.client.settings import ClientSettings
 from streamer.formats.chunkfile import relative_path
 from streamer.formats.detect import chooser
 from streamer.loader.dataset import StreamingDataset
-from streamer.loader.rank import opening
+from streamer.loader.rank import member
 from streamer.loader.samples.maker import CachedBytes
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
@@ -243,7 +243,7 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     root.mkdir()
     open_folder(root)
     engine = FakeEngine(root)
-    monkeypatch.setattr(opening, "EngineClient", engine.connect)
+    monkeypatch.setattr(member, "EngineClient", engine.connect)
     for name in ("RANK", "WORLD_SIZE", "STREAMER_ENGINE"):
         monkeypatch.delenv(name, raising=False)
     return engine

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
 from streamer import StreamingDataset
+from streamer.config import RankConfig
 from streamer.errors import ConfigError, StateError
 from streamer.loader.carried import Carried
 from streamer.loader.dataloader import StreamingDataLoader
@@ -83,8 +83,8 @@ def test_a_state_whose_part_would_be_lost_is_refused():
 def test_what_a_rank_carries_is_its_own(place):
     """Another rank, or another number of them, would train on samples twice and lose others."""
 
-    def stream(rank: int, world_size: int) -> SimpleNamespace:
-        return SimpleNamespace(rank_config=SimpleNamespace(rank=rank, world_size=world_size))
+    def stream(rank: int, world_size: int) -> RankConfig:
+        return RankConfig(rank=rank, world_size=world_size)
 
     packer = Packer()
     packer.rest = [1, 2]

@@ -384,7 +384,7 @@ def test_without_shuffle_files_come_by_their_keys(make_dataset, folder):
     dataset = make_dataset(folder, shuffle=False)
     keys = [sample["__key__"] for sample in dataset]
     assert keys == sorted(keys) == [dataset[number]["__key__"] for number in range(100)]
-    assert len(dataset._opening.manifest.chunk_samples) > 3
+    assert len(dataset._member.manifest.chunk_samples) > 3
     with closing(dataset.select(labels=[1])) as part:
         assert [sample["__key__"] for sample in part] == [key for key in keys if key.startswith("class1/")]
 
@@ -480,7 +480,7 @@ def test_skip_fills_the_place_from_the_same_batch(make_dataset, folder, caplog):
     assert found[:place] + found[place + 1 :] == whole[:place] + whole[place + 1 :]
     assert found[place] in set(batch) - {4}
     (skipped,) = dataset.skipped
-    assert dataset._opening.manifest.name(skipped.ordinal).object_key == skipped.key == "class1/004.txt"
+    assert dataset._member.manifest.name(skipped.ordinal).object_key == skipped.key == "class1/004.txt"
     assert "decode_text" in skipped.cause
     assert "class1/004.txt" in caplog.text
 
@@ -608,9 +608,9 @@ def test_refresh_makes_the_next_epoch_of_what_is_there(fake_engine, make_dataset
     """With on_change="refresh" the engine is asked before each epoch; new samples are in the next one, each once."""
     dataset = make_dataset(folder, on_change="refresh")
     assert sorted(numbers(dataset)) == list(range(100))
-    before = dataset._opening.manifest.digest
+    before = dataset._member.manifest.digest
     assert sorted(numbers(dataset)) == list(range(100)), "nothing changed: the same manifest"
-    assert dataset._opening.manifest.digest == before
+    assert dataset._member.manifest.digest == before
     grow(fake_engine, folder)
     assert sorted(numbers(dataset)) == list(range(110))
     assert (len(dataset), dataset.epoch) == (110, 3)
@@ -651,12 +651,12 @@ def test_a_rank_that_never_looked_takes_part_in_a_refresh(make_dataset, folder, 
     """Another rank may have asked for len() before: whoever refreshes compares, or the others wait in vain."""
     asked = []
     monkeypatch.setattr(
-        "streamer.loader.rank.opening.gather_for", lambda rank_config: lambda text: asked.append(text) or [text]
+        "streamer.loader.rank.member.gather_for", lambda rank_config: lambda text: asked.append(text) or [text]
     )
-    monkeypatch.setattr("streamer.loader.rank.opening.agree", lambda gather, facts, failure: None)
+    monkeypatch.setattr("streamer.loader.rank.member.agree", lambda gather, facts, failure: None)
     dataset = make_dataset(folder)
     assert not dataset.refresh()
-    assert asked == [dataset._opening.manifest.digest]
+    assert asked == [dataset._member.manifest.digest]
 
 
 def test_a_state_to_resume_is_not_refreshed_away(fake_engine, make_dataset, folder):
@@ -676,9 +676,9 @@ def test_ranks_that_see_different_listings_keep_what_they_have(fake_engine, make
     dataset = make_dataset(folder)
     assert dataset.samples == 100
     monkeypatch.setattr(
-        "streamer.loader.rank.opening.gather_for", lambda rank_config: lambda text: [text, "x" + text[1:]]
+        "streamer.loader.rank.member.gather_for", lambda rank_config: lambda text: [text, "x" + text[1:]]
     )
-    monkeypatch.setattr("streamer.loader.rank.opening.agree", lambda gather, facts, failure: None)
+    monkeypatch.setattr("streamer.loader.rank.member.agree", lambda gather, facts, failure: None)
     grow(fake_engine, folder)
     assert not dataset.refresh()
     assert dataset.samples == 100

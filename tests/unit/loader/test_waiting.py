@@ -19,7 +19,7 @@ from streamer.errors import StoreTimeoutError
 from streamer.loader import waiting
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.feed.waits import who
-from streamer.loader.rank import agreement, index_progress
+from streamer.loader.rank import agreement, member
 from streamer.loader.waiting import Notice, watched
 from streamer.wire.messages import IndexProgress
 from tests.fake_dataset import FakeDataset
@@ -31,7 +31,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
     monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.05)
-    monkeypatch.setattr(index_progress, "NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr(member, "NOTICE_SECONDS", 0.05)
 
 
 class Bell:
@@ -195,7 +195,7 @@ def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, 
     caplog.set_level(logging.INFO)
     with monkeypatch.context() as patient:
         patient.setattr(waiting, "NOTICE_SECONDS", 60.0)
-        patient.setattr(index_progress, "NOTICE_SECONDS", 60.0)
+        patient.setattr(member, "NOTICE_SECONDS", 60.0)
         assert make_dataset(folder).samples == 100
     _joined("streamer-notice")
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("INFO", "indexing: index it")]
@@ -209,7 +209,7 @@ def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, 
 
     monkeypatch.setattr(fake_engine, "build", slow)
     for rank in (0, 1):
-        asked = make_dataset(folder, rank=rank, world_size=2)._opening
+        asked = make_dataset(folder, rank=rank, world_size=2)._member
         assert asked.samples == 100
     _joined("streamer-notice")
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -222,7 +222,7 @@ def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, 
 def test_an_engine_that_starts_slowly_is_said_with_its_log(make_dataset, folder, caplog, monkeypatch):
     """An external one is said by the client, which also knows how long it waits."""
     for options, said in (({}, True), ({"engine": "unix:/run/none.sock"}, False)):
-        found = make_dataset(folder, **options)._opening
+        found = make_dataset(folder, **options)._member
         monkeypatch.setattr(type(found.connections), "connected", False)
         text = found.waited_for()
         assert bool(text) == said
@@ -233,8 +233,8 @@ def test_the_cost_of_a_long_index_is_a_warning(caplog, monkeypatch):
     """Once, on the first rank; later progress is information."""
     caplog.set_level(logging.INFO)
     clock = [10.0]
-    monkeypatch.setattr(index_progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    announcers = [index_progress.Announcer(rank) for rank in (0, 1)]
+    monkeypatch.setattr(member, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    announcers = [member.Announcer(rank) for rank in (0, 1)]
     for at in (10.01, 12.0, 14.0):
         clock[0] = at
         for announcer in announcers:

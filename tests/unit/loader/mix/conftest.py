@@ -13,9 +13,8 @@ from streamer.cache.folder import open_folder
 from streamer.client.session import SessionSpec
 from streamer.formats.detect import chooser
 from streamer.loader.dataset import StreamingDataset
-from streamer.loader.mix import opening as mix_opening
 from streamer.loader.mixed_dataset import MixedDataset
-from streamer.loader.rank import opening
+from streamer.loader.rank import member, opening
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
@@ -72,7 +71,7 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MixEngine:
     root.mkdir()
     open_folder(root)
     engine = MixEngine(root)
-    for module in (opening, mix_opening):
+    for module in (member, opening):
         monkeypatch.setattr(module, "EngineClient", engine.connect)
     for name in ("RANK", "WORLD_SIZE", "STREAMER_ENGINE"):
         monkeypatch.delenv(name, raising=False)

@@ -210,7 +210,7 @@ def test_explain_names_members_batches_and_cache(make_mix, caplog):
     text = data.explain(12, nodes=2)
     for part in ("stratified", "10 batches of 12", "70.00%", "passes", "hits at most"):
         assert part in text, text
-    with caplog.at_level(logging.INFO, "streamer.loader.mix"):
+    with caplog.at_level(logging.INFO, "streamer.loader.rank.opening"):
         for _ in range(2):
             data._for_loader().prepare(12)
     assert sum("10 batches of 12" in record.message for record in caplog.records) == 1
@@ -346,7 +346,7 @@ def test_a_skipped_sample_has_the_name_of_its_member(make_mix, folders, tmp_path
             assert [list(SIZES)[number] for number in loader.sources] == members == list(batch["__source__"])
         (skipped,) = loader.skipped
         assert (skipped.member, skipped.key) == ("b", "0005.npy")
-        assert loader.dataset.members["b"]._opening.find("0005.npy") == skipped.ordinal
+        assert loader.dataset.members["b"]._member.find("0005.npy") == skipped.ordinal
         assert str(skipped).startswith(f"sample b/{skipped.ordinal} (0005.npy)")
         assert {name: row.skipped for name, row in loader.stats().members.items()} == {"a": 0, "b": 1, "c": 0}
 
@@ -356,7 +356,7 @@ def test_an_error_names_the_member(make_mix, folders, tmp_path):
     folders["b"] = write(tmp_path / "b", SIZES["b"], 1000)
     (folders["b"] / "0005.npy").write_bytes(b"no array")
     data = make_mix()
-    label = f"dataset['b'][{data.members['b']._opening.find('0005.npy')}]"
+    label = f"dataset['b'][{data.members['b']._member.find('0005.npy')}]"
     with StreamingDataLoader(data, 10) as loader, pytest.raises(DecodeError) as caught:
         list(loader)
     assert f"({label}, " in caught.value.message

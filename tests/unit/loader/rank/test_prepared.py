@@ -7,7 +7,7 @@ import json
 import pytest
 
 from streamer.errors import ConfigError, StateError, StreamerError
-from streamer.loader.rank import agreement
+from streamer.loader.rank import opening
 
 
 def test_the_batches_of_all_ranks_are_the_global_batch(make_dataset, folder):
@@ -105,7 +105,7 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
         told.append(json.loads(text))
         return [text, text]
 
-    monkeypatch.setattr(agreement, "gather_for", lambda rank_config: gather)
+    monkeypatch.setattr(opening, "gather_for", lambda rank_config: gather)
     dataset = make_dataset(folder, rank=0, world_size=2)
     prepared = dataset._for_loader().prepare(5, "drop")
     assert not told, "preparing needs nobody else"
@@ -113,7 +113,7 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
     facts = told[0]["facts"]
     assert facts["seed"] == 17
     assert (facts["global_batch"], facts["world_size"], facts["last_batch"]) == (10, 2, "drop")
-    assert facts["manifest"] == prepared.manifest.digest
+    assert facts["manifest"] == prepared.members.each[0].manifest.digest
     assert facts["resume"] == "epoch 0, batch 3"
     wrong = make_dataset(folder, shuffle=False, lanes=3, rank=0, world_size=2)
     with pytest.raises(ConfigError, match="lanes"):
@@ -129,7 +129,7 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
 def test_a_rank_with_another_state_is_refused(make_dataset, folder, monkeypatch):
     """Before it waits for the others in the wrong place."""
     other = {"facts": {"resume": "epoch 1, position 20"}, "failure": None}
-    monkeypatch.setattr(agreement, "gather_for", lambda rank_config: lambda text: [json.dumps(other), text])
+    monkeypatch.setattr(opening, "gather_for", lambda rank_config: lambda text: [json.dumps(other), text])
     dataset = make_dataset(folder, rank=0, world_size=2, batch_size=5)
     dataset.load_state_dict({"epoch": 1, "position": 30})
     with pytest.raises(StreamerError, match=r"position 20.*position 30"):

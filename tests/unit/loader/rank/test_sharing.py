@@ -79,7 +79,9 @@ def test_lanes_are_told_to_engines_by_the_order_of_their_ids(make_dataset, folde
     """Readers with their samples, and two former holders at most."""
     prepared = make_dataset(folder, lanes=2)._for_loader().prepare(12)
     lanes = prepared._plans.chunk_lanes()
-    shared = sharing.Shared(manifest=prepared.manifest, name="all", global_batch=12, lanes=lanes, lane_count=2)
+    shared = sharing.Shared(
+        manifest=prepared.members.each[0].manifest, name="all", global_batch=12, lanes=lanes, lane_count=2
+    )
     held = [[(0, 10)], [(0, 30), (1, 5)], [(0, 20)]]
     nodes = [_Node("10.0.0.1", f"10.0.0.1:{number}", 1, lane) for number, lane in enumerate(held)]
     deal = _Deal(shared, nodes, [4, 4, 4])
@@ -100,7 +102,7 @@ def test_each_chunk_with_samples_has_a_lane(make_dataset, folder) -> None:
     prepared = dataset._for_loader().prepare(12)
     assert set(prepared._plans.chunk_lanes().tolist()) == {0, 1}
     part = dataset.select(labels=[0])._for_loader().prepare(12)
-    lanes, samples = part._plans.chunk_lanes(), part._data.chunk_samples
+    lanes, samples = part._plans.chunk_lanes(), part.members.each[0].chunk_samples
     assert ((lanes < 0) == (samples == 0)).all()
     assert (lanes < 0).any()
 

@@ -55,7 +55,7 @@ def test_a_share_reads_only_what_is_leased(make_dataset, folder, workers, first,
     expected: Counter[int] = Counter()
     for batch in range(first, prepared.plan(2).batches):
         ordinals = prepared.ordinals(2, batch)
-        expected.update(prepared.manifest.name(ordinal).object_key for ordinal in ordinals.tolist())
+        expected.update(prepared.members.each[0].manifest.name(ordinal).object_key for ordinal in ordinals.tolist())
     assert found == expected
 
 
@@ -78,8 +78,8 @@ def test_a_session_goes_on_over_the_epochs_end(fake_engine, make_dataset, folder
     for epoch in (1, 2):
         for batch in range(10):
             session.wait(session.step_of(epoch, batch))
-            for place in maker.places(prepared.ordinals(epoch, batch)):
-                maker.make(epoch, place)
+            for place in maker.places(epoch, prepared.ordinals(epoch, batch)):
+                maker.make(place)
             session.done(session.step_of(epoch, batch) + 1)
     session.close()
     session.close()
@@ -126,7 +126,7 @@ def test_the_session_identifies_itself_to_the_engine(fake_engine, make_dataset, 
     assert spec.stream == "shuffle block of all"
     half = dataset.select(fraction=(0, 0.5))
     half._for_loader().prepare(5).session(0, 0).close()
-    assert fake_engine.sessions[1].spec.stream == f"shuffle block of {half._opening.opened.digest}"
+    assert fake_engine.sessions[1].spec.stream == f"shuffle block of {half._member.opened.digest}"
 
 
 def test_workers_do_not_compare_their_starts(fake_engine, make_dataset, folder):
@@ -151,16 +151,15 @@ def test_a_schedule_that_ends_before_its_batches_is_an_error(make_dataset, folde
 
 
 def test_open_bytes_is_the_highest_tide():
-    """A chunk is open through its last step; the next one opens before it goes."""
+    """A chunk is open through its last step; the next one opens before it goes. Each member has its own."""
     sizes = np.array([100, 10, 1, 1000], np.int64)
 
-    def schedule(*spans: tuple[int, int, int]) -> EpochSchedule:
-        chunk, first, last = (np.array(column) for column in zip(*spans, strict=True))
-        return EpochSchedule(0, chunk.astype(np.uint32), first, last)
+    def opened(*spans: tuple[int, int, int], first_chunks: tuple[int, ...] = (0, 4)) -> list[int]:
+        chunk, first, last = (np.array([span[column] for span in spans], np.int64) for column in range(3))
+        return open_bytes(EpochSchedule(0, chunk.astype(np.uint32), first, last), sizes, first_chunks).tolist()
 
-    assert open_bytes(schedule((0, 0, 3), (1, 2, 5), (2, 4, 6), (3, 7, 7)), sizes) == 1000
-    assert open_bytes(schedule((0, 0, 3), (1, 3, 5), (2, 4, 6)), sizes) == 110
-    assert open_bytes(schedule((0, 0, 2), (1, 3, 5)), sizes) == 100
-    assert (
-        open_bytes(EpochSchedule(0, np.empty(0, np.uint32), np.empty(0, np.int64), np.empty(0, np.int64)), sizes) == 0
-    )
+    assert opened((0, 0, 3), (1, 2, 5), (2, 4, 6), (3, 7, 7)) == [1000]
+    assert opened((0, 0, 3), (1, 3, 5), (2, 4, 6)) == [110]
+    assert opened((0, 0, 2), (1, 3, 5)) == [100]
+    assert opened() == [0]
+    assert opened((0, 0, 3), (1, 3, 5), (2, 4, 6), (3, 7, 7), first_chunks=(0, 2, 2, 4)) == [110, 0, 1000]

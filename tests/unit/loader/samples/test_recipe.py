@@ -18,7 +18,7 @@ def everything_local(fake_engine):
     """Makes every chunk of the manifest local."""
 
     def fetch(prepared):
-        for chunk in range(prepared.manifest.chunks):
+        for chunk in range(prepared.members.each[0].manifest.chunks):
             fake_engine.make_local(chunk)
         return prepared
 
@@ -37,7 +37,7 @@ def test_a_recipe_travels_and_opens_the_same_samples(make_dataset, folder, every
         for ordinal in ordinals.tolist():
             key, text = reader.load(1, ordinal)
             assert (folder / key).read_text() == text
-            assert key == prepared.manifest.name(ordinal).object_key
+            assert key == prepared.members.each[0].manifest.name(ordinal).object_key
     read, decode, transform = reader.stage_nanoseconds()
     assert min(read, decode, transform) > 0
     reader.close()
@@ -49,7 +49,7 @@ def test_a_selections_batches_have_the_manifests_numbers(make_dataset, folder, e
     prepared = everything_local(dataset._for_loader().prepare(33))
     reader: BatchSource = cloudpickle.loads(cloudpickle.dumps(prepared.recipe())).open()
     ordinals, _ = reader.batch(0, 0)
-    assert set(prepared.manifest.labels[ordinals].tolist()) == {2}
+    assert set(prepared.members.each[0].manifest.labels[ordinals].tolist()) == {2}
     assert {reader.load(0, ordinal)["label"] for ordinal in ordinals.tolist()} == {2}
 
 
@@ -60,7 +60,7 @@ def test_a_chunk_that_is_not_there_is_named_by_number(make_dataset, folder):
     ordinal = int(prepared.ordinals(0, 0)[0])
     with pytest.raises(ChunkUnreadableError, match="missing") as caught:
         reader.load(0, ordinal)
-    assert caught.value.chunk == prepared.manifest.locate(np.array([ordinal]))[0][0]
+    assert caught.value.chunk == prepared.members.each[0].manifest.locate(np.array([ordinal]))[0][0]
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
@@ -79,7 +79,7 @@ def test_an_empty_sample_needs_no_chunk(make_dataset, folder):
     """0 bytes are never requested."""
     prepared = make_dataset(folder)._for_loader().prepare(1)
     reader = prepared.recipe().open()
-    starts = prepared.manifest.locate(np.arange(100))
+    starts = prepared.members.each[0].manifest.locate(np.arange(100))
     (empty,) = np.flatnonzero(starts[1] == starts[2]).tolist()
     assert reader.load(0, empty) == {"__key__": "class0/042.txt", "txt": "", "label": 0}
 
@@ -87,7 +87,7 @@ def test_an_empty_sample_needs_no_chunk(make_dataset, folder):
 def test_a_manifest_that_is_gone_is_an_error(make_dataset, folder):
     """Not a worker that waits for ever."""
     recipe = make_dataset(folder)._for_loader().prepare(7).recipe()
-    (recipe.manifest_path / "root.json").unlink()
+    (recipe.members[0].manifest_path / "root.json").unlink()
     with pytest.raises(ManifestError, match=r"no manifest|root\.json"):
         recipe.open()
 

@@ -70,14 +70,17 @@ class Batches:
     def __init__(self, prepared, engine, shapes):
         self.engine, self.prepared, self.shapes = engine, prepared, shapes
         self.read_with: list[int] = []
-        for chunk in range(prepared.manifest.chunks):
+        for chunk in range(prepared.members.each[0].manifest.chunks):
             engine.make_local(chunk)
         self.reader = prepared.recipe().open()
         assert self.reader.takes_rows
 
     def ordinal(self, number):
         """Files are in the order of their names' hashes."""
-        names = [self.prepared.manifest.name(ordinal).object_key for ordinal in range(self.prepared.manifest.samples)]
+        names = [
+            self.prepared.members.each[0].manifest.name(ordinal).object_key
+            for ordinal in range(self.prepared.members.each[0].manifest.samples)
+        ]
         return names.index(f"{number:03}.npy")
 
     def make(self, ordinals):
@@ -85,7 +88,7 @@ class Batches:
         memory = np.full(1 << 19, 0xDB, np.uint8)
         rows = Rows(memory, self.shapes, len(ordinals))
         self.read_with.clear()
-        self.reader.begin(np.array(ordinals, np.int64), rows, self.read_with.append)
+        self.reader.begin(0, np.array(ordinals, np.int64), rows, self.read_with.append)
         samples = [self.reader.load_at(0, ordinal, index) for index, ordinal in enumerate(ordinals)]
         in_place = [
             all(sample[name] is place for name, place in rows.row(index).items())
@@ -217,7 +220,7 @@ def test_another_sample_in_a_place(make_dataset, fake_engine, npy):
     first, second, third = (batches.ordinal(number) for number in (1, 2, 9))
     batches.make([first, second])
     rows = Rows(np.zeros(1 << 17, np.uint8), batches.shapes, 2)
-    batches.reader.begin(np.array([first, second]), rows, batches.read_with.append)
+    batches.reader.begin(0, np.array([first, second]), rows, batches.read_with.append)
     sample = batches.reader.load_at(0, third, 1)
     assert (sample["npy"] == array(9)).all()
     assert sample["npy"] is rows.row(1)["npy"]
@@ -230,7 +233,7 @@ def test_it_is_said_what_is_read(make_dataset, fake_engine, npy):
     batches.make(range(4))
     assert batches.read_with == []
     batches.make(range(8, 16))
-    chunks = [place.chunk for place in batches.reader._maker.places(np.arange(8, 16))]
+    chunks = [place.chunk for place in batches.reader._maker.places(0, np.arange(8, 16))]
     assert batches.read_with == [chunks.index(chunk) for chunk in dict.fromkeys(chunks)]
 
 
@@ -266,7 +269,7 @@ def test_an_error_of_the_disk_is_that_of_one_sample(make_dataset, fake_engine, n
 
     monkeypatch.setattr(CachedBytes, "read_into", worn)
     rows = Rows(np.zeros(1 << 17, np.uint8), batches.shapes, 3)
-    batches.reader.begin(np.array([1, 2, 3]), rows, batches.read_with.append)
+    batches.reader.begin(0, np.array([1, 2, 3]), rows, batches.read_with.append)
     assert (batches.reader.load_at(0, 1, 0)["npy"] == samples[0]["npy"]).all()
     with pytest.raises(OSError, match="Input/output error"):
         batches.reader.load_at(0, 2, 1)
@@ -293,7 +296,7 @@ def test_every_byte_is_checked(make_dataset, fake_engine, npy):
     for place in (70, 64 + 128 + 500):
         batches = Batches(make_dataset(npy)._for_loader().prepare(8), fake_engine, {"npy": SHAPE})
         batches.make([4])
-        chunk = batches.reader._maker.places(np.array([11]))[0].chunk
+        chunk = batches.reader._maker.places(0, np.array([11]))[0].chunk
         with fake_engine.path(chunk).open("r+b") as file:
             file.seek(place)
             byte = file.read(1)

@@ -44,7 +44,7 @@ class Batches:
 
     def __init__(self, dataset, engine, **rules):
         prepared = dataset._for_loader().prepare(BATCH)
-        for chunk in range(prepared.manifest.chunks):
+        for chunk in range(prepared.members.each[0].manifest.chunks):
             engine.make_local(chunk)
         self.engine = engine
         self.maker = BatchMaker(prepared.recipe().open(), MakerRules(seed=0, **rules))

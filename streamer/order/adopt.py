@@ -11,7 +11,6 @@ from streamer.errors import StateError
 from streamer.order.mix.places import epoch_places, lane_ends, lane_quotas
 from streamer.order.mix.request import MixRequest, MixSource, Place, Start
 from streamer.order.mix.spec import MixSpec
-from streamer.order.mix.state import MixState
 from streamer.order.spec import OrderSpec
 from streamer.order.state import State
 
@@ -67,12 +66,12 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
         StateError: not a state of a mix or dataset; one of a single dataset that is no member.
         ConfigError: as of `MixRequest.spec`.
     """
-    if saved.get("kind") == "mix":
-        state = MixState.from_dict(saved)
-        epoch, lanes, left = _next_epoch(state), state.spec.lanes, _left_by_mix(state)
+    state = State.from_dict(saved)
+    epoch, lanes = state.epoch + (state.position > 0), state.spec.lanes
+    if isinstance(state.spec, MixSpec):
+        left = _left_by_mix(state, state.spec)
     else:
-        single = State.from_dict(saved)
-        epoch, lanes, left = single.epoch + (single.position > 0), single.spec.lanes, _left_by_dataset(single, sources)
+        left = _left_by_dataset(state.of_kind(""), state.spec, sources)
     # Inside a pass the order must stay as it is; from the next one on a member may have another window.
     windows = {name: one.order.window for name, one in left.items() if one.inside}
     start = Start(epoch, lanes, windows=windows)
@@ -101,12 +100,8 @@ def _continued(source: MixSource, left: _Left | None, order: OrderSpec) -> tuple
     return left.place, f"goes on in pass {number} after {place} of {left.samples} samples{again}"
 
 
-def _next_epoch(state: MixState) -> int:
-    return state.epoch + (state.position > 0)
-
-
-def _left_by_mix(state: MixState) -> dict[str, _Left]:
-    spec, epoch = state.spec, state.epoch
+def _left_by_mix(state: State, spec: MixSpec) -> dict[str, _Left]:
+    epoch = state.epoch
     drawn, quotas = spec.drawn(epoch), spec.quotas(epoch)
     if state.position >= spec.samples(epoch):
         least = used = list(quotas)
@@ -123,15 +118,15 @@ def _left_by_mix(state: MixState) -> dict[str, _Left]:
     }
 
 
-def _left_by_dataset(state: State, sources: Sequence[MixSource]) -> dict[str, _Left]:
+def _left_by_dataset(state: State, spec: OrderSpec, sources: Sequence[MixSource]) -> dict[str, _Left]:
     """A dataset alone is a stream whose every epoch begins in lane 0."""
     for source in sources:
-        if (source.manifest_digest, source.seed) == (state.spec.manifest_digest, state.spec.seed):
+        if (source.manifest_digest, source.seed) == (spec.manifest_digest, spec.seed):
             origin = state.epoch * source.samples + min(state.position, source.samples)
-            place = Place(origin, -state.epoch * source.samples % state.spec.lanes)
-            return {source.name: _Left(state.spec, source.samples, place)}
+            place = Place(origin, -state.epoch * source.samples % spec.lanes)
+            return {source.name: _Left(spec, source.samples, place)}
     raise StateError(
-        f"the state is of a dataset with manifest {state.spec.manifest_digest} and seed {state.spec.seed}, which is no "
+        f"the state is of a dataset with manifest {spec.manifest_digest} and seed {spec.seed}, which is no "
         f"member of the mix: {[source.name for source in sources]}",
         field="manifest",
     )

@@ -1,39 +1,35 @@
-"""The options of a mix, checked when it is constructed."""
+"""The options of a mix, checked when it is constructed, and as a TOML file says them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import get_args
 
-from streamer.config import RankConfig
+from streamer.config import read_toml
 from streamer.errors import ConfigError
 from streamer.loader import checks
-from streamer.loader.rank.dataset_options import DatasetOptions
-from streamer.loader.skipping import OnError
+from streamer.loader.rank.dataset_options import DatasetOptions, StreamOptions
 from streamer.order.mix import Batching, MixRequest, Shares
-from streamer.order.plan import LastBatch
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import MAX_PARTS
 
-# Set for the whole mix, and refused on a member.
-_OF_THE_MIX = (
-    *("batch_size", "last_batch", "rank", "world_size", "on_error", "error_budget", "stream", "lanes"),
-    "shuffle_window",
-)
+# Set for the whole mix, and refused on a member; each has its own seed.
+_OF_THE_MIX = [entry.name for entry in fields(StreamOptions) if entry.name != "seed"]
 # Refused on a member, with the reason.
 _NOT_MIXED = {
     "growing": "the order of a mix must not depend on what arrives",
     "cut": "the lanes of a mix follow from the seeds of its members",
     "peers": "for a mix, run the engines as services with [peers] members",
 }
-_LEAST = {"batch_size": 1, "group": 1, "lanes": 1, "shuffle_window": 1, "seed": 0, "error_budget": 0}
 # Equal in all members: they are read through one engine.
 _IN_COMMON = ("engine", "cache_dir", "cache_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixOptions:
+class MixOptions(StreamOptions):
     """The arguments of `MixedDataset`, which documents them.
 
     Attributes:
@@ -45,24 +41,12 @@ class MixOptions:
     shares: Shares
     batching: Batching = "stratified"
     group: int | None = None
-    seed: int = 17
     source_key: str | None = "__source__"
-    batch_size: int | None = None
-    last_batch: LastBatch | None = None
-    lanes: int | None = None
-    shuffle_window: int | None = None
-    rank: int | None = None
-    world_size: int | None = None
-    on_error: OnError = "raise"
-    error_budget: int = 100
-    stream: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.one_of("batching", self.batching, get_args(Batching))
-        checks.one_of("on_error", self.on_error, ("raise", "skip"))
-        for name, least in _LEAST.items():
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
+        self._set_at_least("group", 1)
         if self.group is not None and self.batching != "homogeneous":
             raise ConfigError(f"group= goes with batching='homogeneous', not {self.batching!r}", field="group")
         if self.source_key == "":
@@ -72,10 +56,6 @@ class MixOptions:
     def request(self) -> MixRequest:
         """The order that is asked for, without the sizes of the members."""
         return MixRequest(self.shares, self.seed, self.batching, self.lanes, self.shuffle_window, self.group)
-
-    def with_rank(self, rank_config: RankConfig) -> MixOptions:
-        """The same options with this rank and world size."""
-        return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
 
 
 def check_names(names: Sequence[object]) -> tuple[str, ...]:
@@ -130,3 +110,31 @@ def _differ(option: str, first: tuple[str, DatasetOptions], other: tuple[str, Da
         field=option,
         members=f"{first[0]}, {other[0]}",
     )
+
+
+def read_mix(path: Path) -> tuple[dict[str, dict[str, object]], dict[str, object]]:
+    """The options of the members by name, and those of the mix.
+
+    Raises:
+        ConfigError: no such file, not TOML, or no table of members with a url each.
+    """
+    options = read_toml(path)
+    members = options.pop("members", None)
+    if not isinstance(members, dict) or not members:
+        raise ConfigError(f'{path} has no members: a table [members.NAME] with url = "..." for each', field="members")
+    for name, member in members.items():
+        if not isinstance(member, dict) or "url" not in member:
+            raise ConfigError(f'{path}: member {name} has no url: [members.{name}] with url = "..."', field="url")
+    return members, options
+
+
+def check_keys(where: str, options: Mapping[str, object], takes: Callable[..., object]) -> None:
+    """Refuses options that a constructor does not have.
+
+    Raises:
+        ConfigError: names the option and those that there are.
+    """
+    known = [name for name in inspect.signature(takes).parameters if name != "members"]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{where} has no option {name!r}; it has {', '.join(sorted(known))}", field=name)

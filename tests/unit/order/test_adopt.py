@@ -10,7 +10,8 @@ import pytest
 
 from streamer.errors import StateError
 from streamer.order import EpochOrder, OrderSpec, State
-from streamer.order.mix import MixSource, MixSpec, MixState, adopt
+from streamer.order.adopt import adopt
+from streamer.order.mix import MixSource, MixSpec
 from tests.mixes import order, request, sources
 
 SIZES = {"web": 5000, "books": 900}
@@ -19,7 +20,7 @@ EVEN = {"web": 1, "books": 1}
 
 def _saved(position: int, epoch: int = 2, **said: object) -> tuple[MixSpec, dict[str, object]]:
     spec = request(list(SIZES), **(said or {"weights": EVEN, "epoch_samples": 4800})).spec(sources(SIZES), 48)
-    return spec, MixState(spec, epoch, position, 48).to_dict()
+    return spec, State(spec, epoch, position, 48).to_dict()
 
 
 def _uses(spec: MixSpec, epoch: int, end: int | None = None) -> list[np.ndarray]:
@@ -142,7 +143,7 @@ def test_a_continued_mix_is_resumed_like_any_other(said: dict[str, object]) -> N
     _, state = _saved(960)
     asked = request(list(SIZES), **said)
     new = adopt(state, asked, sources(SIZES), 48).spec
-    saved = MixState.from_dict(MixState(new, 4, 480, 48).to_dict())
+    saved = State.from_dict(State(new, 4, 480, 48).to_dict())
     saved.check(asked.spec(sources(SIZES), 48, like=saved.spec))
     again = adopt(saved.to_dict(), asked, sources(SIZES), 48).spec
     assert again.origin_epoch == 5

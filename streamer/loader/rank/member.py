@@ -1,0 +1,323 @@
+"""Opens one dataset: engine, manifest, annotations, selection. The first use does the I/O."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from streamer.annotations.join import JoinRules, annotations_of, table_digest
+from streamer.annotations.options import Annotations
+from streamer.annotations.table import AnnotationTable
+from streamer.client.engine_client import EngineClient
+from streamer.client.launcher import log_of
+from streamer.client.manifest_asks import ManifestAsk
+from streamer.config import Environment, RankConfig
+from streamer.decode.dispatch import SampleDecoder
+from streamer.decode.transforms import as_transform
+from streamer.errors import ConfigError, StreamerError
+from streamer.loader.rank.agreement import agree, detect, gather_for
+from streamer.loader.rank.connections import EngineConnections
+from streamer.loader.rank.dataset_options import DatasetOptions
+from streamer.loader.rank.epoch_cell import EpochCell
+from streamer.loader.rank.joining import both_digests, find_table, kept
+from streamer.loader.rank.selections import Choice, choose
+from streamer.loader.rank.single_reads import StreamedBytes, find_key
+from streamer.loader.samples.maker import SampleMaker, SampleRules
+from streamer.loader.samples.opened import MemberRecipe, OpenedDataset
+from streamer.loader.waiting import NOTICE_SECONDS, watched
+from streamer.manifest.reader_lock import open_held
+from streamer.manifest.table import Manifest
+from streamer.wire.messages import IndexProgress
+
+logger = logging.getLogger(__name__)
+
+
+class Member:
+    """One process's view of a dataset. Used by one thread; after a fork the child connects again by itself.
+
+    Args:
+        options: the user's.
+        choices: selections, in order.
+        job: name of the job if the environment has none.
+        shared: the state shared by all processes of the dataset.
+
+    Attributes:
+        connections: to the engine; members of a mix may share them.
+    """
+
+    def __init__(self, options: DatasetOptions, choices: tuple[Choice, ...], job: str, shared: EpochCell) -> None:
+        self.options = options
+        self.choices = choices
+        self.job = job
+        self.shared = shared
+        # Not a method: the connections are kept by open sessions, and must not keep this object.
+        self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
+        self._found: Manifest | None = None
+        self._opened: OpenedDataset | None = None
+        self._announcer = Announcer(0)
+
+    def __repr__(self) -> str:
+        return f"Member({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
+
+    def part(self, choice: Choice | None, options: DatasetOptions) -> Member:
+        """A part of this dataset, which shares what is known of it; None: all of it."""
+        choices = self.choices if choice is None else (*self.choices, choice)
+        known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
+        return Member(options, choices, self.job, known)
+
+    def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
+        """The arguments for the same member in another process, which cannot detect its rank."""
+        return self.options.with_rank(self.rank_config()), self.choices, self.job
+
+    def rank_config(self) -> RankConfig:
+        """Rank and world size of this process."""
+        return detect(self.options.rank, self.options.world_size)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest."""
+        return self.opened.manifest
+
+    @property
+    def samples(self) -> int:
+        """Number of selected samples."""
+        return self.opened.samples
+
+    @property
+    def opened(self) -> OpenedDataset:
+        """The manifest and the selected samples; the first use does the I/O."""
+        if self._opened is None:
+            if (manifest := self._found) is None:
+                with watched(logger, self.waited_for):
+                    manifest = self.settled() or self.found(self._listed())
+            joined = self._join(manifest)
+            with self.connections.for_requests() as connection:
+                place = connection.settings.runtime_dir / "selections"
+            SampleDecoder(self.options.decode, allow_pickle=self.options.allow_pickle).check(manifest.facts.fields)
+            choices = (*kept(manifest, joined), *self.choices)
+            self._opened = OpenedDataset(manifest, choose(manifest, choices, place), joined)
+        return self._opened
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transforms and decoders: they run in workers."""
+        return self.options.transform, self.options.decode
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether objects are listed again before each epoch."""
+        return self.options.on_change == "refresh"
+
+    def refresh(self) -> bool:
+        """Lists the objects again; collective. True: they have changed, and the new manifest is used from now on.
+
+        All ranks change together. If they found different listings (objects are being written), all of them keep the
+        current manifest until the next call.
+
+        Raises:
+            StreamerError: of the first rank whose listing failed, on every rank.
+            ConfigError: the dataset is growing.
+        """
+        if self.options.growing is not None:
+            raise ConfigError(
+                "a growing dataset cannot change: the uses of its samples would not be level", field="growing"
+            )
+        digest, failure = "", None
+        try:
+            # A rank that has not opened the manifest takes part too: another one may have opened it for len().
+            with watched(logger, self.waited_for):
+                digest = self._digests() if self._opened is None else self._current()
+        except StreamerError as error:
+            failure = error
+        digest = self._common(digest, failure)
+        if digest in ("", self._digests()):
+            return False
+        manifest, _, annotations = digest.partition("+")
+        self.shared.replace(manifest, annotations)
+        self._opened = self._found = None
+        logger.info("%s changed: %d samples now", self.options.place, self.samples)
+        return True
+
+    def _common(self, digest: str, failure: StreamerError | None) -> str:
+        """The digest that all ranks have found; "" if they differ."""
+        gather = gather_for(self.rank_config())
+        if gather is None:
+            if failure is not None:
+                raise failure
+            return digest
+        agree(gather, {}, failure)
+        found = set(gather(digest))
+        if len(found) > 1:
+            logger.warning("the ranks found %d different listings; this epoch keeps the last manifest", len(found))
+            return ""
+        return digest
+
+    def look(self, epoch: int, index: int, rules: SampleRules | None = None) -> object:
+        """Makes sample number `index` of the selection, from the cache or the store; negative: from the end.
+
+        Args:
+            epoch: of its random numbers.
+            index: of the sample.
+            rules: instead of the dataset's.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        if not -self.samples <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        index %= self.samples
+        chosen = self.opened.to_manifest(np.array([index], np.int64))
+        with self._streamed() as content:
+            maker = SampleMaker(self.manifest, content, rules or self.rules(), lambda _: index)
+            return maker.make(maker.places(chosen, runs=(epoch,))[0])
+
+    def find(self, key: str) -> int:
+        """The number in the selection of the first sample of that key.
+
+        Raises:
+            KeyError: there is none.
+        """
+        with self._streamed() as content:
+            ordinal = find_key(self.manifest, self.opened.selection, content, key)
+        return self.opened.number(ordinal)
+
+    def close(self) -> None:
+        """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
+        self.connections.close()
+
+    def found(self, folder: Path) -> Manifest:
+        """Opens the manifest that the engine has answered with; if another process was faster, its result counts."""
+        self._found = open_held(folder.parent / self.shared.settle_manifest(folder.name))
+        return self._found
+
+    def _digests(self) -> str:
+        """Of the manifest and of the annotations in use."""
+        return both_digests(self.manifest.digest, table_digest(self.opened.joined))
+
+    def _current(self) -> str:
+        """The same of what is there now."""
+        path = self._listed()
+        given = annotations_of(Manifest.open(path), self.options.annotations, self.options.urls)
+        return both_digests(path.name, None if given is None else self._table(given).name)
+
+    def _join(self, manifest: Manifest) -> JoinRules | None:
+        """What is joined to samples."""
+        given = annotations_of(manifest, self.options.annotations, self.options.urls)
+        if given is None:
+            return None
+        folder = manifest.path.parent / self.shared.annotations
+        if not self.shared.annotations or not folder.is_dir():
+            with watched(logger, self.waited_for):
+                table = self._table(given)
+            folder = table.with_name(self.shared.settle_annotations(table.name))
+        return JoinRules(folder, given.missing, given.on)
+
+    def _table(self, annotations: Annotations) -> Path:
+        """The folder of the current table."""
+        with self.connections.for_requests() as connection:
+            return find_table(connection, annotations, self._announcer)
+
+    def annotation_classes(self) -> list[str]:
+        """Names of the labels of the annotations."""
+        joined = self.opened.joined
+        return [] if joined is None else list(AnnotationTable.open(joined.table).head.classes)
+
+    def _listed(self) -> Path:
+        """The folder of the current manifest."""
+        with self.connections.for_requests() as connection:
+            return connection.manifest(*self.ask(Environment.read()))
+
+    def ask(self, environment: Environment) -> ManifestAsk:
+        """The request for the manifest."""
+        rank_config = detect(self.options.rank, self.options.world_size, environment)
+        self._announcer = Announcer(rank_config.rank)
+        return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
+
+    def waited_for(self) -> str:
+        """What the opening waits for, in words; any thread. "": another process says it."""
+        options, rank, worker = self.options, self.rank_config(), get_worker_info()
+        if rank.rank % max(1, rank.world_size // rank.nodes) or (worker is not None and worker.id):
+            return ""
+        if not self.connections.connected:
+            settings = options.client_settings(Environment.read(), self.job)
+            # The client says itself that an external engine does not answer.
+            return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {log_of(settings)}"
+        return (
+            f"the engine to list and index {options.place}{self._announcer.so_far}; an index that would take "
+            f"longer than index_limit={options.index_limit:g} s is refused"
+        )
+
+    def settled(self) -> Manifest | None:
+        """The manifest that another process of this dataset has found; None: there is none, or its folder is gone."""
+        if not self.shared.manifest:
+            return None
+        with self.connections.for_requests() as connection:
+            path = connection.roots()[0] / "manifests" / self.shared.manifest
+        self._found = open_held(path) if path.is_dir() else None
+        return self._found
+
+    def rules(self, name: str = "", source_key: str | None = None) -> SampleRules:
+        """The rules of making samples.
+
+        Args:
+            name: in a mix.
+            source_key: the field of a sample with that name; None: not added.
+        """
+        options = self.options
+        return SampleRules(
+            decode=options.decode,
+            transform=as_transform(options.transform),
+            allow_pickle=options.allow_pickle,
+            seed=options.seed,
+            member=name,
+            source_key=source_key,
+            joined=self.opened.joined,
+        )
+
+    def recipe(self, rules: SampleRules) -> MemberRecipe:
+        """All that a worker process needs to make samples by these rules."""
+        data = self.opened
+        return MemberRecipe(manifest_path=data.manifest.path, selection=data.selection_file, rules=rules)
+
+    def encoded_options(self) -> bytes:
+        """The storage options, for the engine."""
+        return self.options.client_settings(Environment.read(), self.job).encoded_options()
+
+    @contextmanager
+    def _streamed(self) -> Iterator[StreamedBytes]:
+        manifest = self.manifest
+        with self.connections.for_requests() as connection:
+            yield StreamedBytes(lambda: connection, manifest)
+
+
+class Announcer:
+    """Logs the progress of an index: its cost as a warning if it takes long, the rest as information; and its notes.
+
+    Attributes:
+        so_far: the last text, in brackets; "" before the first one.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.so_far = ""
+        self._first_rank = rank == 0
+        self._warned = rank != 0
+        self._begun = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """What was left out."""
+        if self._first_rank:
+            logger.warning("%s", text)
+
+    def __call__(self, progress: IndexProgress) -> None:
+        """How far it is."""
+        self.so_far = f" ({progress.text})"
+        # What is known before is in the line about the wait.
+        warns = not self._warned and time.monotonic() - self._begun > NOTICE_SECONDS
+        logger.log(logging.WARNING if warns else logging.INFO, "indexing: %s", progress.text)
+        self._warned = self._warned or warns

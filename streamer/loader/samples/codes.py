@@ -1,0 +1,102 @@
+"""What the numbers that the loader carries for samples stand for.
+
+Plans, workers and messages carry a sample as one int64, its code. Of a dataset alone that is the ordinal in its
+manifest. In a mix it has the member and the pass as well, see `streamer.order.mix.codes`: a sample that comes twice in
+an epoch has two codes, so that each use gets random numbers of its own. A growing dataset has codes as a mix of one
+member has them, with a number for each use instead of the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.loader.samples.opened import Members
+from streamer.order.spec import OrderSpec
+
+if TYPE_CHECKING:
+    from streamer.loader.samples.plans import BatchRecipe
+
+Integers = npt.NDArray[np.int64]
+
+
+class Uses(msgspec.Struct, frozen=True, eq=False):
+    """The samples of one member among some codes.
+
+    Attributes:
+        member: its number.
+        rows: (N,) their places among the codes.
+        ordinals: (N,) their ordinals in the manifest.
+        runs: (N,) what their random numbers depend on, see `SampleLocation`.
+    """
+
+    member: int
+    rows: Integers
+    ordinals: Integers
+    runs: list[int]
+
+
+class StreamCodes:
+    """Reads the codes of one stream.
+
+    Args:
+        recipe: of its batches.
+        members: opened.
+    """
+
+    def __init__(self, recipe: BatchRecipe, members: Members) -> None:
+        self._members = members
+        self._mix = None if isinstance(recipe.spec, OrderSpec) else recipe.spec
+        # None: codes are ordinals in the manifest.
+        self._codes = None
+        if self._mix is not None or recipe.epoch_samples:
+            # Only here: one dataset alone does not load the modules of a mix.
+            from streamer.order.mix.codes import SampleCodes
+
+            self._codes = SampleCodes(members.samples)
+        self._first: tuple[int, Sequence[int]] = (-1, ())
+
+    @property
+    def are_ordinals(self) -> bool:
+        """Whether they are ordinals in the only manifest, and the run is the epoch."""
+        return self._codes is None
+
+    def of(self, ordinals: Integers) -> Integers:
+        """The codes of what the order calls its samples."""
+        return self._members.each[0].to_manifest(ordinals) if self._codes is None else ordinals
+
+    def uses(self, epoch: int, codes: Integers) -> Iterator[Uses]:
+        """What codes stand for in an epoch, member by member; for codes that are no ordinals."""
+        assert self._codes is not None
+        numbers, turns, members = self._codes.ordinals(codes), self._codes.turns(codes), self._codes.members(codes)
+        arranged = members.argsort(kind="stable")
+        cuts = (np.flatnonzero(np.diff(members[arranged])) + 1).tolist()
+        for start, stop in pairwise((0, *cuts, len(codes))):
+            rows = arranged[start:stop]
+            member = int(members[rows[0]])
+            ordinals = self._members.each[member].to_manifest(numbers[rows])
+            yield Uses(member, rows, ordinals, (turns[rows] + self._first_run(epoch, member)).tolist())
+
+    def members(self, codes: Integers) -> Integers:
+        """(N,) number of the member of each code."""
+        return np.zeros_like(codes) if self._codes is None else self._codes.members(codes)
+
+    def locate(self, code: int) -> tuple[int, int]:
+        """Number of the member, and of the sample in its selection."""
+        if self._codes is None:
+            return 0, self._members.each[0].number(code)
+        codes = np.array([code], np.int64)
+        return int(self._codes.members(codes)[0]), int(self._codes.ordinals(codes)[0])
+
+    def _first_run(self, epoch: int, member: int) -> int:
+        """The first pass of a member in an epoch of a mix; the uses of a growing dataset count over all epochs."""
+        if self._mix is None:
+            return 0
+        if self._first[0] != epoch:
+            self._first = epoch, self._mix.first_passes(epoch)
+        return self._first[1][member]

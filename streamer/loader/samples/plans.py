@@ -1,0 +1,171 @@
+"""The batches of one rank: the recipe that says which, and their plans, epoch by epoch. Imports no torch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.loader.samples.opened import MemberRecipe, Members
+from streamer.order.epoch import EpochOrder
+from streamer.order.lane_split import LaneRun
+from streamer.order.plan import LastBatch, RankPlan
+from streamer.order.rank_split import RankSplit
+from streamer.order.spec import OrderSpec
+
+if TYPE_CHECKING:
+    from streamer.order.growing import GrowingOrder, Round, Rounds
+    from streamer.order.mix import MixOrder
+    from streamer.order.mix.spec import MixSpec
+
+Integers = npt.NDArray[np.int64]
+
+# The running epoch and the next one, which the look-ahead plans.
+_PLANS_KEPT = 2
+# Enough for the batches of a worker, and for one that it repeats.
+_ROUNDS_KEPT = 4
+
+
+class BatchRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """What the batches of one rank are made of; small, and without torch unless a transform uses it.
+
+    Attributes:
+        members: the datasets; one, or those of a mix in their order.
+        spec: the order.
+        rank, world_size: of this rank.
+        global_batch: samples of a batch over all ranks.
+        last_batch: what becomes of an incomplete last batch.
+        roots: cache folders as this machine sees them.
+        entry: epoch and position in it at which a resumed run began: the batches of that epoch are numbered from there.
+        runs: the rank's samples of each lane of a batch, where each rank reads what its node holds.
+        epoch_samples: of a growing dataset, samples of an epoch over all ranks; 0: it does not grow.
+    """
+
+    members: tuple[MemberRecipe, ...]
+    spec: OrderSpec | MixSpec
+    rank: int
+    world_size: int
+    global_batch: int
+    last_batch: LastBatch
+    roots: tuple[Path, ...]
+    entry: tuple[int, int] = (0, 0)
+    runs: tuple[LaneRun, ...] = ()
+    epoch_samples: int = 0
+
+    def start(self, epoch: int) -> int:
+        """Position in an epoch at which its batch 0 begins."""
+        return self.entry[1] if epoch == self.entry[0] else 0
+
+    @property
+    def split(self) -> RankSplit:
+        """The rank's place in every global batch."""
+        return RankSplit(self.spec.lanes, self.global_batch, self.world_size, self.rank)
+
+    @property
+    def growing_lanes(self) -> Integers:
+        """The lanes that the rank draws from in any epoch of a growing dataset."""
+        lanes, batch = self.spec.lanes, self.global_batch
+        # Else the batches of each epoch begin in other lanes; only after a resume with another batch size.
+        if self.epoch_samples % batch and batch % lanes:
+            return np.arange(lanes, dtype=np.int64)
+        return self.split.rank_lanes(self.entry[0] * self.epoch_samples + self.entry[1])
+
+
+class KnownRounds:
+    """The rounds of a growing dataset that a worker was told last.
+
+    Which samples a batch has depends on admissions, which only the rank knows: a worker is told them with the batch.
+
+    Args:
+        spec: of the order.
+        members: the dataset.
+    """
+
+    def __init__(self, spec: OrderSpec, members: Members) -> None:
+        from streamer.order.growing import Cohorts
+
+        self.cohorts = Cohorts(spec, members.each[0].chunk_samples)
+        self._rounds: list[Round] = []
+
+    def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
+        """The rounds of the next batch, each as the fields of `Round`."""
+        from streamer.order.growing import Round
+
+        # Not of the same number with other cohorts: after a state was loaded.
+        numbers = {fields[0] for fields in rounds}
+        kept = [of for of in self._rounds if of.number not in numbers]
+        # A batch that is larger than the data is in any number of rounds.
+        self._rounds = [*kept, *(Round(*fields) for fields in rounds)][-max(_ROUNDS_KEPT, len(rounds)) :]
+
+    def at(self, position: int) -> Round:
+        """The round of a position of the stream; an IndexError if it was not told."""
+        for of in reversed(self._rounds):
+            if of.start <= position < of.stop:
+                return of
+        raise IndexError(f"position {position} is in none of {self._rounds}")
+
+
+class Plans:
+    """Caches the plans of the last epochs; building one costs tens of milliseconds for large manifests.
+
+    Args:
+        recipe: of the batches.
+        members: opened.
+        rounds: of a growing dataset.
+    """
+
+    def __init__(self, recipe: BatchRecipe, members: Members, rounds: Rounds | None = None) -> None:
+        self._recipe = recipe
+        self._order = _first_order(recipe, members, rounds)
+        self._kept: OrderedDict[int, RankPlan] = OrderedDict()
+
+    def plan(self, epoch: int) -> RankPlan:
+        """The rank's plan of an epoch."""
+        # Looked up once: another thread may plan another epoch meanwhile.
+        plan = self._kept.get(epoch)
+        if plan is None:
+            plan = self._kept[epoch] = self._build(epoch)
+            while len(self._kept) > _PLANS_KEPT:
+                self._kept.popitem(last=False)
+        return plan
+
+    def _build(self, epoch: int) -> RankPlan:
+        recipe = self._recipe
+        # From the order of the last epoch, which has computed the parts that are equal in all epochs.
+        self._order = order = self._order.at(epoch)
+        geometry = recipe.global_batch, recipe.world_size, recipe.rank, recipe.last_batch
+        return RankPlan(order, *geometry, start=order.origin + recipe.start(epoch), runs=recipe.runs)
+
+    def chunk_lanes(self) -> Integers:
+        """(M,) of one dataset, the lane of each chunk; -1: none of its samples is selected. Not for a redrawn cut."""
+        order = cast("EpochOrder", self._order)
+        return order.cut.chunk_lanes(len(order.chunk_samples))
+
+    def drawn(self, epoch: int, position: int) -> Integers:
+        """(members,) of a mix, samples of each member among the first `position` positions of an epoch."""
+        return cast("MixOrder", self.plan(epoch).order).drawn(position)
+
+
+def _first_order(recipe: BatchRecipe, members: Members, rounds: Rounds | None) -> EpochOrder | MixOrder | GrowingOrder:
+    """The order of the epoch in which a run begins. What one dataset does not need is only loaded for others."""
+    epoch = recipe.entry[0]
+    if rounds is not None:
+        from streamer.order.growing import GrowingOrder
+
+        return GrowingOrder(rounds, recipe.growing_lanes, recipe.epoch_samples, epoch)
+    if isinstance(recipe.spec, OrderSpec):
+        only = members.each[0]
+        words = only.manifest.chunk_words if recipe.spec.cut == "common" else None
+        return EpochOrder(recipe.spec, only.chunk_samples, epoch, chunk_words=words)
+    from streamer.order.mix import MemberChunks, MixOrder
+
+    chunks = [
+        MemberChunks(member.chunk_samples, member.chunk_first, base)
+        for member, base in zip(members.each, members.first_chunks, strict=False)
+    ]
+    return MixOrder(recipe.spec, chunks, max(epoch, recipe.spec.origin_epoch))
