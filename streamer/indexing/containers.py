@@ -1,4 +1,4 @@
-"""Containers indexed in tasks: each reads some of them, and says where their samples are."""
+"""Containers indexed in tasks: each task reads some of them and reports where their samples are."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Found: TypeAlias = Cut | list[Block] | ManifestError
 # A task that dies costs as much again; one of 1 GB takes a second at 10 Gbit/s.
 _TASK_BYTES = 1 << 30
 _TASK_CONTAINERS = 256
-# So many tasks for each that runs, at least: the last ones end together.
+# At least this many tasks for each that runs at once, so that the last ones end together.
 _SHARES = 4
 
 
 class ContainersTask(msgspec.Struct, frozen=True):
-    """The containers from number `first` on."""
+    """A task: the containers from number `first` on."""
 
     first: int
     containers: Sequence[Container]
@@ -42,7 +42,7 @@ class ContainersTask(msgspec.Struct, frozen=True):
 
 
 class ContainersFound(msgspec.Struct, frozen=True):
-    """What was found in the containers from number `first` on."""
+    """The findings in the containers from number `first` on."""
 
     first: int
     found: Sequence[Found]
@@ -52,8 +52,8 @@ class IndexTasks(msgspec.Struct, frozen=True):
     """Indexes containers on an executor; see `manifest.builder.build.Elsewhere`.
 
     Attributes:
-        runner: of the tasks.
-        options: of the store, as fsspec takes them.
+        runner: runs the tasks.
+        options: storage options as fsspec takes them.
     """
 
     runner: Runner
@@ -62,7 +62,7 @@ class IndexTasks(msgspec.Struct, frozen=True):
     async def __call__(
         self, containers: Sequence[Container], indexer: Indexer
     ) -> AsyncGenerator[tuple[int, Found], None]:
-        """Yields the place of a container and what was found in it, or why it is damaged."""
+        """Yields the place of a container and the findings in it, or why it is damaged."""
         tasks = iter(
             ContainersTask(first, containers[first:stop], indexer, self.options)
             for first, stop in groups([each.record.size for each in containers], self.runner.most_tasks)
@@ -74,7 +74,7 @@ class IndexTasks(msgspec.Struct, frozen=True):
 
 
 def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of containers of about the same bytes, one for each task; pure."""
+    """Half-open ranges of containers with about the same number of bytes, one for each task. Pure."""
     limit = min(_TASK_BYTES, sum(sizes) // (_SHARES * most_tasks))
     first = filled = 0
     for number, size in enumerate(sizes):

@@ -1,7 +1,7 @@
-"""A listing in parts: ranges of keys, halved where processes are free. Pure.
+"""A listing in parts: ranges of keys, which are halved when processes are free. Pure.
 
-How keys are spread is not known before they are listed, so each part is listed for some pages, and what is left of it
-is halved between where it stopped and its end. An empty half costs one request.
+The distribution of the keys is not known before they are listed, so each part is listed for some pages, and the rest is
+halved between the last key and its end. An empty half costs one request.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import deque
 
 import msgspec
 
-# Other characters are written differently by some clients, and so sort at another place.
+# Other characters are escaped differently by some clients, and so sort at another place.
 _CLEAN = re.compile(r"(?!\.{1,2}(/|$))[-.\w=]+(/(?!\.{1,2}(/|$))[-.\w=]+)*", re.ASCII)
 _LETTERS = "".join(sorted(f"-./=_{string.digits}{string.ascii_letters}"))
-# Compared behind what two keys have in common.
+# Characters compared behind the common beginning of two keys.
 _WINDOW = 6
-# A part is listed for twice as many pages each time, and never longer than this: 64,000 keys, two to six seconds.
+# Each time a part is listed for twice as many pages, up to this number: 64,000 keys, two to six seconds.
 _MOST_PAGES = 64
 
 
@@ -30,15 +30,15 @@ class KeyRange(msgspec.Struct, frozen=True):
     pages: int = 1
 
     def has(self, key: str) -> bool:
-        """Whether the key is one of them."""
+        """Whether the key is in the range."""
         return self.after < key and not self.ends_before(key)
 
     def ends_before(self, key: str) -> bool:
-        """Whether the key is behind all of them."""
+        """Whether the key comes after the range."""
         return bool(self.until) and key > self.until
 
     def rest(self, last: str) -> KeyRange | None:
-        """What is left behind the key that was listed last; None: nothing."""
+        """The range behind the last listed key; None if nothing is left."""
         if self.until and last >= self.until:
             return None
         return KeyRange(last, self.until, min(2 * self.pages, _MOST_PAGES))
@@ -48,8 +48,8 @@ class KeyRanges:
     """The ranges that are still to be listed.
 
     Args:
-        rest: all of them.
-        most: that are listed at the same time.
+        rest: the ranges to begin with.
+        most: number of ranges that are listed at the same time.
     """
 
     def __init__(self, rest: KeyRange, most: int) -> None:
@@ -59,21 +59,21 @@ class KeyRanges:
         self._divide()
 
     def take(self) -> KeyRange | None:
-        """The next one to list; None: there is none now."""
+        """The next range to list; None if there is none now."""
         if not self._waiting:
             return None
         self._running += 1
         return self._waiting.popleft()
 
     def ended(self, rest: KeyRange | None) -> None:
-        """One was listed, all but the rest."""
+        """Records that a range was listed, except for the rest."""
         self._running -= 1
         if rest is not None:
             self._waiting.append(rest)
         self._divide()
 
     def _divide(self) -> None:
-        """Halves what waits until there is enough for all."""
+        """Halves waiting ranges until there are enough."""
         whole: list[KeyRange] = []
         while self._waiting and self._running + len(self._waiting) + len(whole) < self._most:
             found = self._waiting.popleft()
@@ -86,12 +86,12 @@ class KeyRanges:
 
 
 def is_clean(key: str) -> bool:
-    """Whether every client sends this key as it is, so that a listing may begin behind it."""
+    """Whether every client sends this key unchanged, so that a listing may begin behind it."""
     return _CLEAN.fullmatch(key) is not None
 
 
 def key_between(after: str, until: str) -> str:
-    """About the middle of the clean keys between two; "": none was found.
+    """A clean key about in the middle between two keys; "" if none was found.
 
     Args:
         after: a key.
@@ -111,7 +111,7 @@ def key_between(after: str, until: str) -> str:
 
 
 def _number(text: str, base: int) -> int:
-    """The first letters as digits; the end of the text is 0."""
+    """The first characters as digits; the end of the text is 0."""
     number = 0
     for letter in text[:_WINDOW]:
         number = number * base + min(bisect_left(_LETTERS, letter) + 1, base - 1)

@@ -1,4 +1,4 @@
-"""A large prefix listed in tasks, each some pages of a range of keys."""
+"""A large prefix listed in tasks, each for some pages of a range of keys."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from streamer.store.patterns import Pattern
 
 Page = Sequence[ObjectRecord]
 
-# Of 1,000 objects each: what is listed without tasks, because a task for less costs more than it saves.
+# Pages of 1,000 objects that are listed without tasks, because a task for fewer costs more than it saves.
 _FIRST_PAGES = 20
-# Each costs about 60 pages of ranges that turn out empty; 10^7 keys come in the time of 600 pages (simulated).
+# Each task costs about 60 pages of ranges that turn out empty; 10^7 keys take the time of 600 pages (simulated).
 _MOST_TASKS = 32
 
 
@@ -36,12 +36,12 @@ class ListTask(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """What a task has listed, in columns, and the range that is left.
+    """The objects that a task has listed, in columns, and the range that is left.
 
     Attributes:
-        urls, versions: of the objects.
-        sizes: likewise: int64 of this machine.
-        rest: None: nothing is left.
+        urls, versions: urls and versions of the objects.
+        sizes: their sizes: int64 of this machine.
+        rest: the range that is left; None: nothing.
     """
 
     urls: list[str]
@@ -55,24 +55,24 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class TaskLister:
-    """Lists on an executor what is large, where a store lists in the order of its keys; a `manifest.protocols.Lister`.
+    """Lists large prefixes on an executor if the store lists keys in order; a `manifest.protocols.Lister`.
 
     Args:
-        fetcher: lists what is small.
-        runner: of the tasks.
-        options: of the store, as fsspec takes them.
+        fetcher: lists small prefixes.
+        runner: runs the tasks.
+        options: storage options as fsspec takes them.
     """
 
     def __init__(self, fetcher: Fetcher, runner: Runner, options: Mapping[str, object]) -> None:
         self._fetcher, self._runner, self._options = fetcher, runner, options
 
     async def list(self, url: str) -> AsyncIterator[Page]:
-        """As `ObjectStore.list`, but the pages may come in another order."""
+        """Lists as `ObjectStore.list` does, but the pages may come in another order."""
         pattern = Pattern.of(url)
         most = _FIRST_PAGES if pattern.single and self._fetcher.lists_from(url) else None
         pages = await self._fetcher.list(url, enough=lambda found: len(found) == most)
         if len(pages) == most and not _is_ordered(pages, pattern.folder):
-            # A store that sorts otherwise, as S3's directory buckets do.
+            # A store that sorts differently, such as S3's directory buckets.
             most, pages = None, await self._fetcher.list(url)
         for page in pages:
             yield page
@@ -98,7 +98,7 @@ def list_range(task: ListTask) -> Listed:
     """Lists some pages.
 
     Raises:
-        StoreError: from the store.
+        StoreError: the store failed.
     """
     return asyncio.run(_list(task))
 

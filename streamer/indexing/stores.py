@@ -1,4 +1,4 @@
-"""Stores of a task: opened with its options, listed and read in its process."""
+"""The stores of a task: opened with its options, used in its process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from streamer.store import ObjectStore, open_store
 
 
 class Opener(msgspec.Struct, frozen=True):
-    """Opens stores with these options; crosses to other processes."""
+    """Opens stores with these options; can be sent to other processes."""
 
     options: Mapping[str, object]
 
     def __call__(self, url: str) -> ObjectStore:
-        """The store of a url."""
+        """Opens the store of a url."""
         return open_store(url, self.options)
 
 
@@ -31,7 +31,7 @@ class FetchedLists(msgspec.Struct, frozen=True):
     fetcher: Fetcher
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
-        """As `ObjectStore.list`."""
+        """Lists as `ObjectStore.list` does."""
         for page in await self.fetcher.list(url):
             yield page
 
@@ -40,7 +40,7 @@ class TaskReader:
     """Reads for an index, and unpacks here what can only be counted by unpacking it.
 
     Args:
-        fetcher: of the dataset.
+        fetcher: fetcher of the dataset.
     """
 
     def __init__(self, fetcher: Fetcher) -> None:
@@ -49,11 +49,11 @@ class TaskReader:
         self._one_object = asyncio.Lock()
 
     async def read(self, extent: Extent) -> bytes:
-        """Exactly the bytes of `extent`."""
+        """Returns exactly the bytes of `extent`."""
         return await self._fetcher.read(extent)
 
     async def examine(self, asked: Examine) -> Examined:
-        """What the recoder makes of an object, which is read as a whole: one at a time."""
+        """Recodes an object, which is read as a whole: one at a time."""
         async with self._one_object:
             content = await self.read(Extent(asked.object, 0, asked.object.size))
             return await asyncio.to_thread(examine_here, self._recoders, asked, content)

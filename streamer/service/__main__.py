@@ -1,4 +1,4 @@
-"""`python -m streamer.service READY_FD`: detaches at once, then runs the engine that a client wants for itself."""
+"""`python -m streamer.service READY_FD`: detaches at once, then runs the engine that a client starts for itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main() -> int:
     timing.end("interpreter")
     # Before the other imports: a fork copies the table of each page that is mapped by then.
     if os.fork():
-        # The client waits for this half only; the engine is then a child of init, never a zombie of a trainer.
+        # The client waits only for this half; the engine is then a child of init, never a zombie of a trainer.
         os._exit(0)
     from streamer.service.embedded import serve
 

@@ -1,4 +1,4 @@
-"""Which clients may connect: by the user that the kernel reports, and by a token where one is set."""
+"""Decides which clients may connect: by the user that the kernel reports, and by a token if one is set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GROUPS_AT_FIRST = 64
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """The other end of a connection as the kernel saw it at connect. pid 0: it lives in another PID namespace."""
+    """The other end of a connection as the kernel saw it at connect. A pid of 0 means another PID namespace."""
 
     pid: int
     uid: int
@@ -33,7 +33,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, connection: socket.socket) -> Credentials | None:
-        """Of a connected unix socket; None: only Linux says it."""
+        """Credentials of a connected unix socket; None on systems other than Linux."""
         if (found := linux.peer_credentials(connection)) is None:
             return None
         pid, uid, gid = found
@@ -44,21 +44,21 @@ def _supplementary(connection: socket.socket) -> Iterable[int]:
     for count in (_GROUPS_AT_FIRST, _MOST_GROUPS):
         try:
             raw = connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * count)
-        except OSError:  # more groups than asked for, or an older kernel: then the first group has to do
+        except OSError:  # more groups than asked for, or an older kernel: then only the first group counts
             continue
         return struct.unpack(f"={len(raw) // 4}I", raw)
     return ()
 
 
 class Admission:
-    """The rule: the service's own user, root, listed users, members of the cache's group; and the token, if any.
+    """Admits the service's own user, root, listed users and the cache's group; checks the token, if one is set.
 
     Args:
-        cache: its group.
-        service: listed users, token file. The file is read here: once, at the start and at each reload.
+        cache: configuration with the group.
+        service: listed users and token file. The file is read here: once, at the start and at each reload.
 
     Raises:
-        ConfigError: no such group; the token file cannot be read.
+        ConfigError: the group does not exist, or the token file cannot be read.
     """
 
     def __init__(self, cache: CacheConfig, service: ServiceConfig) -> None:
@@ -71,14 +71,14 @@ class Admission:
         return f"Admission(users={sorted(self._users)}, group={self._group}, {asks})"
 
     def check(self, peer: Credentials | None, token: str) -> None:
-        """Lets a peer in.
+        """Admits a client.
 
         Args:
-            peer: None where the platform does not report it.
-            token: what it showed.
+            peer: its credentials; None if the platform does not report them.
+            token: the token that it showed.
 
         Raises:
-            EngineUnavailableError: it may not; says why.
+            EngineUnavailableError: it is not admitted; the text says why.
         """
         if peer is not None and peer.uid not in self._users and self._group not in peer.groups:
             raise EngineUnavailableError(
@@ -94,10 +94,10 @@ class Admission:
 
 
 def group_id(group: str) -> int:
-    """The number of a group by name or number; in a container most numbers have no name.
+    """The number of a group given by name or number; in a container most numbers have no name.
 
     Raises:
-        ConfigError: no such group.
+        ConfigError: the group does not exist.
     """
     import grp
 

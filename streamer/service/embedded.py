@@ -1,4 +1,4 @@
-"""The engine as a client starts it for itself: configuration as JSON on stdin, one line of JSON when it listens."""
+"""The engine that a client starts for itself: reads JSON from stdin, writes one line of JSON when it listens."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def serve(ready_fd: int, timing: StartupTiming) -> int:
     """Runs the engine, and reports on a descriptor that it listens or why it does not.
 
     Args:
-        ready_fd: takes the line; closed then.
-        timing: of the start, up to here.
+        ready_fd: descriptor for the line; closed afterwards.
+        timing: timing of the start so far.
 
     Returns:
-        The exit status of an engine that did not start; of one that did, the process ends here.
+        The exit status of an engine that did not start; if it did start, the process ends here.
     """
     try:
         _run(json.load(sys.stdin), ready_fd, timing)
@@ -34,7 +34,7 @@ def serve(ready_fd: int, timing: StartupTiming) -> int:
         _report(ready_fd, {"kind": BrokenError.__name__, "message": f"the engine failed to start: {error!r}"})
         raise
     logging.shutdown()
-    # obstore's threads can abort an interpreter that takes itself apart (1 of 25 ends); everything is closed by now.
+    # obstore's threads can abort an interpreter that is shutting down (1 of 25 ends); everything is closed by now.
     os._exit(0)
 
 
@@ -50,10 +50,10 @@ def _run(settings: object, ready_fd: int, timing: StartupTiming) -> None:
 
 
 def configuration(settings: object) -> EngineConfig:
-    """Of an engine that a client starts for itself.
+    """Configuration of an engine that a client starts for itself.
 
     Raises:
-        ConfigError: it is no mapping.
+        ConfigError: it is not a mapping.
     """
     if not isinstance(settings, Mapping):
         raise ConfigError("the configuration of the engine is no mapping", field="stdin")

@@ -1,8 +1,8 @@
 """The engine in a thread of the process that reads through it: `engine="inline"`.
 
 It is the engine that otherwise has a process of its own, with its lock, its socket and its grace time. Workers and
-other processes connect to it as to any other, and its end is to them what the end of a process would be. What belongs
-to the whole process is left alone: signals, limits, the collector, the log.
+other processes connect to it as to any other, and see its end like that of a process. State of the whole process is
+left alone: signals, limits, the garbage collector, the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from streamer.service.startup_timing import StartupTiming
 
 logger = logging.getLogger(__name__)
 
-# For the end of an engine without clients: it cancels what it does, which takes milliseconds. One that hangs in a
+# Time for the end of an engine without clients, whose cancellation takes milliseconds. One that hangs in a system call
+# is left to the end of the process.
 # system call is left to the end of the process.
 _END_SECONDS = 10.0
 
@@ -38,7 +39,7 @@ class InlineEngine:
         config: complete, with a socket path.
 
     Attributes:
-        path: of its socket.
+        path: path of its socket.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -53,10 +54,10 @@ class InlineEngine:
         return f"InlineEngine({self._config.cache.directory}, alive={self._thread.is_alive()})"
 
     def start(self) -> None:
-        """Returns when clients can connect.
+        """Starts the thread; returns when clients can connect.
 
         Raises:
-            StreamerError: why it did not start.
+            StreamerError: the reason why it did not start.
         """
         self._thread.start()
         self._decided.wait()
@@ -64,10 +65,10 @@ class InlineEngine:
             raise self._error
 
     def end(self) -> None:
-        """Ends it and waits for that, from any thread but its own; idempotent."""
+        """Ends the engine and waits for its end, from any thread but its own; idempotent."""
         if (running := self._running) is not None:
             loop, life = running
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # it has already ended
                 loop.call_soon_threadsafe(life.leave)
         self._thread.join(_END_SECONDS)
 
@@ -76,7 +77,7 @@ class InlineEngine:
         return self._running is not None and self._running[1].serves_others()
 
     def descriptors(self) -> list[int]:
-        """What a fork of this process must not keep open."""
+        """Descriptors that a fork of this process must not keep open."""
         return [] if self._running is None else self._running[1].descriptors()
 
     def _serve(self) -> None:
@@ -105,7 +106,7 @@ class InlineEngine:
 
 
 _engines: list[InlineEngine] = []
-# Those of the process that this one is a fork of: their threads are not here, and nothing of them may be closed.
+# Those of the process that this one is a fork of: their threads are not here, and nothing of theirs may be closed.
 _of_parents: list[InlineEngine] = []
 
 
@@ -113,20 +114,20 @@ def start(settings: Mapping[str, object]) -> None:
     """Starts an engine, and returns when it listens.
 
     Args:
-        settings: as `embedded.configuration` takes them.
+        settings: see `embedded.configuration`.
 
     Raises:
-        StreamerError: why it did not start.
+        StreamerError: the reason why it did not start.
     """
     InlineEngine(configuration(settings)).start()
 
 
 def end(unless_at: Collection[Path] = (), *, shared: bool = True) -> None:
-    """Ends the engines of this process, and waits for that.
+    """Ends the engines of this process, and waits for their end.
 
     Args:
-        unless_at: the sockets of those that stay.
-        shared: also those that serve other processes.
+        unless_at: sockets of the engines that stay.
+        shared: whether to end those that serve other processes, too.
     """
     for engine in _engines.copy():
         if engine.path not in unless_at and (shared or not engine.serves_others()):
@@ -134,9 +135,9 @@ def end(unless_at: Collection[Path] = (), *, shared: bool = True) -> None:
 
 
 def _in_child() -> None:
-    """Lets go of what only the parent may hold: its clients would wait for ever for the end of a socket held here.
+    """Releases what only the parent may hold: its clients would wait for ever for the end of a socket held here.
 
-    The numbers stay in use: what closes them later closes nothing else.
+    The numbers stay in use, so that whatever closes them later closes nothing else.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for engine in _engines:

@@ -1,4 +1,4 @@
-"""Limits of what clients of a service may take, derived once from its own memory and descriptor limits."""
+"""Limits for the clients of a service, derived once from its own memory and descriptor limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamer.fetch.memory_budget import budget_bytes
 logger = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 64 * MiB
-# Unanswered long requests of one peer.
+# Unanswered long requests of one client.
 MAX_LONG_REQUESTS = 64
 MAX_SESSIONS_PER_PEER = 256
 # The store's connections (at most 256 an endpoint), the catalog, chunk files and manifests.
@@ -23,13 +23,13 @@ LEAST_PEERS = 16
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Of one service, all clients together.
+    """Limits of one service, for all clients together.
 
     Attributes:
-        peers: connections.
-        answer_bytes: contents that were read for clients and not received by them yet.
+        peers: number of connections.
+        answer_bytes: contents that were read for clients and that these have not received yet.
         request_bytes: urls in requests that are being answered.
-        schedule_bytes: schedules of open sessions, 20 bytes an entry.
+        schedule_bytes: schedules of open sessions, 20 bytes per entry.
     """
 
     peers: int
@@ -39,7 +39,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, config: ServiceConfig, memory_bytes: int | None = None) -> Limits:
-        """From the memory of the cgroup (a quarter of it, as `fetch.memory` counts) and the open-files limit."""
+        """Derives them from the cgroup's memory (a quarter, see `fetch.memory_budget`) and the open-files limit."""
         budget = memory_bytes or budget_bytes()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return cls(
@@ -51,8 +51,8 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def raise_descriptor_limit() -> None:
-    """Takes as many descriptors as the system allows: the customary soft limit of 1024 is for select(2)."""
+    """Raises the limit of descriptors to the system's: the customary soft limit of 1024 is meant for select(2)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
-        with contextlib.suppress(ValueError, OSError):  # a kernel that refuses leaves the old limit
+        with contextlib.suppress(ValueError, OSError):  # a kernel that refuses keeps the old limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

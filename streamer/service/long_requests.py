@@ -1,4 +1,4 @@
-"""Requests that take time: manifests, single samples, shared caches. Bounded per peer and in bytes over all peers."""
+"""Requests that take time: manifests, single samples, shared caches. Bounded per client and in total bytes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _NO_OPTIONS = (b"", b"{}")
 
 
 class Fail(Protocol):
-    """Sends a peer an error."""
+    """Sends a client an error."""
 
     def __call__(self, peer: Peer, error: StreamerError, *, request: int) -> None:
-        """The answer to a request."""
+        """Sends the error as the answer to a request."""
         ...
 
 
 class PeerRequests(msgspec.Struct):
-    """The unanswered requests of one peer."""
+    """The unanswered requests of one client."""
 
     running: int = 0
     reading: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
@@ -48,8 +48,8 @@ class LongRequests:
     Args:
         engine: finds manifests and reads samples.
         tasks: runs the answers.
-        limits: of all peers together.
-        fail: sends a peer an error.
+        limits: limits for all clients together.
+        fail: sends a client an error.
     """
 
     def __init__(self, engine: Engine, tasks: asyncio.TaskGroup, limits: Limits, fail: Fail) -> None:
@@ -68,10 +68,10 @@ class LongRequests:
         )
 
     def start(self, peer: Peer, requests: PeerRequests, request: GetManifest | Read | ShareCache) -> None:
-        """Starts the answer to a request; an error is sent to the peer.
+        """Starts to answer a request; an error is sent to the client.
 
         Raises:
-            ProtocolError: the peer has too many requests at once.
+            ProtocolError: the client has too many requests at once.
         """
         size = sum(map(len, request.urls)) if isinstance(request, GetManifest) else 0
         if requests.running >= MAX_LONG_REQUESTS:
@@ -102,7 +102,7 @@ class LongRequests:
         self._sharing.close()
 
     def options(self, peer: Peer, requests: PeerRequests, encoded: bytes) -> dict[str, object]:
-        """The storage options that a peer sent; none where the service holds the credentials.
+        """The storage options that a client sent; none if the service holds the credentials.
 
         Raises:
             ConfigError: they are not a JSON mapping.
@@ -155,7 +155,7 @@ class LongRequests:
         peer.send(ManifestReady(request.request, digest, self._engine.manifests.notes(wanted, digest)))
 
     async def _read(self, peer: Peer, requests: PeerRequests, request: Read) -> None:
-        """One at a time for each peer; its bytes stay reserved until the peer has taken them."""
+        """Reads for one request of a client at a time; the bytes stay reserved until the client has received them."""
         size = request.stop - request.start
         if not 0 <= size <= MAX_READ_BYTES:
             raise ServiceError(f"a read of {size} bytes; 0 to {MAX_READ_BYTES} are possible")
@@ -177,10 +177,10 @@ class LongRequests:
 
 
 def decoded_options(encoded: bytes, field: str = "storage_options") -> dict[str, object]:
-    """Options as they cross the socket.
+    """Decodes options from the socket.
 
     Raises:
-        ConfigError: not a JSON mapping. Their text is not quoted: it may hold a secret.
+        ConfigError: they are not a JSON mapping. Their text is not quoted, because it may contain a secret.
     """
     try:
         options = json.loads(encoded)

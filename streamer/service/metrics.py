@@ -1,8 +1,8 @@
-"""Every metric of `/metrics`: name with its unit, kind, stability, meaning, and the statistic it comes from.
+"""Every metric of `/metrics`: name with its unit, kind, stability, meaning, and the statistic that it comes from.
 
-A *stable* name and its meaning stay for all versions with the same first number; an *experimental* one may change in
-any version. Nothing else in streamer makes up a name. Labels: `dataset` is the manifest's digest; `job`, `consumer`
-and `member` (of a mix) are the names that clients give, cut at 120 letters.
+A *stable* name keeps its meaning in all versions with the same first number; an *experimental* one may change in any
+version. No other part of streamer defines a metric. Labels: `dataset` is the manifest's digest; `job`, `consumer` and
+`member` (of a mix) are the names that clients give, cut after 120 characters.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Kind = Literal["counter", "gauge", "histogram"]
 Stability = Literal["stable", "experimental"]
 
-# More sessions than this, or members of them, are summed under consumer="others": a scrape stays small.
+# Further sessions, or members, are summed under consumer="others", so that a scrape stays small.
 MOST_SESSIONS = 1000
 OTHERS = "others"
 
@@ -29,9 +29,10 @@ class Definition(msgspec.Struct, frozen=True):
     """One metric.
 
     Attributes:
-        name: with unit; a counter's ends in _total.
-        source: key of the statistics, or of an entry of `table`; "" for an info metric: 1. Of a histogram: of the sum.
-        table: "" for one value; else the list of entries in the statistics, one series each, or the buckets.
+        name: name with its unit; a counter's ends in _total.
+        source: key in the statistics, or in an entry of `table`; "" for an info metric, which is 1. Of a histogram: the
+            sum's.
+        table: "" for one value; otherwise the list of entries in the statistics, one series each, or the buckets.
         labels: keys of the entry that distinguish the series.
     """
 
@@ -44,7 +45,7 @@ class Definition(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] = ()
 
 
-# name without "streamer_", key of the statistics, meaning
+# name without "streamer_", key in the statistics, meaning
 _SINGLE = (
     ("store_received_bytes_total", "store_bytes", "Bytes of chunks and reads that came from the store."),
     ("store_requests_total", "store_requests", "Ranged reads sent for chunks and reads, with retries and hedges."),
@@ -102,7 +103,7 @@ _SINGLE = (
     ("open_descriptors", "open_descriptors", "Open files and sockets."),
     ("draining", "draining", "1 while the service is stopping."),
 )
-# Of an engine that shares its cache.
+# Metrics of an engine that shares its cache.
 _OF_PEERS = (
     ("peers", "peer_members", "Other engines that share their caches with this one."),
     ("down_peers", "peer_members_down", "Those of them that do not answer now."),
@@ -210,7 +211,7 @@ def exposition(values: Values) -> tuple[bytes, str]:
 
 
 class _Collected:
-    """One look at the statistics as prometheus_client wants it."""
+    """One reading of the statistics in the form of prometheus_client."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
@@ -236,9 +237,9 @@ class _Collected:
 
 
 def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:
-    """The series of one metric: (labels, value); equal labels are summed, of shares the largest is taken.
+    """The series of one metric: (labels, value); equal labels are summed, for shares the largest counts.
 
-    What is no statistic of this engine has no series: those of peers, where there are none.
+    Statistics that this engine does not have, such as those of peers, have no series.
     """
     if not definition.table and definition.labels:
         return (
@@ -256,7 +257,7 @@ def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...]
 
 
 def _value(definition: Definition, entry: Table) -> float | None:
-    """None: no value, as of a session whose loader has sent no report yet."""
+    """The value; None if there is none, as for a session whose loader has not sent a report yet."""
     if not definition.source:
         return 1.0 if all(entry.get(label) for label in definition.labels[-1:]) else None
     found = entry.get("count" if definition.kind == "histogram" else definition.source, 0)

@@ -1,4 +1,4 @@
-"""The page at `/`: one file that asks for `/statistics.json` and shows it. Clients choose names that it shows."""
+"""The page at `/`: one file that requests `/statistics.json` and shows it. Clients choose names that it shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.resources import files
 
 @functools.cache
 def page() -> tuple[bytes, dict[str, str]]:
-    """The page, and headers that let a browser run this script and this style only, and ask this server only."""
+    """The page, with headers that let a browser run only this script and style, and ask only this server."""
     text = files(__package__).joinpath("overview.html").read_text(encoding="utf-8")
     policy = {
         "default-src": "'none'",
@@ -21,7 +21,7 @@ def page() -> tuple[bytes, dict[str, str]]:
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
-        # No string becomes markup, whatever a later change of the script tries.
+        # No string becomes markup, whatever a later change of the script does.
         "require-trusted-types-for": "'script'",
         "trusted-types": "'none'",
     }
@@ -35,6 +35,6 @@ def page() -> tuple[bytes, dict[str, str]]:
 
 
 def _hash_of(tag: str, text: str) -> str:
-    """The source expression for the one inline element of this tag (Content Security Policy 3, 2.3.1)."""
+    """The source expression for the only inline element of this tag (Content Security Policy 3, 2.3.1)."""
     (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

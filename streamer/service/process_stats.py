@@ -14,7 +14,7 @@ _DESCRIPTORS = "/proc/self/fd"
 
 
 def process_statistics() -> dict[str, int | float]:
-    """CPU seconds and the cores that may give them, resident bytes, descriptors, threads; -1 where unknown."""
+    """CPU seconds and usable cores, resident bytes, descriptors and threads of this process; -1 if unknown."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     status = _status()
     return {

@@ -27,21 +27,21 @@ class Notifier:
         return f"Notifier({self._address!r}, watchdog_seconds={self._watchdog_seconds})"
 
     def ready(self) -> None:
-        """The service serves (again). Starts the watchdog messages."""
+        """Reports that the service is ready (again). Starts the watchdog messages."""
         self._send("READY=1")
         if self._timer is None and self._watchdog_seconds:
             self._alive()
 
     def reloading(self) -> None:
-        """The configuration is read again; `ready` follows."""
+        """Reports that the configuration is read again; `ready` follows."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The service ends."""
+        """Reports that the service ends."""
         self._send("STOPPING=1")
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the socket; idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -49,7 +49,7 @@ class Notifier:
     def _alive(self) -> None:
         assert self._watchdog_seconds is not None
         self._send("WATCHDOG=1")
-        # Half of the interval, as sd_watchdog_enabled(3) recommends; on the loop: a stuck loop is not alive.
+        # Half of the interval, as sd_watchdog_enabled(3) recommends; on the loop, because a stuck loop is not alive.
         self._timer = asyncio.get_running_loop().call_later(self._watchdog_seconds / 2, self._alive)
 
     def _send(self, state: str) -> None:

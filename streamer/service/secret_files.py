@@ -1,7 +1,7 @@
-"""Files with secrets that the configuration names: one that is replaced is to be read again.
+"""Files with secrets that the configuration names: one that is replaced has to be read again.
 
-kubelet replaces the files of a mounted Secret by renaming a link, a minute after the Secret has changed, and says
-nothing: a service that read them at its start alone went on with keys that were revoked.
+kubelet replaces the files of a mounted Secret by renaming a link, a minute after the Secret has changed, without a
+signal: a service that read them only at its start would go on with revoked keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Stamp = tuple[int, int, int] | None
 
 
 async def changed(files: Sequence[Path]) -> None:
-    """Waits until one of the files is another than at the call, is gone, or has come."""
+    """Waits until one of the files was replaced, removed or created since the call."""
     before = {path: _stamp(path) for path in files}
     while all(_stamp(path) == stamp for path, stamp in before.items()):  # noqa: ASYNC110 - kubelet tells nothing
         await asyncio.sleep(LOOK_SECONDS)

@@ -24,7 +24,7 @@ class CacheSharing:
     """The peers of the job that uses an engine. Lives on its loop; imports nothing of peers before the first request.
 
     Args:
-        engine: whose cache.
+        engine: the engine whose cache is shared.
         tasks: runs the peers.
     """
 
@@ -37,12 +37,12 @@ class CacheSharing:
         return f"CacheSharing({self._peers!r})"
 
     async def share(self, request: ShareCache, options: Mapping[str, object]) -> str:
-        """Does what is asked; returns the address where the other engines are answered.
+        """Fulfils the request; returns the address at which the other engines are answered.
 
         Raises:
-            ConfigError: this engine is a service, or cannot listen on that host; or what does is not installed.
-            ManifestError: no such dataset here.
-            ProtocolError: the columns of the request do not belong together.
+            ConfigError: this engine is a service, cannot listen on that host, or lacks the extra that this needs.
+            ManifestError: the dataset is unknown here.
+            ProtocolError: the columns of the request do not match each other.
         """
         if self._engine.config.grace_seconds is None:
             raise ConfigError(
@@ -51,12 +51,12 @@ class CacheSharing:
                 field="peers",
             )
         require('peers="auto"', "peers", "aiohttp", "pycurl", field="peers")
-        from streamer.engine.peers.by_job import JobPeers  # Only here: without peers nothing of it is imported.
+        from streamer.engine.peers.by_job import JobPeers  # Only here: without peers none of it is imported.
         from streamer.placement.lane_homes import LaneReaders
         from streamer.placement.members import Member
 
         host = _address(request.host)
-        # Before others ask for its chunks.
+        # Before other engines ask for its chunks.
         dataset = self._engine.datasets.get(request.dataset, options)
         members = [Member(one.id, one.address, one.limit_bytes) for one in request.sharers]
         readers = {}
@@ -67,13 +67,13 @@ class CacheSharing:
         return await self._peers.share(request.token, host, members, readers)
 
     def close(self) -> None:
-        """Ends it with the engine."""
+        """Ends the sharing with the engine."""
         if self._peers is not None:
             self._peers.close()
 
 
 def _address(host: str) -> str:
-    """An address, and no name that would have to be looked up."""
+    """Returns an IP address; refuses a name, which would have to be resolved."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError as error:
@@ -81,7 +81,7 @@ def _address(host: str) -> str:
 
 
 def _lanes(request: ShareCache, dataset: Dataset) -> NDArray[np.int64]:
-    """The lane of each chunk, after a check of all that is said about lanes."""
+    """The lane of each chunk, after a check of all columns about lanes."""
     if len(request.lanes) != 2 * dataset.manifest.chunks:
         raise ProtocolError(f"{len(request.lanes)} bytes are not the lanes of {dataset.manifest.chunks} chunks")
     lanes = np.frombuffer(request.lanes, "<i2").astype(np.int64)

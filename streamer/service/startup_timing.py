@@ -1,4 +1,4 @@
-"""How long each phase of a start takes, for the log."""
+"""Durations of the phases of a start, for the log."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from streamer import linux
 
 _STAT = Path("/proc/self/stat")
-# proc(5): field 22, in clock ticks since the boot; the name before it may hold spaces.
+# proc(5): field 22, in clock ticks since the boot; the name before it may contain spaces.
 _START_FIELD = 22
 
 
 class StartupTiming:
-    """Consecutive timing of one start, in order. Used by one thread.
+    """The phases of one start, in order. Used by one thread.
 
     Args:
-        begun: when the first phase began, in seconds of `clock`.
-        clock: in seconds; as `begun`.
+        begun: beginning of the first phase, in seconds of `clock`.
+        clock: a clock in seconds, the one of `begun`.
 
     Attributes:
-        seconds: of each finished phase, by name.
+        seconds: duration of each finished phase, by name.
     """
 
     def __init__(self, begun: float, clock: Callable[[], float]) -> None:
@@ -32,7 +32,7 @@ class StartupTiming:
 
     @classmethod
     def of_process(cls) -> StartupTiming:
-        """From the start of this process on; from now on where /proc is missing."""
+        """Begins with the start of this process, or now if there is no /proc."""
         if not _STAT.exists():
             return cls(time.monotonic(), time.monotonic)
         begun = cls.start_ticks(_STAT.read_text()) / os.sysconf("SC_CLK_TCK")
@@ -40,7 +40,7 @@ class StartupTiming:
 
     @staticmethod
     def start_ticks(stat: str) -> int:
-        """The start of a process in a line of /proc/<pid>/stat, in clock ticks since the boot."""
+        """The start of a process in clock ticks since the boot, from a line of /proc/<pid>/stat."""
         return int(stat.rpartition(")")[2].split()[_START_FIELD - 3])
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class StartupTiming:
         return f"{self._last - self._begun:.2f} s ({parts})"
 
     def end(self, name: str) -> None:
-        """The phase that began with the end of the one before is over."""
+        """Ends the phase that began with the end of the one before."""
         now = self._clock()
         self.seconds[name] = now - self._last
         self._last = now

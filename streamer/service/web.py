@@ -1,8 +1,8 @@
-"""The HTTP side of a service. Tells, never takes.
+"""The HTTP side of a service. It only reports.
 
-/                 a page for people: what `streamer top` shows.
-/statistics.json  what it shows it from: as `streamer stat --json`.
-/healthz  200 while the engine's loop turns.
+/                 a page for people: the content of `streamer top`.
+/statistics.json  the data behind it, as in `streamer stat --json`.
+/healthz  200 while the engine's loop runs.
 /readyz   200 while trainers may connect; 503 with the reason otherwise.
 /metrics  for Prometheus.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OFF = ("", "off")
-# A scrape has no body and short headers: more is not for us.
+# A scrape has no body and short headers, so longer requests are refused.
 _MOST_BODY_BYTES = 1024
 _MOST_LINE_BYTES = 4096
 # A connection that is kept open between scrapes costs a descriptor.
@@ -48,12 +48,12 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
     """Serves while the context lasts.
 
     Args:
-        address: "host:port"; "" or "off": no HTTP at all, and aiohttp is not imported.
-        look: the service's statistics now.
-        not_ready: why it is not ready; "" when it is.
+        address: "host:port"; "" or "off": no HTTP, and aiohttp is not imported.
+        look: returns the service's statistics.
+        not_ready: returns why it is not ready; "" if it is.
 
     Raises:
-        ConfigError: not an address, or it is taken; or what serves it is not installed.
+        ConfigError: it is not an address, it is taken, or the extra `serve` is not installed.
     """
     if address in OFF:
         yield
@@ -89,12 +89,12 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
 def is_own_name(name: str, host: str) -> bool:
     """Whether a request names this server: by an address, as localhost, as this machine, or as configured.
 
-    A page of any web site could read the answers otherwise, through a name of its own that it lets resolve to this
+    Otherwise a page of any web site could read the answers, through a name of its own that it lets resolve to this
     address (DNS rebinding): a browser takes both for one origin.
 
     Args:
-        name: of the header Host, perhaps with a port.
-        host: of the configuration.
+        name: value of the Host header, perhaps with a port.
+        host: host in the configuration.
     """
     name = name[: name.rfind(":")] if ":" in name and not name.endswith("]") else name
     own = os.uname().nodename
@@ -113,10 +113,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of 127.0.0.1:9464 or [::]:9464.
+    """Splits an address such as 127.0.0.1:9464 or [::]:9464 into host and port.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: it is something else.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:

@@ -1,26 +1,26 @@
 """Writes datasets as shards that every tool reads: `streamer pack`.
 
 Pure:
-tar.py         one tar, header by header; tells where its samples are
+tar.py         one tar, header by header; records where its samples are
 values.py      a sample as the files of a tar
 plan.py        the order of the samples, cut into shards
-job.py         what is packed, and the names of what it writes
+job.py         the identity of a pack, and the names of the files that it writes
 
 One shard:
 spool.py       its temporary file
-receipts.py    what is known of a shard that is done
+receipts.py    the facts about a finished shard
 reading.py     the samples of a source, some at a time; blocks are decoded here
-outputs/       what a shard is written as: a tar, Parquet, or tokens
+outputs/       the outputs of a shard: a tar, Parquet, or tokens
 annotations.py the table that is joined to samples
 task.py        reads samples, writes a shard, uploads it, writes its receipt
 
 All of them:
-destination.py what is there, and what is put there
+destination.py the content of the destination, and what is written there
 iterable.py    shards of samples that a program makes
-finish.py      checks what is there, and writes the manifest
-settle.py      does so also where another pack of the same job writes
+finish.py      checks the shards, and writes the manifest
+settle.py      does so even if another pack of the same job is writing
 prepared.py    a pack of a dataset: index, plan, run
-progress.py    how far it is
+progress.py    progress of a pack
 pack.py        `streamer.pack`
 verify.py      `streamer verify`
 """

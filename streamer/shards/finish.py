@@ -1,4 +1,4 @@
-"""The end of a pack: what is there is compared with the receipts, and the manifest is written from them."""
+"""The end of a pack: the shards are compared with the receipts, from which the manifest is written."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _FORMATS = {"tar": WebDataset.name, "parquet": Parquet.name, "tokens": Tokens.na
 
 
 async def check_samples(destination: Destination, receipts: Sequence[Receipt], records: Sequence[ObjectRecord]) -> int:
-    """Reads one piece of each shard, any one, and compares it with its checksum; returns their samples.
+    """Reads one piece of each shard and compares it with its checksum; returns the number of their samples.
 
     Raises:
         IntegrityError: they differ.
-        StoreError: from the store.
+        StoreError: the store failed.
     """
 
     async def check(number: int) -> int:
@@ -55,7 +55,7 @@ async def check_samples(destination: Destination, receipts: Sequence[Receipt], r
 
 
 def compare(receipt: Receipt, record: ObjectRecord, piece: int, content: bytes | memoryview) -> None:
-    """Compares the bytes of a piece with what was written.
+    """Compares the bytes of a piece with those written.
 
     Raises:
         IntegrityError: they differ.
@@ -75,7 +75,7 @@ def compare(receipt: Receipt, record: ObjectRecord, piece: int, content: bytes |
 
 
 def compare_index(receipt: Receipt, record: ObjectRecord, content: bytes) -> None:
-    """Compares an index file with the one that was written.
+    """Compares an index file with the one written.
 
     Raises:
         IntegrityError: they differ.
@@ -89,17 +89,17 @@ def compare_index(receipt: Receipt, record: ObjectRecord, content: bytes) -> Non
 
 
 async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int, Receipt], folder: Path) -> Manifest:
-    """The manifest of the shards, as an index of the destination would find it; of tars without reading them.
+    """The manifest of the shards, as an index of the destination would find it; for tars without reading them.
 
     Args:
-        destination: where they are.
-        job: whose they are.
-        receipts: by shard, of all of them.
-        folder: where it is written on this machine.
+        destination: folder of the shards.
+        job: their job.
+        receipts: the receipts of all shards.
+        folder: local folder that the manifest is written to.
 
     Raises:
-        IntegrityError: other such files are there, or their footers or index files have other numbers of samples.
-        ObjectChangedError: a shard is not the one of its receipt, or is gone.
+        IntegrityError: there are other such files, or footers or index files have other numbers of samples.
+        ObjectChangedError: a shard differs from its receipt, or is gone.
     """
     chosen = chooser(_FORMATS[job.output])
     listed = await list_objects((destination.url,), FetchedLists(destination.fetcher), chosen, 1)
@@ -147,7 +147,7 @@ async def put_manifest(destination: Destination, job: Job, receipts: Mapping[int
 
     Raises:
         IntegrityError: see `manifest_of`.
-        ObjectChangedError: a shard is not the one of its receipt, before or after.
+        ObjectChangedError: a shard differs from its receipt, before or after.
         ManifestError: the folder for temporary files cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="streamer-pack-") as folder:

@@ -1,4 +1,4 @@
-"""Shards of samples that a program makes: one after the other here, while earlier ones are uploaded by threads."""
+"""Shards of samples that a program makes: written one after the other, while threads upload earlier ones."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from streamer.shards.receipts import Receipt
 from streamer.shards.spool import spool_folder, spooled
 from streamer.shards.task import Made, add_sample, receipt_there, upload
 
-# One is made meanwhile; each is a file in the folder for temporary files.
+# Another one is written meanwhile; each is a file in the folder for temporary files.
 _UPLOADS_AT_ONCE = 2
 NO_SAMPLES = "the iterable gives no samples"
 
 
 class _Upload(msgspec.Struct, frozen=True):
-    """A shard that is to be uploaded."""
+    """A shard to be uploaded."""
 
     job: Job
     made: Made
@@ -40,20 +40,20 @@ def pack_iterable(
     options: Mapping[str, object],
     on_shard: Callable[[Receipt], None],
 ) -> dict[int, Receipt]:
-    """Writes all samples; a shard that is there with the same bytes is not uploaded again.
+    """Writes all samples; an existing shard with the same bytes is not uploaded again.
 
     Args:
-        samples: dicts, see `values.files_of`; taken from its beginning in each run.
-        job: where to.
-        shard_bytes: a shard ends with the sample that makes it as long.
-        options: of the store.
-        on_shard: called with each shard that is there.
+        samples: dicts, see `values.files_of`; read from the beginning in each run.
+        job: the pack.
+        shard_bytes: length from which on a shard ends.
+        options: storage options.
+        on_shard: called with each finished shard.
 
     Returns:
         The receipts by shard.
 
     Raises:
-        PackError: a sample that cannot be written, or none at all; what the iterable raises is raised as it is.
+        PackError: a sample cannot be written, or there are none; errors of the iterable are raised unchanged.
     """
     receipts: dict[int, Receipt] = {}
     with ExitStack() as files, ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamer-pack") as threads:
@@ -69,7 +69,7 @@ def pack_iterable(
 
 
 def _opened(closing: dict[int, ExitStack], number: int) -> ExitStack:
-    """What closes the file of a shard: after its upload, or at the end."""
+    """Closes the file of a shard after its upload, or at the end."""
     return closing.setdefault(number, ExitStack())
 
 
@@ -96,10 +96,10 @@ def _made(
 
 
 def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) -> None:
-    """Gives a sample to a writer.
+    """Passes a sample to a writer.
 
     Raises:
-        PackError: it cannot be written, or is no dict.
+        PackError: it cannot be written, or is not a dict.
     """
     if not isinstance(sample, Mapping):
         raise PackError(f"sample {ordinal} is a {type(sample).__name__}, not a dict of fields")

@@ -1,4 +1,4 @@
-"""What is packed: its identity, and the names of what it writes."""
+"""The identity of a pack, and the names of the files that it writes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import msgspec
 
 from streamer.manifest.beside import BESIDE
 
-# Of the names of shards, where that of the output is none.
+# Ending of the names of shards, if the output has none.
 _ENDINGS = {"tokens": "bin"}
-# Raised when the same samples would give other bytes.
+# Raised when the same samples would be written as other bytes.
 _REVISION = 1
 FOLDER = f"{BESIDE}pack/"
 DESCRIPTION_NAME = "job.json"
@@ -25,9 +25,9 @@ class Job(msgspec.Struct, frozen=True):
     """One pack: the same job always writes the same bytes under the same names.
 
     Attributes:
-        url: of the destination, with a slash at its end.
-        prefix: what the names of its shards begin with.
-        described: what its bytes follow from, as JSON has it.
+        url: url of the destination, ending in a slash.
+        prefix: beginning of the names of its shards.
+        described: everything that determines its bytes, as JSON values.
     """
 
     url: str
@@ -36,39 +36,39 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        """16 hex characters: a digest of what its bytes follow from."""
+        """16 hex characters: a digest of everything that determines its bytes."""
         text = json.dumps([_REVISION, self.described], sort_keys=True)
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def folder(self) -> str:
-        """Of its receipts, below the destination."""
+        """Folder of its receipts, below the destination."""
         return f"{FOLDER}{self.id}/"
 
     @property
     def output(self) -> str:
-        """What its shards are written as: "tar", "parquet" or "tokens"."""
+        """Output of its shards: "tar", "parquet" or "tokens"."""
         return str(self.described.get("output", "tar"))
 
     def shard_name(self, number: int) -> str:
-        """Below the destination."""
+        """Name of a shard, below the destination."""
         return f"{self.prefix}{number:06d}.{_ENDINGS.get(self.output, self.output)}"
 
     def table_folder(self, digest: str) -> str:
-        """Of the annotations of its source, below the destination."""
+        """Folder of its source's annotations, below the destination."""
         return f"{self.folder}{digest}/"
 
     def index_name(self, number: int) -> str:
-        """Of the index file of a shard of tokens, below the destination."""
+        """Name of the index file of a shard of tokens, below the destination."""
         return f"{self.prefix}{number:06d}.idx"
 
     def receipt_name(self, number: int) -> str:
-        """Below the destination."""
+        """Name of a receipt, below the destination."""
         return f"{self.folder}{number:06d}.json"
 
 
 def transform_name(transform: Transform | None) -> str:
-    """What tells one transform from another; not its code."""
+    """A name that distinguishes transforms, though not by their code."""
     if transform is None:
         return ""
     named = transform if hasattr(transform, "__qualname__") else type(transform)

@@ -20,24 +20,24 @@ from streamer.splitmix import fold, fold_each
 Int64Array = NDArray[np.int64]
 Order = Literal["manifest", "name", "shuffle"]
 
-# What a task reads at once, and mixes where tars are shuffled; it holds two of them.
+# The bytes that a task reads at once, and mixes if tars are shuffled; it holds two such batches.
 BATCH_BYTES = 128 << 20
-# Shards are uploaded in at most 9,000 parts, and read by many at once.
+# Shards are uploaded in at most 9,000 parts, and many are read at once.
 SHARD_BYTES_RANGE = (1 << 10, 64 << 30)
-# Of a sample in a tar: two headers, and half a block of padding after each content.
+# Overhead of a sample in a tar: two headers, and half a block of padding after each content.
 TAR_OVERHEAD = 3 * BLOCK
 # 64-bit words that keep the hashes of one use apart from those of another.
 _ORDER_WORD, _BATCH_WORD = 1, 2
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Which samples are in which shard.
+    """The samples of each shard.
 
     Attributes:
-        ordinals: of the source's samples, in the order of the shards: int64, shape (n,).
-        batch_first: where batches begin among the ordinals, closed by n.
-        shard_first: where shards begin among the batches, closed by their number.
-        shard_bytes: of the source's samples, by shard.
+        ordinals: ordinals of the source's samples, in the order of the shards: int64, shape (n,).
+        batch_first: beginnings of the batches among the ordinals, closed by n.
+        shard_first: beginnings of the shards among the batches, closed by their number.
+        shard_bytes: bytes of the source's samples, by shard.
     """
 
     ordinals: Int64Array
@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def shards(self) -> int:
-        """How many."""
+        """Number of shards."""
         return len(self.shard_bytes)
 
     def batches(self, shard: int) -> list[Int64Array]:
@@ -57,17 +57,17 @@ class Plan(msgspec.Struct, frozen=True):
         return [self.ordinals[a:b] for a, b in pairwise(edges)]
 
     def shard_samples(self, shard: int) -> int:
-        """Samples of a shard."""
+        """Number of samples in a shard."""
         return int(self.batch_first[self.shard_first[shard + 1]] - self.batch_first[self.shard_first[shard]])
 
 
 class RecodedBatch(msgspec.Struct, frozen=True):
-    """Samples of blocks that are read and decoded at once.
+    """Samples of blocks that are read and decoded together.
 
     Attributes:
-        ordinals: in the source's manifest.
-        chunks: that have them, whole.
-        owner: of each sample, the place of its chunk among those.
+        ordinals: ordinals in the source's manifest.
+        chunks: the whole chunks that contain them.
+        owner: index of each sample's chunk among those.
     """
 
     ordinals: list[int]
@@ -76,13 +76,13 @@ class RecodedBatch(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Samples that are read at once, each by itself.
+    """Samples that are read together, each by itself.
 
     Attributes:
-        ordinals: in the source's manifest.
-        objects: where they are.
-        owner, start, stop: of each sample: the place of its object among those, and its half-open range in it.
-        names: of each sample, where each object is one.
+        ordinals: ordinals in the source's manifest.
+        objects: the objects that contain them.
+        owner, start, stop: index of each sample's object among those, and its half-open range in it.
+        names: name of each sample, if each object is one.
     """
 
     ordinals: list[int]
@@ -98,13 +98,13 @@ def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int, ove
 
     Args:
         manifest: of the dataset.
-        order: as the manifest has them; by name (raw files); or shuffled.
-        seed: of the shuffle.
-        shard_bytes: how large a shard is, about.
-        overhead: bytes that a sample takes in a shard besides its own.
+        order: the manifest's order; by name (raw files); or shuffled.
+        seed: seed of the shuffle.
+        shard_bytes: approximate size of a shard.
+        overhead: bytes of a sample in a shard besides its own.
 
     Raises:
-        ConfigError: an order or a size that cannot be.
+        ConfigError: an invalid order or size.
     """
     _check(manifest, order, shard_bytes)
     sizes = _sizes(manifest) + overhead
@@ -121,7 +121,7 @@ def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int, ove
 
 
 def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch | RecodedBatch:
-    """Where the samples of a batch are."""
+    """Locates the samples of a batch."""
     if manifest.recoded:
         numbers, chunk_of = np.unique(manifest.locate(ordinals)[0], return_inverse=True)
         return RecodedBatch(ordinals.tolist(), list(map(manifest.chunk, numbers.tolist())), chunk_of.tolist())
@@ -142,7 +142,7 @@ def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch | RecodedBatch:
 
 
 def _place(chunk: Chunk, start: int, stop: int) -> Extent:
-    """Where a sample of a container is; one without bytes: where its chunk begins."""
+    """The range of a sample of a container; for one without bytes the beginning of its chunk."""
     first = chunk.extents[0]
     return next(iter(chunk.extents_of(start, stop)), Extent(first.object, first.start, first.start))
 
@@ -155,7 +155,7 @@ def key_of_file(path: str) -> str:
 
 
 def refuse_double_keys(manifest: Manifest) -> None:
-    """Refuses raw files of one name and different extensions before the first shard is written.
+    """Refuses raw files of one name and different extensions, before the first shard is written.
 
     Raises:
         PackError: names both.
@@ -189,7 +189,7 @@ def _check(manifest: Manifest, order: str, shard_bytes: int) -> None:
 
 
 def _sizes(manifest: Manifest) -> Int64Array:
-    """Bytes of each sample; of blocks, whose samples are not known, equal shares."""
+    """Bytes of each sample; in blocks, whose samples' sizes are unknown, equal shares."""
     if manifest.recoded:
         return np.repeat(manifest.chunk_local_bytes // np.maximum(manifest.chunk_samples, 1), manifest.chunk_samples)
     _, starts, stops = manifest.locate(np.arange(manifest.samples))
@@ -201,7 +201,7 @@ def _shuffled(values: Int64Array, state: int) -> Int64Array:
 
 
 def _shuffled_chunks(chunk_first: Int64Array, sizes: Int64Array, seed: int, shard_bytes: int) -> Plan:
-    """Chunks in a random order, so that a task reads whole ones; the samples of those read at once are mixed."""
+    """Plans chunks in a random order, so that a task reads whole ones; the samples read together are mixed."""
     chunks = _shuffled(np.arange(len(chunk_first) - 1), fold(seed, _ORDER_WORD))
     counts = np.diff(chunk_first)[chunks]
     edges = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -213,7 +213,7 @@ def _shuffled_chunks(chunk_first: Int64Array, sizes: Int64Array, seed: int, shar
 
 
 def _cut(ordinals: Int64Array, sizes: Int64Array, unit_first: Int64Array, shard_bytes: int) -> Plan:
-    """Cuts shards of equal size, and each into equal batches, before units that stay whole."""
+    """Cuts shards of equal size, and each into equal batches, at the boundaries of units."""
     total = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)[unit_first]
     shards = _even(total, 0, len(unit_first) - 1, shard_bytes)
     batches: list[int] = []
@@ -226,7 +226,7 @@ def _cut(ordinals: Int64Array, sizes: Int64Array, unit_first: Int64Array, shard_
 
 
 def _even(total: Int64Array, first: int, stop: int, limit: int) -> list[int]:
-    """Where slices of units begin, all about equally long and none much longer than `limit`; closed by `stop`."""
+    """Beginnings of slices of units, all of about equal length and none much longer than `limit`; closed by `stop`."""
     length = int(total[stop] - total[first])
     count = max(1, -(-length // limit))
     targets: Sequence[int] = [int(total[first]) + length * i // count for i in range(count)]

@@ -1,4 +1,4 @@
-"""How far a pack is."""
+"""The progress of a pack."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from streamer.shards.receipts import Receipt
 
 @dataclass(frozen=True)
 class PackProgress:
-    """How far a pack is.
+    """The progress of a pack.
 
     Attributes:
-        shards_done: written and uploaded, in this run or an earlier one.
-        shards: all; None: an iterable does not say.
-        samples_done: in those that are done.
-        bytes_done: of those that are done.
-        earlier_bytes: of those that an earlier run has written.
-        bytes: of all shards, about; None as for `shards`.
+        shards_done: shards written and uploaded, in this run or an earlier one.
+        shards: number of all shards; None for an iterable, which does not tell it.
+        samples_done: samples in finished shards.
+        bytes_done: bytes of finished shards.
+        earlier_bytes: bytes of shards that an earlier run has written.
+        bytes: approximate bytes of all shards; None as for `shards`.
     """
 
     shards_done: int
@@ -34,7 +34,7 @@ class PackProgress:
 
 
 class Callbacks(msgspec.Struct, frozen=True):
-    """What is called while a pack runs: with a line about the source; while it is indexed; after each shard."""
+    """Functions called by a pack: with a line about the source; during the index; after each shard."""
 
     on_note: Callable[[str], None] = lambda note: None
     on_index: Callable[[protocols.Progress], None] = lambda step: None
@@ -55,7 +55,7 @@ class Follower:
         self._report()
 
     def done(self, receipt: Receipt) -> None:
-        """One more; one that had to be written again counts once."""
+        """Counts a shard; one that had to be written again counts once."""
         if receipt.shard in self._seen:
             return
         self._seen.add(receipt.shard)

@@ -1,4 +1,4 @@
-"""The samples of a source, a batch at a time: read by large ranges; blocks are decoded in this process."""
+"""Reads the samples of a source, a batch at a time, by large ranges; decodes blocks in this process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from streamer.shards.plan import Batch, RecodedBatch
 from streamer.store.local_store import read_files
 from streamer.store.urls import split
 
-# Between two samples that are read; a request costs as long as 3 MiB on one connection.
+# Gap between two samples that is read, too: a request costs as much time as 3 MiB on one connection.
 _GAP_BYTES = 256 << 10
 _FILES_AT_ONCE = 8
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """What is known of all samples of a source.
+    """Facts about all samples of a source.
 
     Attributes:
         format, options, facts: see `manifest.layout.Content`.
@@ -41,7 +41,7 @@ class Dataset(msgspec.Struct, frozen=True):
 
 
 class Read(NamedTuple):
-    """A sample: its number, the object that it is in, its bytes, and what is known of it besides these."""
+    """A sample: its number, its object, its bytes, and facts about it."""
 
     ordinal: int
     url: str
@@ -50,27 +50,27 @@ class Read(NamedTuple):
 
 
 class ReadBatch(Protocol):
-    """The bytes of a batch; closed when its samples are not needed any more."""
+    """The bytes of a batch; must be closed when its samples are no longer needed."""
 
     @abstractmethod
     def samples(self) -> Iterator[Read]:
-        """Its samples, in order. Takes CPU: to be called in a thread.
+        """Yields its samples in order. Takes CPU: call it in a thread.
 
         Raises:
-            RecodeError: a block that cannot be decoded.
+            RecodeError: a block cannot be decoded.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Gives the memory back."""
+        """Returns the memory."""
 
 
 class BatchReader:
     """Reads batches.
 
     Args:
-        fetcher: of the source.
-        dataset: that the batches are of.
+        fetcher: fetcher of the source.
+        dataset: the dataset of the batches.
     """
 
     def __init__(self, fetcher: Fetcher, dataset: Dataset) -> None:
@@ -78,14 +78,14 @@ class BatchReader:
         self._recoders = Recoders()
 
     async def read(self, batch: Batch | RecodedBatch) -> ReadBatch:
-        """The bytes of a batch.
+        """Reads the bytes of a batch.
 
         Raises:
             StoreError: they cannot be read.
         """
         if isinstance(batch, Batch):
             return await self._read_ranges(batch)
-        # One after the other; the ranges of a chunk are read at the same time.
+        # One chunk after the other; the ranges of a chunk are read concurrently.
         with ExitStack() as opened:
             fetched = [opened.enter_context(await self._fetcher.fetch(chunk)) for chunk in batch.chunks]
             return _Blocks(batch, fetched, opened.pop_all(), self._dataset, self._recoders)
@@ -101,7 +101,7 @@ class BatchReader:
 
 
 async def _read_here(extents: Sequence[Extent], length: int) -> memoryview:
-    """Files of this machine, a few at the same time: what they are on may be a network."""
+    """Reads files of this machine, a few concurrently, because they may be on a network mount."""
     content = np.empty(length, np.uint8).data
     edges = [0, *accumulate(extent.length for extent in extents)]
     views = [content[start:stop] for start, stop in pairwise(edges)]
@@ -167,7 +167,7 @@ class _Blocks(ReadBatch):
 
 
 def reads_of(batch: Batch) -> tuple[list[Extent], list[int]]:
-    """What is read for a batch, neighbours together; and where each sample begins in these bytes."""
+    """The ranges to read for a batch, adjacent ones joined, and the beginning of each sample in these bytes."""
     extents: list[Extent] = []
     places = [0] * len(batch.owner)
     passed = 0

@@ -1,4 +1,4 @@
-"""What is known of a shard that is done: enough to resume, to verify, and to write the manifest."""
+"""The facts about a finished shard: enough to resume, to verify, and to write the manifest."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A file of samples in pieces: samples of a tar, row groups of Parquet, documents of tokens.
 
     Attributes:
-        size: bytes.
-        blocks: length of each piece: uint32, little endian. The last one of Parquet has the footer.
-        sums: CRC-32 of each piece: likewise.
+        size: size in bytes.
+        blocks: length of each piece: uint32, little endian. The last piece of Parquet includes the footer.
+        sums: CRC-32 of each piece, in the same form.
         unit: bytes of a block.
-        rows: samples of each piece: likewise; empty: one.
-        index_size, index_sum: bytes and CRC-32 of the index file beside it; 0: there is none.
+        rows: samples of each piece, in the same form; empty: one each.
+        index_size, index_sum: length and CRC-32 of the index file beside it; 0 if there is none.
     """
 
     size: int
@@ -33,12 +33,12 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def pieces(self) -> int:
-        """How many."""
+        """Number of pieces."""
         return len(self.blocks) // 4
 
     @property
     def samples(self) -> int:
-        """How many."""
+        """Number of samples."""
         return self.samples_of(range(self.pieces))
 
     @property
@@ -48,7 +48,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return np.concatenate([[0], np.cumsum(blocks * self.unit)]).astype(np.int64)
 
     def samples_of(self, pieces: range) -> int:
-        """How many samples some pieces have."""
+        """Number of samples in some pieces."""
         if not self.rows:
             return len(pieces)
         return int(np.frombuffer(self.rows, "<u4")[pieces.start : pieces.stop].sum())
@@ -63,7 +63,7 @@ class Receipt(Written, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         shard: its number.
-        version: as the store told it after the upload. index_version: that of the index file.
+        version, index_version: version of the shard and of its index file, as the store named it after the upload.
     """
 
     shard: int
@@ -76,17 +76,17 @@ class Receipt(Written, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def packed_numbers(numbers: Sequence[int]) -> bytes:
-    """Numbers as a receipt has them."""
+    """Encodes numbers for a receipt."""
     return np.array(numbers, "<u4").tobytes()
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
-    """As JSON."""
+    """Encodes a receipt as JSON."""
     return msgspec.json.encode(receipt)
 
 
 def decode_receipt(content: bytes) -> Receipt | None:
-    """None: no receipt."""
+    """Decodes a receipt; None if it is not one."""
     try:
         return msgspec.json.decode(content, type=Receipt)
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""The temporary file in which a shard is written; those of killed tasks are removed by the next one, of any job."""
+"""The temporary file in which a shard is written; the next task of any job removes those of killed tasks."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from streamer.errors import PackError
 from streamer.shards.job import Job
 from streamer.store.urls import split
 
-# Not `.part`: the receipts that the local store is just writing are beside these files, and without a lock.
+# Not `.part`: receipts that the local store is writing are beside these files, and are not locked.
 _SUFFIX = ".spool"
 _PREFIX = "streamer-pack-"
-# A pack that runs makes a file in its folder for each shard, or holds one.
+# A running pack makes a file in its folder for each shard, or holds one.
 _IDLE_SECONDS = 86_400.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def spooled(folder: Path, number: int) -> Iterator[Path]:
-    """An empty file; gone afterwards unless it was moved.
+    """Creates an empty file; removes it afterwards unless it was moved.
 
     Args:
-        folder: made if missing.
-        number: of the shard.
+        folder: created if missing.
+        number: number of the shard.
 
     Raises:
         PackError: the disk is full, or the folder cannot be written.
@@ -58,19 +58,19 @@ def spooled(folder: Path, number: int) -> Iterator[Path]:
 
 
 def _locked(folder: Path, number: int) -> IO[bytes]:
-    """A new file, with a lock that ends with the process, whatever ends it."""
+    """Creates a file with a lock that ends with the process, however that ends."""
     while True:
         path = folder / f"{number:06d}-{secrets.token_hex(4)}{_SUFFIX}"
         file = path.open("xb")
         fcntl.flock(file, fcntl.LOCK_EX)
         if path.exists():
             return file
-        # Another task has swept it before it was locked, and others may be about to: its name is not used again.
+        # Another task removed it before it was locked, and others may be about to: its name is not used again.
         file.close()
 
 
 def spool_folder(job: Job) -> Path:
-    """Beside the shards where these are files, so that they need not be copied; else the folder for temporary files."""
+    """The folder of the shards if these are files, so that they need no copy; otherwise one for temporary files."""
     address = split(job.url)
     if address.scheme == "file":
         return Path(address.key) / job.folder
@@ -78,9 +78,9 @@ def spool_folder(job: Job) -> Path:
 
 
 def sweep_other_jobs() -> None:
-    """Removes what killed packs of other jobs have left among the temporary files: theirs may never run again."""
+    """Removes the temporary files of killed packs of other jobs, which may never run again."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if folder.is_symlink():  # another user's, in a folder that all may write to
+        if folder.is_symlink():  # another user's, in a folder that everyone may write to
             continue
         _sweep(folder)
         with suppress(OSError):
@@ -90,7 +90,7 @@ def sweep_other_jobs() -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes the files that no process holds."""
+    """Removes the files that no process has locked."""
     for path in folder.glob(f"*{_SUFFIX}"):
         with suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

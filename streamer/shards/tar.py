@@ -1,4 +1,4 @@
-"""Writes one tar, header by header: no clocks and no owners, so that the same samples give the same bytes.
+"""Writes one tar, header by header, without clocks and owners, so that the same samples give the same bytes.
 
 8 us for a sample of 1 KB, where `webdataset.TarWriter` takes 62 (2026-11-23).
 """
@@ -18,9 +18,9 @@ _ZERO = bytes(BLOCK)
 _NAME_BYTES = 100
 _OCTAL_LIMIT = 8 << 30
 _RECORD_BYTES = 20 * BLOCK
-# Held before it is written: views of samples cost nothing, small ones are written together.
+# Bytes held before they are written: views of samples cost nothing, and small ones are written together.
 _HELD_BYTES = 4 << 20
-# At most 1024 of them go into one call (IOV_MAX).
+# The most buffers in one call (IOV_MAX).
 _HELD_PARTS = 1000
 _FILE, _PAX = b"0", b"x"
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2
@@ -36,7 +36,7 @@ class TarWriter:
     """A tar of samples; `close` ends it.
 
     Args:
-        path: of a file that is there already; it is overwritten.
+        path: path of an existing file; it is overwritten.
 
     Attributes:
         size: bytes so far.
@@ -61,10 +61,10 @@ class TarWriter:
         os.close(self._descriptor)
 
     def add(self, key: str, fields: Sequence[tuple[str, Content]]) -> None:
-        """Adds a sample. Its contents must stay as they are until `flush`.
+        """Adds a sample. Its contents must not change until `flush`.
 
         Args:
-            key: what its files have in common.
+            key: common beginning of its files' names.
             fields: name and content of each.
 
         Raises:
@@ -82,7 +82,7 @@ class TarWriter:
         self._hold(parts, length)
 
     def flush(self) -> None:
-        """Writes what is held."""
+        """Writes the samples held in memory."""
         held, self._parts, self._held_bytes = self._parts, [], 0
         for first in range(0, len(held), _HELD_PARTS):
             _write(self._descriptor, held[first : first + _HELD_PARTS])
@@ -112,7 +112,7 @@ def headers(name: str, size: int) -> tuple[bytes, ...]:
 
 
 def sample_bytes(contents: Sequence[int]) -> int:
-    """How long a sample with fields of these lengths is, if its names are short."""
+    """Length of a sample with fields of these lengths, if its names are short."""
     return sum(BLOCK + padded(length) for length in contents)
 
 

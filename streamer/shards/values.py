@@ -1,4 +1,4 @@
-"""A sample as the files of a tar: what becomes of bytes, texts, numbers, arrays and nested values. Never a pickle."""
+"""Writes a sample as files of a tar: bytes, texts, numbers, arrays and nested values. Never as a pickle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sample = Mapping[str, object]
 Files = list[tuple[str, Content]]
 
 KEY = "__key__"
-# Texts that are written under their name; others get `.txt`.
+# Extensions of texts that are written under their own name; others get `.txt`.
 _TEXTS = frozenset(
     [
         "txt",
@@ -45,7 +45,7 @@ _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "
 
 
 def value_of(field: Field) -> tuple[str, object]:
-    """Name and value of a field of a source: bytes where its name says what they are, else by its kind."""
+    """Name and value of a field of a source: bytes if its name tells their type, otherwise decoded by its kind."""
     name, kind, content = field.name, field.kind, field.content
     if kind == "image":
         ending = next((ending for magic, ending in _MAGIC.items() if content[: len(magic)] == magic), "")
@@ -59,11 +59,12 @@ def value_of(field: Field) -> tuple[str, object]:
 def files_of(sample: Sample) -> Files:
     """The files of a sample: name (the part after the key) and content.
 
-    bytes: as they are. str: `name.txt`. An int named label or cls: `cls`. Arrays: `name.npy`. All other numbers, None,
-    lists and dicts together: `json`, by name. Names that begin with two underscores are left out.
+    bytes are written as they are, str as `name.txt`, an int named label or cls as `cls`, arrays as `name.npy`, and all
+    other numbers, None, lists and dicts together as `json`, by name. Names that begin with two underscores are left
+    out.
 
     Raises:
-        PackError: a value that is none of these, or two fields that would have the same name.
+        PackError: a value has another type, or two fields would have the same name.
     """
     files: Files = []
     others: dict[str, object] = {}
@@ -85,10 +86,10 @@ def files_of(sample: Sample) -> Files:
 
 
 def key_of(sample: Sample, ordinal: int) -> str:
-    """The key of a sample: its `__key__`, with "_" for the dots of its last part; its number where it has none.
+    """The key of a sample: its `__key__`, with "_" for the dots of its last part; its number if it has none.
 
     Raises:
-        PackError: not a text, or one that a tar cannot have.
+        PackError: it is not a text, or cannot be a name in a tar.
     """
     key = sample.get(KEY)
     if key is None:
@@ -103,7 +104,7 @@ def key_of(sample: Sample, ordinal: int) -> str:
 
 
 def _file_of(name: str, value: object) -> tuple[str, Content] | None:
-    """None: the value goes into the json."""
+    """The file of a value; None if the value goes into the json."""
     if isinstance(value, bytes | memoryview):
         return name, value
     if isinstance(value, bytearray):
@@ -130,7 +131,7 @@ def json_of(name: str, value: object) -> bytes:
     """A value of a field as JSON.
 
     Raises:
-        PackError: JSON cannot have it.
+        PackError: JSON cannot represent it.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
@@ -142,7 +143,7 @@ def json_of(name: str, value: object) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Numbers of numpy, and arrays inside lists and dicts."""
+    """Replaces numbers of numpy, and arrays inside lists and dicts."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
@@ -155,7 +156,7 @@ def _has_ending(name: str, ending: str) -> bool:
 
 
 def _named_once(files: Sequence[tuple[str, Content]]) -> Files:
-    """The files with names in lower case, as readers of WebDataset give them."""
+    """The files with names in lower case, as readers of WebDataset return them; each may occur once."""
     seen: dict[str, str] = {}
     for name, _ in files:
         lower = name.lower()

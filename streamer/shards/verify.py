@@ -1,4 +1,4 @@
-"""`streamer verify`: whether the shards that a pack has written are still what it wrote."""
+"""`streamer verify`: compares the shards of a pack with what it wrote."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from streamer.shards.receipts import Receipt
 from streamer.store.urls import shown
 
 _RECEIPT = re.compile(r"\d{6,}\.json")
-# Read at once; two of them are in the memory of a task.
+# Bytes read at once; a task holds two such pieces.
 _READ_BYTES = 32 << 20
 _READS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was compared.
+    """The result of a comparison.
 
     Attributes:
-        digest: of the manifest.
-        shards, samples: how many there are.
-        bytes: of the shards.
-        read_samples: those whose bytes were read and compared with their checksums.
+        digest: digest of the manifest.
+        shards, samples: their numbers.
+        bytes: bytes of the shards.
+        read_samples: number of samples whose bytes were read and compared with their checksums.
     """
 
     digest: str
@@ -61,16 +61,16 @@ async def verify(
     """Compares shards and manifest with what was written.
 
     Args:
-        url: of the shards, with a slash at its end.
-        options: of the store, as fsspec takes them.
-        runner: who reads all samples; None: one of each shard is read, any one.
-        on_progress: called with the bytes that were read, and all that will be, where all samples are.
+        url: url of the shards, ending in a slash.
+        options: storage options as fsspec takes them.
+        runner: reads all samples; None: one piece of each shard is read.
+        on_progress: called with the bytes read and those to be read, if all samples are read.
 
     Raises:
-        ObjectChangedError: a shard is not the one that was written, or is gone; names it.
-        IntegrityError: a sample or the manifest is not what was written, or shards are there that were not.
-        ManifestError: there is no pack, or it has not come to its end.
-        StoreError: from the store.
+        ObjectChangedError: a shard differs from the one written, or is gone; names it.
+        IntegrityError: a sample or the manifest differs from what was written, or there are other shards.
+        ManifestError: there is no pack, or it was not finished.
+        StoreError: the store failed.
     """
     async with Destination(url, options) as destination:
         records = await destination.records()
@@ -140,7 +140,7 @@ async def _check_all(runner: Runner, tasks: Sequence[CheckTask], on_progress: Ca
 
 
 class CheckTask(msgspec.Struct, frozen=True):
-    """One shard whose samples are to be read: as it was written, and its files as they are there."""
+    """A shard whose samples are to be read: its receipt, and its files as they are now."""
 
     receipt: Receipt
     files: Sequence[ObjectRecord]
@@ -149,11 +149,11 @@ class CheckTask(msgspec.Struct, frozen=True):
 
 
 def check_shard(task: CheckTask) -> int:
-    """Reads all of a shard, and compares it with its checksums; returns its bytes.
+    """Reads a whole shard, and compares it with its checksums; returns its bytes.
 
     Raises:
         IntegrityError: they differ.
-        StoreError: from the store.
+        StoreError: the store failed.
     """
     asyncio.run(_check(task))
     return task.receipt.size
@@ -177,7 +177,7 @@ async def _check(task: CheckTask) -> None:
 
 
 def _reads(receipt: Receipt) -> Iterator[range]:
-    """Pieces that are read at once."""
+    """Pieces that are read together."""
     edges = receipt.edges
     first = 0
     while first < receipt.pieces:

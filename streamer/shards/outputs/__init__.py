@@ -1,1 +1,1 @@
-"""What a shard is written as: `writer` chooses among `tars`, `tokens` and `parquet`, whose `columns` samples decide."""
+"""The outputs of a shard: `writer` chooses among `tars`, `tokens` and `parquet`, whose `columns` samples decide."""

@@ -31,7 +31,7 @@ class TarShard:
 
     @property
     def filled(self) -> int:
-        """Bytes so far."""
+        """Bytes written so far."""
         return self._tar.size
 
     def add(self, sample: Sample, ordinal: int) -> None:
@@ -42,7 +42,7 @@ class TarShard:
         self._tar.add(key, files)
 
     def flush(self) -> None:
-        """Writes what is held."""
+        """Writes the samples held in memory."""
         self._tar.flush()
 
     def finish(self) -> Written:

@@ -1,6 +1,6 @@
-"""Shards of tokens, as Megatron-LM has them: `.bin` with the tokens, `.idx` with the lengths of the samples.
+"""Shards of tokens in Megatron-LM's format: `.bin` with the tokens, `.idx` with the lengths of the samples.
 
-Each sample is a document of one sequence. Nothing but its tokens is kept.
+Each sample is a document of one sequence. Only its tokens are kept.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.values import KEY, Sample
 
 _SHORT, _WIDE = "<u2", "<i4"
-# As `DType.optimal_dtype` of Megatron-LM has it: its own files of the same vocabulary have the same dtype.
+# As in Megatron-LM's `DType.optimal_dtype`: its own files of the same vocabulary have the same dtype.
 _SHORT_VOCABULARY = 65_500
 MOST_TOKENS = 1 << 31
 _LIMITS = {_SHORT: 1 << 16, _WIDE: MOST_TOKENS}
-# Has one checksum, and is read at once where it is verified.
+# A piece of this length has one checksum, and is read at once when it is verified.
 _PIECE_BYTES = 1 << 20
 _JSON_LIST = msgspec.json.Decoder(list[int])
 
 
 class TokenField(msgspec.Struct, frozen=True, array_like=True):
-    """What is written of each sample.
+    """The field of each sample that is written.
 
     Attributes:
-        name: of the field.
-        dtype: that its tokens are written as: "<u2" or "<i4".
-        limit: all of them are below it.
+        name: name of the field.
+        dtype: dtype of the written tokens: "<u2" or "<i4".
+        limit: upper bound of all tokens, exclusive.
     """
 
     name: str
@@ -46,10 +46,10 @@ class TokenField(msgspec.Struct, frozen=True, array_like=True):
     limit: int
 
     def tokens(self, sample: Sample) -> NDArray[np.generic]:
-        """The tokens of a sample.
+        """Returns the tokens of a sample.
 
         Raises:
-            PackError: the field is no list of integers, or one of them is not a token.
+            PackError: the field is not a list of integers, or one of them is not a token.
         """
         numbers = _integers(plain_values({self.name: sample.get(self.name)})[self.name])
         if numbers is None:
@@ -67,8 +67,8 @@ class TokenShard:
     """A file of tokens and its index; see `writer.ShardWriter`.
 
     Args:
-        path: of a file that is there already; it is overwritten.
-        field: with the tokens.
+        path: path of an existing file; it is overwritten.
+        field: the field with the tokens.
     """
 
     def __init__(self, path: Path, field: TokenField) -> None:
@@ -92,7 +92,7 @@ class TokenShard:
         """Adds a document; copies its tokens.
 
         Raises:
-            PackError: as `TokenField.tokens`.
+            PackError: see `TokenField.tokens`.
         """
         tokens = self._field.tokens(sample)
         self._lengths.append(len(tokens))
@@ -103,13 +103,13 @@ class TokenShard:
             self._write_piece()
 
     def flush(self) -> None:
-        """Nothing: tokens are copies."""
+        """Does nothing: tokens are copied."""
 
     def finish(self) -> Written:
-        """Writes what is held, and makes the index.
+        """Writes the rest, and makes the index.
 
         Raises:
-            PackError: there are no tokens; Megatron-LM cannot open a file without.
+            PackError: there are no tokens; Megatron-LM cannot open such a file.
         """
         if not self.filled:
             raise PackError(
@@ -148,8 +148,8 @@ def token_field(kinds: Sequence[Mapping[str, str]], vocabulary: int | None) -> T
     """The field with the tokens, and the dtype of all shards.
 
     Args:
-        kinds: of the first samples, as `kinds_of` has them.
-        vocabulary: how many tokens there are; None: two bytes are enough where the samples have arrays of such.
+        kinds: kinds of the first samples, from `kinds_of`.
+        vocabulary: number of tokens; None: two bytes suffice if the samples have arrays of two bytes.
 
     Raises:
         PackError: the samples have no such field.
@@ -173,7 +173,7 @@ def token_field(kinds: Sequence[Mapping[str, str]], vocabulary: int | None) -> T
 
 
 def _integers(value: object) -> NDArray[np.integer] | None:
-    """A value of a field as an array of integers with one axis; None: it is none."""
+    """A value of a field as an array of integers with one axis; None if it is something else."""
     if isinstance(value, JsonText):
         try:
             value = _JSON_LIST.decode(value)

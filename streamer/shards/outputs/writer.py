@@ -1,4 +1,4 @@
-"""Writers of shards, and which one a job has."""
+"""Writers of shards, and the choice of a job's writer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Output = Literal["tar", "parquet", "tokens"]
 
 
 class SampleTaker(Protocol):
-    """What samples are given to, one after the other."""
+    """Accepts samples one after the other."""
 
     @abstractmethod
     def add(self, sample: Sample, ordinal: int) -> None:
-        """Takes a sample, whose bytes must stay as they are until `flush`.
+        """Takes a sample, whose bytes must not change until `flush`.
 
         Args:
-            sample: values by field, and its "__key__" where it has one.
+            sample: values by field, and its "__key__" if it has one.
             ordinal: its number in the source.
 
         Raises:
@@ -37,7 +37,7 @@ class SampleTaker(Protocol):
 
     @abstractmethod
     def flush(self) -> None:
-        """Gives up all bytes that samples have brought."""
+        """Releases all bytes of the samples."""
 
 
 class ShardWriter(SampleTaker, AbstractContextManager["ShardWriter"], Protocol):
@@ -49,26 +49,26 @@ class ShardWriter(SampleTaker, AbstractContextManager["ShardWriter"], Protocol):
     @property
     @abstractmethod
     def filled(self) -> int:
-        """Bytes so far, before compression."""
+        """Bytes written so far, before compression."""
 
     @property
     @abstractmethod
     def index(self) -> bytes:
-        """After `finish`, the index file beside it; b"": there is none."""
+        """The index file, after `finish`; b"" if there is none."""
 
     @abstractmethod
     def finish(self) -> Written:
-        """Writes the end of the file, and tells what it consists of."""
+        """Writes the end of the file, and returns its pieces."""
 
 
 class KindFinder(SampleTaker):
-    """Finds the kinds of fields, and writes nothing.
+    """Finds the kinds of fields without writing.
 
     Args:
-        output: whose kinds.
+        output: the output whose kinds are found.
 
     Attributes:
-        kinds: by field, of each sample.
+        kinds: kinds by field, of each sample.
     """
 
     def __init__(self, output: str) -> None:
@@ -76,19 +76,19 @@ class KindFinder(SampleTaker):
         self.kinds: list[dict[str, str]] = []
 
     def add(self, sample: Sample, ordinal: int) -> None:
-        """Notes the kinds of a sample."""
+        """Records the kinds of a sample."""
         self.kinds.append(self._kinds_of(columns.plain_values(sample)))
 
     def flush(self) -> None:
-        """Nothing: no bytes are kept."""
+        """Does nothing: no bytes are kept."""
 
 
 def shard_writer(job: Job, path: Path) -> ShardWriter:
-    """The writer of one shard.
+    """Opens the writer of one shard.
 
     Args:
-        job: whose shard it is.
-        path: of a file that is there already; it is overwritten.
+        job: job of the shard.
+        path: path of an existing file; it is overwritten.
     """
     if job.output == "tar":
         return TarShard(path)
@@ -103,16 +103,16 @@ def shard_writer(job: Job, path: Path) -> ShardWriter:
 def described_output(
     output: str, kinds: list[dict[str, str]], known: dict[str, str], vocabulary: int | None
 ) -> dict[str, Any]:
-    """What the writers of all shards have to know, for the description of the job.
+    """The facts that all writers of shards need, for the description of the job.
 
     Args:
         output: "parquet" or "tokens".
-        kinds: of the first samples, from `KindFinder`.
-        known: kinds by field, where the source says them.
+        kinds: kinds of the first samples, from `KindFinder`.
+        known: kinds by field, if the source names them.
         vocabulary: see `tokens.token_field`.
 
     Raises:
-        PackError, ConfigError: the samples cannot be written so.
+        PackError, ConfigError: the samples cannot be written like this.
     """
     if output == "tokens":
         return {"tokens": msgspec.to_builtins(tokens.token_field(kinds, vocabulary))}
@@ -120,7 +120,7 @@ def described_output(
 
 
 def field_value(output: str, field: Field) -> tuple[str, object]:
-    """Name and value of a field of a source, as the writer of this output takes them."""
+    """Name and value of a field of a source in the form that the writer of this output accepts."""
     return value_of(field) if output == "tar" else columns.field_value(field)
 
 
@@ -128,7 +128,7 @@ def check_output(output: str, vocabulary: int | None = None) -> None:
     """Refuses an output that cannot be written.
 
     Raises:
-        ConfigError: there is no such one, a vocabulary that it has not, or pyarrow cannot be imported.
+        ConfigError: it does not exist, has no such vocabulary, or pyarrow cannot be imported.
     """
     if vocabulary is not None and (output != "tokens" or not 0 < vocabulary <= tokens.MOST_TOKENS):
         raise ConfigError(
