@@ -1,5 +1,5 @@
 """The command line: `streamer demo | serve | index`.
 
-One file per command; `main.py` finds them, `terminal.py` is the only one that writes. Heavy imports (rich, the
-engine, torch) happen inside the command that needs them: `streamer --help` takes under 150 ms.
+One file per command; `main.py` lists them, and only `terminal.py` writes. Heavy imports (rich, the engine, torch)
+happen inside the command that needs them: `streamer --help` takes under 150 ms.
 """

@@ -46,14 +46,14 @@ examples:
 
 _LATENCY_REQUESTS = 20
 _SECONDS = 2.0
-# What these read, fsspec reads as well: they are compared.
+# fsspec reads what these read, too: they are compared.
 _NATIVE = ("curl", "obstore")
-# Of each endpoint, in turns: the machine changes meanwhile.
+# Seconds for each endpoint, in turns, because the machine changes meanwhile.
 _TURNS = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     from streamer.cli.bench import like
 
     parser.add_argument("url", nargs="?", metavar="URL", help="a prefix or an object; a few large objects do")
@@ -137,7 +137,7 @@ class _Bench:
         self._received_bytes = 0
 
     async def run(self) -> LinkFigures:
-        """All measurements.
+        """Makes all measurements.
 
         Raises:
             StoreError: the store refuses.
@@ -170,7 +170,7 @@ class _Bench:
     async def _grid(
         self, store: ObjectStore, objects: Sequence[ObjectRecord], client: str, bar: Progress
     ) -> list[Cell]:
-        """Every combination, until the bytes are used up."""
+        """Measures every combination until the bytes are used up."""
         shapes = [(n, length) for length in self._arguments.ranges for n in sorted(self._arguments.connections)]
         cells: list[Cell] = []
         for number, (connections, length) in enumerate(shapes, 1):
@@ -180,7 +180,7 @@ class _Bench:
             try:
                 cells.append(await self._cell(store, objects, (client, connections, length)))
             except StoreError as error:
-                # What was measured before is worth its price.
+                # the measurements so far are worth their price
                 if not cells:
                     raise
                 self._terminal.note(f"{len(shapes) - len(cells)} combinations are left out: {error}")
@@ -189,7 +189,7 @@ class _Bench:
         return cells
 
     async def _compare(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Cell]:
-        """The chosen combination by each client that there is for the url, one after the other."""
+        """Measures the chosen combination with each client that can read the url, one after the other."""
         from streamer.cli.link.meter import measure_latency
 
         found = []
@@ -202,7 +202,7 @@ class _Bench:
             if client != name:  # libcurl reads s3 and http alone
                 continue
             try:
-                # The first request imports, signs in and connects: not what is compared.
+                # The first request imports, signs in and connects, which is not compared.
                 await measure_latency(store, objects, 1)
                 found.append(await self._cell(store, objects, (client, chosen.connections, chosen.range_bytes)))
             except (ImportError, StoreError) as error:
@@ -212,7 +212,7 @@ class _Bench:
         return found
 
     async def _ways(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Way]:
-        """The chosen combination at both endpoints, in turns."""
+        """Measures the chosen combination at both endpoints, in turns."""
         from msgspec.structs import replace
 
         from streamer.cli.link.meter import Way, joined, measure_latency
@@ -243,7 +243,7 @@ class _Bench:
         return cell
 
     def _open(self, url: str, client: str, options: Mapping[str, object] | None = None) -> tuple[ObjectStore, str]:
-        """A store and what reads it; with the options of the command unless told otherwise."""
+        """Opens a store, with the options of the command unless others are given; returns it with its client's name."""
         from streamer.store import open_store
 
         store = open_store(
@@ -255,12 +255,12 @@ class _Bench:
 
 
 def client_of(store: ObjectStore) -> str:
-    """The name of what reads."""
+    """The name of a store's client."""
     from streamer.store.curl.store import CurlStore
     from streamer.store.local_store import LocalStore
     from streamer.store.obstore_store import ObstoreStore
 
-    # A store of libcurl is one of obstore, too.
+    # A store of libcurl is also one of obstore.
     kinds = {LocalStore: "file", CurlStore: "curl", ObstoreStore: "obstore"}
     return kinds.get(type(store), "fsspec")
 
@@ -273,7 +273,7 @@ def url_root(url: str) -> str:
 
 
 def endpoint_of(url: str, options: Mapping[str, object]) -> str:
-    """Where a url is asked for.
+    """The endpoint of a url.
 
     Raises:
         ConfigError: the endpoint is the cloud's own, which has no name here.
@@ -290,10 +290,10 @@ def endpoint_of(url: str, options: Mapping[str, object]) -> str:
 
 
 def at_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple[str, dict[str, object]]:
-    """The same url at another endpoint, and the options that lead there.
+    """The same url at another endpoint, with the options that lead there.
 
     Raises:
-        ConfigError: no url of http or https.
+        ConfigError: it is not a url of http or https.
     """
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(
@@ -305,10 +305,10 @@ def at_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple
 
 
 def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """The files that were asked for.
+    """Writes the requested files.
 
     Raises:
-        ConfigError: a place that cannot be written.
+        ConfigError: a file cannot be written.
     """
     from streamer.cli.link.report import save_plot
 

@@ -40,7 +40,7 @@ _DAMAGED_SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The four commands."""
+    """Adds the four actions."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     _action(actions, "stat", _stat, "how many chunks of which dataset, and what they take on the disk")
     check = _action(
@@ -103,7 +103,7 @@ def _stat(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _dataset_rows(folder: Path, found: FolderStatistics) -> list[tuple[str, str, str, str]]:
-    """The largest first."""
+    """A row for each dataset, the largest first."""
     ordered = sorted(found.datasets.items(), key=lambda item: -item[1][1])
     return [
         (name or "(unknown)", f"{chunks:,}", format_bytes(size), _share(folder, name, chunks))
@@ -177,14 +177,14 @@ def _moves(bar: Progress) -> Callable[[int, int], None]:
 
 @contextlib.contextmanager
 def _unused(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
-    """Keeps engines out while it lasts; they lock the folder itself.
+    """Keeps engines out of the folder, which they lock, during the context.
 
     Args:
         folder: the cache.
-        exclusive: keep other commands of this kind out as well.
+        exclusive: whether to keep out other commands of this kind, too.
 
     Raises:
-        CacheError: an engine is there.
+        CacheError: an engine uses it.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

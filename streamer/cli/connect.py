@@ -1,4 +1,4 @@
-"""A line to an engine that is there already: for commands that look and never start one."""
+"""Connects to a running engine, for commands that only look and never start one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONNECT_SECONDS = 2.0
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
-    """--socket and --cache-dir."""
+    """Adds --socket and --cache-dir."""
     parser.add_argument(
         "--socket",
         type=Path,
@@ -32,14 +32,14 @@ def add_socket(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_client(arguments: argparse.Namespace) -> EngineClient:
-    """A client, for statistics, of the engine that the arguments or the environment name, or of the only one that runs.
+    """A client for the statistics of the engine that arguments or environment name, or of the only running one.
 
-    During an upgrade some engines are of another version. The request for statistics and its answer are the same in
-    neighbouring versions of the protocol: the client speaks the engine's.
+    During an upgrade some engines have another version. The request for statistics and its answer are the same in
+    neighbouring versions of the protocol, so the client speaks the engine's.
 
     Raises:
-        EngineUnavailableError: none is named and none is found.
-        ConfigError: several run.
+        EngineUnavailableError: none is named, and none is found.
+        ConfigError: several are running.
         ProtocolVersionError: the engine's version is further away.
     """
     from streamer.client.engine_client import EngineClient
@@ -66,13 +66,13 @@ def found(socket: Path | None, cache_dir: Path | None, settings: ClientSettings)
     """The settings that reach an engine without starting one.
 
     Args:
-        socket: of the engine, if named.
-        cache_dir: of the embedded engine, if named.
-        settings: of this process.
+        socket: socket of the engine, if named.
+        cache_dir: cache folder of the embedded engine, if named.
+        settings: settings of this process.
 
     Raises:
-        EngineUnavailableError: none is named and none is found.
-        ConfigError: several run; the message lists them.
+        EngineUnavailableError: none is named, and none is found.
+        ConfigError: several are running; the message lists them.
     """
     from streamer.client.runtime_folder import described, engines
 
@@ -95,7 +95,7 @@ def found(socket: Path | None, cache_dir: Path | None, settings: ClientSettings)
 
 
 def _named(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings | None:
-    """The engine that an option or the environment names; None: none is named."""
+    """The settings for the engine that an option or the environment names; None if none is named."""
     if socket is not None:
         return _at(Path(os.path.abspath(socket)), settings)
     if cache_dir is not None:

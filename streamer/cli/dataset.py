@@ -1,4 +1,4 @@
-"""Shared by commands that look at a dataset: the connection to the engine, the manifest."""
+"""Shared by commands that look at a dataset: the connection to the engine, and the manifest."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from streamer.loader.rank.dataset_options import absolute
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
-# The limit is for indexes that a training job builds in passing; here the index is the request.
+# The limit is for indexes that a training job builds in passing; here the index is what the user asked for.
 _NO_LIMIT_SECONDS = 1e9
 
 
 def client_settings(arguments: argparse.Namespace) -> ClientSettings:
-    """How to reach the engine: environment, --cache-dir, --storage-options."""
+    """Settings for reaching the engine: environment, --cache-dir, --storage-options."""
     found = replace(ClientSettings.from_environment(), storage_options=arguments.storage_options)
     if arguments.cache_dir is None:
         return found
@@ -31,7 +31,7 @@ def open_manifest(client: EngineClient, arguments: argparse.Namespace, terminal:
     """Finds or builds the manifest of the urls (`options.add_dataset`), with progress.
 
     Raises:
-        ManifestError, StoreError: it cannot be had.
+        ManifestError, StoreError: it cannot be found or built.
     """
     request = GetManifest(
         0,

@@ -28,7 +28,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     parser.add_argument("--images", type=_positive, default=2000, metavar="N", help="how many to draw (default: 2000)")
     parser.add_argument("--epochs", type=_positive, default=4, metavar="N", help="default: 4")
     parser.add_argument("--ranks", type=_positive, default=2, metavar="N", help="processes that train (default: 2)")
@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Runs the demo and shows what it measured."""
+    """Runs the demo and shows the measurements."""
     _check_installed()
-    # A place that cannot be written is found out before the minute, not after it.
+    # A folder that cannot be written is reported before the run, not after it.
     arguments.out.mkdir(parents=True, exist_ok=True)
     from streamer.demo import report
     from streamer.demo.run import DemoOptions, run_demo
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _check_installed() -> None:
-    """Says what to install instead of failing in the middle.
+    """Checks the needed packages, instead of failing in the middle.
 
     Raises:
         ConfigError: a package is missing.

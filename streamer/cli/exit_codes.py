@@ -54,6 +54,6 @@ def exit_of(error: StreamerError) -> Exit:
 
 
 def explained() -> str:
-    """The codes as a paragraph of help."""
+    """The codes as a paragraph for the help."""
     lines = [f"  {int(code):>3}  {meaning}" for code, meaning in MEANINGS.items()]
     return "exit codes:\n" + "\n".join(lines)

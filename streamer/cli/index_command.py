@@ -53,13 +53,13 @@ examples:
   streamer index mix.toml --explain 4096     the datasets of a mix, as MixedDataset.from_file reads it
 """
 
-# The limit is for indexes that a training job builds in passing; here the index is the request.
+# The limit is for indexes that a training job builds in passing; here the index is what the user asked for.
 _NO_LIMIT_SECONDS = 1e9
 _CLASSES_SHOWN = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     parser.add_argument(
         "urls",
         nargs="+",
@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Builds the manifest, copies it, and says what the dataset has."""
+    """Builds the manifest, copies it, and describes the dataset."""
     if arguments.explain is not None and arguments.urls[0].endswith(".toml"):
         _check_batch(arguments.explain, arguments.nodes)
         terminal.line(_explained_mix(arguments))
@@ -118,7 +118,7 @@ def _summarize(manifest: Manifest, where: str, arguments: argparse.Namespace, te
 
 @contextmanager
 def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[Manifest]:
-    """The manifest, by the engine of this machine, or in tasks."""
+    """Yields the manifest, built by the engine of this machine, or in tasks."""
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="streamer-index-") as folder:
         with terminal.progress("indexing", "bytes") as bar:
@@ -140,10 +140,10 @@ def _by_the_engine(arguments: argparse.Namespace, bar: Progress, notes: list[str
 
 
 def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes: list[str]) -> Manifest:
-    """Without an engine and without a cache.
+    """Builds the manifest without an engine and a cache.
 
     Raises:
-        ConfigError: the manifest would be nowhere.
+        ConfigError: the manifest would not be written anywhere.
     """
     import asyncio
     import json
@@ -176,7 +176,7 @@ def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
     """The order that a job with this batch gets.
 
     Raises:
-        ConfigError: no batch, or one that the nodes cannot share.
+        ConfigError: there is no batch size, or one that the nodes cannot share.
     """
     from streamer.order.quality import explain
     from streamer.order.spec import OrderSpec
@@ -187,10 +187,10 @@ def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
 
 
 def _explained_mix(arguments: argparse.Namespace) -> str:
-    """The order of a mix that a file describes; its members are indexed where they are not yet.
+    """The order of a mix that a file describes; indexes members that are not indexed yet.
 
     Raises:
-        ConfigError: more than one file, or torch is not installed.
+        ConfigError: there is more than one file, or torch is not installed.
     """
     if len(arguments.urls) > 1:
         raise ConfigError(f"one file describes one mix, not {len(arguments.urls)}", field="urls")
@@ -245,7 +245,7 @@ def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
     """The folder of a manifest beside its data.
 
     Raises:
-        ConfigError: no single url, not that of a folder, or a manifest that saves no reading.
+        ConfigError: there is not one url, it is not a folder's, or the manifest would save no reading.
     """
     from streamer.manifest.beside import BESIDE
 

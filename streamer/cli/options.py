@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are read."""
+"""Options that several commands share, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ SECRETS = "keep secrets in a file (@options.json) or in the environment: everybo
 
 
 def size(text: str) -> int:
-    """200GB, 8MiB, 1000.
+    """Parses 200GB, 8MiB, 1000.
 
     Raises:
-        argparse.ArgumentTypeError: not a size.
+        argparse.ArgumentTypeError: it is not a size.
     """
     return _read(lambda: parse_bytes(text))
 
 
 def size_or_auto(text: str) -> int | None:
-    """As `size`; "auto" is None."""
+    """Parses a size; "auto" becomes None."""
     return None if text == "auto" else size(text)
 
 
 def storage_options(text: str) -> dict[str, object]:
-    """JSON, or @file with JSON.
+    """Parses JSON, or @file with JSON.
 
     Raises:
-        argparse.ArgumentTypeError: no such file, or not a JSON object.
+        argparse.ArgumentTypeError: the file does not exist, or it is not a JSON object.
     """
     return _read(lambda: _storage_options(text))
 
 
 def url_or_mapping(text: str) -> str | dict[str, object]:
-    """A url, or JSON with it and options.
+    """Parses a url, or JSON with a url and options.
 
     Raises:
-        argparse.ArgumentTypeError: not a JSON object.
+        argparse.ArgumentTypeError: it is not a JSON object.
     """
     return _read(lambda: _mapping(text, "annotations")) if text.startswith("{") else text
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:
-    """The urls of a dataset, and where its manifest is."""
+    """Adds the urls of a dataset, and the place of its manifest."""
     parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")
     parser.add_argument("--manifest", metavar="URL", help="of `streamer index --out`; without it the urls are listed")
     add_sample_choice(parser)
 
 
 def add_format(parser: argparse.ArgumentParser, name: str = "--format") -> None:
-    """What StreamingDataset calls format= and extensions=."""
+    """Adds the options for StreamingDataset's format= and extensions=."""
     parser.add_argument(name, default=AUTO, metavar="NAME", help=f"{', '.join(BUILT_IN)} (default: by the names)")
     parser.add_argument(
         "--format-options",
@@ -79,7 +79,7 @@ def add_format(parser: argparse.ArgumentParser, name: str = "--format") -> None:
 
 
 def add_sample_choice(parser: argparse.ArgumentParser) -> None:
-    """What StreamingDataset calls format=, extensions=, index_errors= and shuffle=False."""
+    """Adds the options for StreamingDataset's format=, extensions=, index_errors= and shuffle=False."""
     add_format(parser)
     parser.add_argument(
         "--index-errors",
@@ -93,7 +93,7 @@ def add_sample_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def with_sample_choice(request: GetManifest, arguments: argparse.Namespace) -> GetManifest:
-    """The request for what the options of `add_sample_choice` say."""
+    """Fills the options of `add_sample_choice` into the request."""
     from msgspec.structs import replace
 
     return replace(
@@ -118,7 +118,7 @@ def _extensions(text: str) -> list[str]:
 
 
 def add_on(parser: argparse.ArgumentParser, default: str | None = "processes") -> None:
-    """Who runs tasks."""
+    """Adds the option for the executor of tasks."""
     parser.add_argument(
         "--on",
         default=default,
@@ -129,7 +129,7 @@ def add_on(parser: argparse.ArgumentParser, default: str | None = "processes") -
 
 
 def add_storage_options(parser: argparse.ArgumentParser) -> None:
-    """--storage-options, as fsspec takes them."""
+    """Adds --storage-options, in fsspec's form."""
     parser.add_argument(
         "--storage-options",
         type=storage_options,
@@ -140,7 +140,7 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_cache_dir(parser: argparse.ArgumentParser) -> None:
-    """--cache-dir."""
+    """Adds --cache-dir."""
     parser.add_argument(
         "--cache-dir",
         type=Path,
@@ -150,10 +150,10 @@ def add_cache_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def check_places(plot: Path | None, json_file: Path | None) -> None:
-    """Finds out before a long measurement whether its files can be written.
+    """Checks before a long measurement whether its files can be written.
 
     Raises:
-        ConfigError: no matplotlib, a kind of file that it does not write, or a folder that is not there.
+        ConfigError: matplotlib is missing, it does not write this kind of file, or the folder does not exist.
     """
     if plot is not None:
         try:

@@ -1,4 +1,4 @@
-"""Pictures in a terminal: two pixels per character, the upper half block in one colour on the other. No I/O."""
+"""Pictures in a terminal: two pixels per character, by an upper half block in one colour on the other. No I/O."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _RESET = "\x1b[0m"
 
 
 def half_blocks(picture: Image, columns: int, lines: int) -> Iterator[str]:
-    """The lines that show a picture as large as fits, its shape kept.
+    """Yields the lines that show a picture as large as possible in its shape.
 
     Args:
         picture: uint8 (height, width, 3).
-        columns: characters in a line.
-        lines: the most text lines; each shows two rows.
+        columns: characters per line.
+        lines: most lines of text; each shows two rows.
     """
     height, width = fitting(picture.shape[0], picture.shape[1], columns, 2 * lines)
     small = shrunk(picture, height, width)
@@ -31,14 +31,14 @@ def half_blocks(picture: Image, columns: int, lines: int) -> Iterator[str]:
 
 
 def fitting(height: int, width: int, columns: int, rows: int) -> tuple[int, int]:
-    """The largest size of the same shape within columns x rows; never larger than the picture, never odd in height."""
+    """The largest size of the same shape within columns x rows; at most the picture's, with an even height."""
     scale = min(columns / width, rows / height, 1.0)
     fitted = max(2, int(height * scale))
     return fitted - fitted % 2, max(1, int(width * scale))
 
 
 def shrunk(picture: Image, height: int, width: int) -> Image:
-    """The means of equal areas: enough for looking, and needs no library."""
+    """The means of equal areas: good enough for looking, and without a library."""
     rows = np.linspace(0, picture.shape[0], height + 1).astype(int)
     columns = np.linspace(0, picture.shape[1], width + 1).astype(int)
     return np.array(

@@ -48,12 +48,12 @@ Every option has a variable: STREAMER_CACHE_BYTES, STREAMER_SOCKET, STREAMER_HTT
 counts more than the variable, the variable more than the file.
 """
 
-# `configuration` takes these from the arguments; their names are those of `service.configuration`.
+# Arguments that `configuration` reads; their names are those in `service.configuration`.
 _OPTIONS = ("cache_dir", "cache_bytes", "memory_bytes", "socket", "group", "http", "drain_seconds")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML; see the example below")
     parser.add_argument(
         "--cache-bytes", type=_size, metavar="SIZE", help="hard limit of the cache (default: 80%% of what is free)"
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Serves until a signal ends it."""
+    """Serves until a signal arrives."""
     from streamer.service.sd_notify import Notifier
 
     environment = Environment.read()
@@ -98,10 +98,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def configuration(arguments: argparse.Namespace, environment: Environment) -> EngineConfig:
-    """The engine's configuration from the file, the environment and the command line.
+    """The engine's configuration from file, environment and command line.
 
     Raises:
-        ConfigError: a setting that there is not, or cannot be.
+        ConfigError: a setting is unknown or invalid.
     """
     from streamer.service.configuration import engine_config
 
@@ -111,7 +111,7 @@ def configuration(arguments: argparse.Namespace, environment: Environment) -> En
 
 
 def _size(text: str) -> int | str:
-    # "auto" takes back what the file says.
+    # "auto" overrides the file.
     return text if text == "auto" else size(text)
 
 

@@ -42,12 +42,12 @@ examples:
 
 _TEXT_SHOWN = 200
 _NUMBERS_SHOWN = 8
-# What a drawing takes of the terminal's lines at most.
+# Most lines of the terminal that a drawing takes.
 _DRAWN_LINES = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     add_dataset(parser)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--sample", type=int, metavar="N", help="its number in the manifest; negative: from the end")
@@ -97,7 +97,7 @@ def described(sample: dict[str, object], place: SampleLocation, manifest: Manife
 
 
 def value_text(value: object) -> str:
-    """A value in a line: type, shape, and what can be said of its content."""
+    """A value in one line: type, shape, and a summary of its content."""
     import numpy as np
 
     match value:
@@ -112,7 +112,7 @@ def value_text(value: object) -> str:
 
 
 def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineClient) -> JoinRules | None:
-    """The annotations that are named, or beside the files."""
+    """The annotations that are named, or that lie beside the files."""
     from streamer.annotations.join import JoinRules, annotations_of
     from streamer.annotations.options import Annotations
     from streamer.loader.rank.joining import find_table
@@ -124,10 +124,10 @@ def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineCli
 def _place(
     arguments: argparse.Namespace, manifest: Manifest, content: StreamedBytes, maker: SampleMaker
 ) -> SampleLocation:
-    """Which sample is meant.
+    """Locates the sample.
 
     Raises:
-        ConfigError: there is none of that number or key.
+        ConfigError: there is none with that number or key.
     """
     import numpy as np
 
@@ -150,7 +150,7 @@ def _ordinal(number: int, samples: int) -> int:
 
 
 def _lies(place: SampleLocation, manifest: Manifest) -> str:
-    """The object and the bytes."""
+    """The object, and the range of bytes."""
     extent = manifest.extent_of(place.ordinal)
     return f"  in {extent.object.url}, {extent.length:,} bytes from {extent.start:,} on, chunk {place.chunk:,}"
 
@@ -174,7 +174,7 @@ def _cut(text: str) -> str:
 
 
 def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> None:
-    """The first picture: into the file, or on an interactive terminal."""
+    """Draws the first picture, into the file or on an interactive terminal."""
     picture = _first_picture(sample)
     if out is not None:
         if picture is None:
@@ -199,10 +199,10 @@ def _first_picture(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
 
 
 def _save(picture: npt.NDArray[np.uint8], out: Path) -> None:
-    """Writes in the format of the file's ending.
+    """Writes the picture in the format of the file's extension.
 
     Raises:
-        ConfigError: no Pillow, an ending it does not know, or a folder that is not there.
+        ConfigError: Pillow is missing or does not know the extension, or the folder does not exist.
     """
     try:
         from PIL import Image

@@ -28,13 +28,13 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     add_socket(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Looks once."""
+    """Shows the statistics once."""
     with engine_client(arguments) as client:
         statistics = client.statistics()
     if arguments.json:
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def show(picture: StatusView, terminal: Terminal) -> None:
-    """The figures, then tables of datasets, peers, members of mixes and sessions where there are any."""
+    """Shows the figures, then tables of datasets, peers, members of mixes and sessions, as far as there are any."""
     for what, text in picture.lines():
         terminal.line(f"{what:<10}  {text}")
     tables = (

@@ -1,4 +1,4 @@
-"""Output of the commands: rich, where it is installed, on an interactive terminal; plain lines elsewhere."""
+"""Output of the commands: rich, if installed, on an interactive terminal; plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Protocol, TextIO
 
-# In a log file a line now and then is enough.
+# In a log file a line every few seconds suffices.
 PLAIN_INTERVAL_SECONDS = 5.0
 
 
@@ -17,7 +17,7 @@ class Progress(Protocol):
     """The progress of a running task."""
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
-        """`done` of `total` units are through; `total` None: not known yet."""
+        """Reports that `done` of `total` units are finished; `total` is None while unknown."""
         ...
 
 
@@ -25,8 +25,8 @@ class Terminal:
     """Standard output for results, standard error for progress and errors.
 
     Args:
-        out: where results go.
-        err: where progress and errors go.
+        out: stream of the results.
+        err: stream of progress and errors.
     """
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -36,31 +36,31 @@ class Terminal:
 
     @property
     def lively(self) -> bool:
-        """Interactive: colours and progress bars."""
+        """Whether it is interactive, with colours and progress bars."""
         return self.err.isatty() and find_spec("rich") is not None
 
     def line(self, text: str = "") -> None:
-        """A line of the result."""
+        """Writes a line of the result."""
         print(text, file=self.out, flush=True)
 
     def note(self, text: str) -> None:
-        """A line for the person, not for the script that reads the result."""
+        """Writes a line for the user, not for a script that reads the result."""
         if self._bar is None:
             print(text, file=self.err, flush=True)
         else:
             self._bar.line_above(text)
 
     def error(self, text: str) -> None:
-        """One clear line."""
+        """Writes an error in one line."""
         print(f"streamer: {' '.join(text.split())}", file=self.err, flush=True)
 
     @contextmanager
     def progress(self, title: str, unit: str) -> Iterator[Progress]:
-        """A bar, or lines, for one task.
+        """Shows a bar, or lines, for one task.
 
         Args:
-            title: what is being done.
-            unit: "bytes", or the plural of what is counted.
+            title: name of the task.
+            unit: "bytes", or the plural of the counted items.
         """
         if self.lively:
             with _RichProgress(title, unit, self.err) as bar:
@@ -73,7 +73,7 @@ class Terminal:
             yield _PlainProgress(title, unit, self)
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> None:
-        """Aligned columns; the first is text, the others are numbers but for those whose headers are among `words`."""
+        """Writes aligned columns; the first is text, the others are numbers unless their headers are among `words`."""
         if self.out.isatty() and find_spec("rich") is not None:
             _rich_table(headers, rows, words, self.out)
         else:
@@ -101,7 +101,7 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Se
     for column, header in enumerate(headers):
         table.add_column(header, justify="left" if column == 0 or header in words else "right")
     for row in rows:
-        # Text: what clients call themselves is no markup.
+        # Text, because names chosen by clients are not markup.
         table.add_row(*map(Text, row))
     Console(file=out).print(table)
 
@@ -114,7 +114,7 @@ def amount(count: float, unit: str) -> str:
 
 
 def progress_text(done: float, total: float | None, unit: str, text: str) -> str:
-    """How far it is, and a remark: 1.0 kB of 5.0 kB, 3 of 4 images, 17 chunks."""
+    """Progress in words, with a remark: 1.0 kB of 5.0 kB, 3 of 4 images, 17 chunks."""
     if total is None:
         shown = amount(done, unit)
     elif unit == "bytes":
@@ -125,14 +125,14 @@ def progress_text(done: float, total: float | None, unit: str, text: str) -> str
 
 
 class _PlainProgress:
-    """A line at the beginning, one every few seconds, one at the end."""
+    """A line at the beginning, one every few seconds, and one at the end."""
 
     def __init__(self, title: str, unit: str, terminal: Terminal) -> None:
         self._title, self._unit, self._terminal = title, unit, terminal
         self._next = 0.0
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
-        """Writes when it is time."""
+        """Writes a line if it is time."""
         now = time.monotonic()
         if now < self._next and done != total:
             return
@@ -170,5 +170,5 @@ class _RichProgress:
         self._bars.update(self._task, completed=done, total=total, text=progress_text(done, total, self._unit, text))
 
     def line_above(self, text: str) -> None:
-        """Writes a line that the bar does not overwrite."""
+        """Writes a line that the bar will not overwrite."""
         self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -36,7 +36,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     add_dataset(parser)
     parser.add_argument(
         "--rate-limit", type=size, default=0, metavar="SIZE", help="bytes per second from the store (default: none)"
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Warms, and says what is local now."""
+    """Warms the cache, and reports what is local now."""
     from streamer.cli.dataset import client_settings, open_manifest
     from streamer.cli.warming import Pace, Warming
     from streamer.client.engine_client import EngineClient
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def summary(chosen: WarmPlan, warmed: Warmed, seconds: float) -> list[str]:
-    """Summary: chunks made local, and chunks that do not fit."""
+    """Summary of the chunks made local, and of those that do not fit."""
     total = chosen.present_chunks + warmed.chunks + chosen.missing_chunks
     local = chosen.present_chunks + warmed.chunks
     rate = f", {format_bytes(warmed.fetched_bytes / seconds)}/s" if warmed.fetched_bytes else ""

@@ -1,4 +1,4 @@
-"""Fills a cache before the first job comes: one session of the engine over the chunks that fit."""
+"""Fills a cache before the first job: one session of the engine over the chunks that fit."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from streamer.placement.members import Member
 Integers = npt.NDArray[np.int64]
 Report = Callable[[int, int], None]
 
-# Asked for together: enough for the fetcher's whole window (256 requests of 1 MiB), little enough to see progress.
+# Bytes requested together: enough for the fetcher's whole window (256 requests of 1 MiB), few enough to see progress.
 _SLICE_BYTES = 256 * MiB
-# What is open together may take this share of the cache: the rest is for what stays.
+# Share of the cache that chunks may take while they are open together: the rest is for those that stay.
 _OPEN_SHARE = 1 / 16
-# With a rate limit a slice is what the link may take in this time: a longer burst would not be a limit.
+# With a rate limit a slice is what the link transfers in this time: longer bursts would not respect the limit.
 _BURST_SECONDS = 1.0
 
 
@@ -41,9 +41,9 @@ class WarmPlan:
 
     Attributes:
         chunks: int64 (n,), in the order of fetching.
-        file_bytes: int64 (n,), of each.
-        present_chunks: how many of the dataset were there already and are left alone.
-        missing_chunks: how many have no room.
+        file_bytes: int64 (n,), length of each file.
+        present_chunks: number of the dataset's chunks that are there already and stay.
+        missing_chunks: number of chunks that do not fit.
     """
 
     chunks: Integers
@@ -54,7 +54,7 @@ class WarmPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Warmed:
-    """Result: chunks made local, and the bytes of them that came over the network."""
+    """The result: chunks made local, and their bytes that came over the network."""
 
     chunks: int
     total_bytes: int
@@ -62,11 +62,11 @@ class Warmed:
 
 
 class Pace:
-    """Holds a mean rate from its first use on.
+    """Keeps a mean rate from its first use on.
 
     Args:
-        bytes_per_second: 0: no limit.
-        now, sleep: the clock (tests).
+        bytes_per_second: the rate; 0: no limit.
+        now, sleep: the clock (for tests).
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Pace:
                 self._sleep(early)
 
     def slice_bytes(self, limit_bytes: int) -> int:
-        """How much to ask for at a time, in a cache of this limit."""
+        """Bytes to ask for at a time, in a cache of this limit."""
         whole = max(1, min(_SLICE_BYTES, int(limit_bytes * _OPEN_SHARE)))
         return min(whole, max(1, int(self.bytes_per_second * _BURST_SECONDS))) if self.bytes_per_second else whole
 
@@ -99,14 +99,14 @@ def plan(
     below: frozenset[bytes] = frozenset(),
     places: Places | None = None,
 ) -> WarmPlan:
-    """Chooses the chunks: by the rank that decides what the cache keeps, so that no epoch exchanges them afterwards.
+    """Chooses the chunks by the rank that decides what the cache keeps, so that no epoch replaces them afterwards.
 
     Args:
         manifest: the dataset.
-        present: keys of the chunks that are in the cache.
-        room_bytes: what its chunks may take together; None: take all, those that are there first.
-        below: keys of the chunks in read-only layers, which take no room.
-        places: what chunks are to this engine among its peers: its own come first.
+        present: keys of the chunks in the cache.
+        room_bytes: bytes that its chunks may take together; None: all chunks, the present ones first.
+        below: keys of the chunks in read-only layers, which take no space.
+        places: places of the chunks among this engine's peers: its own come first.
     """
     keys = as_keys(manifest.chunk_keys)
     here, free = _among(keys, present - below), _among(keys, below)
@@ -129,12 +129,12 @@ def plan(
 
 
 def _among(keys: npt.NDArray[np.bytes_], wanted: Collection[bytes]) -> npt.NDArray[np.bool_]:
-    # numpy drops the zero bytes at the end of a text.
+    # numpy drops the zero bytes at the end of a string.
     return np.fromiter((bytes(key).ljust(16, b"\0") in wanted for key in keys), np.bool_, len(keys))
 
 
 def file_bytes(manifest: Manifest) -> Integers:
-    """int64 (chunks,): what each takes as a file."""
+    """int64 (chunks,): length of each chunk's file."""
     return chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES
 
 
@@ -147,10 +147,10 @@ class Warming:
     """One session that reads every chunk of a plan once. Used by one thread.
 
     Args:
-        client: the connection to the engine; stays open.
+        client: connection to the engine; stays open.
         manifest: the dataset.
-        pace: how fast.
-        target: copy the chunks there while they are local; None: only make them local.
+        pace: the rate.
+        target: folder to copy the chunks to while they are local; None: only make them local.
     """
 
     def __init__(self, client: EngineClient, manifest: Manifest, pace: Pace, target: Path | None = None) -> None:
@@ -163,13 +163,13 @@ class Warming:
         self._known = 0
 
     def run(self, report: Report) -> tuple[WarmPlan, Warmed]:
-        """Makes all chunks local that the cache keeps (with a target: all), slice by slice.
+        """Makes all chunks local that the cache keeps (with a target: all chunks), slice by slice.
 
         Args:
             report: called with (bytes done, bytes).
 
         Raises:
-            StreamerError: the store or the cache fails; CacheError: a chunk could not be copied.
+            StreamerError: the store or the cache failed; CacheError: a chunk could not be copied.
         """
         own, *layers = _folders(self._client)
         present, below = present_keys(own), frozenset[bytes]().union(*map(present_keys, layers))
@@ -184,7 +184,7 @@ class Warming:
         try:
             slices = list(cut(chosen.file_bytes, self._pace.slice_bytes(limit)))
             if slices and not everything:
-                # How much stays free for what is on its way is known when the engine knows the first chunks.
+                # How much must stay free for chunks in flight is known when the engine knows the first chunks.
                 self._extend(session, 1, slices, chosen.chunks)
                 chosen = plan(self._manifest, present, max(limit - self._counter("staging_bytes"), 0), below, places)
                 slices = list(cut(chosen.file_bytes, self._pace.slice_bytes(limit)))
@@ -193,7 +193,7 @@ class Warming:
             session.close()
 
     def _places(self) -> Places | None:
-        """Of an engine among peers: each then keeps other chunks, and together they hold more."""
+        """The places of an engine among peers: each keeps other chunks, and together they hold more."""
         members = [
             (Member(str(row["member"]), "", int(_number(row["limit_bytes"]))), row["here"])
             for row in cast("list[dict[str, object]]", self._client.statistics().get("homes", []))
@@ -206,7 +206,7 @@ class Warming:
     def _read(self, session: Session, chosen: WarmPlan, slices: Sequence[slice], report: Report) -> Warmed:
         total, done = int(chosen.file_bytes.sum()), 0
         for number, part in enumerate(slices):
-            # The engine fetches ahead what it knows of: with a limit, nothing more.
+            # The engine fetches ahead what it knows: with a limit, nothing more.
             self._extend(session, number + (1 if self._pace.bytes_per_second else 2), slices, chosen.chunks)
             session.wait(number)
             self._take(chosen.chunks[part])
@@ -218,7 +218,7 @@ class Warming:
         return Warmed(chunks=len(chosen.chunks), total_bytes=total, fetched_bytes=sum(self._fetched.values()))
 
     def _extend(self, session: Session, upto: int, slices: Sequence[slice], chunks: Integers) -> None:
-        """Tells the engine of the slices below `upto`; each is a step and an epoch."""
+        """Sends the engine the slices below `upto`; each is a step and an epoch."""
         while self._known < min(upto, len(slices)):
             wanted = chunks[slices[self._known]]
             steps = np.full(len(wanted), self._known, np.int64)
@@ -226,7 +226,7 @@ class Warming:
             self._known += 1
 
     def _take(self, chunks: Integers) -> None:
-        """Copies what is local and leased now."""
+        """Copies chunks that are local and leased now."""
         if self._target is None:
             return
         missing = {self._manifest.chunk_keys[chunk].tobytes() for chunk in chunks}
@@ -242,7 +242,7 @@ class Warming:
             )
 
     def _count(self) -> None:
-        """The cost of the present slice; to be called before its leases end."""
+        """Counts the bytes of the present slice; must be called before its leases end."""
         sessions = cast("list[dict[str, object]]", self._client.statistics()["sessions"])
         for entry in sessions:
             if entry["consumer"] == self._consumer:
@@ -254,13 +254,13 @@ class Warming:
 
 
 def _folders(client: EngineClient) -> list[Path]:
-    """The cache folder and the layers below it; not the memory fallback of a full disk."""
+    """The cache folder and the layers below it, without the memory fallback of a full disk."""
     own, *rest = client.roots()
     return [own, *(root for root in rest if (root / ROOT_ID).exists())]
 
 
 def cut(sizes: Integers, slice_bytes: int) -> Iterator[slice]:
-    """Cuts a row of chunks into runs of at most `slice_bytes`, or of one chunk."""
+    """Cuts a sequence of chunks into runs of at most `slice_bytes`, or of one chunk."""
     start, held = 0, 0
     for i, size in enumerate(sizes.tolist()):
         if i > start and held + size > slice_bytes:

@@ -1,6 +1,6 @@
 """A recoder: `python -m streamer.recode SOCKET MEMORY`, two inherited descriptors.
 
-It waits for one job at a time and ends with its socket, in the middle of a job, too.
+It waits for one job at a time and ends with its socket, even in the middle of a job.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Process:
     def __init__(self, end: socket.socket, memory: SharedMemory) -> None:
         self._end, self._memory = end, memory
         self._recoders = Recoders()
-        # While it works anything that happens to the socket, which can only be its end, kills this process.
+        # During a job any event on the socket, which can only be its end, kills this process.
         fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
         self._flags = fcntl.fcntl(end, fcntl.F_GETFL)
 
@@ -67,7 +67,7 @@ class Process:
         return Done(written, samples, time.process_time() - started)
 
     def _behind(self, start: int, length: int) -> memoryview:
-        """Copied, because the records overwrite it."""
+        """Copies the bytes, because the records overwrite them."""
         return memoryview(bytes(self._memory.view(start + length)[start:]))
 
 
@@ -83,7 +83,7 @@ class _Outbox:
 
 
 def _content(descriptors: list[int], length: int) -> memoryview:
-    """The first bytes of a file, which is closed."""
+    """The first bytes of a file, which is then closed."""
     try:
         return mapped(descriptors[0], length)
     finally:
@@ -91,7 +91,7 @@ def _content(descriptors: list[int], length: int) -> memoryview:
 
 
 def limit_memory(job: Job) -> None:
-    """Bounds what this process has by the libraries, the fetched bytes, the records twice and where they go."""
+    """Limits this process to the libraries, the fetched bytes, and twice the records."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _LIBRARY_BYTES + job.fetch_bytes + 3 * job.most_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> None:
     for descriptor in (end, memory):
         os.set_inheritable(descriptor, False)
     Process(socket.socket(fileno=end), SharedMemory("memory", memory)).serve()
-    # Nothing is to be cleaned up: the memory belongs to the engine.
+    # Nothing has to be cleaned up: the memory belongs to the engine.
     os._exit(0)
 
 

@@ -1,8 +1,8 @@
-"""What the engine and a recoder tell each other: one msgpack datagram each way per job.
+"""The messages between the engine and a recoder: one msgpack datagram each way per job.
 
-The job itself, with its hints and facts, is where the records go: it may be longer than a datagram. So are the fetched
-bytes of a short chunk, behind the job; of others the datagram brings the descriptor of the memory that they were
-fetched into.
+The job itself, with its hints and facts, is in the shared memory, because it may be longer than a datagram. So are the
+fetched bytes of a short chunk, behind the job; for longer ones the datagram carries the descriptor of the memory that
+they were fetched into.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from streamer.manifest.model import Chunk, Facts
 from streamer.manifest.protocols import Examine
 from streamer.manifest.table import Manifest
 
-# Of an answer; an error's text is cut to fit.
+# Longest answer; an error's text is cut to fit.
 MOST_ANSWER_BYTES = 16 << 10
 MOST_TEXT = 2000
-# Records may be this many times as long as planned, and this much longer.
+# Records may be this many times as long as planned, plus this much.
 MOST_RATIO = 4
 MOST_EXTRA_BYTES = 64 << 20
 
@@ -29,12 +29,12 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         format: name of the format.
-        options: of the format.
-        facts: of the dataset.
-        hint: of the chunk; see `manifest.blocks`.
-        samples: of the chunk; -1: unknown.
-        fetch_bytes: of the chunk.
-        planned_bytes: of its records and their table.
+        options: options of the format.
+        facts: facts about the dataset.
+        hint: hint of the chunk; see `manifest.blocks`.
+        samples: samples in the chunk; -1 if unknown.
+        fetch_bytes: fetched bytes of the chunk.
+        planned_bytes: planned length of its records and their table.
     """
 
     format: str
@@ -61,7 +61,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def examine(cls, asked: Examine) -> Job:
-        """For an index: an object as one block, of which nothing is known."""
+        """The job of an index: an object as one block, about which nothing is known."""
         size = asked.object.size
         hint = encode_hints([Block(((0, size),), -1, 0, asked.hint)])
         planned_bytes = (MOST_RECORD_BYTES - MOST_EXTRA_BYTES) // MOST_RATIO
@@ -69,17 +69,17 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def most_bytes(self) -> int:
-        """What the records and their table may take; less than 4 GiB, because starts are uint32."""
+        """Most bytes of the records and their table; less than 4 GiB, because starts are uint32."""
         return min(MOST_RATIO * self.planned_bytes + MOST_EXTRA_BYTES, (1 << 32) - 1)
 
     @property
     def most_seconds(self) -> float:
-        """After this time a recoder counts as hanging."""
+        """Time after which a recoder counts as hanging."""
         return 60.0 + (self.fetch_bytes + self.planned_bytes) / (1 << 20)
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """There is a job, in the first `job_bytes` of the shared memory."""
+    """A job is in the first `job_bytes` of the shared memory."""
 
     job_bytes: int
 
@@ -88,9 +88,9 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The records and their table are in the shared memory.
 
     Attributes:
-        local_bytes: of both.
-        samples: how many.
-        cpu_seconds: that it took.
+        local_bytes: length of both.
+        samples: number of samples.
+        cpu_seconds: CPU time of the job.
     """
 
     local_bytes: int
@@ -99,12 +99,12 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """There are no records.
+    """The job failed, so there are no records.
 
     Attributes:
-        kind: name of the error's class.
-        message: why.
-        block: number of the block in the chunk; -1: all of them.
+        kind: class name of the error.
+        message: reason of the failure.
+        block: number of the block in the chunk; -1 for all of them.
     """
 
     kind: str
@@ -121,24 +121,24 @@ _ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Done | Refuse
 
 
 def encode(message: Job | Start | Answer) -> bytes:
-    """As it is sent."""
+    """Encodes a message for sending."""
     return _ENCODER.encode(message)
 
 
 def decode_job(raw: bytes) -> Job:
-    """What the shared memory begins with."""
+    """Decodes the job at the beginning of the shared memory."""
     return _JOB.decode(raw)
 
 
 def decode_start(raw: bytes) -> Start:
-    """What the engine sends."""
+    """Decodes a message from the engine."""
     return _START.decode(raw)
 
 
 def decode_answer(raw: bytes) -> Answer:
-    """What a recoder sends.
+    """Decodes a message from a recoder.
 
     Raises:
-        msgspec.MsgspecError: something else.
+        msgspec.MsgspecError: it is something else.
     """
     return _ANSWER.decode(raw)

@@ -1,4 +1,4 @@
-"""The recoders of an engine: one job at a time each, more of them while jobs wait."""
+"""The recoders of an engine, each with one job at a time; more are started while jobs wait."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from streamer.recode.process import Content, RecoderEndedError, RecoderProcess
 from streamer.recode.results import Recoded, checked, examining, failure
 from streamer.recode.shared import KEPT_BYTES
 
-# The rest of the cores is for the trainer's workers, which decode every sample of every epoch.
+# The other cores are for the trainer's workers, which decode every sample of every epoch.
 _CORES_EACH = 4
 _MOST = 8
-# Another recoder takes half a second to start: for less waiting it is not worth it.
-_PATIENCE_SECONDS = 0.5
+# Another recoder takes half a second to start, so it is not worth it for a shorter wait.
+_LEAST_WAIT_SECONDS = 0.5
 _IDLE_SECONDS = 60.0
 _TRIES = 2
 
@@ -34,12 +34,12 @@ class RecodeStatistics(msgspec.Struct):
     """Counts since the start.
 
     Attributes:
-        recoded_chunks: made.
-        recoded_bytes: fetched bytes of them.
-        record_bytes: of their records.
-        recode_cpu_seconds: of the recoders.
-        recode_busy_seconds: that a recoder had a job, until its records were published.
-        recode_failures: tries that made none.
+        recoded_chunks: number of recoded chunks.
+        recoded_bytes: their fetched bytes.
+        record_bytes: bytes of their records.
+        recode_cpu_seconds: CPU time of the recoders.
+        recode_busy_seconds: time in which a recoder had a job, until its records were published.
+        recode_failures: tries without a result.
     """
 
     recoded_chunks: int = 0
@@ -50,7 +50,7 @@ class RecodeStatistics(msgspec.Struct):
     recode_failures: int = 0
 
     def add(self, job: Job, done: Done) -> None:
-        """One chunk."""
+        """Counts one chunk."""
         self.recoded_chunks += 1
         self.recoded_bytes += job.fetch_bytes
         self.record_bytes += done.local_bytes
@@ -58,7 +58,7 @@ class RecodeStatistics(msgspec.Struct):
 
 
 class _Waiting(msgspec.Struct):
-    """A job without recoder."""
+    """A job without a recoder."""
 
     due: Due
     job_bytes: int
@@ -70,13 +70,13 @@ class RecoderPool:
     """Starts recoders when they are needed, and ends them when they are not. Owned by the engine, on its loop.
 
     Args:
-        memory_bytes: what the chunks that are being recoded may take together; a larger one is recoded alone. None: as
-            much as those that are being fetched.
-        most: recoders; None: a quarter of the cores.
+        memory_bytes: total bytes of the chunks that are being recoded; a larger one is recoded alone. None: as much as
+            for those that are being fetched.
+        most: number of recoders; None: a quarter of the cores.
 
     Attributes:
-        count: what was recoded since the start.
-        most: recoders.
+        count: counts since the start.
+        most: largest number of recoders.
     """
 
     def __init__(self, memory_bytes: int | None, most: int | None = None) -> None:
@@ -85,7 +85,7 @@ class RecoderPool:
         self.most = most or min(_MOST, max(1, usable_cores() // _CORES_EACH))
         self._used_bytes = 0
         self._recoders: list[RecoderProcess] = []
-        # The one used last at the end, each with the timer that ends it.
+        # The one used last is at the end; each has the timer that ends it.
         self._idle: dict[RecoderProcess, asyncio.TimerHandle] = {}
         self._waiting: list[_Waiting] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -113,21 +113,21 @@ class RecoderPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the recoders that run."""
+        """Pids of the running recoders."""
         return [recoder.pid for recoder in self._recoders if recoder.pid is not None]
 
     @asynccontextmanager
     async def recode(self, job: Job, chunk: Chunk, content: Content, *, due: Due) -> AsyncIterator[Recoded]:
-        """Recodes a chunk; the records stay until the end of the context.
+        """Recodes a chunk; the records exist until the end of the context.
 
         Args:
-            job: what to do.
-            chunk: where the bytes are from.
-            content: its fetched bytes; they stay as they are until the end of the context.
-            due: when its first reader needs it, on the loop's clock.
+            job: the job.
+            chunk: origin of the bytes.
+            content: its fetched bytes; they must not change before the end of the context.
+            due: time on the loop's clock at which its first reader needs it.
 
         Raises:
-            RecodeError: two recoders could not do it; names object, range, format and reason.
+            RecodeError: two recoders failed; names object, range, format and reason.
             ConfigError: the format, or a library of it, is not installed where the engine runs.
         """
         size = job.fetch_bytes + 2 * job.planned_bytes
@@ -152,12 +152,12 @@ class RecoderPool:
         """Recodes an object as one block, and counts its samples.
 
         Args:
-            asked: by an index.
+            asked: request of an index.
             content: the whole object.
 
         Raises:
             ManifestError: it cannot be decoded; with a "reason" among its details.
-            ConfigError: as `recode`.
+            ConfigError: see `recode`.
         """
         now = self._loop.time()
         with examining(asked) as chunk:
@@ -165,7 +165,7 @@ class RecoderPool:
                 return made.examined
 
     async def _run(self, process: RecoderProcess, content: Content, job: Job, chunk: Chunk) -> Done:
-        """Tries in a fresh process once more."""
+        """Runs a job; tries once more in a new process."""
         failures = []
         for _ in range(_TRIES):
             try:
@@ -206,7 +206,7 @@ class RecoderPool:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Gives recoders to the jobs that are due first, while there are some and their memory is free."""
+        """Assigns recoders to the jobs that are due first, while there are some and their memory is free."""
         while self._waiting:
             first = min(self._waiting, key=lambda job: job.due())
             if self._used_bytes and self._used_bytes + first.job_bytes > self._memory_bytes:
@@ -218,18 +218,18 @@ class RecoderPool:
             first.granted.set_result(recoder)
 
     def _free_recoder(self) -> RecoderProcess | None:
-        """An idle recoder, the one used last; else a new one, if jobs have waited for long; else None."""
+        """An idle recoder, the one used last; otherwise a new one, if jobs have waited for long; otherwise None."""
         if self._idle:
             recoder, timer = self._idle.popitem()
             timer.cancel()
             return recoder
         if len(self._recoders) >= self.most:
             return None
-        patience = min(job.since for job in self._waiting) + _PATIENCE_SECONDS - self._loop.time()
-        if self._recoders and patience > 0:
+        remaining = min(job.since for job in self._waiting) + _LEAST_WAIT_SECONDS - self._loop.time()
+        if self._recoders and remaining > 0:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._loop.call_later(patience, self._dispatch)
+            self._timer = self._loop.call_later(remaining, self._dispatch)
             return None
         self._recoders.append(RecoderProcess())
         return self._recoders[-1]

@@ -1,4 +1,4 @@
-"""Memory that the engine and a recoder share: a file without a name. It has the job, then the records."""
+"""Memory that the engine and a recoder share: a file without a name, with the job, then the records."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import numpy as np
 
 from streamer import linux
 
-# Kept from job to job: new pages cost 2 s/GB of CPU (shared machine, 2026-11-22). A longer chunk gives the rest back.
+# Bytes kept from job to job: new pages cost 2 s/GB of CPU (shared machine, 2026-11-22). A longer chunk returns the
+# rest.
 KEPT_BYTES = 32 << 20
-# Shorter buffers are copied without leaving the GIL: numpy takes a microsecond for each.
+# Shorter buffers are copied without releasing the GIL: numpy takes a microsecond for each.
 _LARGE_BYTES = 16 << 10
 
 Buffer = memoryview | bytes
 
 
 class SharedMemory:
-    """One file in memory; grows as it is written, and never shrinks: a mapping of it is never cut off.
+    """A file in memory that grows as it is written, and never shrinks, so that a mapping of it is never cut off.
 
     Args:
-        name: as `/proc/<pid>/fd` shows it.
-        descriptor: of one that another process has made; None: a new one.
+        name: name in `/proc/<pid>/fd`.
+        descriptor: descriptor of a file that another process has made; None: a new file.
     """
 
     def __init__(self, name: str, descriptor: int | None = None) -> None:
@@ -40,7 +41,7 @@ class SharedMemory:
     def write(self, buffers: Sequence[Buffer], at: int = 0) -> int:
         """Writes buffers one after the other from offset `at`; returns where they end.
 
-        Through the mapping: `pwritev` takes .168 CPU s/GB, this .033 (8 MiB, busy machine, 2026-11-23).
+        It writes through the mapping: `pwritev` takes .168 CPU s/GB, this .033 (8 MiB, busy machine, 2026-11-23).
         """
         end = at + sum(map(len, buffers))
         if os.fstat(self.descriptor).st_size < end:
@@ -60,18 +61,18 @@ class SharedMemory:
         return memoryview(self._mapped(length))[:length].toreadonly() if length else memoryview(b"")
 
     def trim(self) -> None:
-        """Frees the memory beyond `KEPT_BYTES`; the file stays as long as it is, full of zeros there."""
+        """Frees the memory beyond `KEPT_BYTES`; the file keeps its length, with zeros there."""
         length = os.fstat(self.descriptor).st_size
         if length > KEPT_BYTES:
             linux.free_pages(self._mapped(length), KEPT_BYTES, length - KEPT_BYTES)
 
     def close(self) -> None:
-        """Views of it stay valid."""
+        """Closes the file; views stay valid."""
         self._mapping = None
         os.close(self.descriptor)
 
     def _mapped(self, length: int) -> mmap.mmap:
-        """At least the first bytes of the file; kept, because the first use of each page costs a fault.
+        """At least the first bytes of the file, mapped; kept, because the first use of each page costs a fault.
 
         Raises:
             ValueError: there are fewer.
@@ -83,7 +84,7 @@ class SharedMemory:
 
 
 def mapped(descriptor: int, length: int) -> memoryview:
-    """The first bytes of a file, read-only; unmapped with the last view of them.
+    """The first bytes of a file, read-only; unmapped with their last view.
 
     Raises:
         ValueError: there are fewer.

@@ -1,1 +1,1 @@
-"""`streamer doctor`: what this machine has and lacks, and what to do about it."""
+"""`streamer doctor`: reports what this machine has and lacks, and what to do about it."""

@@ -33,7 +33,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     parser.add_argument("url", nargs="?", metavar="URL", help="a prefix, an object, or a pattern")
     parser.add_argument("--json", action="store_true", help="one JSON array, for programs")
     add_storage_options(parser)
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Checks everything; the exit code is 1 where a line is a problem."""
+    """Makes all checks; the exit code is 1 if a finding is a problem."""
     import asyncio
 
     from streamer.cli.dataset import client_settings

@@ -1,10 +1,10 @@
-"""What a check of `streamer doctor` says."""
+"""A result of a check of `streamer doctor`."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-# "optional" is not installed, and not needed for most; "problem" ends a job, "warning" slows it down or may end it.
+# "optional" is not installed, and rarely needed; "problem" ends a job, "warning" slows it down or may end it.
 State = Literal["ok", "optional", "warning", "problem"]
 
 
@@ -13,9 +13,9 @@ class Finding(NamedTuple):
 
     Attributes:
         state: how serious it is.
-        subject: what was looked at, in a word or two.
-        fact: what was found, with numbers; never a secret.
-        advice: what to do; "" where nothing is.
+        subject: what was checked, in a word or two.
+        fact: the result, with numbers; never a secret.
+        advice: what to do; "" if nothing.
     """
 
     state: State

@@ -1,4 +1,4 @@
-"""Which optional libraries are installed: the extras of this distribution, as its own metadata names them."""
+"""Checks the optional libraries: the extras of this distribution, as listed in its own metadata."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from streamer.cli.doctor.finding import Finding
 _DISTRIBUTION = "streamer-data"
 _NAME = re.compile(r"[\w.-]+")
 _EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
-# What these install is for those who change streamer.
+# These extras are for developers of streamer.
 _NOT_SHOWN = ("dev", "demo", "fuzz")
 
 
 def library_findings() -> Iterator[Finding]:
-    """Yields each extra with the versions that are installed, or with what is missing."""
+    """Yields each extra with the installed versions, or with what is missing."""
     try:
         required = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
@@ -33,10 +33,10 @@ def library_findings() -> Iterator[Finding]:
 
 
 def extras(required: list[str]) -> dict[str, list[str]]:
-    """The distributions of each extra, without extras that are made of others.
+    """The distributions of each extra, without extras that consist of others.
 
     Args:
-        required: requirements with markers, as `importlib.metadata.requires` has them.
+        required: requirements with markers, from `importlib.metadata.requires`.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for line in required:

@@ -19,9 +19,9 @@ from streamer.errors import StreamerError
 if TYPE_CHECKING:
     from streamer.client.settings import ClientSettings
 
-# A stock DataLoader passes batches through /dev/shm; containers have 64 MB of it by default.
+# A stock DataLoader passes batches through /dev/shm, which has 64 MB in containers by default.
 _SHM_BYTES = GiB
-# Connections, chunk files and the catalog of an engine, and 256 workers.
+# Enough for connections, chunk files and the catalog of an engine, and 256 workers.
 _DESCRIPTORS = 4096
 # A rank, its workers and the engine have some threads each.
 _PROCESSES = 4096
@@ -33,7 +33,7 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "f
 
 
 def machine_findings(settings: ClientSettings) -> Iterator[Finding]:
-    """Yields what this machine has; the engine that `settings` name is started last, or asked where it runs."""
+    """Yields the findings; the engine that `settings` name is started last, or asked if it is running."""
     yield _python()
     yield _torch()
     yield _memory()
@@ -134,7 +134,7 @@ def _cache_folder(folder: Path) -> Iterator[Finding]:
 
 
 def filesystem_of(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """The type of the file system that holds a folder, "unknown" without /proc."""
+    """The type of the file system of a folder, "unknown" without /proc."""
     path, kind, longest = os.path.realpath(folder), "unknown", -1
     try:
         lines = mounts.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Checks of a url: who asks, where, how long the answer takes, and by how much the clocks differ."""
+"""Checks of a url: credentials, address, time of an answer, and difference of the clocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streamer.manifest.model import ObjectRecord
     from streamer.store import ObjectStore
 
-# S3 refuses requests that are signed with a time more than 15 minutes away.
+# S3 refuses requests signed with a time that differs by more than 15 minutes.
 _SKEW_SECONDS = 60.0
 _CLOCK_SECONDS = 5.0
 _STS_SECONDS = 3.0
@@ -51,7 +51,7 @@ async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]
 
 
 def access_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
-    """Says who asks and until when, and which server is asked; empty for urls that only fsspec reads."""
+    """Reports the credentials, their end, and the server; empty for urls that only fsspec reads."""
     address = split(url)
     if (kind := family(address.scheme)) is None:
         return []
@@ -59,12 +59,12 @@ def access_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
     try:
         found = [] if kind == "http" else list(credential_findings(address, translation))
         return [*found, *_clock(_endpoint(address, translation))]
-    except StreamerError as error:  # options and configuration that make no address
+    except StreamerError as error:  # options and configuration do not make an address
         return [Finding("problem", "endpoint", str(error), _PAGE)]
 
 
 def credential_findings(address: Address, translation: Translation) -> Iterator[Finding]:
-    """Where they come from and when they end; none is shown."""
+    """The origin and the end of the credentials; their values are not shown."""
     find = finder_of(address, translation)
     if find is None:
         anonymous = translation.config.get("skip_signature")
@@ -81,7 +81,7 @@ def credential_findings(address: Address, translation: Translation) -> Iterator[
         yield Finding("warning", "credentials", fact, _PAGE)
         return
     yield _found(issued)
-    # Another store's keys are nothing for AWS, wherever its endpoint is named: options, environment or profile.
+    # Another store's keys are not for AWS, whether options, environment or profile name its endpoint.
     if isinstance(issued.credentials, Keys) and _is_aws(places.find(address, translation, issued.region)):
         yield _identity(issued.credentials, issued.region)
 
@@ -91,7 +91,7 @@ def _is_aws(place: places.Place) -> bool:
 
 
 def _identity(keys: Keys, region: str | None) -> Finding:
-    """Asks STS whose keys they are, which every identity may (GetCallerIdentity needs no permission)."""
+    """Asks STS for the owner of the keys, which every identity may do (GetCallerIdentity needs no permission)."""
     try:
         from botocore.config import Config
         from botocore.session import Session
@@ -128,7 +128,7 @@ def _found(issued: Issued[object]) -> Finding:
 
 
 def _endpoint(address: Address, translation: Translation) -> str:
-    """A server of the store, which says the time."""
+    """A server of the store, which tells the time."""
     kind = family(address.scheme)
     if kind == "http":
         return address.root
@@ -141,12 +141,12 @@ def _endpoint(address: Address, translation: Translation) -> str:
 
 
 def _clock(endpoint: str) -> Iterator[Finding]:
-    """The difference between this machine's clock and that of the store, which refuses signatures of another time."""
+    """The difference between this machine's clock and the store's, which refuses signatures of another time."""
     host = urlsplit(endpoint).netloc.rpartition("@")[2]
     try:
         with urlopen(Request(endpoint, method="HEAD"), timeout=_CLOCK_SECONDS) as answer:
             date = answer.headers["Date"]
-    except HTTPError as refusal:  # an answer too, and it has the time
+    except HTTPError as refusal:  # also an answer, and it has the time
         date = refusal.headers["Date"]
         refusal.close()
     except OSError as error:

@@ -14,9 +14,9 @@ from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore
 
-# A range that every store sends at once: what is left is the way there and back and the store's own time.
+# A range that every store sends at once: its time is that of the round trip and of the store itself.
 _PROBE_BYTES = 1024
-# Objects looked at: enough for any number of connections, few enough for a prefix of millions.
+# Number of objects used: enough for any number of connections, few enough for a prefix of millions.
 _LISTED_OBJECTS = 1000
 
 
@@ -25,8 +25,8 @@ class Latency:
     """Seconds until the first byte of a small range, one request at a time.
 
     Attributes:
-        requests: that were measured, on a connection that was open.
-        first_seconds: of the request before them, which finds the name, connects, and shakes hands for TLS.
+        requests: number of measured requests, on an open connection.
+        first_seconds: time of the request before them, which resolves the name, connects and makes the TLS handshake.
     """
 
     requests: int
@@ -38,16 +38,16 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One combination, measured.
+    """The measurement of one combination.
 
     Attributes:
-        client: "curl", "obstore", "fsspec", or "file".
+        client: name of the client: "curl", "obstore", "fsspec" or "file".
         connections: requests in flight.
-        range_bytes: of each.
-        received_bytes, seconds: within the time.
-        cpu_seconds: of this process over it, TLS included.
-        requests: begun.
-        errors: failed, by the name of their class (throttled, timed out, ...).
+        range_bytes: length of each range.
+        received_bytes, seconds: bytes received within this time.
+        cpu_seconds: CPU time of this process meanwhile, including TLS.
+        requests: requests begun.
+        errors: failed requests, by the name of their class (throttled, timed out, ...).
     """
 
     client: str
@@ -61,18 +61,18 @@ class Cell:
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes received."""
+        """Bytes received per second."""
         return self.received_bytes / self.seconds
 
     @property
     def cpu_seconds_per_gb(self) -> float:
-        """Its cost."""
+        """CPU time per gigabyte."""
         return self.cpu_seconds / max(self.received_bytes, 1) * 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One endpoint of a store that has two: in the open, or over TLS."""
+    """One endpoint of a store that has two: plain, or with TLS."""
 
     scheme: str
     latency: Latency
@@ -80,10 +80,10 @@ class Way:
 
 
 class Ranges:
-    """An endless walk over the objects, range after range; never twice the same before all of them had their turn.
+    """An endless sequence of ranges of the objects, which repeats none before all of them had their turn.
 
     Args:
-        objects: what there is.
+        objects: the objects.
         range_bytes: length of a range; an object's last one may be shorter.
     """
 
@@ -100,7 +100,7 @@ class Ranges:
 
 
 def joined(parts: Sequence[Cell]) -> Cell:
-    """One combination that was measured in several goes."""
+    """Joins the parts of a combination that was measured several times."""
     return replace(
         parts[0],
         received_bytes=sum(part.received_bytes for part in parts),
@@ -112,10 +112,10 @@ def joined(parts: Sequence[Cell]) -> Cell:
 
 
 async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
-    """The first objects below a url that are not empty, the largest first.
+    """The first non-empty objects below a url, the largest first.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are none.
         StoreError: the store refuses.
     """
     found: list[ObjectRecord] = []
@@ -129,7 +129,7 @@ async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
 
 
 async def measure_latency(store: ObjectStore, objects: Sequence[ObjectRecord], requests: int) -> Latency:
-    """One small range after the other, on a connection that is open but for the first."""
+    """Requests one small range after the other; every connection but the first is open."""
     walk = itertools.cycle(objects)
     first, *waits = [await _one_byte(store, next(walk)) for _ in range(requests + 1)]
     ordered = sorted(waits)
@@ -149,9 +149,9 @@ async def measure_cell(
 
     Args:
         store: opened by the caller.
-        walk: where the next range is.
-        shape: client's name, requests in flight, bytes of a range.
-        seconds: how long.
+        walk: yields the next range.
+        shape: the client's name, requests in flight, bytes of a range.
+        seconds: duration.
     """
     client, connections, range_bytes = shape
     meter = _Meter(store, walk)
@@ -193,7 +193,7 @@ class _Meter:
         self.errors: list[str] = []
 
     async def keep_reading(self) -> None:
-        """Range after range, until cancelled."""
+        """Requests range after range until cancelled."""
         while True:
             target, start, stop = next(self._walk)
             self.requests += 1
@@ -205,7 +205,7 @@ class _Meter:
                 self.errors.append(type(error).__name__)
                 if len(self.errors) > self.MAX_ERRORS:
                     raise
-            # A store that has all at hand (a local file) would never let the clock run.
+            # A store that answers at once (a local file) would never let the loop run.
             await asyncio.sleep(0)
 
     def _count(self, piece: bytes | memoryview) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from streamer.cli.link.meter import Cell, Latency, Way
 from streamer.config import FetchConfig, MiB, format_bytes
 
-# More connections or longer ranges must bring this much to be worth it.
+# More connections or longer ranges must gain this much to be worth it.
 _WORTH = 0.92
 # S3 standard, us-east-1, 2025: 0.0004 USD per 1,000 GET requests.
 _GET_PRICE_USD = 0.4e-6
@@ -19,15 +19,15 @@ CELL_HEADERS = ("connections x range", "MB/s", "CPU s/GB", "requests", "failed")
 
 @dataclass(frozen=True, kw_only=True)
 class LinkFigures:
-    """Everything that was measured of one url.
+    """All measurements of one url.
 
     Attributes:
-        url: what was read.
-        latency: of a small range.
-        single: one connection.
-        grid: combinations of connections and ranges with the client that "auto" takes here.
-        clients: the same combination with each client; empty where there is only one.
-        ways: the same combination over http and https; empty where only one was named.
+        url: the url that was read.
+        latency: latency of a small range.
+        single: measurement of one connection.
+        grid: combinations of connections and ranges with the client that "auto" chooses here.
+        clients: the same combination with each client; empty if there is only one.
+        ways: the same combination over http and https; empty if only one was named.
     """
 
     url: str
@@ -39,7 +39,7 @@ class LinkFigures:
 
 
 def cell_row(cell: Cell) -> tuple[str, ...]:
-    """A line of the table."""
+    """A row of the table."""
     return (
         f"{cell.connections} x {_size(cell.range_bytes)}",
         f"{cell.bytes_per_second / 1e6:,.0f}",
@@ -79,7 +79,7 @@ def advice(figures: LinkFigures) -> list[str]:
 
 
 def save_plot(figures: LinkFigures, path: Path) -> None:
-    """Rate over connections, a curve per range, and the price in CPU beside it."""
+    """Saves a plot of the rate over connections, a curve per range, with the cost in CPU beside it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -103,7 +103,7 @@ def save_plot(figures: LinkFigures, path: Path) -> None:
 
 
 def _settings(chosen: Cell, grid: Sequence[Cell]) -> list[str]:
-    """The defaults, where they do; else what to write for `streamer serve --config`."""
+    """The defaults, if they suffice; otherwise the lines for `streamer serve --config`."""
     default = FetchConfig()
     usual = [cell for cell in grid if default.range_bytes / 2 <= cell.range_bytes <= 2 * default.range_bytes]
     changes = []
@@ -131,7 +131,7 @@ def _faults(grid: Sequence[Cell]) -> list[str]:
 
 
 def _clients(clients: Sequence[Cell], auto: str) -> list[str]:
-    """The client that costs the least CPU of those that are about as fast as the fastest, and the one that is taken."""
+    """The client with the least CPU among those about as fast as the fastest, and the one that "auto" chooses."""
     served = [cell for cell in clients if cell.received_bytes]
     if len(served) < 2:
         return []

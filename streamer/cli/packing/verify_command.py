@@ -27,7 +27,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     parser.add_argument("url", metavar="URL", help="of the shards")
     parser.add_argument("--every", action="store_true", help="read every sample")
     add_on(parser)
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Verifies, and says what was compared."""
+    """Verifies, and reports what was compared."""
     from streamer.executors.runner import runner
     from streamer.shards.destination import folder_url
     from streamer.shards.settle import waited
