@@ -27,7 +27,7 @@ help:
 	@echo "make bench        the benchmarks, one after the other; results in benchmarks/results/"
 	@echo "make test-faults  the slow tests: faults, kills, end to end"
 	@echo "make test-clouds  the tests against emulators of the clouds' stores"
-	@echo "make test-pages   README and pages as printed, in an environment made from a wheel, beside the peers; needs the network"
+	@echo "make test-pages   README and pages as printed, in an environment made from a wheel, beside the other libraries; needs the network"
 	@echo "make test-pythons unit tests, README's program and the demo in other Pythons, with the newest and lowest libraries"
 	@echo "make wheel        the wheel and the sdist in dist/, checked, installed in a fresh environment and tried"
 	@echo "make test-formats the formats on larger files of the libraries' own writers, and on damaged ones; needs the network"

@@ -28,7 +28,7 @@ from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 from write import WRITERS
 
-from tests.pages.environments import build_wheel, peers_environment
+from tests.pages.environments import build_wheel, libraries_environment
 
 HERE = Path(__file__).parent
 # A reader that takes longer has stopped; the slowest epoch takes 20 s on two cores.
@@ -147,7 +147,7 @@ def _exactness(turns: Sequence[Rows]) -> str:
 
 def compare(arguments: argparse.Namespace) -> None:
     """The whole benchmark."""
-    python = peers_environment(build_wheel())
+    python = libraries_environment(build_wheel())
     chosen = [reader for reader in READERS if arguments.only in reader.name]
     root = Path(arguments.keep or tempfile.mkdtemp(prefix="streamer-peers-"))
     try:

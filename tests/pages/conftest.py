@@ -12,7 +12,7 @@ import pytest
 
 from streamer.demo.bucket import AUTHORIZATION, put
 from streamer.demo.server import DemoServer, Link
-from tests.pages.environments import ROOT, build_wheel, fresh_environment, peers_environment
+from tests.pages.environments import ROOT, build_wheel, fresh_environment, libraries_environment
 
 PROGRAM_SECONDS = 400
 # Of `aws s3 cp URL -`. The server asks for a name, not for a signature.
@@ -30,8 +30,8 @@ def fresh() -> Path:
 
 
 @pytest.fixture(scope="session")
-def peers(wheel: Path) -> Path:
-    return peers_environment(wheel)
+def libraries(wheel: Path) -> Path:
+    return libraries_environment(wheel)
 
 
 class Place:
@@ -65,10 +65,10 @@ class Place:
         return done.stdout
 
     def write(self, python: Path, kind: str) -> Path:
-        """Data by the writer of a peer."""
+        """Data by the writer of a library."""
         target = self.folder / "written" / kind
-        program = self.folder / "peer_data.py"
-        shutil.copy(Path(__file__).parent / "peer_data.py", program)
+        program = self.folder / "library_data.py"
+        shutil.copy(Path(__file__).parent / "library_data.py", program)
         subprocess.run(
             [str(python), str(program), kind, str(target)],
             cwd=self.folder,

@@ -16,8 +16,8 @@ BUILT = ROOT / "build" / "pages"
 # Stands behind the install lines of README that work once the package is on the index.
 LATER = "from the first release on"
 INSTALL_SECONDS = 1500
-PEERS = Path(__file__).parent / "peers.txt"
-PEERS_ALONE = Path(__file__).parent / "peers-alone.txt"
+LIBRARIES = Path(__file__).parent / "libraries.txt"
+LIBRARIES_ALONE = Path(__file__).parent / "libraries-alone.txt"
 # torchvision from another index than torch does not find torch's operators and refuses to be imported (where torch is
 # the one for the CPU, and torchvision the index's own); none of what the pages use of it needs them.
 _OPERATORS = """
@@ -75,18 +75,18 @@ def fresh_environment() -> Path:
     return folder / "bin" / "python"
 
 
-def peers_environment(wheel: Path) -> Path:
-    """The Python of an environment with the peers; made anew when their versions change."""
-    folder = BUILT / "peers"
+def libraries_environment(wheel: Path) -> Path:
+    """The Python of an environment with the libraries; made anew when their versions change."""
+    folder = BUILT / "libraries"
     wanted = hashlib.sha256(
-        b"".join(p.read_bytes() for p in (PEERS, PEERS_ALONE, ROOT / "constraints.txt"))
+        b"".join(p.read_bytes() for p in (LIBRARIES, LIBRARIES_ALONE, ROOT / "constraints.txt"))
     ).hexdigest()
     stamp, pip = folder / "made-of", folder / "bin" / "pip"
     if not stamp.exists() or stamp.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         _run(sys.executable, "-m", "venv", folder)
-        _run(pip, "install", "--quiet", f"{wheel}[torch,s3,images]", "-r", PEERS, **_pinned(wheel))
-        _run(pip, "install", "--quiet", "--no-deps", "-r", PEERS_ALONE)
+        _run(pip, "install", "--quiet", f"{wheel}[torch,s3,images]", "-r", LIBRARIES, **_pinned(wheel))
+        _run(pip, "install", "--quiet", "--no-deps", "-r", LIBRARIES_ALONE)
         stamp.write_text(wanted)
     _run(pip, "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
     _mend_torchvision(folder)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.pages.conftest import Place
 from tests.pages.environments import ROOT
-from tests.pages.peer_data import PICTURES
+from tests.pages.library_data import PICTURES
 
 pytestmark = [pytest.mark.pages, pytest.mark.timeout(1800)]
 
@@ -79,58 +79,58 @@ def test_the_page_about_mixing(place: Place, fresh: Path) -> None:
     assert printed[:3] == ["0 18 2", "1 18 2", "web 360 samples drawn, 0.9 passes"]
 
 
-def test_imagefolder(place: Place, fresh: Path, peers: Path) -> None:
+def test_imagefolder(place: Place, fresh: Path, libraries: Path) -> None:
     """Two steps fewer than a whole epoch has are left out by both: 400 samples in batches of 16 have no rest."""
-    page, written = "docs/migrate/imagefolder.md", place.write(peers, "raw")
+    page, written = "docs/migrate/imagefolder.md", place.write(libraries, "raw")
     (place.folder / "images").mkdir()
     written.rename(place.folder / "images" / "train")
     place.upload(place.folder / "images" / "train", "train")
-    before = place.run(peers, program(page, "before"))
+    before = place.run(libraries, program(page, "before"))
     after = place.run(fresh, program(page, "after") + EPILOGUE)
-    stays = place.run(peers, program(page, "after, with torchvision") + EPILOGUE)
+    stays = place.run(libraries, program(page, "after, with torchvision") + EPILOGUE)
     assert [seen(printed) for printed in (before, after, stays)] == [PICTURES] * 3
     assert before.splitlines()[-1] == after.splitlines()[-1] == "['cats', 'dogs']"
 
 
-def test_webdataset(place: Place, fresh: Path, peers: Path) -> None:
-    """Its own shards; the loop of the peer goes over ten batches."""
+def test_webdataset(place: Place, fresh: Path, libraries: Path) -> None:
+    """Its own shards; the loop of the library goes over ten batches."""
     page = "docs/migrate/webdataset.md"
-    place.upload(place.write(peers, "tars"), "")
-    assert place.run(peers, program(page, "before")).count("(") == 10
+    place.upload(place.write(libraries, "tars"), "")
+    assert place.run(libraries, program(page, "before")).count("(") == 10
     assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES
 
 
-def test_huggingface(place: Place, peers: Path) -> None:
+def test_huggingface(place: Place, libraries: Path) -> None:
     """Parquet by its own writer. datasets 5.2 hands s3fs 2026.9 a block_size, which it refuses: before, it is local."""
-    page, written = "docs/migrate/huggingface.md", place.write(peers, "parquet")
+    page, written = "docs/migrate/huggingface.md", place.write(libraries, "parquet")
     place.upload(written, "data")
     before = program(page, "before").replace("s3://bucket/data", str(written)).replace("storage_options=options", "")
-    assert seen(place.run(peers, before + EPILOGUE)) == PICTURES
-    assert seen(place.run(peers, program(page, "after") + EPILOGUE)) == PICTURES
+    assert seen(place.run(libraries, before + EPILOGUE)) == PICTURES
+    assert seen(place.run(libraries, program(page, "after") + EPILOGUE)) == PICTURES
 
 
-def test_mosaicml(place: Place, fresh: Path, peers: Path) -> None:
+def test_mosaicml(place: Place, fresh: Path, libraries: Path) -> None:
     """Both read what its writer wrote."""
     page = "docs/migrate/mosaicml.md"
-    place.upload(place.write(peers, "mds"), "mds")
-    assert seen(place.run(peers, program(page, "before"))) == PICTURES
+    place.upload(place.write(libraries, "mds"), "mds")
+    assert seen(place.run(libraries, program(page, "before"))) == PICTURES
     assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES
 
 
-def test_litdata(place: Place, fresh: Path, peers: Path) -> None:
+def test_litdata(place: Place, fresh: Path, libraries: Path) -> None:
     """As for MosaicML; both leave out what is left of 64. LitData 0.2.76 has https alone: its chunks are local here."""
-    page, written = "docs/migrate/litdata.md", place.write(peers, "optimized")
+    page, written = "docs/migrate/litdata.md", place.write(libraries, "optimized")
     place.upload(written, "optimized")
     before = program(page, "before").replace("s3://bucket/optimized", str(written))
-    assert seen(place.run(peers, before)) == PICTURES - PICTURES % 64
-    place.upload(place.write(peers, "tokens"), "tokens")
+    assert seen(place.run(libraries, before)) == PICTURES - PICTURES % 64
+    place.upload(place.write(libraries, "tokens"), "tokens")
     assert place.run(fresh, program(page, "tokens") + EPILOGUE) == "(2048,)\n"
     assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES - PICTURES % 64
 
 
-def test_s3torchconnector(place: Place, fresh: Path, peers: Path) -> None:
+def test_s3torchconnector(place: Place, fresh: Path, libraries: Path) -> None:
     """Objects that its own client wrote."""
-    page, written = "docs/migrate/s3torchconnector.md", place.write(peers, "raw")
+    page, written = "docs/migrate/s3torchconnector.md", place.write(libraries, "raw")
     upload = f"""
 from pathlib import Path
 from s3torchconnector import S3Checkpoint
@@ -139,9 +139,9 @@ for path in Path({str(written)!r}).rglob("*.*"):
     with store.writer(f"s3://bucket/raw/{{path.relative_to({str(written)!r})}}") as file:
         file.write(path.read_bytes())
 """
-    place.run(peers, upload)
+    place.run(libraries, upload)
     before = program(page, "before").replace('region="us-east-1"', f'region="us-east-1", endpoint={place.endpoint!r}')
-    assert seen(place.run(peers, before)) == PICTURES
+    assert seen(place.run(libraries, before)) == PICTURES
     assert seen(place.run(fresh, program(page, "after") + EPILOGUE)) == PICTURES
 
 
@@ -161,18 +161,18 @@ model.register_forward_pre_hook(count, with_kwargs=True)
 """
 
 
-def test_the_trainer(place: Place, peers: Path) -> None:
+def test_the_trainer(place: Place, libraries: Path) -> None:
     """As printed: in one process by the stock loader and by ours."""
-    place.upload(place.write(peers, "raw"), "train")
+    place.upload(place.write(libraries, "raw"), "train")
     text = program("docs/migrate/hf-trainer.md")
-    printed = place.run(peers, text + EPILOGUE + "print(trainer.state.global_step)\n")
+    printed = place.run(libraries, text + EPILOGUE + "print(trainer.state.global_step)\n")
     assert printed.splitlines()[-1] == str(2 * PICTURES // 16)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_trainer_resumes_at_the_sample(place: Place, peers: Path, ranks: int) -> None:
+def test_the_trainer_resumes_at_the_sample(place: Place, libraries: Path, ranks: int) -> None:
     """The page's second way, stopped in the middle of the first epoch: each sample twice in two epochs."""
-    place.upload(place.write(peers, "raw"), "train")
+    place.upload(place.write(libraries, "raw"), "train")
     common, _, several = blocks("docs/migrate/hf-trainer.md")
     number = '"labels": sample["label"], "number": int(sample["__key__"].rpartition("/")[2].split(".")[0])}'
     common = common.replace('"labels": sample["label"]}', number) + COUNTED
@@ -201,7 +201,7 @@ with open(f"seen-{os.environ.get('RANK', 0)}", "a") as file:
 """
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)) if ranks > 1 else ()
     for _ in range(2):
-        place.run(peers, common + train + several + end + EPILOGUE, *launcher)
+        place.run(libraries, common + train + several + end + EPILOGUE, *launcher)
     numbers = [int(word) for path in place.folder.glob("seen-*") for word in path.read_text().split()]
     assert sorted(set(numbers)) == list(range(PICTURES))
     repeats = 2 * (-PICTURES % (16 * ranks))

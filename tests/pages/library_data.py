@@ -1,4 +1,4 @@
-"""Writes data with a peer's own writer: python peer_data.py KIND FOLDER. Runs where the peers are installed.
+"""Writes data with a library's own writer: python library_data.py KIND FOLDER. Runs where the libraries are installed.
 
 Pictures of different sizes, as they are found; each is known by its number, which is its label.
 """
