@@ -16,7 +16,7 @@ from streamer.errors import AccessDeniedError, ConfigError, StoreError
 from streamer.fetch import Fetcher
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import ObjectStore, open_store
-from streamer.store.credentials import azure_tokens, google_tokens
+from streamer.store.credentials import azure_tokens, google_tokens, key_ring
 from tests.clouds.token_issuers import TokenIssuer, federated, issuing_tokens, on_azure, on_google
 from tests.contract.store_contract import read
 from tests.contract.telling_server import RAMP, Asked, TellingServer, answer, telling
@@ -69,8 +69,11 @@ def _tokens(asked: list[Asked]) -> list[str]:
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
-async def test_a_machine_with_an_identity_reads(cloud: str, issuer: TokenIssuer) -> None:
+async def test_a_machine_with_an_identity_reads(
+    cloud: str, issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a token of its metadata server, for all requests; once refreshed, with another one."""
+    monkeypatch.setattr(key_ring, "_WAIT_SECONDS", 60.0)  # however long a busy machine takes to import the library
     async with reading(cloud) as (server, store, record):
         for _ in range(3):
             assert await read(store, record, 0, 10) == RAMP[:10]

@@ -118,7 +118,7 @@ async def test_no_duplicates_while_the_store_limits_the_rate(server: FakeS3) -> 
     """However slow the answers are; a single 503 is no limit."""
     async with fetching(server, config=HEDGED) as fetcher:
         await warmed(fetcher, server)
-        server.script = at(FRESH, Act(status=503, code="SlowDown"), Act(wait_seconds=0.3))
+        server.script = at(FRESH, Act(status=503, code="SlowDown"), Act(wait_seconds=60))
         await fetched(fetcher, part(server, FRESH, MiB + FRESH))
         before = fetcher.statistics().hedges
         assert before > 0

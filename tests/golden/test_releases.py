@@ -48,7 +48,8 @@ def states(version: str) -> dict:
 def unpacked(version: str, folder: Path) -> Path:
     """The cache folder of a release."""
     with tarfile.open(RELEASES / version / "cache.tar.gz") as archive:
-        archive.extractall(folder, filter="tar")
+        archive.extraction_filter = getattr(tarfile, "tar_filter", None)  # since 3.11.4
+        archive.extractall(folder)
     return folder / "cache"
 
 
