@@ -211,8 +211,8 @@ def _runs(wanted: Sequence[_Target]) -> Iterator[list[_Target]]:
     for one in wanted:
         item, parts = one
         pieces += len(parts)
-        neighbour = item.sample == sample and item.start == stop
-        if run and (not neighbour or item.stop - begin > _RUN_BYTES or pieces > _RUN_PIECES):
+        adjacent = item.sample == sample and item.start == stop
+        if run and (not adjacent or item.stop - begin > _RUN_BYTES or pieces > _RUN_PIECES):
             yield run
             run = []
         if not run:

@@ -62,11 +62,11 @@ class Buffer:
     def __repr__(self) -> str:
         return f"Buffer({len(self.view)} of {self.size_bytes} bytes)"
 
-    def lend(self, length: int) -> None:
+    def begin_use(self, length: int) -> None:
         """Makes `view` of that length."""
         self.view = memoryview(self._memory)[:length]
 
-    def end_loan(self) -> bool:
+    def end_use(self) -> bool:
         """Ends `view`; returns False if slices of it or arrays over it exist, so that the memory is not free."""
         self.view.release()
         if sys.platform == "linux":  # other systems have no resize that would show it
@@ -89,11 +89,13 @@ class BufferPool:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.mapped_bytes = 0
-        self._lent = 0
+        self._in_use = 0
         self._free: deque[Buffer] = deque()
 
     def __repr__(self) -> str:
-        return f"BufferPool({self.mapped_bytes} of {self.most_bytes} bytes, {self._lent} lent, {len(self._free)} free)"
+        return (
+            f"BufferPool({self.mapped_bytes} of {self.most_bytes} bytes, {self._in_use} in use, {len(self._free)} free)"
+        )
 
     def take(self, length: int, shared: bool = False) -> Buffer:
         """Hands out a buffer for at least `length` bytes; their values are arbitrary.
@@ -104,18 +106,18 @@ class BufferPool:
         """
         size, shared = size_bytes(length), shared and length >= SHARED_FROM_BYTES
         buffer = self._fitting(size, shared) or self._mapped(size, shared)
-        buffer.lend(length)
-        self._lent += 1
+        buffer.begin_use(length)
+        self._in_use += 1
         return buffer
 
     def give(self, buffer: Buffer) -> None:
         """Takes a buffer back; its view is invalid from then on."""
-        self._lent -= 1
-        if buffer.end_loan():
+        self._in_use -= 1
+        if buffer.end_use():
             self._free.append(buffer)
         else:
             self.mapped_bytes -= buffer.size_bytes
-        self._shrink(self.most_bytes if self._lent else min(self.most_bytes, IDLE_BYTES))
+        self._shrink(self.most_bytes if self._in_use else min(self.most_bytes, IDLE_BYTES))
 
     def resize(self, most_bytes: int) -> None:
         """Another bound; free buffers beyond it are unmapped."""

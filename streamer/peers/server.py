@@ -60,7 +60,7 @@ _PIECE_BYTES = 256 << 10
 _MOST_DUE_SECONDS = 3600.0
 # A peer that hears nothing for longer asks the store as well. One that waits is told so after this time; then it asks
 # again and waits longer.
-_PATIENCE_SECONDS = 0.1
+_SHORT_WAIT_SECONDS = 0.1
 _WAIT_SECONDS = 0.5
 
 
@@ -214,7 +214,7 @@ class PeerServer:
     async def _chunk(self, request: web.BaseRequest, asked: ChunkRequest) -> web.StreamResponse | int:
         """Sends the chunk, or returns the status of a refusal."""
         path = os.path.join(self._start.folder, relative_path(asked.key))
-        seconds = _WAIT_SECONDS if asked.wait else _PATIENCE_SECONDS
+        seconds = _WAIT_SECONDS if asked.wait else _SHORT_WAIT_SECONDS
         if (length := _file_bytes(path)) is None and not asked.held:
             if await self._link.ask(asked) == "coming":
                 return 202

@@ -1,4 +1,4 @@
-"""Buffers for chunks are lent, taken back and bounded."""
+"""Buffers for chunks are handed out, taken back and bounded."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_slab_that_somebody_still_reads_is_not_lent_again(hold: Callable[[memory
 
 
 def test_what_is_free_stays_within_the_bound() -> None:
-    """BufferPool that nobody uses are unmapped for others; those that are lent may exceed the bound."""
+    """BufferPool that nobody uses are unmapped for others; those in use may exceed the bound."""
     pool = BufferPool(4 * MiB)
-    lent = [pool.take(2 * MiB) for _ in range(3)]
+    taken = [pool.take(2 * MiB) for _ in range(3)]
     assert pool.mapped_bytes == 6 * MiB
-    for buffer in lent:
+    for buffer in taken:
         pool.give(buffer)
     assert pool.mapped_bytes == 4 * MiB
     pool.take(3 * MiB)
@@ -72,11 +72,11 @@ def test_what_is_free_stays_within_the_bound() -> None:
 def test_idle_process_keeps_few() -> None:
     """When the last buffer comes back, what is kept shrinks to what a new start needs."""
     pool = BufferPool(4 * IDLE_BYTES)
-    lent = [pool.take(64 * MiB) for _ in range(6)]
-    for buffer in lent[:-1]:
+    taken = [pool.take(64 * MiB) for _ in range(6)]
+    for buffer in taken[:-1]:
         pool.give(buffer)
     assert pool.mapped_bytes == 6 * 64 * MiB
-    pool.give(lent[-1])
+    pool.give(taken[-1])
     assert pool.mapped_bytes == IDLE_BYTES
 
 
@@ -94,7 +94,7 @@ def descriptors() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memfd")
 def test_another_process_can_map_a_shared_slab() -> None:
-    """As long as it is lent; its file cannot be cut or lengthened under the mapping, and is closed with the slab."""
+    """As long as it is in use; its file cannot be cut or lengthened under the mapping, and is closed with the slab."""
     before = descriptors()
     pool = BufferPool(8 * MiB)
     chunk = ChunkBuffer(pool, 2 * MiB, shared=True)
