@@ -3,7 +3,7 @@
     python examples/three_sets.py
     python examples/three_sets.py --epochs 5 --batch-size 40 --workers 2
 
-The sets are in different folders (in earnest: stores with their own storage_options) and have images of different
+The sets are in different folders (in production: stores with their own storage_options) and have images of different
 sizes; each has a transform of its own, after which the samples collate. The largest set makes part of a pass in an
 epoch, the smallest one several; each goes on in the next epoch where it stopped.
 """
