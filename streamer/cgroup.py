@@ -1,7 +1,7 @@
-"""What the kernel lets this process take: the CPU time and the memory of its cgroup, and the CPUs it may run on.
+"""Limits of this process: the CPU time and the memory of its cgroup, and the CPUs it may run on.
 
-Both versions of cgroups. A limit may be set on the process's own group (systemd, SLURM, Kubernetes) or on any above it,
-and a container sees its own group as the root: all of them are read, the least one counts.
+Reads both versions of cgroups. A limit may be set on the process's own group (systemd, SLURM, Kubernetes) or on any
+above it, and a container sees its own group as the root: all of them are read, and the lowest limit counts.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ class Cgroup(msgspec.Struct, frozen=True):
     """The group of this process; its files are read at each call.
 
     Attributes:
-        root: where cgroups are mounted.
-        membership: says which groups this process is in (cgroups(7)).
+        root: folder where cgroups are mounted.
+        membership: file that names the groups of this process (cgroups(7)).
     """
 
     root: Path = Path("/sys/fs/cgroup")
     membership: Path = Path("/proc/self/cgroup")
 
     def memory_bytes(self) -> int | None:
-        """The most memory it may have; None: no limit but the machine's."""
+        """The most memory that it may have; None if only the machine limits it."""
         texts = [*self._texts("", "memory.max"), *self._texts("memory", "memory.limit_in_bytes")]
         return min((int(text) for text in texts if text.isdecimal()), default=None)
 
     def memory_left_bytes(self) -> int | None:
-        """Memory it can still take below the tightest of its limits; None: no limit but the machine's.
+        """Memory that it can still take below the tightest of its limits; None if only the machine limits it.
 
-        The page cache counts as free: the kernel drops it before it kills a process.
+        The page cache counts as free, because the kernel drops it before it kills a process.
         """
         newer = (_left_bytes(folder, "memory.max", "memory.current") for folder in self._folders(""))
         older = (
@@ -43,7 +43,7 @@ class Cgroup(msgspec.Struct, frozen=True):
         return min((left for left in chain(newer, older) if left is not None), default=None)
 
     def cpus(self) -> float | None:
-        """CPU seconds that it may take in a second; None: no limit but the machine's."""
+        """CPU seconds that it may take per second; None if only the machine limits it."""
         newer = (text.split() for text in self._texts("", "cpu.max"))
         older = zip(self._texts("cpu", "cpu.cfs_quota_us"), self._texts("cpu", "cpu.cfs_period_us"), strict=False)
         quotas = ((quota, period) for quota, period in chain(newer, older) if quota.isdecimal())
@@ -52,14 +52,14 @@ class Cgroup(msgspec.Struct, frozen=True):
     def unused_cpu_seconds(self, now: float) -> float | None:
         """CPU seconds of its tightest quota that it has not taken until `now`; only differences have a meaning.
 
-        None: no quota but the machine's, or a version 1 group.
+        None if it has no quota, or a version 1 group.
         """
         groups = ((folder / "cpu.max", folder / "cpu.stat") for folder in self._folders(""))
         found = (_unused_cpu_seconds(limit, used, now) for limit, used in groups)
         return min((pair for pair in found if pair is not None), default=(0.0, None))[1]
 
     def _texts(self, controller: str, name: str) -> Iterator[str]:
-        """What a file says in each group of a controller that has it; "" is version 2 with its one tree."""
+        """A file of each group of a controller that has it, as text; "" stands for version 2 with its single tree."""
         for folder in self._folders(controller):
             try:
                 yield (folder / name).read_text().strip()
@@ -75,7 +75,7 @@ class Cgroup(msgspec.Struct, frozen=True):
             return
         for line in lines:
             _, controllers, path = line.split(":", 2)
-            # A group outside of what this namespace sees begins with "/..".
+            # The path of a group outside of this namespace's view begins with "/..".
             if controller in controllers.split(",") and ".." not in path:
                 own = mount / path.strip("/")
                 yield from (folder for folder in (own, *own.parents) if mount in folder.parents)
@@ -93,7 +93,7 @@ def _left_bytes(folder: Path, limit: str, used: str) -> int | None:
 
 
 def _unused_cpu_seconds(limit: Path, used: Path, now: float) -> tuple[float, float] | None:
-    """CPU seconds per second of one group, and those that it has not taken; None: no quota."""
+    """CPU seconds per second of one group, and those that it has not taken; None if it has no quota."""
     try:
         quota, period = map(int, limit.read_text().split())
         taken = int(used.read_text().split()[1])
@@ -103,7 +103,7 @@ def _unused_cpu_seconds(limit: Path, used: Path, now: float) -> tuple[float, flo
 
 
 def usable_memory_bytes(cgroup: Cgroup | None = None) -> int:
-    """How much memory this process may have: the machine's, or the tightest limit of its cgroups."""
+    """The memory that this process may have: the machine's, or the tightest limit of its cgroups."""
     limit = (cgroup or Cgroup()).memory_bytes()
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return machine if limit is None else min(limit, machine)
@@ -114,7 +114,7 @@ def _allowed_cpus() -> set[int]:
 
 
 def usable_cores(cgroup: Cgroup | None = None) -> int:
-    """How many threads can run at the same time for long: allowed CPUs, and the cgroup's share of them rounded up."""
+    """Number of threads that can run concurrently for long: allowed CPUs, and the cgroup's share of them rounded up."""
     quota = (cgroup or Cgroup()).cpus()
     allowed = len(_allowed_cpus())
     return max(1, min(allowed, math.ceil(quota) if quota is not None else allowed))
@@ -124,19 +124,20 @@ def idle_core_seconds(now: float, cgroup: Cgroup | None = None, machine: Path = 
     """CPU seconds until `now` that this process could have taken and nothing took; only differences have a meaning.
 
     Args:
-        now: seconds on a clock that only goes forward.
-        cgroup: of this process.
-        machine: the times of the CPUs (proc_stat(5)).
+        now: seconds of a monotonic clock.
+        cgroup: group of this process.
+        machine: file with the times of the CPUs (proc_stat(5)).
 
     Returns:
-        What is left of the cgroup's quota, else the idle time of the CPUs that this process may run on; None: unknown.
+        The rest of the cgroup's quota, otherwise the idle time of the CPUs that this process may run on; None if
+        unknown.
     """
     if (left := (cgroup or Cgroup()).unused_cpu_seconds(now)) is not None:
         return left
     try:
         lines = [line.split() for line in machine.read_text().splitlines() if line.startswith("cpu")]
         allowed = {f"cpu{number}" for number in _allowed_cpus()}
-        # user, nice, system, idle, iowait, ...: a CPU that waits for a disk is idle.
+        # user, nice, system, idle, iowait, ...: a CPU that waits for a disk counts as idle.
         ticks = sum(int(line[4]) + int(line[5]) for line in lines if line[0] in allowed)
     except (OSError, ValueError, IndexError):  # no /proc: not Linux
         return None

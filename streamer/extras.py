@@ -1,4 +1,4 @@
-"""Libraries that a plain installation leaves out, and the error where one of them is missing."""
+"""Libraries that a plain installation leaves out, and the error if one of them is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def require(what: str, extra: str, *modules: str, field: str) -> None:
     """Looks for modules without importing them.
 
     Args:
-        what: what needs them, the beginning of the message.
+        what: the part that needs them, as the beginning of the message.
         extra: the extra that installs them.
         modules: their names.
         field: the argument or setting that asks for it.

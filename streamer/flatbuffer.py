@@ -1,4 +1,4 @@
-"""Reads tables of FlatBuffers, in which the metadata of Arrow is; every place is checked. No I/O.
+"""Reads tables of FlatBuffers, the form of Arrow's metadata; checks every offset. No I/O.
 
 Source: https://flatbuffers.dev/internals; the numbers of fields are their places in Arrow's format/*.fbs.
 """
@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-# Of one vector; a table has more columns than fields elsewhere.
+# Most entries of a vector; a table has more columns than other vectors have entries.
 _MOST_TABLES: Final = 10_000
 
 
 class FlatbufferError(ValueError):
-    """Bytes that are no such table."""
+    """Raised for bytes that are not such a table."""
 
 
 class Table:
@@ -24,7 +24,7 @@ class Table:
 
     Args:
         content: the buffer.
-        at: where the table is in it.
+        at: offset of the table.
     """
 
     def __init__(self, content: memoryview, at: int) -> None:
@@ -34,12 +34,12 @@ class Table:
 
     @property
     def place(self) -> int:
-        """Where it is in the buffer."""
+        """Offset of the table in the buffer."""
         return self._at
 
     @classmethod
     def root(cls, content: memoryview) -> Table:
-        """The table that a buffer begins with.
+        """Returns the table at the root of a buffer.
 
         Raises:
             FlatbufferError: there is none.
@@ -49,7 +49,7 @@ class Table:
         return cls(content, int.from_bytes(content[:4], "little"))
 
     def number(self, field: int, layout: str, default: int = 0) -> int:
-        """A field that is a number, laid out as `struct` writes it."""
+        """A numeric field, laid out as `struct` writes it."""
         place = self._place(field)
         return self._number(layout, place) if place else default
 
@@ -57,7 +57,7 @@ class Table:
         """A field that is a table.
 
         Raises:
-            FlatbufferError: it has none.
+            FlatbufferError: the field is missing.
         """
         place = self._place(field)
         if not place:
@@ -86,7 +86,7 @@ class Table:
         return bytes(self._content[start : start + count]).decode("utf-8", "replace")
 
     def _place(self, field: int) -> int:
-        """Where a field is; 0: the table does not have it."""
+        """Offset of a field; 0 if the table does not have it."""
         offset = self._number("<H", self._vtable + 4 + 2 * field) if field < self._fields else 0
         return self._at + offset if offset else 0
 
@@ -94,7 +94,7 @@ class Table:
         return place + self._number("<I", place)
 
     def _vector(self, field: int, item_bytes: int) -> tuple[int, int]:
-        """Where the items of a vector begin, and how many there are, all of them in the buffer."""
+        """Offset of the first item of a vector, and the number of items, all of which are inside the buffer."""
         place = self._place(field)
         if not place:
             return 0, 0

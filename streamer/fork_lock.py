@@ -1,7 +1,7 @@
-"""Processes that are started beside threads that fork, as torch's DataLoader does for its workers.
+"""Starts processes safely next to threads that fork, as torch's DataLoader does for its workers.
 
-A fork copies every open descriptor. So a process that is forked while another program is being started keeps the ends
-of pipes open that were to close: `subprocess.Popen` waits for one of them, the new program for another.
+A fork copies every open descriptor. A process that is forked while another program is being started therefore keeps
+open those ends of pipes that should close: `subprocess.Popen` waits for one of them, the new program for another.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release,
 
 @contextmanager
 def unforked() -> Iterator[None]:
-    """Other threads of this process wait before they fork; `subprocess` itself continues."""
+    """Keeps other threads of this process from forking; `subprocess` itself continues."""
     with _starting:
         yield

@@ -1,7 +1,8 @@
-"""What only Linux has, with a plain substitute elsewhere: the rest of the package asks here, and not for the system.
+"""Everything that only Linux has, with plain substitutes: the rest of the package asks this module, not the system.
 
 The substitutes suffice for the engine in the trainer's process (`engine="inline"`) and `num_workers=0`, over raw files
-and tars. Names that Python's other systems lack are looked for, too: a sandbox or another libc may be without them.
+and tars. Functions that Python lacks on other systems are looked up at run time, because a sandbox or another libc may
+lack them, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Literal, Protocol
 
 from streamer.errors import ConfigError
 
-# Elsewhere the pages of a mapping appear with their first use.
+# On other systems the pages of a mapping appear when they are first used.
 MAP_POPULATE: int = getattr(mmap, "MAP_POPULATE", 0)
 CLOCK_BOOTTIME: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -40,10 +41,10 @@ _ONE = (1).to_bytes(8, sys.byteorder)
 
 
 def memory_file(name: str) -> int:
-    """A file in memory without a name in any folder; elsewhere a temporary one that is unlinked.
+    """Creates a file in memory without a name in any folder; on other systems a temporary file that is unlinked.
 
     Args:
-        name: as `/proc/<pid>/fd` shows it.
+        name: name in `/proc/<pid>/fd`.
     """
     if sys.platform == "linux" and hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -53,13 +54,13 @@ def memory_file(name: str) -> int:
 
 
 def seal(descriptor: int, *against: Literal["SHRINK", "GROW", "SEAL"]) -> None:
-    """Forbids changes of a memory file from now on; elsewhere nothing does."""
+    """Forbids later changes of a memory file; does nothing on other systems."""
     if hasattr(fcntl, "F_ADD_SEALS"):
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, sum(getattr(fcntl, f"F_SEAL_{change}") for change in against))
 
 
 def allocate(descriptor: int, count: int) -> None:
-    """Takes the blocks, or the memory, of a file of `count` bytes; elsewhere gives it the length."""
+    """Allocates the blocks, or the memory, of a file of `count` bytes; on other systems sets only its length."""
     if sys.platform == "linux" and hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, count)
     else:
@@ -67,19 +68,19 @@ def allocate(descriptor: int, count: int) -> None:
 
 
 def advise(descriptor: int, advice: Advice) -> None:
-    """Tells the kernel about the pages of a whole file; elsewhere nothing."""
+    """Advises the kernel about the pages of a whole file; does nothing on other systems."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, getattr(os, f"POSIX_FADV_{advice}"))
 
 
 def free_pages(mapping: mmap.mmap, start: int, length: int) -> None:
-    """Frees a part of the memory of a memory file; elsewhere it stays."""
+    """Frees a part of the memory of a memory file; does nothing on other systems."""
     if sys.platform == "linux" and hasattr(mmap, "MADV_REMOVE"):
         mapping.madvise(mmap.MADV_REMOVE, start, length)
 
 
 def mountinfo() -> str:
-    """The mounted file systems (proc_pid_mountinfo(5)); elsewhere ""."""
+    """The mounted file systems (proc_pid_mountinfo(5)); "" on other systems."""
     with suppress(FileNotFoundError):
         return Path("/proc/self/mountinfo").read_text()
     return ""
@@ -88,7 +89,7 @@ def mountinfo() -> str:
 # ---------------------------------------------------------------- waiting
 
 
-# What is used of `select.epoll`: on other systems there is no such type.
+# The part of `select.epoll` that is used: other systems do not have this type.
 class _Epoll(Protocol):
     @property
     def closed(self) -> bool: ...
@@ -104,10 +105,10 @@ Epoll = _Epoll
 
 
 def epoll() -> Epoll:
-    """A set of descriptors that is a descriptor itself, readable when one of them is; the events are those of poll.
+    """Creates a set of descriptors that is itself one, readable if one of them is; its events are those of poll.
 
     Raises:
-        ConfigError: this system has none. There is no substitute.
+        ConfigError: this system has no epoll, for which there is no substitute.
     """
     if sys.platform == "linux" and hasattr(select, "epoll"):
         return select.epoll()
@@ -130,22 +131,22 @@ class Wakeup:
             weakref.finalize(self, os.close, descriptor).atexit = False
 
     def fileno(self) -> int:
-        """Readable after a signal."""
+        """The descriptor, which is readable after a signal."""
         return self._reader
 
     def signal(self) -> None:
-        """Wakes the thread that waits."""
-        with suppress(BlockingIOError):  # a full pipe wakes as well
+        """Wakes the waiting thread."""
+        with suppress(BlockingIOError):  # a full pipe wakes it as well
             os.write(self._writer, _ONE)
 
     def clear(self) -> None:
-        """Consumes the signals; there may be none."""
+        """Consumes the signals, of which there may be none."""
         with suppress(BlockingIOError):
             os.read(self._reader, 4096)
 
 
 def pipe() -> tuple[int, int]:
-    """A pipe that blocks neither side."""
+    """Creates a pipe that blocks neither side."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -156,11 +157,11 @@ def pipe() -> tuple[int, int]:
 
 
 def pidfd(pid: int) -> int:
-    """A descriptor that is readable when the process has ended.
+    """Opens a descriptor that is readable when the process has ended.
 
     Raises:
-        OSError: there is none: before Linux 5.3, in a sandbox without it, on another system.
-        ProcessLookupError: there is no such process.
+        OSError: it does not exist: before Linux 5.3, in a sandbox without it, on another system.
+        ProcessLookupError: the process does not exist.
     """
     if sys.platform == "linux" and hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)
@@ -168,10 +169,10 @@ def pidfd(pid: int) -> int:
 
 
 def end_with_parent(parent: int) -> None:
-    """Kills this process when the thread that started it ends, even in the middle of an import; elsewhere nothing.
+    """Kills this process when the thread that started it ends, even during an import; does nothing on other systems.
 
     Args:
-        parent: the process of that thread.
+        parent: process of that thread.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -180,18 +181,18 @@ def end_with_parent(parent: int) -> None:
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int, int] | None:
-    """Process, user and group at the other end of a unix socket; None: this system does not say so."""
+    """Process, user and group at the other end of a unix socket; None if this system does not report them."""
     if sys.platform == "linux" and hasattr(socket, "SO_PEERCRED"):
         return _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return None
 
 
 def address_of(path: Path, on_exit: ExitStack) -> str:
-    """The address to bind a unix socket to, at a path that may be longer than an address; elsewhere the path.
+    """The address for a unix socket at a path that may be too long for an address; on other systems the path.
 
     Args:
-        path: of the socket to come.
-        on_exit: closes the folder, by whose descriptor the address names it.
+        path: path of the future socket.
+        on_exit: closes the folder by whose descriptor the address names it.
     """
     if sys.platform == "linux" and hasattr(os, "O_PATH"):
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

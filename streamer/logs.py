@@ -30,7 +30,7 @@ _SEVERITY_NUMBERS = (
     (logging.DEBUG, 5),
 )
 _TRACE = 1
-# What every record has is no `extra=`; these two are set by formatters.
+# Attributes of every record are not `extra=`; formatters set the last two.
 _STANDARD = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"])
 
 
@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
     """Writes a record as one JSON object on one line.
 
     Args:
-        rank: the job and the rank of this process, if it is one of a trainer.
+        rank: job and rank of this process, if it is a trainer's.
     """
 
     def __init__(self, rank: Mapping[str, str | int] | None = None) -> None:
@@ -46,7 +46,7 @@ class JsonFormatter(logging.Formatter):
         self._resource = {"service.name": "streamer", "service.version": VERSION, **(rank or {})}
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Returns the line without its end."""
         line = {
             "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds")[:-6] + "Z",
             "severity_text": record.levelname,
@@ -65,12 +65,12 @@ def severity_number(level: int) -> int:
 
 
 def configure(level: int, text: str, environment: Environment) -> None:
-    """Sets up the log of a program of streamer: to standard error.
+    """Sets up the log of a program of streamer, on standard error.
 
     Args:
-        level: least that is logged.
-        text: the format of lines that are no JSON.
-        environment: names the format.
+        level: lowest level that is logged.
+        text: format of lines other than JSON.
+        environment: environment that names the format.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if environment.log_format == "json" else logging.Formatter(text))
@@ -78,9 +78,9 @@ def configure(level: int, text: str, environment: Environment) -> None:
 
 
 def join_trainer(environment: Environment) -> None:
-    """In a process of a trainer, with STREAMER_LOG_FORMAT=json: streamer's own log, from INFO on, to standard error.
+    """With STREAMER_LOG_FORMAT=json, writes streamer's log from INFO on to standard error in a trainer's process.
 
-    Without the variable the log is the trainer's to set up. Idempotent.
+    Without the variable the trainer sets up the log. Idempotent.
     """
     own = logging.getLogger("streamer")
     handlers = (*own.handlers, *logging.getLogger().handlers)
@@ -91,7 +91,7 @@ def join_trainer(environment: Environment) -> None:
     handler.setFormatter(JsonFormatter({"streamer.job": rank.job, "streamer.rank": rank.rank}))
     own.addHandler(handler)
     own.setLevel(level_of(environment.log_level, logging.INFO))
-    # Otherwise the trainer's own handlers write each line again.
+    # Otherwise the trainer's own handlers would write each line again.
     own.propagate = False
 
 

@@ -1,4 +1,4 @@
-"""What a process does about its memory: it keeps what is freed for the next use, and looks for garbage rarely.
+"""The memory of a process: keeps freed memory for the next use, and collects garbage rarely.
 
 glibc returns freed buffers above 128 KiB to the kernel and faults them in again at the next use. A worker frees such
 buffers with each batch.
@@ -13,22 +13,22 @@ import gc
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
-# Buffers up to here come from the heap; glibc takes no larger value.
+# Buffers up to this size come from the heap; glibc accepts no larger value.
 _MMAP_THRESHOLD_BYTES = 32 << 20
 
 
 def keep_freed_memory(bytes_kept: int) -> bool:
-    """Tells glibc to keep up to `bytes_kept` of freed memory in this process.
+    """Makes glibc keep up to `bytes_kept` of freed memory in this process.
 
-    For worker processes, before they do anything else; the trainer's process is left alone. Without it,
-    samples of 110 KB with a transform cost trainer and workers 137 instead of 106 us CPU each, warm, at the same peak
-    of memory (batch 64, two workers, two cores, 2026-11-23).
+    For worker processes, before they do anything else; the trainer's process is left alone. Without it, samples of 110
+    KB with a transform cost trainer and workers 137 instead of 106 us CPU each, warm, at the same peak of memory (batch
+    64, two workers, two cores, 2026-11-23).
 
     Args:
         bytes_kept: free bytes at the top of each heap above which memory goes back to the kernel.
 
     Returns:
-        Whether the allocator is glibc's and took it.
+        Whether the allocator is glibc's and accepted the setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # musl, macOS
@@ -40,17 +40,18 @@ def keep_freed_memory(bytes_kept: int) -> bool:
     return all(mallopt(ctypes.c_int(name), ctypes.c_int(value)) == 1 for name, value in settings)
 
 
-# Thousands of requests wait as tasks, and the collector went through all of them, and through every imported module,
+# Thousands of requests wait as tasks. The collector visited all of them, and every imported module, for each 700 new
+# objects: 5-10 % of the CPU of small objects (two cores, 2026-11-20).
 # each 700 new objects: 5-10 % of the CPU of small objects (two cores, 2026-11-20).
 _COLLECT_AFTER = 10_000
 
 
 def collect_rarely() -> None:
-    """Takes what exists now out of the collector's sight and lets it look for cycles less often.
+    """Hides existing objects from the collector, and lets it look for cycles less often.
 
-    For the engine's process, when everything is imported and before its first request. Switches the collector on, if
-    it was off for the imports. What they have left in cycles is kept: 574 of 66,556 objects, and to look for them took
-    11 ms of the time until the engine listens (2026-11-20).
+    For the engine's process, when everything is imported and before its first request. Switches the collector on, if it
+    was off for the imports. Cycles that these have left are kept: 574 of 66,556 objects, and looking for them took 11
+    ms of the time until the engine listens (2026-11-20).
     """
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])

@@ -1,4 +1,4 @@
-"""Errors of the system that mean one of its limits, as errors that name the limit."""
+"""Turns errors of the system that mean one of its limits into errors that name the limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamer.errors import ConfigError, StreamerError
 
 
 def limit_error(error: BaseException) -> ConfigError | None:
-    """The limit that an error means; None: it means another thing."""
+    """The limit that an error means; None if it means something else."""
     if isinstance(error, StreamerError):
         return None
     if isinstance(error, UnicodeEncodeError):
@@ -39,7 +39,7 @@ def limit_error(error: BaseException) -> ConfigError | None:
 
 
 def descriptors_used_up() -> ConfigError:
-    """This process has as many files open as it may."""
+    """The error for a process that has as many files open as it may."""
     return ConfigError(
         f"this process has {_shown(resource.RLIMIT_NOFILE)} files open, and may have no more: raise RLIMIT_NOFILE "
         f"(ulimit -n, up to {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}; LimitNOFILE= of a service), or close the "
@@ -50,7 +50,7 @@ def descriptors_used_up() -> ConfigError:
 
 @contextlib.contextmanager
 def naming_limits() -> Iterator[None]:
-    """Raises a ConfigError instead of an error that means a limit of the system; also a decorator."""
+    """Raises a ConfigError instead of an error that means a limit of the system; also usable as a decorator."""
     try:
         yield
     except (OSError, RuntimeError, MemoryError, UnicodeEncodeError) as error:

@@ -14,19 +14,19 @@ Value = TypeVar("Value", bound=np.generic)
 
 
 def unique(values: NDArray[Value]) -> NDArray[Value]:
-    """The different values of a column, ascending."""
+    """The distinct values of a column, ascending."""
     arranged = np.sort(values)
     return arranged[_begins(arranged)]
 
 
 def unique_inverse(values: NDArray[Value]) -> tuple[NDArray[Value], NDArray[np.intp], NDArray[np.intp]]:
-    """The different values of a column, ascending; where each comes first; and the number of each entry among them.
+    """Distinct values of a column, ascending; the first place of each; and the number of each entry among them.
 
     Args:
         values: (n,)
 
     Returns:
-        (d,) the values, (d,) their first places, (n,) which of them each entry is.
+        (d,) the values, (d,) their first places, (n,) the index of each entry's value.
     """
     places = np.argsort(values, kind="stable")
     arranged = values[places]
@@ -37,7 +37,7 @@ def unique_inverse(values: NDArray[Value]) -> tuple[NDArray[Value], NDArray[np.i
 
 
 def _begins(arranged: NDArray[Value]) -> NDArray[np.bool_]:
-    """Where a run of equal values begins."""
+    """The positions where a run of equal values begins."""
     begins = np.ones(len(arranged), np.bool_)
     begins[1:] = arranged[1:] != arranged[:-1]
     return begins
