@@ -39,7 +39,7 @@ class Fetched:
             `close`.
     """
 
-    def __init__(self, buffer: ChunkBuffer, give_back: Callable[[ChunkBuffer], None]) -> None:
+    def __init__(self, buffer: ChunkBuffer, give_back: Callable[[], None]) -> None:
         self._buffer: ChunkBuffer | None = buffer
         self._give_back = give_back
         self.parts = [buffer.view()]
@@ -65,7 +65,7 @@ class Fetched:
         self.parts = []
         self.content = memoryview(b"")
         if buffer is not None:
-            self._give_back(buffer)
+            self._give_back()
 
 
 class Fetcher:
@@ -93,9 +93,8 @@ class Fetcher:
         self._notify = notify
         self._endpoints: dict[str, Endpoint] = {}
         self._last: Endpoint | None = None
-        memory = memory or MemoryBudget(config)
-        self._memory = memory.gate
-        self._buffers = memory.buffers
+        self._budget = memory or MemoryBudget(config)
+        self._memory = self._budget.gate
         self.tally = Tally()
         self._open = False
 
@@ -139,19 +138,13 @@ class Fetcher:
         ranges = plan_ranges(chunk.extents, self._config.range_bytes)
         due = due or _asked_now()
         reserved = sum(extent.length for extent in ranges)
-        charged = await self._memory.acquire(WaitQueue(due, owner), reserved)
-        buffer = ChunkBuffer(self._buffers, reserved, shared)
-        give_back = partial(self._give_back, charged)
+        buffer, give_back = await self._budget.reserve(WaitQueue(due, owner), reserved, shared=shared)
         try:
             await self._fetch_all(ranges, partial(WaitQueue, due, owner), buffer.view)
             return Fetched(buffer, give_back)
         except BaseException:
-            give_back(buffer)
+            give_back()
             raise
-
-    def _give_back(self, charged: str, buffer: ChunkBuffer) -> None:
-        buffer.clear()
-        self._memory.release(buffer.length, charged)
 
     async def read(self, extent: Extent, *, due: Due | None = None) -> bytes:
         """Fetches one range as bytes: index reads and other small things.

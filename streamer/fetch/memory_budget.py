@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from streamer.cgroup import Cgroup, usable_memory_bytes
 from streamer.config import FetchConfig, GiB, MiB
-from streamer.fetch.buffer_pool import BufferPool
-from streamer.fetch.fair_gate import FairGate
+from streamer.fetch.buffer_pool import BufferPool, ChunkBuffer
+from streamer.fetch.fair_gate import FairGate, WaitQueue
 
 # A quarter leaves room for the trainer's workers and the page cache; above 1 GiB no link needs more in flight
 # (100 Gbit/s at 100 ms is 1.2 GB).
@@ -31,6 +33,28 @@ class MemoryBudget:
 
     def __repr__(self) -> str:
         return f"MemoryBudget({self.gate}, {self.buffers})"
+
+    async def reserve(
+        self, queue: WaitQueue, length: int, *, shared: bool = False
+    ) -> tuple[ChunkBuffer, Callable[[], None]]:
+        """Waits until bytes may be reserved.
+
+        Args:
+            queue: where the request waits.
+            length: number of bytes.
+            shared: whether another process is to map them; see `BufferPool.take`.
+
+        Returns:
+            A buffer, which takes memory at its first use, and a function that gives it and the bytes back once.
+        """
+        owner = await self.gate.acquire(queue, length)
+        buffer = ChunkBuffer(self.buffers, length, shared)
+
+        def give_back() -> None:
+            buffer.clear()
+            self.gate.release(length, owner)
+
+        return buffer, give_back
 
     def resize(self, limit_bytes: int) -> None:
         """Another bound; what is reserved stays reserved."""

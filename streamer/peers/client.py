@@ -10,13 +10,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
-from functools import partial
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from streamer.fetch.buffer_pool import ChunkBuffer
 from streamer.fetch.fair_gate import WaitQueue
 from streamer.fetch.fetcher import Fetched
 from streamer.fetch.memory_budget import MemoryBudget
@@ -191,8 +189,7 @@ class PeerClient:
             nonlocal fetched
             if not asked.takes(length):
                 raise WrongError
-            charged = await self._memory.gate.acquire(WaitQueue(asked.due, asked.owner), length)
-            fetched = Fetched(ChunkBuffer(self._memory.buffers, length), partial(self._give_back, charged))
+            fetched = Fetched(*await self._memory.reserve(WaitQueue(asked.due, asked.owner), length))
             return fetched.parts[0]
 
         transfer = peer.idle.pop() if peer.idle else Transfer(self._tls_folder)
@@ -216,10 +213,6 @@ class PeerClient:
             fetched.close()
         self._warn_refused(peer.address, status, transfer.why)
         return None if status == 202 else self._refusal(peer, watch.asked_at, status)
-
-    def _give_back(self, charged: str, buffer: ChunkBuffer) -> None:
-        buffer.clear()
-        self._memory.gate.release(buffer.length, charged)
 
     def _refusal(self, peer: Peer, asked_at: float, status: int | Ending) -> Refusal:
         if status == 404:

@@ -14,7 +14,7 @@ from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.config import FetchConfig
 from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.peers.sources import PeerSource
-from streamer.fetch.buffer_pool import ChunkBuffer
+from streamer.fetch.fair_gate import WaitQueue
 from streamer.fetch.fetcher import Fetched
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.formats.chunkfile import file_bytes
@@ -56,16 +56,16 @@ class Parts:
         self.notes.append(f"published {len(content)}")
 
 
-def received(folder: Path, length: int, *, flipped: bool) -> tuple[MemoryBudget, Fetched]:
+async def received(folder: Path, length: int, *, flipped: bool) -> tuple[MemoryBudget, Fetched]:
     """A chunk file as it came from a peer."""
     folder = open_folder(folder)
     write_chunk(ChunkBytes(CHUNK.key, [bytes(length)], np.array([0, length])), folder)
     content = bytearray(folder.chunk_path(CHUNK.key).read_bytes())
     content[-100] ^= flipped
     memory = MemoryBudget(FetchConfig(memory_bytes=64 << 20))
-    buffer = ChunkBuffer(memory.buffers, len(content))
-    buffer.view()[:] = content
-    return memory, Fetched(buffer, ChunkBuffer.clear)
+    fetched = Fetched(*await memory.reserve(WaitQueue(lambda: 0.0), len(content)))
+    fetched.parts[0][:] = content
+    return memory, fetched
 
 
 @pytest.mark.parametrize("refusal", Refusal)
@@ -88,11 +88,9 @@ async def test_the_store_brings_what_a_peer_refuses(refusal: Refusal) -> None:
 )
 async def test_what_a_peer_sends_is_checked(tmp_path: Path, length: int, flipped: bool, notes: list[str]) -> None:
     """Another length or a flipped bit: rejected, and the store is asked; the buffer is free in any case."""
-    memory, file = received(tmp_path / "cache", length, flipped=flipped)
+    memory, file = await received(tmp_path / "cache", length, flipped=flipped)
     parts = Parts(file)
     source = PeerSource(parts, parts, parts, Homes(ME, [PEER]))
     await source.bring(Fetch(CHUNK.key, DATASET, 0))
     assert parts.notes == ["asked peer", *notes]
-    assert file.parts == []
-    memory.buffers.clear()
-    assert memory.buffers.mapped_bytes == 0
+    assert memory.gate.used == 0
