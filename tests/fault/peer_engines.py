@@ -172,12 +172,18 @@ class PeerEngine:
 
 def _deleted_bytes(folder: str) -> int:
     total = 0
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(link)
-            if target.startswith(folder) and target.endswith(" (deleted)"):
-                total += link.stat().st_blocks * 512
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended since it was listed
+            total += sum(_deleted(link, folder) for link in process.joinpath("fd").iterdir())
     return total
+
+
+def _deleted(link: Path, folder: str) -> int:
+    with contextlib.suppress(OSError):  # it was closed since it was listed
+        target = os.readlink(link)
+        if target.startswith(folder) and target.endswith(" (deleted)"):
+            return link.stat().st_blocks * 512
+    return 0
 
 
 class Fleet:
