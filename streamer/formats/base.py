@@ -3,6 +3,10 @@
 A format is *plain* if each sample is one byte range of an object: `index` yields spans, and chunks are kept as they are
 fetched. It is *blocked* if bytes can only be decoded together (a compressed shard): `index` yields blocks, and a
 recoder makes one record of each sample, once, between fetch and publish. `opener` serves both.
+
+The parts of a format run in different processes: `survey` and `index` in the engine (or in a task of `streamer index
+--on`), what `recoder` gives in a recoder, which alone imports pyarrow, h5py and their like, and what `opener` gives in
+the workers. What one of them has to tell the next is in facts, notes and hints, as JSON or bytes.
 """
 
 from __future__ import annotations
