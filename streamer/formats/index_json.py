@@ -116,7 +116,7 @@ def _without_index(accepted: Sequence[ObjectRecord]) -> ManifestError:
 
 
 def runs_of(lengths: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
-    """Neighbours that are a block together: half-open ranges of their numbers, of 8 MiB at most or of one."""
+    """Yields runs that are a block together: half-open ranges of their numbers, of at most 8 MiB or of one."""
     first, filled = 0, 0
     for number, length in enumerate(lengths.tolist()):
         if number > first and filled + length > _BLOCK_BYTES:

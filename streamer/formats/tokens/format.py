@@ -264,7 +264,7 @@ def _llm_c(record: ObjectRecord, content: memoryview) -> Stream | None:
 
 
 def _windows(source: Source, stream: Stream, length: int) -> Generator[Block, Answer, None]:
-    """Runs of windows, each about as long as a chunk; neighbours have one token in common."""
+    """Runs of windows, each about as long as a chunk; one begins with the last token of the one before."""
     token = np.dtype(stream.dtype).itemsize
     tokens, rest = divmod(source.record.size - stream.start, token)
     if rest:
