@@ -42,12 +42,12 @@ class Simulator:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return dict(json.load(answer))
 
-    def index(self, url: str, manifest: Path, cache: Path) -> None:
+    def index(self, url: str, manifest: Path, cache: Path, *more: str) -> None:
         """Builds the manifest of a prefix, unless it is there."""
         if manifest.exists():
             return
         options = ["--storage-options", json.dumps(self.options), "--cache-dir", str(cache)]
-        command = [sys.executable, "-m", "streamer", "index", url, "--out", str(manifest), *options]
+        command = [sys.executable, "-m", "streamer", "index", url, "--out", str(manifest), *options, *more]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def processes(self) -> list[int]:
@@ -66,7 +66,7 @@ class Simulator:
 
 
 @contextlib.contextmanager
-def simulator(root: Path, *options: str, command: str | None = None) -> Iterator[Simulator]:
+def simulator(root: Path, *options: str, command: str | None = None, tls: bool = False) -> Iterator[Simulator]:
     """Serves the folders of `root` as buckets while the context lasts."""
     path = command or os.environ.get("S3SIM", "s3sim")
     started = subprocess.run([path, "start", "--root", str(root), *options], check=True, capture_output=True, text=True)

@@ -320,6 +320,8 @@ class FetchProcess:
                 message = decode_to_engine(raw)
             except BlockingIOError:
                 return
+            except ConnectionError:  # killed with messages unread
+                break
             except (OSError, msgspec.MsgspecError) as error:
                 logger.warning("%r: %s", self, error)
                 break

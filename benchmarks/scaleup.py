@@ -1,0 +1,253 @@
+"""One node at the rate of its network: what the engine's loop takes of its core, by the number of fetch processes.
+
+    python benchmarks/scaleup.py                                   all rows, about ten minutes
+    python benchmarks/scaleup.py --data tars raw --processes 0 4   some of them
+    python benchmarks/scaleup.py --tls                             over TLS
+
+A cold epoch of 1.1 GB (10,000 samples of 110 KB) into an engine with an empty cache, as tars that are cut into chunks
+of 2 MB, and as raw objects; a reader releases each chunk as soon as it is local. The simulator runs on the same cores
+and delays nothing. The loop's CPU seconds are what bounds a larger machine: they are counted from the moment when all
+processes take chunks until the last chunk is local, and so are those of the engine (its loop and its threads) and of
+the fetch processes. `--warm` measures uses of chunks that are in the cache: by one session, and by eight.
+Medians over `--turns`. Results are kept in benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+from bytecode import compile_streamer
+from memory import bring
+from report import kept
+from s3sim import Simulator, simulator
+from stream import make_data
+
+from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.client.settings import ClientSettings
+from streamer.manifest.table import Manifest
+from streamer.wire.messages import GetManifest
+
+CHUNK_BYTES = 2_000_000
+NAMES = {"tars": "train", "raw": "raw"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cold epoch.
+
+    Attributes:
+        gigabytes: of all chunks. chunks, samples: how many.
+        seconds: that it took.
+        loop_seconds: CPU time of the engine's loop.
+        engine_seconds: of the engine's process.
+        process_seconds: of all fetch processes.
+        memory_bytes: of the largest fetch process beside its buffers (PSS).
+    """
+
+    gigabytes: float
+    chunks: int
+    samples: int
+    seconds: float
+    loop_seconds: float
+    engine_seconds: float
+    process_seconds: float
+    memory_bytes: float
+
+    @property
+    def all_seconds(self) -> float:
+        """CPU time of engine and fetch processes."""
+        return self.engine_seconds + self.process_seconds
+
+
+@contextmanager
+def engine(root: Path, server: Simulator | None, processes: int) -> Iterator[EngineClient]:
+    """An engine with an empty cache and this many fetch processes, all of which take chunks."""
+    folder = Path(tempfile.mkdtemp(prefix="scaleup-", dir=root))
+    config = folder / "streamer.toml"
+    config.write_text(f"[engine]\nfetch_processes = {processes}\n")
+    settings = ClientSettings(
+        cache_dir=folder / "cache",
+        runtime_dir=folder,
+        storage_options={} if server is None else server.options,
+        config=config,
+        grace_seconds=0.1,
+    )
+    try:
+        with EngineClient(settings) as client:
+            while int(str(client.statistics()["fetch_processes"])) < processes:
+                time.sleep(0.05)
+            yield client
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def read(client: EngineClient, manifest: Manifest, epoch: int, consumer: str = "rank 0", start: int = 0) -> None:
+    """Reads an epoch: one chunk a step, which is done as soon as it is ready."""
+    session = client.open_session(SessionSpec(dataset=manifest.digest, consumer=consumer))
+    steps = np.arange(manifest.chunks, dtype=np.int64)
+    order = np.roll(np.arange(manifest.chunks, dtype=np.uint32), start)
+    session.extend(EpochSchedule(epoch, order, steps, steps))
+    session.want(manifest.chunks - 1)
+    for step in range(manifest.chunks):
+        session.wait(step, 120)
+        session.done(step + 1)
+    session.close()
+
+
+def cold(root: Path, server: Simulator, name: str, processes: int) -> Row:
+    """One cold epoch."""
+    with engine(root, server, processes) as client:
+        table = opened(client, root, name)
+        memory_bytes = max(map(_own_bytes, fetch_processes(client)), default=0)
+        before, began = client.statistics(), time.perf_counter()
+        read(client, table, 0)
+        seconds = time.perf_counter() - began
+        time.sleep(1.2)  # until the last reports of all processes
+        after = client.statistics()
+        spent = [float(str(after[name])) - float(str(before[name])) for name in _CPU]
+        return Row(
+            float(table.chunk_local_bytes.sum()) / 1e9, table.chunks, table.samples, seconds, *spent, memory_bytes
+        )
+
+
+_CPU = ("loop_cpu_seconds", "cpu_seconds", "fetch_process_cpu_seconds")
+
+
+def opened(client: EngineClient, root: Path, name: str) -> Manifest:
+    """The manifest of one kind of data, in an engine that has nothing else of it."""
+    request = GetManifest(
+        0, [url_of(name)], "auto", client.settings.encoded_options(), manifest=str(root / f"manifest-{name}")
+    )
+    return Manifest.open(client.manifest(request))
+
+
+def url_of(name: str) -> str:
+    """Where one kind of data lies."""
+    return f"s3://bucket/{NAMES[name]}/"
+
+
+def fetch_processes(client: EngineClient) -> list[psutil.Process]:
+    """The fetch processes of an engine."""
+    children = psutil.Process(int(str(client.statistics()["pid"]))).children()
+    return [child for child in children if "streamer.fetch_processes" in child.cmdline()]
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    """PSS of a process; before its first chunk it has no buffers."""
+    return sum(one.pss for one in process.memory_maps(grouped=False))
+
+
+def warm(root: Path, server: Simulator, ranks: int) -> float:
+    """CPU microseconds of the loop per use of a chunk, and per step and rank, with all chunks in the cache."""
+    with engine(root, server, 0) as client:
+        table = opened(client, root, "tars")
+        read(client, table, 0)
+        clients = [EngineClient(client.settings) for _ in range(ranks)]
+        before = float(str(client.statistics()["loop_cpu_seconds"]))
+        threads = [
+            threading.Thread(target=read, args=(one, table, 1, f"rank {rank}", rank * table.chunks // ranks))
+            for rank, one in enumerate(clients)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        time.sleep(0.6)  # the loop's clock is read twice a second
+        spent = float(str(client.statistics()["loop_cpu_seconds"])) - before
+        for one in clients:
+            one.close()
+        return spent / (ranks * table.chunks) * 1e6
+
+
+# ---------------------------------------------------------------- the comparison
+
+HEAD = (
+    f"{'data':6} {'processes':>9} {'GB/s':>6} {'loop s/GB':>10} {'us/chunk':>9} {'us/sample':>10} "
+    f"{'all s/GB':>9} {'to 0':>6} {'MB each':>8}"
+)
+
+
+def line(name: str, processes: int, rows: list[Row], alone: float) -> str:
+    """The medians of one configuration; `alone`: CPU seconds of all processes per GB without fetch processes."""
+
+    def middle(of: Callable[[Row], float]) -> float:
+        return statistics.median(map(of, rows))
+
+    every = middle(lambda row: row.all_seconds / row.gigabytes)
+    return (
+        f"{name:6} {processes:9} {middle(lambda row: row.gigabytes / row.seconds):6.2f} "
+        f"{middle(lambda row: row.loop_seconds / row.gigabytes):10.3f} "
+        f"{middle(lambda row: row.loop_seconds / row.chunks * 1e6):9.0f} "
+        f"{middle(lambda row: row.loop_seconds / row.samples * 1e6):10.1f} "
+        f"{every:9.2f} {every / (alone or every):6.2f} {middle(lambda row: row.memory_bytes / 1e6):8.0f}"
+    )
+
+
+def compare(arguments: argparse.Namespace, root: Path, server: Simulator) -> None:
+    """A curve for each kind of data."""
+    print(HEAD)
+    for name in arguments.data:
+        bring((root / "bucket" / NAMES[name]).rglob("*.*"))
+        turns: dict[int, list[Row]] = {processes: [] for processes in arguments.processes}
+        for _ in range(arguments.turns):
+            for processes, rows in turns.items():
+                rows.append(cold(root, server, name, processes))
+        alone = statistics.median(row.all_seconds / row.gigabytes for row in turns.get(0, [])) if 0 in turns else 0.0
+        for processes, rows in turns.items():
+            print(line(name, processes, rows, alone))
+
+
+def prepared(root: Path, samples: int) -> None:
+    """The data: tars, and the same samples as objects."""
+    if not (root / "bucket").exists():
+        make_data(root, samples)
+        os.rename(root / "files", root / "bucket" / "raw")
+
+
+def main() -> None:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--processes", type=int, nargs="+", default=[0, 1, 2, 4, 8])
+    parser.add_argument("--samples", type=int, default=10_000)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--keep", help="folder for the data, kept for the next run")
+    parser.add_argument("--s3sim", help="path of another simulator's command; default $S3SIM, else this folder's")
+    arguments = parser.parse_args()
+    compile_streamer()
+    root = Path(arguments.keep or tempfile.mkdtemp(prefix="streamer-bench-"))
+    try:
+        prepared(root, arguments.samples)
+        with simulator(root, command=arguments.s3sim, tls=arguments.tls) as server:
+            for name in arguments.data:
+                manifest, cache = root / f"manifest-{name}", root / "index-cache"
+                server.index(url_of(name), manifest, cache, "--chunk-bytes", str(CHUNK_BYTES))
+            with kept("scaleup" + "-warm" * arguments.warm + "-tls" * arguments.tls):
+                if arguments.warm:
+                    for ranks in (1, 8):
+                        spent = statistics.median(warm(root, server, ranks) for _ in range(arguments.turns))
+                        print(f"{ranks} ranks: {spent:.0f} us of the loop per use of a chunk, one chunk a step")
+                else:
+                    compare(arguments, root, server)
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Fetch processes that are killed, stopped or poisoned, and an engine that ends without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.engine import Engine
+from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.session import EngineSession, SessionRequest
+from streamer.engine.statistics import engine_statistics
+from streamer.errors import BrokenError, StreamerError
+from streamer.fetch_processes import pool
+from streamer.fetch_processes.process import FetchProcess
+from streamer.formats.chunkfile import HEADER_BYTES
+
+FILES, FILE_BYTES = 120, 60_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files of one class, each full of one byte."""
+    (tmp_path / "data").mkdir()
+    for number in range(FILES):
+        (tmp_path / "data" / f"{number:03}.bin").write_bytes(bytes([number]) * FILE_BYTES)
+    return tmp_path / "data"
+
+
+class Reader:
+    """Reads the chunks of an engine in order, and compares their bytes."""
+
+    def __init__(self, engine: Engine, digest: str, folder: Path) -> None:
+        self._engine, self._folder = engine, folder
+        self._news = asyncio.Event()
+        self._through, self._done, self._error = -1, 0, None
+        request = SessionRequest(job="job", dataset=digest, consumer="rank 0")
+        self._session: EngineSession = engine.open_session(request, self._on_ready, self._on_error)
+        self.manifest = self._session.collection.datasets[0].manifest
+
+    def _on_ready(self, through: int, rejects: int) -> None:
+        self._through = through
+        self._news.set()
+
+    def _on_error(self, error: StreamerError) -> None:
+        self._error = error
+        self._news.set()
+
+    async def epoch(self, epoch: int) -> None:
+        """One epoch: a chunk a step."""
+        chunks, base = self.manifest.chunks, epoch * self.manifest.chunks
+        steps = np.arange(base, base + chunks, dtype=np.int64)
+        self._session.extend(epoch, (np.arange(chunks, dtype=np.uint32), steps, steps), True)
+        for step in range(base, base + chunks):
+            self._session.advance(self._done, step)
+            while self._through < step:
+                await asyncio.wait_for(self._news.wait(), 60)
+                self._news.clear()
+                if self._error is not None:
+                    raise self._error
+            self._compare(step - base)
+            self._done = step + 1
+        self._session.advance(self._done, base + chunks - 1)
+
+    def _compare(self, chunk: int) -> None:
+        path = self._engine.cache.path(self.manifest.chunk_keys[chunk].tobytes())
+        assert path is not None
+        first = int(self.manifest.chunk_first[chunk])
+        names = [self.manifest.name(first + i).object_key for i in range(int(self.manifest.chunk_samples[chunk]))]
+        wanted = b"".join((self._folder / name).read_bytes() for name in names)
+        assert path.read_bytes()[HEADER_BYTES : HEADER_BYTES + len(wanted)] == wanted
+
+
+async def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Waits for something that has no event."""
+    async with asyncio.timeout(seconds):
+        while not reached():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def reading(folder: Path, processes: int, cache_bytes: int = 4_000_000) -> AsyncIterator[tuple[Engine, Reader]]:
+    """An engine whose processes are ready, with room for half of the data."""
+    cache = CacheConfig(directory=folder.parent / "cache", limit_bytes=cache_bytes)
+    config = EngineConfig(cache=cache, settle_seconds=0.0, fetch_processes=processes)
+    async with Engine(config) as engine:
+        await until(lambda: len(engine.fetch_pool.pids) == processes)
+        request = ManifestRequest(urls=(str(folder),), chunk_bytes=300_000)
+        digest = await engine.manifest(request, lambda text, done, total: None)
+        yield engine, Reader(engine, digest, folder)
+        await until(lambda: not len(engine.in_flight))
+        assert list((folder.parent / "cache" / "tmp").iterdir()) == []
+        assert engine.cache.space.unwritten_bytes == 0
+        assert engine.cache.space.charged_bytes <= cache_bytes
+
+
+async def test_processes_fetch_and_publish_all_chunks(folder: Path) -> None:
+    """The engine's own fetchers bring none of them; each byte comes once."""
+    async with reading(folder, 2, cache_bytes=64_000_000) as (engine, reader):
+        before = engine.fetchers.statistics()["received_bytes"]
+        await reader.epoch(0)
+        await reader.epoch(1)
+        assert engine.fetchers.statistics()["received_bytes"] == before
+        assert engine_statistics(engine)["store_bytes"] == FILES * FILE_BYTES
+        assert engine.fetch_pool.crashes == 0
+
+
+@pytest.mark.slow
+async def test_killed_processes_cost_no_sample(folder: Path) -> None:
+    """One of two is killed again and again: every byte is right, nothing is left, others take their place."""
+    async with reading(folder, 2) as (engine, reader):
+        reads = asyncio.create_task(_epochs(reader, 30))
+        killed = 0
+        while not reads.done():
+            await asyncio.sleep(random.uniform(0.0, 0.1))
+            if len(pids := engine.fetch_pool.pids) == 2:
+                os.kill(random.choice(pids), signal.SIGKILL)
+                killed += 1
+        await reads
+        assert killed > 2
+        await until(lambda: engine.fetch_pool.crashes >= killed - 1)
+
+
+async def _epochs(reader: Reader, count: int) -> None:
+    for epoch in range(count):
+        await reader.epoch(epoch)
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.slow
+async def test_a_stopped_process_is_replaced(folder: Path) -> None:
+    """It has chunks and does not answer: it is killed, and others bring them."""
+    async with reading(folder, 1) as (engine, reader):
+        (pid,) = engine.fetch_pool.pids
+        os.kill(pid, signal.SIGSTOP)
+        await reader.epoch(0)
+        assert engine.fetch_pool.crashes == 1
+        await until(lambda: engine.fetch_pool.pids not in ([], [pid]))
+
+
+async def test_what_a_killed_process_was_writing_is_removed(folder: Path) -> None:
+    """By the pid in the name; files of other processes stay."""
+    async with reading(folder, 2) as (engine, _):
+        pid, other = engine.fetch_pool.pids
+        theirs, ours = (engine.cache.root / "tmp" / f"{'0' * 32}.{number}.1234" for number in (other, pid))
+        theirs.touch()
+        ours.touch()
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not ours.exists())
+        assert theirs.exists()
+        theirs.unlink()
+
+
+async def test_a_chunk_that_ends_each_process_is_an_error_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a few processes; all other chunks are read, also those that shared a process with it."""
+    poisonous = 7
+
+    class Poisoned(FetchProcess):
+        async def bring(self, asked, dataset, weight):  # type: ignore[no-untyped-def]
+            if asked.chunk == poisonous and self.pid is not None:
+                os.kill(self.pid, signal.SIGKILL)
+            return await super().bring(asked, dataset, weight)
+
+    monkeypatch.setattr(pool, "FetchProcess", Poisoned)
+    async with reading(folder, 2, cache_bytes=64_000_000) as (engine, reader):
+        with pytest.raises(BrokenError, match=r"chunk 7 .* 4 fetch processes in a row .*SIGKILL"):
+            await reader.epoch(0)
+        await until(lambda: not len(engine.in_flight))
+        local = [engine.cache.contains(key.tobytes()) for key in reader.manifest.chunk_keys]
+        assert [chunk for chunk, found in enumerate(local) if not found] == [poisonous]
+
+
+ENGINE = """
+import asyncio, sys
+from pathlib import Path
+from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.engine import Engine
+
+async def main():
+    cache = CacheConfig(directory=Path(sys.argv[1]), limit_bytes=10_000_000)
+    async with Engine(EngineConfig(cache=cache, fetch_processes=2)) as engine:
+        while len(engine.fetch_pool.pids) < 2:
+            await asyncio.sleep(0.01)
+        print(*engine.fetch_pool.pids, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_processes_end_with_an_engine_that_is_killed(tmp_path: Path) -> None:
+    """One that is stopped, too."""
+    command = [sys.executable, "-c", ENGINE, str(tmp_path / "cache")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        processes = [psutil.Process(int(pid)) for pid in engine.stdout.readline().split()]
+        assert len(processes) == 2
+        processes[0].suspend()
+        engine.kill()
+    deadline = time.monotonic() + 6
+    while any(_lives(process) for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_credentials_are_in_no_argument_and_no_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process learns them through the socket: neither is a variable of the engine in what the kernel shows of it."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret-of-the-engine")
+    async with reading(folder, 1) as (engine, reader):
+        await reader.epoch(0)
+        process = psutil.Process(engine.fetch_pool.pids[0])
+        shown = [*process.cmdline(), *process.environ(), *process.environ().values()]
+        assert not any("the-secret-of-the-engine" in text for text in shown)
