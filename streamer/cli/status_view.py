@@ -112,6 +112,7 @@ class StatusView:
                 "in flight",
                 f"{count(now, 'in_flight')} requests of {count(now, 'window')}, {count(now, 'fetches')} chunks",
             ),
+            ("loop", f"{self._loop_share:.0%} of a core, {count(now, 'fetch_processes')} fetch processes"),
             ("first byte", f"p50 {milliseconds(now, 'first_byte_p50_seconds')}, p99 {self._p99}"),
             ("cache", f"{format_bytes(rates.cache_bytes)}/s"),
             ("hits", self._hits()),
@@ -208,6 +209,11 @@ class StatusView:
     @property
     def _p99(self) -> str:
         return milliseconds(self.now, "first_byte_p99_seconds")
+
+    @property
+    def _loop_share(self) -> float:
+        """Of a core, that the engine's loop took."""
+        return self._since("loop_cpu_seconds") / max(1e-9, self._since("uptime_seconds"))
 
     def _peer_lines(self) -> list[tuple[str, str]]:
         """Of an engine among peers."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Pause: TypeAlias = "Callable[[float], bool]"
 
 # Left out in a terminal with few lines, in this order.
-_LEAST_IMPORTANT = ("disk", "process", "tail", "first byte", "in flight")
+_LEAST_IMPORTANT = ("disk", "process", "tail", "loop", "first byte", "in flight")
 
 # Rows of the members of mixes.
 _MOST_MEMBERS = 8

@@ -18,7 +18,15 @@ PROTOCOL = 3
 # they are not free text; any other word counts as the last one.
 # therefore no free text; any other word counts as the last one.
 BOTTLENECKS = (
-    *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow peers", "recoding"),
+    *(
+        "nothing measured",
+        "not input-bound",
+        "the store throttles",
+        "slow store",
+        "slow peers",
+        "recoding",
+        "the engine's loop",
+    ),
     *(
         "slow SSD (writing)",
         "no room in the cache",

@@ -85,6 +85,24 @@ def counted(samples: list[bytes]) -> list[int]:
     return sorted(int(sample.split()[0]) for sample in samples)
 
 
+async def test_chunks_come_from_fetch_processes_through_shared_memory(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Long ones in the buffer that they were fetched into, short ones in a copy; the engine fetches none itself."""
+    objects = [*numbered(4, 3, length=500_000), *numbered(4, 20)]
+    cache = CacheConfig(directory=tmp_path / "cache", limit_bytes=50_000_000)
+    async with Engine(EngineConfig(cache=cache, settle_seconds=0.0, fetch_processes=2)) as engine:
+        while len(engine.fetch_pool.pids) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        manifest = await indexed(engine, write(*objects), chunk_bytes=1024)
+        before = engine.fetchers.statistics()["received_bytes"]
+        found = await Rank(engine, manifest).epoch(0)
+        assert sorted(found) == sorted(sample for one in objects for block in one for sample in block)
+        assert engine.fetchers.statistics()["received_bytes"] == before
+        assert (engine.fetch_pool.crashes, engine_statistics(engine)["recode_failures"]) == (0, 0)
+        assert all(process.load == 0 for process in engine.fetch_pool._processes)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 async def test_each_chunk_is_recoded_once(
     engine: Engine, write: Callable[..., Path], tmp_path: Path, ranks: int

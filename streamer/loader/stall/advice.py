@@ -19,6 +19,8 @@ NOT_BOUND_SHARE = 0.02
 
 # Recoders that work for this share of the time are what chunks wait for.
 _BUSY_RECODERS = 0.75
+# The engine's loop has one core at most; above this share of it chunks wait for the loop.
+_BUSY_LOOP = 0.75
 # Of a core, by a worker that waits in its transform for something else.
 _LEAST_BUSY_SHARE = 0.05
 
@@ -32,6 +34,7 @@ class Bottleneck(StrEnum):
     STORE = "slow store"
     PEERS = "slow peers"
     RECODING = "recoding"
+    ENGINE_LOOP = "the engine's loop"
     CACHE_DISK = "slow SSD (writing)"
     CACHE_ROOM = "no room in the cache"
     SSD = "slow SSD (reading)"
@@ -98,6 +101,11 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
         most = 0 if self.engine is None else self.engine.most_recoders
         return min(1.0, self.grown("recode_busy_seconds") / (self.seconds * most)) if most and self.seconds > 0 else 0.0
 
+    @property
+    def loop_share(self) -> float:
+        """The share of a core that the engine's loop took."""
+        return self.grown("loop_cpu_seconds") / self.seconds if self.seconds > 0 else 0.0
+
 
 _IN_WORKER = {
     causes.READ: Bottleneck.SSD,
@@ -152,6 +160,8 @@ def _network(found: Findings) -> Bottleneck:
         return Bottleneck.THROTTLED
     if found.recoders_share >= _BUSY_RECODERS:
         return Bottleneck.RECODING
+    if found.loop_share >= _BUSY_LOOP:
+        return Bottleneck.ENGINE_LOOP
     if found.grown("peer_bytes") > found.grown("store_bytes"):
         return Bottleneck.PEERS
     if found.engine.in_flight == 0:
@@ -171,6 +181,9 @@ def advise(bottleneck: Bottleneck, found: Findings) -> str:
     if bottleneck is Bottleneck.RECODING and found.engine is not None:
         count = counted(found.engine.most_recoders, "recoders")
         return f"{count}, busy {found.recoders_share:.0%}; {_ADVICE[bottleneck]}"
+    if bottleneck is Bottleneck.ENGINE_LOOP and found.engine is not None:
+        count = counted(found.engine.fetch_processes, "fetch processes")
+        return f"{found.loop_share:.0%} of a core, {count}; {_ADVICE[bottleneck]}"
     if found.straggler is not None and bottleneck in (Bottleneck.SLOW_WORKER, Bottleneck.SLOW_SAMPLE):
         return _about(found.straggler)
     return _ADVICE.get(bottleneck, "")
@@ -229,6 +242,8 @@ _ADVICE = {
     "larger caches",
     Bottleneck.RECODING: "the engine may take a quarter of the cores: give the job more of them, a larger cache, which "
     "keeps what was recoded, or data that is not compressed as a whole (tars, or shards without compression)",
+    Bottleneck.ENGINE_LOOP: "raise fetch_processes where cores are idle; larger chunks (streamer index --chunk-bytes) "
+    "cost the loop less",
     Bottleneck.CACHE_DISK: "chunks wait to be written: put the cache on NVMe, or reduce other load on the disk",
     Bottleneck.CACHE_ROOM: "the engine may not fetch: raise cache_bytes, or lower shuffle_window and prefetch_batches",
     Bottleneck.RING: "the trainer keeps batches: clone() what outlives the step, or raise ring_bytes",

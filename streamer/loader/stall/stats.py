@@ -66,6 +66,7 @@ class EngineView:
         retries, throttled, stalled: retried requests; of these "slow down" answers; requests without progress.
         in_flight: requests to the store now. fetches: chunks between store and SSD now.
         limit_bytes, kept_bytes: of the cache, and of its kept part.
+        loop_cpu_seconds: CPU time of the engine's loop. fetch_processes: processes that fetch beside it now.
         most_recoders, recode_busy_seconds: how many recoders there may be, and for how long they had work together.
         hit_bound: the largest share of hits that any policy can reach.
         waiting_seconds: time that this session's consumer waited for the engine.
@@ -87,6 +88,8 @@ class EngineView:
     kept_bytes: int = 0
     most_recoders: int = 0
     recode_busy_seconds: float = 0.0
+    loop_cpu_seconds: float = 0.0
+    fetch_processes: int = 0
     hit_bound: float = 0.0
     waiting_seconds: float = 0.0
     parts: Mapping[str, PartView] = field(default_factory=dict)
@@ -104,6 +107,7 @@ class EngineView:
         return cls(
             **counts,
             recode_busy_seconds=_number(values.get("recode_busy_seconds")),
+            loop_cpu_seconds=_number(values.get("loop_cpu_seconds")),
             hit_bound=_number(values.get("hit_bound")),
             waiting_seconds=waited,
             parts=parts,
@@ -126,6 +130,7 @@ _COUNTS = (
     "limit_bytes",
     "kept_bytes",
     "most_recoders",
+    "fetch_processes",
 )
 
 

@@ -16,6 +16,7 @@ UNITS = (
     "sessions",
     "connections",
     "recoders",
+    "processes",
     "steps",
     "descriptors",
     "cores",
