@@ -8,22 +8,28 @@ A cold epoch of 1.1 GB (10,000 samples of 110 KB) into an engine with an empty c
 of 2 MB, and as raw objects; a reader releases each chunk as soon as it is local. The simulator runs on the same cores
 and delays nothing. The loop's CPU seconds are what bounds a larger machine: they are counted from the moment when all
 processes take chunks until the last chunk is local, and so are those of the engine (its loop and its threads) and of
-the fetch processes. `--warm` measures uses of chunks that are in the cache: by one session, and by eight.
+the fetch processes. `--warm` measures uses of chunks that are in the cache: by one session, and by eight; `--rationed`
+a store that permits 200 or 600 requests per second.
 Medians over `--turns`. Results are kept in benchmarks/results/.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
+import math
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -94,16 +100,18 @@ def engine(root: Path, server: Simulator | None, processes: int) -> Iterator[Eng
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def read(client: EngineClient, manifest: Manifest, epoch: int, consumer: str = "rank 0", start: int = 0) -> None:
-    """Reads an epoch: one chunk a step, which is done as soon as it is ready."""
-    session = client.open_session(SessionSpec(dataset=manifest.digest, consumer=consumer))
+def read(client: EngineClient, manifest: Manifest, epoch: int, rank: int = 0, *, seconds: float = math.inf) -> None:
+    """Reads an epoch, for so many seconds at most: one chunk a step, which is done as soon as it is ready."""
+    end = time.monotonic() + seconds
+    session = client.open_session(SessionSpec(dataset=manifest.digest, consumer=f"rank {rank}"))
     steps = np.arange(manifest.chunks, dtype=np.int64)
-    order = np.roll(np.arange(manifest.chunks, dtype=np.uint32), start)
+    order = np.roll(np.arange(manifest.chunks, dtype=np.uint32), rank * manifest.chunks // 8)
     session.extend(EpochSchedule(epoch, order, steps, steps))
     session.want(manifest.chunks - 1)
     for step in range(manifest.chunks):
-        session.wait(step, 120)
-        session.done(step + 1)
+        if time.monotonic() < end:
+            session.wait(step, 120)
+            session.done(step + 1)
     session.close()
 
 
@@ -157,10 +165,7 @@ def warm(root: Path, server: Simulator, ranks: int) -> float:
         read(client, table, 0)
         clients = [EngineClient(client.settings) for _ in range(ranks)]
         before = float(str(client.statistics()["loop_cpu_seconds"]))
-        threads = [
-            threading.Thread(target=read, args=(one, table, 1, f"rank {rank}", rank * table.chunks // ranks))
-            for rank, one in enumerate(clients)
-        ]
+        threads = [threading.Thread(target=read, args=(one, table, 1, rank)) for rank, one in enumerate(clients)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -171,6 +176,32 @@ def warm(root: Path, server: Simulator, ranks: int) -> float:
             one.close()
         return spent / (ranks * table.chunks) * 1e6
 
+
+def rationed(root: Path, server: Simulator, processes: int, permitted: int) -> str:
+    """A store that permits so many requests a second: what is used of it, and what it refuses, from the 10th second on.
+
+    The bounds are those of `fetch_faults.py`: at least 0.9 of the rate, at most 1 % refused.
+    """
+    told = json.dumps({"upstream": server.endpoint, "per_second": permitted, "known_after": RATION_KNOWN_SECONDS})
+    command = [sys.executable, str(Path(__file__).with_name("rationed_store.py")), told]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as store:
+        assert store.stdout is not None
+        assert store.stdin is not None
+        front = replace(server, endpoint=store.stdout.readline().strip())
+        with engine(root, front, processes) as client:
+            read(client, opened(client, root, "raw"), 0, seconds=RATION_KNOWN_SECONDS + RATION_SECONDS)
+        store.stdin.close()
+        counted = json.loads(store.stdout.read())
+    used = counted["late_granted"] / RATION_SECONDS / permitted
+    refused = counted["late_refused"] / max(1, counted["late_refused"] + counted["late_granted"])
+    verdict = "holds" if used >= 0.9 and refused <= 0.01 else "MISSED"
+    return (
+        f"{permitted}/s permitted, {processes} processes: {used:.2f} of it used (>= 0.9), {refused:.1%} refused, "
+        f"{counted['refused'] - counted['late_refused']} before  {verdict}"
+    )
+
+
+RATION_KNOWN_SECONDS, RATION_SECONDS = 10, 40
 
 # ---------------------------------------------------------------- the comparison
 
@@ -226,6 +257,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--rationed", action="store_true")
     parser.add_argument("--keep", help="folder for the data, kept for the next run")
     parser.add_argument("--s3sim", help="path of another simulator's command; default $S3SIM, else this folder's")
     arguments = parser.parse_args()
@@ -237,8 +269,11 @@ def main() -> None:
             for name in arguments.data:
                 manifest, cache = root / f"manifest-{name}", root / "index-cache"
                 server.index(url_of(name), manifest, cache, "--chunk-bytes", str(CHUNK_BYTES))
-            with kept("scaleup" + "-warm" * arguments.warm + "-tls" * arguments.tls):
-                if arguments.warm:
+            with kept("scaleup" + "-rationed" * arguments.rationed + "-warm" * arguments.warm + "-tls" * arguments.tls):
+                if arguments.rationed:
+                    for permitted, processes in itertools.product((200, 600), arguments.processes):
+                        print(rationed(root, server, processes, permitted))
+                elif arguments.warm:
                     for ranks in (1, 8):
                         spent = statistics.median(warm(root, server, ranks) for _ in range(arguments.turns))
                         print(f"{ranks} ranks: {spent:.0f} us of the loop per use of a chunk, one chunk a step")

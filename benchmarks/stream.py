@@ -183,7 +183,7 @@ def measure(kind: str, *arguments: str, server: Simulator | None = None) -> list
     if server is not None:
         server.statistics(reset=True)
         # Once: to find them takes 0.1 s of CPU, which the next epoch would miss.
-        stores = server.processes()
+        stores = server.processes
         spent = cpu_seconds(stores)
     process = subprocess.Popen([sys.executable, __file__, "--run", kind, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
