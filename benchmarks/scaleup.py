@@ -9,7 +9,7 @@ of 2 MB, and as raw objects; a reader releases each chunk as soon as it is local
 and delays nothing. The loop's CPU seconds are what bounds a larger machine: they are counted from the moment when all
 processes take chunks until the last chunk is local, and so are those of the engine (its loop and its threads) and of
 the fetch processes. `--warm` measures uses of chunks that are in the cache: by one session, and by eight; `--rationed`
-a store that permits 200 or 600 requests per second.
+a store that permits 100 or 200 requests per second.
 Medians over `--turns`. Results are kept in benchmarks/results/.
 """
 
@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--rationed", action="store_true")
+    parser.add_argument("--permitted", type=int, nargs="+", default=[100, 200])
     parser.add_argument("--keep", help="folder for the data, kept for the next run")
     parser.add_argument("--s3sim", help="path of another simulator's command; default $S3SIM, else this folder's")
     arguments = parser.parse_args()
@@ -271,7 +272,7 @@ def main() -> None:
                 server.index(url_of(name), manifest, cache, "--chunk-bytes", str(CHUNK_BYTES))
             with kept("scaleup" + "-rationed" * arguments.rationed + "-warm" * arguments.warm + "-tls" * arguments.tls):
                 if arguments.rationed:
-                    for permitted, processes in itertools.product((200, 600), arguments.processes):
+                    for permitted, processes in itertools.product(arguments.permitted, arguments.processes):
                         print(rationed(root, server, processes, permitted))
                 elif arguments.warm:
                     for ranks in (1, 8):

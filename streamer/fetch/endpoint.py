@@ -62,7 +62,7 @@ class Endpoint:
         self.watch = OutageWatch(self.clock, shown(root), config.outage_seconds, notify)
         self.store = store
         self.control = WindowControl(config.window_start, config.window_min, config.window_max)
-        self.pacing = Pacing(lambda: self.control.climbing, self.time())
+        self.pacing = self._unpaced()
         self.gate = FairGate(self.control.size)
         self.retries = RetryBudget()
         self.outcomes = Outcomes()
@@ -218,6 +218,14 @@ class Endpoint:
         """At most this many requests at once from now on."""
         self.control.limit(window_max)
         self._apply()
+
+    def pace_anew(self) -> None:
+        """Forgets what rate the store permits: it is found out again."""
+        self.pacing = self._unpaced()
+        self._apply()
+
+    def _unpaced(self) -> Pacing:
+        return Pacing(lambda: self.control.climbing, self.time())
 
     async def refresh(self) -> None:
         """Renews the credentials, once for all requests that were refused together."""

@@ -224,6 +224,11 @@ class Fetcher:
         for endpoint in self._endpoints.values():
             endpoint.limit(window_max)
 
+    def pace_anew(self) -> None:
+        """See `Endpoint.pace_anew`."""
+        for endpoint in self._endpoints.values():
+            endpoint.pace_anew()
+
     @property
     def window(self) -> int:
         """Requests allowed at once, over all endpoints."""

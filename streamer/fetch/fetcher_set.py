@@ -124,6 +124,11 @@ class FetcherSet:
         for pooled in self._open.values():
             pooled.fetcher.limit(window_max)
 
+    def pace_anew(self) -> None:
+        """See `Endpoint.pace_anew`."""
+        for pooled in self._open.values():
+            pooled.fetcher.pace_anew()
+
     @property
     def window(self) -> int:
         """Requests that all fetchers may have at once."""

@@ -29,6 +29,7 @@ from streamer.fetch_processes.messages import (
     Limits,
     Notice,
     OpenDataset,
+    PaceAnew,
     Report,
     Setup,
     ToEngine,
@@ -130,6 +131,8 @@ class Fetching:
                 self._datasets[message.dataset] = _Dataset(Path(message.path), message.options)
             case Limits():
                 self._fetchers.limit(message.window_max, message.memory_bytes)
+            case PaceAnew():
+                self._fetchers.pace_anew()
 
     def _send(self, message: ToEngine, *descriptors: int) -> None:
         if descriptors:

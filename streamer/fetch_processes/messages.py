@@ -104,6 +104,10 @@ class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag=5):
     number: int
 
 
+class PaceAnew(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """What was found of the rates that stores permit does not hold any more: other processes took part in it."""
+
+
 class Brought(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """A chunk is published, or in the file in memory whose descriptor comes with this message.
 
@@ -180,7 +184,7 @@ class Notice(msgspec.Struct, frozen=True, array_like=True, tag=3):
     text: str
 
 
-ToProcess: TypeAlias = Setup | Limits | OpenDataset | Bring | Cancel | GiveBack
+ToProcess: TypeAlias = Setup | Limits | OpenDataset | Bring | Cancel | GiveBack | PaceAnew
 Answer: TypeAlias = Brought | Failed
 ToEngine: TypeAlias = Answer | Report | Notice
 

@@ -26,7 +26,7 @@ from streamer.fetch.outage import AGAIN_SECONDS
 from streamer.fetch.statistics import COUNTS, Histogram, merged
 from streamer.fetch_processes.messages import Bring, Limits, OpenDataset, Setup
 from streamer.fetch_processes.policy import Bounds, Count, Load, Refusals, most_processes
-from streamer.fetch_processes.process import FetchProcess, ProcessEndedError, SharedBytes
+from streamer.fetch_processes.process import FetchProcess, LocalError, ProcessEndedError, SharedBytes
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ HANDED_WINDOWS = 2
 # A chunk that this many processes have ended with is what ends them. From the second try on such chunks go one by one,
 # so that one of them does not take the others with it.
 MOST_CRASHES = 4
+# The loop fetches after so many of them.
+MOST_FAILED_STARTS = 3
 # A process that ends before it has brought anything is replaced after 1 s, 2 s, ... 60 s.
 _MOST_PAUSE_SECONDS = 60.0
 
@@ -130,6 +132,7 @@ class FetchPool:
         self._past, self._past_first_bytes, self._past_cpu_seconds = Counter[str](), Histogram(), 0.0
         self._noticed: dict[str, float] = {}
         self._failed_starts, self._not_before = 0, 0.0
+        self._bringing = 0
 
     def __repr__(self) -> str:
         return f"FetchPool({self._processes}, waiting={self._queue.waiting})"
@@ -175,12 +178,21 @@ class FetchPool:
         return await self._bring(wanted, publish=False)
 
     async def _bring(self, wanted: Wanted, *, publish: bool) -> SharedBytes:
+        self._bringing += 1
+        try:
+            return await self._bring_in_tries(wanted, publish)
+        finally:
+            self._bringing -= 1
+
+    async def _bring_in_tries(self, wanted: Wanted, publish: bool) -> SharedBytes:
         crashes = 0
         while True:
             async with self._one_by_one if crashes else contextlib.nullcontext():
                 try:
                     return await self._try(wanted, publish)
                 except ProcessEndedError as error:
+                    if not crashes and self._failed_starts >= MOST_FAILED_STARTS:
+                        raise LocalError(f"fetch processes end at their start: {error}") from error
                     crashes += 1
                     if crashes == MOST_CRASHES:
                         raise BrokenError(
@@ -192,9 +204,7 @@ class FetchPool:
         weight = min([wanted.requests, *(process.window for process in self._taking())])
         owner = await self._queue.acquire(WaitQueue(wanted.due, wanted.owner), weight)
         try:
-            while not (taking := self._taking()):
-                self._changed.clear()
-                await self._changed.wait()
+            taking = self._taking() or await self._started()
             process = min(taking, key=lambda one: one.load / one.window)
             asked = Bring(
                 next(self._numbers), wanted.dataset.dataset, wanted.chunk, wanted.due(), wanted.owner(), publish
@@ -203,6 +213,19 @@ class FetchPool:
         finally:
             self._queue.release(weight, owner)
             self._resize_queue()
+
+    async def _started(self) -> list[FetchProcess]:
+        """Waits until a process takes chunks; `_look` starts one.
+
+        Raises:
+            ProcessEndedError: they end at their start.
+        """
+        while not (taking := self._taking()):
+            if self._failed_starts >= MOST_FAILED_STARTS:
+                raise ProcessEndedError("none of the last ones has brought a chunk")
+            self._changed.clear()
+            await self._changed.wait()
+        return taking
 
     def _taking(self) -> list[FetchProcess]:
         """The processes that take chunks now."""
@@ -232,16 +255,25 @@ class FetchPool:
                 process.end()
         load = sample.since(before)
         self.loop_share = load.loop_share
-        limited = any(process.report.statistics.get("limited_per_second") for process in self._processes)
-        self._refusals.look(sample.requests - before.requests, sample.throttled - before.throttled, limited, now)
-        wanted = self._count.wanted(load, len(self._processes), now)
+        self._look_for_refusals(sample.requests - before.requests, sample.throttled - before.throttled)
+        # A chunk that was given to the pool is not given back to the loop.
+        wanted = max(self._count.wanted(load, len(self._processes), now), min(self._bringing, 1))
         if len(self._processes) < wanted and now >= self._not_before:
             for _ in range(wanted - len(self._processes)):
                 self._start()
         for process in self._processes[wanted:]:
-            if not process.load:
+            if not self._bringing:
                 process.retire()
         self._resize_queue()
+
+    def _look_for_refusals(self, requests: int, throttled: int) -> None:
+        limited = any(process.report.statistics.get("limited_per_second") for process in self._taking())
+        before = self._refusals.single
+        if self._refusals.look(requests, throttled, limited, self._loop.time()) != before:
+            logger.info("a store refuses requests: %s", "all processes ask it again" if before else "one asks it")
+            for process in self._taking():
+                process.pace_anew()
+            self._divide()
 
     def _sample(self) -> Sample:
         counts, processes = self._counts(), [process for process in self._processes if process.ready]
@@ -252,7 +284,7 @@ class FetchPool:
             loop_seconds=time.thread_time(),
             idle_seconds=(idle_core_seconds(now) or 0.0) if self._count.by_load else 0.0,
             process_share=sum(process.share for process in processes) / max(1, len(processes)),
-            fetching=bool(own["in_flight"]) or any(process.load for process in processes),
+            fetching=bool(own["in_flight"] or self._bringing),
             waiting=bool(own["waiting"]) or self._queue.waiting > 0,
             requests=counts["requests"],
             throttled=counts["throttled"],
@@ -287,6 +319,7 @@ class FetchPool:
     def _ended(self, process: FetchProcess, how: str) -> None:
         self.crashes += 1
         self._failed_starts = 0 if process.answers else self._failed_starts + 1
+        self._changed.set()
         pause = min(_MOST_PAUSE_SECONDS, 2.0 ** (self._failed_starts - 1)) if self._failed_starts else 0.0
         self._not_before = self._loop.time() + pause
         logger.warning("a fetch process has ended (%s); another one takes its chunks", how)
@@ -295,7 +328,9 @@ class FetchPool:
         """A process has come or gone: divides the bounds anew."""
         count = sum(process.ready for process in self._processes)
         for process in self._processes:
-            process.limit(Limits(*self._bounds.of_process(count)))
+            memory_bytes = self._bounds.of_process(count).memory_bytes
+            window_max = self._bounds.of_process(1 if self._refusals.single else count).window_max
+            process.limit(Limits(window_max, memory_bytes))
         self._fetchers.limit(*self._bounds.of_loop(count))
         self._changed.set()
         self._resize_queue()

@@ -28,6 +28,7 @@ from streamer.fetch_processes.messages import (
     Limits,
     Notice,
     OpenDataset,
+    PaceAnew,
     Report,
     Setup,
     ToEngine,
@@ -296,6 +297,10 @@ class FetchProcess:
         if limits != self._limits:
             self._limits = limits
             self._send(limits)
+
+    def pace_anew(self) -> None:
+        """Other processes begin or cease to ask the same stores."""
+        self._send(PaceAnew())
 
     def _send(self, message: ToProcess) -> None:
         if self._socket is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,14 +17,16 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from msgspec import structs
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import engine_statistics
-from streamer.errors import BrokenError, StreamerError
-from streamer.fetch_processes import pool
+from streamer.errors import BrokenError, ObjectNotFoundError, StreamerError
+from streamer.fetch_processes import policy, pool
+from streamer.fetch_processes.pool import FetchPool
 from streamer.fetch_processes.process import FetchProcess
 from streamer.formats.chunkfile import HEADER_BYTES
 
@@ -91,10 +94,12 @@ async def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 @asynccontextmanager
-async def reading(folder: Path, processes: int, cache_bytes: int = 4_000_000) -> AsyncIterator[tuple[Engine, Reader]]:
+async def reading(
+    folder: Path, processes: int, cache_bytes: int = 4_000_000, *, processes_by_load: bool = False
+) -> AsyncIterator[tuple[Engine, Reader]]:
     """An engine whose processes are ready, with room for half of the data."""
     cache = CacheConfig(directory=folder.parent / "cache", limit_bytes=cache_bytes)
-    config = EngineConfig(cache=cache, settle_seconds=0.0, fetch_processes=processes)
+    config = EngineConfig(cache=cache, settle_seconds=0.0, fetch_processes=None if processes_by_load else processes)
     async with Engine(config) as engine:
         await until(lambda: len(engine.fetch_pool.pids) == processes)
         request = ManifestRequest(urls=(str(folder),), chunk_bytes=300_000)
@@ -161,6 +166,44 @@ async def test_what_a_killed_process_was_writing_is_removed(folder: Path) -> Non
         await until(lambda: not ours.exists())
         assert theirs.exists()
         theirs.unlink()
+
+
+async def test_what_is_wrong_on_this_machine_the_loop_deals_with(folder: Path) -> None:
+    """Folders of the cache, and the manifest, are removed: the folders are made again, and every byte is right."""
+    async with reading(folder, 1, cache_bytes=64_000_000) as (engine, reader):
+        for name in ("chunks", "manifests"):
+            shutil.rmtree(engine.cache.root / name)
+        await reader.epoch(0)
+        assert engine.fetch_pool.crashes == 0
+
+
+async def test_a_missing_object_is_the_error_of_its_store(folder: Path) -> None:
+    """Typed, with the facts, as the loop would raise it."""
+    async with reading(folder, 1) as (engine, reader):
+        victim = folder / reader.manifest.name(0).object_key
+        victim.unlink()
+        with pytest.raises(ObjectNotFoundError, match=victim.name) as caught:
+            await reader.epoch(0)
+        assert str(victim) in str(caught.value.details["url"])
+        assert engine.fetch_pool.crashes == 0
+
+
+async def test_processes_come_and_go_by_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One starts while requests wait, is given chunks, and ends after its time without work."""
+    monkeypatch.setattr(pool, "most_processes", lambda cores: 1)
+    monkeypatch.setattr(pool, "idle_core_seconds", lambda now: 2 * now)
+    for name, value in (("BUSY_SHARE", 0.0), ("BUSY_SECONDS", 0.0), ("IDLE_SECONDS", 1.0)):
+        monkeypatch.setattr(policy, name, value)
+    sample = FetchPool._sample
+    monkeypatch.setattr(FetchPool, "_sample", lambda self: structs.replace(sample(self), waiting=True))
+    async with reading(folder, 0, processes_by_load=True) as (engine, reader):
+        reads = asyncio.create_task(_epochs(reader, 40))
+        await until(lambda: len(engine.fetch_pool.pids) == 1)
+        await until(lambda: engine.fetch_pool.statistics()["requests"] > 0)
+        await reads
+        await until(lambda: not engine.fetch_pool.pids)
+        assert engine.fetch_pool.crashes == 0
+        assert engine.fetchers.memory.gate.limit > 1 << 20
 
 
 async def test_a_chunk_that_ends_each_process_is_an_error_of_its_own(

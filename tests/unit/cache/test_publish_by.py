@@ -1,0 +1,78 @@
+"""Chunks that another process writes: reserved before, in the catalogue afterwards, gone where it fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.cache.chunk_cache import ChunkCache
+from streamer.cache.policy.table import charge
+from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.config import CacheConfig
+from streamer.errors import CacheFullError
+
+KEY = bytes(range(16))
+CONTENT = ChunkBytes(KEY, [bytes(5000)], np.array([0, 5000]))
+LENGTH = 5000 + 64 + 4
+
+
+def opened(folder: Path, limit_bytes: int = 4 << 20) -> ChunkCache:
+    return ChunkCache(CacheConfig(directory=folder, limit_bytes=limit_bytes))
+
+
+async def test_the_bytes_are_reserved_while_it_writes(tmp_path: Path) -> None:
+    """They count for the limit, but not as written: the disk still counts them as free."""
+    seen = []
+    async with opened(tmp_path) as cache:
+
+        async def write() -> None:
+            seen.append((cache.space.charged_bytes, cache.space.unwritten_bytes, cache.contains(KEY)))
+            write_chunk(CONTENT, cache.folder)
+
+        await cache.publish_by(write, KEY, LENGTH, "digest")
+        assert seen == [(charge(LENGTH), charge(LENGTH), False)]
+        assert (cache.space.unwritten_bytes, cache.length(KEY)) == (0, LENGTH)
+        assert await cache.verify(KEY)
+    async with opened(tmp_path) as again:
+        assert [(dataset, keys.tolist()) for dataset, keys, _ in again.found] == [("digest", [KEY])] or again.keys()
+
+
+async def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
+    """Not even the file of a process that was killed after its rename."""
+    async with opened(tmp_path) as cache:
+
+        async def write() -> None:
+            write_chunk(CONTENT, cache.folder)
+            raise OSError("killed")
+
+        with pytest.raises(OSError, match="killed"):
+            await cache.publish_by(write, KEY, LENGTH, "digest")
+        assert not cache.folder.chunk_path(KEY).exists()
+        assert (cache.space.charged_bytes, cache.space.unwritten_bytes, cache.contains(KEY)) == (0, 0, False)
+
+
+async def test_a_chunk_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    """Nor reserved."""
+    async with opened(tmp_path) as cache:
+        await cache.publish(KEY, CONTENT.parts, CONTENT.sample_offsets)
+        taken = cache.space.charged_bytes
+
+        async def write() -> None:
+            raise AssertionError("it is there")
+
+        await cache.publish_by(write, KEY, LENGTH, "digest")
+        assert cache.space.charged_bytes == taken
+
+
+async def test_a_chunk_without_room_is_not_begun(tmp_path: Path) -> None:
+    """The limit holds before a byte is fetched."""
+    async with opened(tmp_path, limit_bytes=600_000) as cache:
+
+        async def write() -> None:
+            raise AssertionError("no room")
+
+        with pytest.raises(CacheFullError):
+            await cache.publish_by(write, KEY, 10_000_000, "digest")
+        assert (cache.space.charged_bytes, cache.space.unwritten_bytes) == (0, 0)
