@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamer.cgroup import usable_cores
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_storage_options, check_places, size
 from streamer.cli.terminal import Progress, Terminal
@@ -122,7 +123,7 @@ def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
             ("scheme", *link_report.CELL_HEADERS), [(w.scheme, *link_report.cell_row(w.cell)) for w in figures.ways]
         )
     terminal.line()
-    for line in link_report.advice(figures):
+    for line in link_report.advice(figures, usable_cores()):
         terminal.line(line)
     _write(figures, arguments, terminal)
     return Exit.DONE

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from streamer.cli.link.meter import Cell, Latency, Way
-from streamer.config import FetchConfig, MiB, format_bytes
+from streamer.config import FetchConfig, MiB, counted, format_bytes
+from streamer.fetch_processes.policy import most_processes
 
 # More connections or longer ranges must gain this much to be worth it.
 _WORTH = 0.92
+# With all that the engine does around it: chunks of 2 MB over TLS; 1.04 GB/s without (two cores, 2026-11-24).
+_LOOP_BYTES_PER_SECOND = 0.82e9
 # S3 standard, us-east-1, 2025: 0.0004 USD per 1,000 GET requests.
 _GET_PRICE_USD = 0.4e-6
 
@@ -59,8 +63,8 @@ def best(cells: Sequence[Cell]) -> Cell:
     return min(good, key=lambda cell: (cell.connections, -cell.range_bytes))
 
 
-def advice(figures: LinkFigures) -> list[str]:
-    """Advice, in words."""
+def advice(figures: LinkFigures, cores: int) -> list[str]:
+    """Advice, in words, for an engine that has so many cores."""
     chosen, single = best(figures.grid), figures.single
     rate, requests = chosen.bytes_per_second, 1e12 / chosen.range_bytes
     if not rate:  # a store without progress, or less time than one range takes
@@ -72,6 +76,7 @@ def advice(figures: LinkFigures) -> list[str]:
         f"and {chosen.cpu_seconds_per_gb * 1000:,.0f} CPU s",
     ]
     lines += _settings(chosen, figures.grid)
+    lines += _loop(rate, cores)
     lines += _faults(figures.grid)
     lines += _clients(figures.clients, figures.single.client)
     lines += _tls(figures.ways)
@@ -118,6 +123,22 @@ def _settings(chosen: Cell, grid: Sequence[Cell]) -> list[str]:
             f"{_size(default.range_bytes)}"
         ]
     return [f"for `streamer serve --config engine.toml`: [fetch] {', '.join(changes)}"]
+
+
+def _loop(rate: float, cores: int) -> list[str]:
+    """Whether the engine's event loop is what stops a link of this rate, and what carries more."""
+    if rate <= _LOOP_BYTES_PER_SECOND:
+        return []
+    needed, most = math.ceil(rate / _LOOP_BYTES_PER_SECOND), most_processes(cores)
+    text = (
+        f"one core of the engine carries about {format_bytes(_LOOP_BYTES_PER_SECOND)}/s with TLS, less than this link: "
+        f"{needed} fetch processes use it"
+    )
+    if most >= needed:
+        return [f'{text}; fetch_processes = "auto" starts them by itself']
+    return [
+        f'{text}; "auto" starts at most {most} on {counted(cores, "cores")}: fetch_processes = {needed} for all of it'
+    ]
 
 
 def _faults(grid: Sequence[Cell]) -> list[str]:

@@ -155,7 +155,7 @@ def test_the_best_is_the_cheapest_of_the_fast_ones() -> None:
 
 def test_the_advice_is_to_change_nothing_where_the_defaults_do() -> None:
     """With the price of a terabyte."""
-    lines = advice(_figures(_cell(16, 8 * MiB, 1e9)))
+    lines = advice(_figures(_cell(16, 8 * MiB, 1e9)), 8)
     assert lines[0] == "1.0 GB/s with 16 connections and ranges of 8 MiB; one connection alone has 85.0 MB/s"
     assert lines[1] == "1 TB takes 17 min, 119,209 requests (0.05 USD on S3) and 1,000 CPU s"
     assert lines[2].startswith("leave the engine as it is")
@@ -165,26 +165,26 @@ def test_the_advice_names_the_settings_that_differ() -> None:
     """More connections than the engine goes to, other ranges than it asks for where both were measured."""
     many = FetchConfig().window_max * 2
     grid = (_cell(4, 8 * MiB, 1e8), _cell(many, 32 * MiB, 1e9))
-    assert advice(_figures(*grid))[2] == (
+    assert advice(_figures(*grid), 8)[2] == (
         f"for `streamer serve --config engine.toml`: [fetch] window_max = {many}, range_bytes = {32 * MiB}"
     )
-    assert "leave the engine" in advice(_figures(_cell(4, MiB, 1e8)))[2]
+    assert "leave the engine" in advice(_figures(_cell(4, MiB, 1e8)), 8)[2]
 
 
 def test_a_link_that_gave_nothing_is_not_divided_by() -> None:
     """A loaded machine, a stalled store: one line that says what to do."""
-    assert advice(_figures(_cell(4, MiB, 0))) == ["nothing arrived in the time given: measure longer (--seconds)"]
+    assert advice(_figures(_cell(4, MiB, 0)), 8) == ["nothing arrived in the time given: measure longer (--seconds)"]
 
 
 def test_clients_are_compared_where_both_received() -> None:
     """Rate and CPU as ratios; a client that got nothing is not divided by."""
     fast, slow, dead = (_cell(4, MiB, 4e8), _cell(4, MiB, 1e8, "fsspec", 2.0), _cell(4, MiB, 0, "fsspec"))
-    compared = advice(_figures(_cell(4, MiB, 1e8), clients=(fast, slow)))
+    compared = advice(_figures(_cell(4, MiB, 1e8), clients=(fast, slow)), 8)
     assert compared[-1] == (
         "obstore reads this link best: fsspec has 0.25 x its rate at 8.00 x its CPU per byte; "
         '"auto", as the engine reads, takes obstore here'
     )
-    assert not any("fsspec" in line for line in advice(_figures(_cell(4, MiB, 1e8), clients=(fast, dead))))
+    assert not any("fsspec" in line for line in advice(_figures(_cell(4, MiB, 1e8), clients=(fast, dead)), 8))
     assert cell_row(dead)[2] == "-"
 
 
@@ -192,10 +192,10 @@ def test_the_cheapest_of_the_fast_clients_is_named() -> None:
     """Half the CPU counts for more than 8 % of the rate, and for less than half of it; what "auto" takes is said."""
     obstore = _cell(4, MiB, 4e8)
     near, far = _cell(4, MiB, 3.7e8, "curl", 0.5), _cell(4, MiB, 2e8, "curl", 0.25)
-    (line,) = advice(_figures(_cell(4, MiB, 1e8), clients=(near, obstore)))[3:]
+    (line,) = advice(_figures(_cell(4, MiB, 1e8), clients=(near, obstore)), 8)[3:]
     assert line.startswith("curl reads this link best: obstore has 1.08 x its rate at 1.85 x its CPU per byte;")
     assert line.endswith("takes obstore here")
-    (line,) = advice(_figures(_cell(4, MiB, 1e8), clients=(far, obstore)))[3:]
+    (line,) = advice(_figures(_cell(4, MiB, 1e8), clients=(far, obstore)), 8)[3:]
     assert line.startswith("obstore reads this link best: curl has 0.50 x its rate")
 
 
@@ -289,9 +289,9 @@ def test_tls_is_recognised() -> None:
     figures = _figures(_cell(16, 8 * MiB, 1e9))
     ways = (_way("https", 0.05, 0.7), _way("http", 0.04, 0.4))
     for found in (ways, ways[::-1]):
-        (line,) = [line for line in advice(replace(figures, ways=found)) if line.startswith("TLS")]
+        (line,) = [line for line in advice(replace(figures, ways=found), 8) if line.startswith("TLS")]
         assert "adds 0.30 CPU s/GB (0.70 against 0.40) and 10.0 ms to a new connection; 1.00 x the rate" in line
-    assert not any(line.startswith("TLS") for line in advice(replace(figures, ways=ways[:1])))
+    assert not any(line.startswith("TLS") for line in advice(replace(figures, ways=ways[:1]), 8))
 
 
 def test_goes_of_one_combination_add_up() -> None:
@@ -313,3 +313,22 @@ def test_the_other_endpoint() -> None:
         endpoint_of("s3://b/x/", {})
     with pytest.raises(ConfigError, match="write http"):
         at_endpoint("s3://b/x/", options, "minio:9001")
+
+
+@pytest.mark.parametrize(
+    ("rate", "cores", "said"),
+    [
+        (0.8e9, 2, None),
+        (1.5e9, 8, '2 fetch processes use it; fetch_processes = "auto" starts them by itself'),
+        (1.5e9, 2, '2 fetch processes use it; "auto" starts at most 0 on 2 cores: fetch_processes = 2 for all of it'),
+        (5e9, 16, '7 fetch processes use it; "auto" starts at most 4 on 16 cores: fetch_processes = 7 for all of it'),
+    ],
+)
+def test_a_link_that_is_faster_than_the_loop_needs_fetch_processes(rate: float, cores: int, said: str | None) -> None:
+    """How many, and whether they come by themselves."""
+    found = [line for line in advice(_figures(_cell(64, 8 * MiB, rate)), cores) if "fetch process" in line]
+    assert found == (
+        []
+        if said is None
+        else [f"one core of the engine carries about 820.0 MB/s with TLS, less than this link: {said}"]
+    )
