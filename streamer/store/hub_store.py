@@ -10,12 +10,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from urllib.parse import quote
 
+from msgspec.structs import replace
+
 from streamer.manifest.model import ObjectRecord
 from streamer.store import versions
 from streamer.store.base import PIECE_BYTES, ObjectStore, StoreStatistics, Take
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped
 from streamer.store.fsspec_store import FsspecStore
+
+# The Hub's storage without commits.
+_BUCKETS = "hf://buckets"
 
 
 class HubStore(FsspecStore):
@@ -65,10 +70,12 @@ class HubStore(FsspecStore):
         await self._web.get(pinned, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
-        """See ObjectStore.list; never from HfFileSystem's own cache."""
+        """See ObjectStore.list; never from HfFileSystem's own cache, and all pages as of one commit."""
         self._connected().filesystem.invalidate_cache()
-        async for page in super().list(url):
-            yield page
+        with translating(mapped, url):
+            repository, pinned = await asyncio.to_thread(self._as_of_now, url)
+        async for page in super().list(pinned + url.removeprefix(repository)):
+            yield [replace(record, url=repository + record.url.removeprefix(pinned)) for record in page]
 
     def statistics(self) -> StoreStatistics:
         """See ObjectStore.statistics."""
@@ -100,6 +107,19 @@ class HubStore(FsspecStore):
                 commit = target.version.removeprefix(versions.COMMIT)
                 return f"{web}/resolve/{commit}/{quote(target.url.removeprefix(repository))}"
         return None
+
+    def _as_of_now(self, url: str) -> tuple[str, str]:
+        """Returns the url of the repository, and the one of its branch's present commit; twice "" for a bucket."""
+        from huggingface_hub import HfApi
+
+        files = self._connected().filesystem
+        if self._root == _BUCKETS:
+            return "", ""
+        found = files.resolve_path(url)
+        api = HfApi(endpoint=files.endpoint, token=files.token)
+        commit = api.repo_info(found.repo_id, revision=found.revision, repo_type=found.repo_type).sha
+        repository = url.rstrip("/").removesuffix(found.path_in_repo).rstrip("/")
+        return repository, f"{repository.partition('@')[0]}@{commit}"
 
     def _find(self, url: str) -> None:
         """Finds, with one request of the library, which part of the url is the repository, and where its token is."""

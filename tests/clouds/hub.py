@@ -33,6 +33,7 @@ class Hub:
         resolved: paths for which a signed url was given.
         signed_seconds: for how long one holds.
         refuses_signed_before: signed urls below this number are refused.
+        commits_before_tree: pushed before the next listing is answered.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class Hub:
         self.leaked: list[str] = []
         self.resolved: list[str] = []
         self.refuses_signed_before = 0
+        self.commits_before_tree: list[dict[str, bytes]] = []
         self.signed_seconds = 3600.0
         self.url = self.delivery = ""
 
@@ -98,7 +100,11 @@ class _HubHandler(_Handler):
             self.reply(401, X_Error_Code="GatedRepo")
         elif (found := _REVISION.fullmatch(path)) and (at := self.hub.at(found[1] or "main")) is not None:
             self.json({"id": REPOSITORY, "sha": _oid(at), "private": False, "tags": [], "downloads": 0, "likes": 0})
-        elif (found := _TREE.fullmatch(path)) and (at := self.hub.at(found[1])) is not None:
+        elif (found := _TREE.fullmatch(path)) and self.hub.at(found[1]) is not None:
+            while self.hub.commits_before_tree:
+                self.hub.commit(**self.hub.commits_before_tree.pop())
+            at = self.hub.at(found[1])
+            assert at is not None
             self.json(self._tree(found[2], at, is_expanded=query.get("expand", [""])[0].lower() == "true"))
         elif (found := _FILE.fullmatch(path)) and (at := self.hub.at(found[1])) is not None:
             self.hub.resolved.append(path)

@@ -48,6 +48,18 @@ async def test_a_branch_that_moves_changes_no_read(hub: Hub, store: ObjectStore)
     assert hub.leaked == [], "the token stays with the hub"
 
 
+async def test_a_push_during_a_listing(hub: Hub, store: ObjectStore) -> None:
+    """All of a listing is of one commit, that of its beginning, for a branch and for a folder."""
+    hub.commits_before_tree.append({"train__a": NEW, "train__b_dot_bin": NEW})
+    old = await listed(store, f"{ROOT}/train/")
+    assert sorted(old) == [f"{ROOT}/train/a", f"{ROOT}/train/b.bin"]
+    assert {record.version for record in old.values()} == {f"commit:{1:040x}"}
+    hub.commits_before_tree.append({"train__a": OLD})
+    branch = await listed(store, f"{ROOT}@main/train/*.bin")
+    assert {url: record.version for url, record in branch.items()} == {f"{ROOT}@main/train/b.bin": f"commit:{2:040x}"}
+    assert await read(store, branch[f"{ROOT}@main/train/b.bin"], 5, 100) == NEW[5:100]
+
+
 async def test_without_its_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of HF_TOKEN is taken; a wrong one is refused."""
     for token in (TOKEN, "hf_other"):
