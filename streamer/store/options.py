@@ -46,6 +46,8 @@ WITHOUT_EFFECT = frozenset(
 # their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 # and their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 _EXPRESS = "--x-s3"
+# What gcsfs takes of a Google user's sign-in.
+_OF_GOOGLE_USER = {"client_id", "client_secret", "refresh_token"}
 # Azure's public cloud, which obstore knows.
 _AZURE_SUFFIX = "core.windows.net"
 _ONELAKE = ".fabric.microsoft.com"
@@ -80,6 +82,7 @@ class Translation(msgspec.Struct):
         login: description of the login to a web server, for messages.
         unknown: options without a counterpart; if there are none, obstore can serve the root.
         uploads: options of a client that uploads.
+        google_user: the sign-in of a Google user, which only google-auth exchanges for tokens; secret.
     """
 
     config: dict[str, object] = msgspec.field(default_factory=dict)
@@ -92,6 +95,7 @@ class Translation(msgspec.Struct):
     login: str = ""
     unknown: list[str] = msgspec.field(default_factory=list)
     uploads: bool = False
+    google_user: Mapping[str, str] | None = None
 
     def __repr__(self) -> str:
         return f"Translation({sorted(self.config)}, unknown={self.unknown})"
@@ -233,6 +237,8 @@ def _google_token(outcome: Translation, value: object) -> None:
         outcome.config["skip_signature"] = True
     elif isinstance(value, Mapping) and value.get("type") == "service_account":
         outcome.config["service_account_key"] = json.dumps(dict(value))
+    elif isinstance(value, Mapping) and value.keys() >= _OF_GOOGLE_USER:
+        outcome.google_user = {name: str(value[name]) for name in _OF_GOOGLE_USER}
     elif isinstance(value, str) and (value.endswith(".json") or value.startswith(("/", "./", "../"))):
         outcome.config["application_credentials"] = value
     elif value not in ("google_default", "cloud"):

@@ -60,7 +60,7 @@ def _credentials(kind: str, translation: Translation, variables: Mapping[str, st
         return "without credentials (anonymous, as storage_options says)", True
     if translation.profile is not None:
         return f"with the profile {translation.profile!r}", False
-    if any(name in config for name in _OPTIONS[kind]):
+    if any(name in config for name in _OPTIONS[kind]) or translation.google_user is not None:
         return "with the credentials in storage_options", True
     if name := next((name for name in _VARIABLES[kind] if variables.get(name)), None):
         return f"with the credentials of the environment ({name})", name in _VALUES

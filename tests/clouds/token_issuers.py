@@ -7,6 +7,7 @@ Each answers as its provider documents it:
 * token exchange of workload identity federation: https://cloud.google.com/iam/docs/reference/sts/rest/v1/TopLevel/token
 * impersonation:
   https://cloud.google.com/iam/docs/reference/credentials/rest/v1/projects.serviceAccounts/generateAccessToken
+* token of a user: https://developers.google.com/identity/protocols/oauth2/web-server#offline
 * metadata server of Azure (IMDS):
   https://learn.microsoft.com/en-us/entra/identity/managed-identities-azure-resources/how-to-use-vm-token
 """
@@ -112,6 +113,12 @@ class _Handler(BaseHTTPRequestHandler):
         answer = {"access_token": token, "issued_token_type": kind, "token_type": "Bearer"}
         self._answer({**answer, "expires_in": int(self.issuer.seconds)})
 
+    def _user_token(self) -> None:
+        self._answer({"access_token": self.issuer.issue("user"), "expires_in": 3600, "token_type": "Bearer"})
+
+    def _refused(self) -> None:
+        self._answer({"error": "invalid_grant", "error_description": "Token has been expired or revoked."}, 400)
+
     def _impersonate(self) -> None:
         if not self.headers["Authorization"].startswith("Bearer federated-"):
             self._answer({"error": {"code": 403, "status": "PERMISSION_DENIED"}}, 403)
@@ -158,6 +165,8 @@ _GET: dict[str, Callable[[_Handler], None]] = {
 }
 _POST: dict[str, Callable[[_Handler], None]] = {
     "/v1/token": _Handler._exchange,
+    "/user/token": _Handler._user_token,
+    "/refused/token": _Handler._refused,
     ":generateAccessToken": _Handler._impersonate,
 }
 

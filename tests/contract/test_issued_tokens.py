@@ -17,6 +17,7 @@ from streamer.fetch import Fetcher
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import ObjectStore, open_store
 from streamer.store.credentials import azure_tokens, google_tokens, key_ring
+from streamer.store.obstore_store import ObstoreStore
 from tests.clouds.token_issuers import TokenIssuer, federated, issuing_tokens, on_azure, on_google
 from tests.contract.store_contract import read
 from tests.contract.telling_server import RAMP, Asked, TellingServer, answer, telling
@@ -40,8 +41,8 @@ def issuer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenIss
 
 
 @asynccontextmanager
-async def reading(cloud: str) -> AsyncIterator[tuple[TellingServer, ObjectStore, ObjectRecord]]:
-    """A store of each cloud, and an object in it."""
+async def reading(cloud: str, **more: object) -> AsyncIterator[tuple[TellingServer, ObjectStore, ObjectRecord]]:
+    """A store of each cloud, with more options, and an object in it."""
 
     async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(answer(0, 10, "Last-Modified: Tue, 24 Nov 2026 00:00:00 GMT"))
@@ -53,7 +54,7 @@ async def reading(cloud: str) -> AsyncIterator[tuple[TellingServer, ObjectStore,
             "gs": {"endpoint_url": place},
             "az": {"connection_string": f"AccountName=account;BlobEndpoint={place}"},
         }[cloud]
-        store = open_store(f"{cloud}://bucket", options)
+        store = open_store(f"{cloud}://bucket", {**options, **more})
         try:
             yield server, store, ObjectRecord(f"{cloud}://bucket/o", len(RAMP), "etag:x")
         finally:
@@ -92,6 +93,29 @@ async def test_federation_with_impersonation(
         assert await read(store, record, 0, 10) == RAMP[:10]
     assert _tokens(server.asked) == ["impersonated-2"]
     assert issuer.asked[0] == "/v1/token"
+
+
+async def test_a_users_sign_in_as_an_option(issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gcsfs takes it, by obstore, without the machine's own identity; other issuers that it names are not asked."""
+    monkeypatch.setattr(google_tokens, "_USER_ISSUER", f"{issuer.url}/user/token")
+    user = {"client_id": "c", "client_secret": "s", "refresh_token": "r", "token_uri": "http://127.0.0.1:1/token"}
+    async with reading("gs", token=user) as (server, store, record):
+        assert isinstance(store, ObstoreStore)
+        assert await read(store, record, 0, 10) == RAMP[:10]
+    assert _tokens(server.asked) == ["user-1"]
+    assert issuer.asked == ["/user/token"]
+
+
+async def test_a_users_sign_in_that_is_refused(issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said at once, with what to do."""
+    monkeypatch.setattr(google_tokens, "_USER_ISSUER", f"{issuer.url}/refused/token")
+    async with reading("gs", token={"client_id": "c", "client_secret": "s", "refresh_token": "r"}) as (
+        _,
+        store,
+        record,
+    ):
+        with pytest.raises(AccessDeniedError, match="application-default login"):
+            await read(store, record, 0, 10)
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)

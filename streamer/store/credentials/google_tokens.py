@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
 _OF_OBSTORE = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_SERVICE_ACCOUNT_KEY")
 _FILE = "GOOGLE_APPLICATION_CREDENTIALS"
+_USER_ISSUER = "https://oauth2.googleapis.com/token"
 _METADATA = "169.254.169.254"
 # Words in the texts of RefreshError, which has no status: from the metadata server, or from a failing issuer.
 _IS_BUSY = re.compile(r"metadata server|compute engine|: 5\d\d|status: 5\d\d|unavailable|internal").search
@@ -41,7 +42,13 @@ def with_emulator(options: Mapping[str, object], variables: Mapping[str, str] = 
     return {"token": "anon", **options, "endpoint_url": host if "://" in host else f"http://{host}"}
 
 
-def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> Issued[str | None]:
+def find(
+    root: str,
+    config: Mapping[str, object],
+    variables: Mapping[str, str] = os.environ,
+    *,
+    user: Mapping[str, str] | None = None,
+) -> Issued[str | None]:
     """Looks as Google's library does, and asks the issuer. Without a token obstore looks by itself.
 
     It does so if a key of a service account is given, with which obstore signs by itself, or if google-auth is missing.
@@ -51,6 +58,8 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
         AccessDeniedError: there are no credentials, or their issuer refuses.
         StoreError: the issuer could not be reached; another try may succeed.
     """
+    if user is not None:
+        return _of_user(root, user, variables)
     option, path = config.get("application_credentials"), variables.get(_FILE)
     kind = _type_of(str(option or path)) if option or path else ""
     if "service_account_key" in config or any(map(variables.get, _OF_OBSTORE)) or kind == "service_account":
@@ -79,6 +88,25 @@ def find(root: str, config: Mapping[str, object], variables: Mapping[str, str] =
         else:
             credentials, _ = google.auth.default(scopes=_SCOPES)
         credentials.refresh(Request())  # type: ignore[no-untyped-call]
+    return _issued(credentials)
+
+
+def _of_user(root: str, user: Mapping[str, str], variables: Mapping[str, str]) -> Issued[str | None]:
+    """The token of a user's sign-in in the options, from Google's issuer, whatever issuer the options name."""
+    try:
+        from google.auth.transport.requests import Request
+        from google.oauth2.credentials import Credentials as UserCredentials
+    except ImportError:
+        raise ConfigError(
+            f"{root}: a user's sign-in as token needs google-auth; pip install 'streamer-data[gcs]'", field="token"
+        ) from None
+    with _mapped(root, "token in storage_options", variables):
+        credentials = UserCredentials(None, token_uri=_USER_ISSUER, **user)  # type: ignore[no-untyped-call]
+        credentials.refresh(Request())  # type: ignore[no-untyped-call]
+    return _issued(credentials)
+
+
+def _issued(credentials: Credentials) -> Issued[str | None]:
     ends = credentials.expiry
     utc = None if ends is None else ends.replace(tzinfo=UTC)
     return Issued(str(credentials.token), utc, source=type(credentials).__module__.removeprefix("google."))

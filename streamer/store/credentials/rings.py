@@ -35,7 +35,7 @@ def finder_of(address: Address, translation: Translation) -> Find | None:
     if kind == "gs":
         from streamer.store.credentials import google_tokens
 
-        return partial(google_tokens.find, root, config)
+        return partial(google_tokens.find, root, config, user=translation.google_user)
     if kind == "az":
         from streamer.store.credentials import azure_tokens
 
