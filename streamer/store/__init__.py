@@ -7,7 +7,7 @@ fsspec_store.py     any url that fsspec knows
 hub_store.py        the Hugging Face Hub, pinned to commits
 local_store.py      files
 credentials/        how they are found and renewed
-places.py           the address and region of a bucket
+places.py           the address and region of a bucket; bucket_region.py asks AWS for the region
 urls, patterns, versions, options, option_names, redirects, reached, failures, guard     pure parts
 """
 
@@ -136,7 +136,7 @@ def _native(
     _without_redirects(address, options)
     from streamer.store.obstore_store import ObstoreStore
 
-    return ObstoreStore(address.root, make, way, ring)
+    return ObstoreStore(address.root, make, way, ring, places=places)
 
 
 def _signed_in(address: Address, translation: Translation, *, guarded: bool) -> Address:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from streamer.manifest.model import ObjectRecord
 
 # Receives a piece of a body; must not keep a view of it after the call.
@@ -24,6 +26,23 @@ class StoreStatistics:
     requests: int
     lists: int
     received_bytes: int
+
+
+class Counters(msgspec.Struct):
+    """Mutable counterpart of StoreStatistics; one owner, one loop."""
+
+    requests: int = 0
+    lists: int = 0
+    received_bytes: int = 0
+
+    def received(self, piece: bytes | memoryview) -> int:
+        """Counts a piece; returns its length."""
+        self.received_bytes += len(piece)
+        return len(piece)
+
+    def frozen(self) -> StoreStatistics:
+        """The counts now."""
+        return StoreStatistics(self.requests, self.lists, self.received_bytes)
 
 
 @runtime_checkable

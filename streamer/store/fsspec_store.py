@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from streamer.errors import ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
-from streamer.store.base import PIECE_BYTES, StoreStatistics, Take
-from streamer.store.counters import Counters
+from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped
 

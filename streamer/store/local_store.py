@@ -12,8 +12,7 @@ from pathlib import Path
 from streamer.errors import ObjectNotFoundError
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import failures, patterns, urls, versions
-from streamer.store.base import PIECE_BYTES, StoreStatistics, Take
-from streamer.store.counters import Counters
+from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped
 

@@ -7,6 +7,7 @@ merges adjacent ranges into one request (obstore 0.12, 2026-11).
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from pathlib import Path
@@ -26,16 +27,18 @@ from streamer.errors import (
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, patterns, urls, versions
-from streamer.store.base import PIECE_BYTES, StoreStatistics, Take
-from streamer.store.counters import Counters
+from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
 from streamer.store.credentials.key_ring import AnyRing
 from streamer.store.failures import translating
 from streamer.store.obstore_errors import mapped
+from streamer.store.places import Places
 from streamer.store.reached import Reached
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
     from obstore.store import ObjectStore as Client
+
+_log = logging.getLogger(__name__)
 
 Page = list[ObjectRecord]
 
@@ -72,15 +75,21 @@ class ObstoreStore:
         way: credentials and address, for messages.
         ring: credentials that must be looked for, which the clients receive; None: the options have them, or obstore
             finds them by itself.
+        places: place of the bucket; unused for other roots.
     """
 
-    def __init__(self, root: str, make_client: MakeClient, way: Reached, ring: AnyRing | None = None) -> None:
+    def __init__(
+        self, root: str, make_client: MakeClient, way: Reached, ring: AnyRing | None, *, places: Places
+    ) -> None:
         self._root = root
         self._prefix = root + "/"
         self._is_plain = urls.split(self._prefix).scheme not in urls.HTTP_SCHEMES
         self._make_client = make_client
         self._way = way
         self._ring = ring
+        self._places = places
+        self._is_located = False
+        self._locating = asyncio.Lock()
         self._client: Client | None = None
         self._uploads: Client | None = None
         self._process = 0
@@ -294,7 +303,32 @@ class ObstoreStore:
         """Returns the client as soon as there are credentials."""
         if self._ring is not None:
             await self._ring.keys()
+        if self._client is None:
+            async with self._locating:
+                if not self._is_located:
+                    await self._locate()
+                    self._is_located = True
         return self._connected()
+
+    async def _locate(self) -> None:
+        """Finds the bucket's region before the first request: obstore follows no answer of another region's host."""
+        known = None if self._ring is None else self._ring.issued.region
+        if await asyncio.to_thread(self._places.may_move, known):
+            self._moves(await asyncio.to_thread(self._places.asked, known), self._places.find(known).region)
+
+    def _moves(self, region: str, here: str) -> bool:
+        """Goes to the region that the store names, with one line in the log; False: it is no other one."""
+        if not region or region == here or not self._places.moved(region):
+            return False
+        _log.warning(
+            "%s is in the region %s, not in %s; client_kwargs={'region_name': %r} in storage_options says so at once",
+            urls.shown(self._root),
+            region,
+            here,
+            region,
+        )
+        self._client = self._uploads = None
+        return True
 
     def _connected(self) -> Client:
         if self._client is None:

@@ -16,7 +16,7 @@ import msgspec
 
 from streamer.errors import ConfigError
 from streamer.store import failures
-from streamer.store.options import ENDPOINT_VARIABLES, Translation
+from streamer.store.options import ENDPOINT_VARIABLES, Translation, family
 from streamer.store.urls import Address, shown
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _DEFAULT_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
 # Names that can be part of a host name; for one with a dot no TLS certificate is valid.
 _HOST_PART = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_OF_AWS = re.compile(r"\.amazonaws\.(?:com|com\.cn|eu)$")
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/([^/]+)/")
 # These options change the host in ways that only botocore knows.
 _HOST_VARIABLES = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
@@ -99,6 +100,23 @@ class Places:
         if known not in self._known:
             self._known[known] = find(self._address, self._translation, known or None)
         return self._known[known]
+
+    def may_move(self, region: str | None) -> bool:
+        """Whether AWS can say that the bucket is in another region: no other store has more than one."""
+        if family(self._address.scheme) != "s3" or self.is_own:
+            return False
+        return _OF_AWS.search(urlsplit(self.find(region).base).hostname or "") is not None
+
+    def asked(self, region: str | None) -> str:
+        """Returns the region that AWS names in its answer to an unsigned HEAD of the bucket; "" if it names none.
+
+        For clients that do not show the headers of an answer. It is blocking I/O of a few seconds at most.
+        """
+        # Imported here: 15 ms of an engine's start, and libcurl asks wherever it reads.
+        from streamer.store.bucket_region import asked
+
+        place = self.find(region)
+        return asked(place.base, self._translation.ca_file or place.ca_file)
 
     def moved(self, region: str) -> bool:
         """Notes the region that the store names; False if it was known, or if the present keys are not valid there."""

@@ -63,6 +63,8 @@ class AwsHosts:
         signed = re.search(r"Credential=[^/]+/\d+/([^/]+)/s3/", headers.get("authorization", ""))
         if region != REGION or (signed is not None and signed[1] != REGION):
             return self._elsewhere(method)
+        if method == "PUT":
+            return 200, {"ETag": '"x"'}, b""
         path, _, query = target.partition("?")
         if "list-type=2" in query:
             return self._listing(parse_qs(query))
@@ -98,6 +100,8 @@ class AwsHosts:
         return 200, {}, body.encode()
 
     def _object(self, method: str, key: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
+        if method == "HEAD" and not key:
+            return 200, {"x-amz-bucket-region": REGION}, b""
         if key not in self.objects:
             return 404, {}, b"" if method == "HEAD" else b"<Error><Code>NoSuchKey</Code></Error>"
         content = self.objects[key]
@@ -113,6 +117,7 @@ class AwsHosts:
             first, *rest = (await reader.readuntil(_HEAD_END)).decode("latin-1").split("\r\n")
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
             method, target, _ = first.split(" ")
+            await reader.readexactly(int(headers.get("content-length", "0")))
             self.requests.append((method, headers["host"], target))
             self.lines.append(headers)
             status, answered, body = self.answer(method, target, headers)

@@ -13,7 +13,7 @@ import pytest
 
 from streamer.errors import ConfigError, StoreError
 from streamer.manifest.model import ObjectRecord
-from streamer.store import open_store
+from streamer.store import Client, open_store
 from streamer.store.options import translate
 from streamer.store.places import Place, find
 from streamer.store.urls import split
@@ -82,6 +82,37 @@ async def test_a_read_finds_the_region_as_well(hosts: AwsHosts) -> None:
     finally:
         await store.aclose()
     assert found == [b"content of a//b"] * 8
+
+
+@pytest.mark.parametrize("behaviour", ELSEWHERE)
+async def test_obstore_finds_the_region(behaviour: str, hosts: AwsHosts, caplog: pytest.LogCaptureFixture) -> None:
+    """Where it is the client, it asks AWS once before the first request; no signed request goes to a wrong host."""
+    hosts.behaviour = behaviour
+    caplog.set_level(logging.WARNING, "streamer")
+    store = open_store(ROOT, KEYS, client="obstore")
+    record = ObjectRecord(f"{ROOT}/train/a b+c", 16, "etag:x")
+    try:
+        found = await asyncio.gather(*(read(store, record, 0, 16) for _ in range(4)))
+    finally:
+        await store.aclose()
+    assert found == [b"content of a b+c"] * 4
+    signed = {host for (_, host, _), lines in zip(hosts.requests, hosts.lines, strict=True) if "authorization" in lines}
+    assert signed == {f"{BUCKET}.s3.{REGION}.amazonaws.com"}
+    assert len([None for method, *_ in hosts.requests if method == "HEAD"]) <= 2
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        f"{ROOT} is in the region {REGION}, not in us-east-1"
+    ]
+
+
+@pytest.mark.parametrize("client", ["curl", "obstore"])
+async def test_what_is_written_first_finds_the_region(client: Client, hosts: AwsHosts) -> None:
+    """A pack's first request is a put, which obstore sends for both clients."""
+    store = open_store(ROOT, KEYS, client=client)
+    try:
+        await store.put(f"{ROOT}/new", b"content")
+    finally:
+        await store.aclose()
+    assert [host for method, host, _ in hosts.requests if method == "PUT"] == [f"{BUCKET}.s3.{REGION}.amazonaws.com"]
 
 
 async def test_no_keys_go_to_another_partition(hosts: AwsHosts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ obstore does puts, uploads, and all requests to web servers other than ranges.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -41,8 +40,6 @@ from streamer.store.obstore_store import MakeClient, ObstoreStore, Page, in_time
 from streamer.store.places import Places
 from streamer.store.reached import Reached
 from streamer.store.urls import shown
-
-_log = logging.getLogger(__name__)
 
 MakeAccess = Callable[[Issued[Keys | None] | None], Access | None]
 # Idle connections to all hosts; the window is smaller.
@@ -74,9 +71,8 @@ class CurlStore(ObstoreStore):
         *,
         places: Places,
     ) -> None:
-        super().__init__(root, make_client, way, ring)
+        super().__init__(root, make_client, way, ring, places=places)
         self._keys = ring
-        self._places = places
         self._make_access = make_access
         self._access: Access | None = None
         self._is_found = False
@@ -233,18 +229,18 @@ class CurlStore(ObstoreStore):
         region = str(refusal.details.get("region") or "") or await self._asked_region()
         if access is not self._access:
             return True
-        if not region or region == access.region or not self._places.moved(region):
+        if not self._moves(region, access.region):
             return False
-        _log.warning(
-            "%s is in the region %s, not in %s; client_kwargs={'region_name': %r} in storage_options says so at once",
-            shown(self._root),
-            region,
-            access.region,
-            region,
-        )
-        self._client = self._uploads = None
         self._forget()
         return True
+
+    async def _locate(self) -> None:
+        """See ObstoreStore; libcurl asks where it can, and reads there as well from now on."""
+        access = await self._find_access()
+        if access is None:
+            await super()._locate()
+        elif self._places.may_move(access.region) and self._moves(await self._asked_region(), access.region):
+            self._forget()
 
     async def _asked_region(self) -> str:
         """The region that AWS names in its answer to a HEAD of the bucket, whatever the status."""
