@@ -70,21 +70,21 @@ class Admission:
         asks = "a token" if self._token is not None else "no token"
         return f"Admission(users={sorted(self._users)}, group={self._group}, {asks})"
 
-    def check(self, peer: Credentials | None, token: str) -> None:
+    def check(self, user: Credentials | None, token: str) -> None:
         """Admits a client.
 
         Args:
-            peer: its credentials; None if the platform does not report them.
+            user: its credentials; None if the platform does not report them.
             token: the token that it showed.
 
         Raises:
             EngineUnavailableError: it is not admitted; the text says why.
         """
-        if peer is not None and peer.uid not in self._users and self._group not in peer.groups:
+        if user is not None and user.uid not in self._users and self._group not in user.groups:
             raise EngineUnavailableError(
-                f"user {peer.uid} may not use this engine; it serves users {sorted(self._users)} and group "
+                f"user {user.uid} may not use this engine; it serves users {sorted(self._users)} and group "
                 f"{self._group}: add it to allow_uids of the service, or run the trainer with that group",
-                uid=peer.uid,
+                uid=user.uid,
             )
         if self._token is not None and not hmac.compare_digest(self._token.encode(), token.encode()):
             shown = "the token shown is another one" if token else "none was shown"

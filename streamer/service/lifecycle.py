@@ -30,8 +30,8 @@ from streamer.extras import require
 from streamer.process_memory import collect_rarely
 from streamer.service import secret_files
 from streamer.service.admission import group_id
+from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import raise_descriptor_limit
-from streamer.service.peer import Peer
 from streamer.service.recent_warnings import recent_warnings
 from streamer.service.sd_notify import Notifier
 from streamer.service.server import Server
@@ -332,7 +332,7 @@ async def _listening(config: EngineConfig, server: Server) -> AsyncIterator[sock
         try:
             listener, identity = _bind(path, config, on_exit)
             accepting = await asyncio.get_running_loop().create_unix_server(
-                lambda: Peer(server), sock=listener, backlog=1024
+                lambda: ClientConnection(server), sock=listener, backlog=1024
             )
         except OSError as error:
             raise ConfigError(f"cannot listen at {path}: {error.strerror or error}", field="socket_path") from error

@@ -19,20 +19,20 @@ MAX_LONG_REQUESTS = 64
 MAX_SESSIONS_PER_PEER = 256
 # The store's connections (at most 256 an endpoint), the catalog, chunk files and manifests.
 RESERVED_DESCRIPTORS = 512
-LEAST_PEERS = 16
+LEAST_CLIENTS = 16
 
 
 class Limits(msgspec.Struct, frozen=True):
     """Limits of one service, for all clients together.
 
     Attributes:
-        peers: number of connections.
+        clients: number of connections.
         answer_bytes: contents that were read for clients and that these have not received yet.
         request_bytes: urls in requests that are being answered.
         schedule_bytes: schedules of open sessions, 20 bytes per entry.
     """
 
-    peers: int
+    clients: int
     answer_bytes: int
     request_bytes: int
     schedule_bytes: int
@@ -43,7 +43,7 @@ class Limits(msgspec.Struct, frozen=True):
         budget = memory_bytes or budget_bytes()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return cls(
-            peers=max(LEAST_PEERS, min(config.max_connections, descriptors - RESERVED_DESCRIPTORS)),
+            clients=max(LEAST_CLIENTS, min(config.max_connections, descriptors - RESERVED_DESCRIPTORS)),
             answer_bytes=max(MAX_READ_BYTES, budget // 2),
             request_bytes=budget // 4,
             schedule_bytes=budget // 2,

@@ -14,8 +14,8 @@ from streamer.engine.engine import Engine
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fair_gate import FairGate, WaitQueue
+from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, Limits
-from streamer.service.peer import Peer
 from streamer.service.sharing import CacheSharing
 from streamer.wire.messages import CacheShared, Content, GetManifest, IndexProgress, ManifestReady, Read, ShareCache
 
@@ -29,12 +29,12 @@ _NO_OPTIONS = (b"", b"{}")
 class Fail(Protocol):
     """Sends a client an error."""
 
-    def __call__(self, peer: Peer, error: StreamerError, *, request: int) -> None:
+    def __call__(self, client: ClientConnection, error: StreamerError, *, request: int) -> None:
         """Sends the error as the answer to a request."""
         ...
 
 
-class PeerRequests(msgspec.Struct):
+class ClientRequests(msgspec.Struct):
     """The unanswered requests of one client."""
 
     running: int = 0
@@ -67,7 +67,9 @@ class LongRequests:
             f"LongRequests({len(self._running)} running, request_bytes={self._request_bytes}, answers={self._answers})"
         )
 
-    def start(self, peer: Peer, requests: PeerRequests, request: GetManifest | Read | ShareCache) -> None:
+    def start(
+        self, client: ClientConnection, requests: ClientRequests, request: GetManifest | Read | ShareCache
+    ) -> None:
         """Starts to answer a request; an error is sent to the client.
 
         Raises:
@@ -78,18 +80,18 @@ class LongRequests:
             raise ProtocolError(f"more than {MAX_LONG_REQUESTS} long requests at once")
         if self._request_bytes + size > max(size, self._limits.request_bytes):
             busy = ServiceError(f"{self._request_bytes} bytes of urls are in requests already; try again later")
-            peer.fail(busy, request=request.request)
+            client.fail(busy, request=request.request)
             return
         match request:
             case GetManifest():
-                answer = self._manifest(peer, requests, request)
+                answer = self._manifest(client, requests, request)
             case Read():
-                answer = self._read(peer, requests, request)
+                answer = self._read(client, requests, request)
             case ShareCache():
-                answer = self._share(peer, requests, request)
+                answer = self._share(client, requests, request)
         requests.running += 1
         self._request_bytes += size
-        task = self._tasks.create_task(self._answered(peer, request.request, answer))
+        task = self._tasks.create_task(self._answered(client, request.request, answer))
         self._running.add(task)
         task.add_done_callback(lambda done: self._finished(done, requests, size))
 
@@ -101,7 +103,7 @@ class LongRequests:
             task.cancel()
         self._sharing.close()
 
-    def options(self, peer: Peer, requests: PeerRequests, encoded: bytes) -> dict[str, object]:
+    def options(self, client: ClientConnection, requests: ClientRequests, encoded: bytes) -> dict[str, object]:
         """The storage options that a client sent; none if the service holds the credentials.
 
         Raises:
@@ -112,35 +114,35 @@ class LongRequests:
         if self._engine.fetchers.allowlist.restricted:
             if not requests.warned_about_options:
                 requests.warned_about_options = True
-                logger.warning("%s sends storage_options: not used, this service has its own", peer)
+                logger.warning("%s sends storage_options: not used, this service has its own", client)
             return {}
         return decoded_options(encoded)
 
     # ------------------------------------------------------------ inside
 
-    def _finished(self, task: asyncio.Task[None], requests: PeerRequests, size: int) -> None:
+    def _finished(self, task: asyncio.Task[None], requests: ClientRequests, size: int) -> None:
         self._running.discard(task)
         requests.running -= 1
         self._request_bytes -= size
 
-    async def _answered(self, peer: Peer, number: int, answer: Awaitable[None]) -> None:
+    async def _answered(self, client: ClientConnection, number: int, answer: Awaitable[None]) -> None:
         try:
             await answer
         except StreamerError as error:
-            self._fail(peer, error, request=number)
+            self._fail(client, error, request=number)
         except Exception as error:
-            logger.exception("request %d of %s failed", number, peer)
+            logger.exception("request %d of %s failed", number, client)
             broken = BrokenError(f"the engine failed over a request: {error!r}; see its log")
-            self._fail(peer, broken, request=number)
+            self._fail(client, broken, request=number)
 
-    async def _manifest(self, peer: Peer, requests: PeerRequests, request: GetManifest) -> None:
+    async def _manifest(self, client: ClientConnection, requests: ClientRequests, request: GetManifest) -> None:
         def progress(text: str, done: int, total: int) -> None:
-            peer.send(IndexProgress(request.request, text, done, total))
+            client.send(IndexProgress(request.request, text, done, total))
 
         wanted = ManifestRequest(
             urls=tuple(request.urls),
             format=request.format,
-            options=self.options(peer, requests, request.options),
+            options=self.options(client, requests, request.options),
             manifest=request.manifest,
             build=request.build,
             chunk_bytes=request.chunk_bytes or None,
@@ -152,28 +154,28 @@ class LongRequests:
             format_options=decoded_options(request.format_options, "format_options"),
         )
         digest = await self._engine.manifest(wanted, progress)
-        peer.send(ManifestReady(request.request, digest, self._engine.manifests.notes(wanted, digest)))
+        client.send(ManifestReady(request.request, digest, self._engine.manifests.notes(wanted, digest)))
 
-    async def _read(self, peer: Peer, requests: PeerRequests, request: Read) -> None:
+    async def _read(self, client: ClientConnection, requests: ClientRequests, request: Read) -> None:
         """Reads for one request of a client at a time; the bytes stay reserved until the client has received them."""
         size = request.stop - request.start
         if not 0 <= size <= MAX_READ_BYTES:
             raise ServiceError(f"a read of {size} bytes; 0 to {MAX_READ_BYTES} are possible")
-        options = self.options(peer, requests, request.options)
+        options = self.options(client, requests, request.options)
         async with requests.reading:
             await self._answers.acquire(WaitQueue(asyncio.get_running_loop().time), size)
             try:
                 span = None if request.boundaries else (request.start, request.stop)
                 content = await self._engine.read(request.dataset, options, request.chunk, span)
-                peer.send(Content(request.request, content))
+                client.send(Content(request.request, content))
                 del content
-                await peer.drained(ANSWER_SECONDS)
+                await client.drained(ANSWER_SECONDS)
             finally:
                 self._answers.release(size)
 
-    async def _share(self, peer: Peer, requests: PeerRequests, request: ShareCache) -> None:
-        options = self.options(peer, requests, request.options)
-        peer.send(CacheShared(request.request, await self._sharing.share(request, options)))
+    async def _share(self, client: ClientConnection, requests: ClientRequests, request: ShareCache) -> None:
+        options = self.options(client, requests, request.options)
+        client.send(CacheShared(request.request, await self._sharing.share(request, options)))
 
 
 def decoded_options(encoded: bytes, field: str = "storage_options") -> dict[str, object]:

@@ -25,9 +25,9 @@ from streamer.errors import (
 )
 from streamer.fetch.fetcher_set import options_key
 from streamer.service.admission import Admission
+from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
-from streamer.service.long_requests import LongRequests, PeerRequests
-from streamer.service.peer import Peer
+from streamer.service.long_requests import ClientRequests, LongRequests
 from streamer.service.process_stats import process_statistics
 from streamer.service.recent_warnings import JobErrors
 from streamer.version import VERSION
@@ -62,17 +62,17 @@ logger = logging.getLogger(__name__)
 _MOST_LETTERS = 500
 
 
-class _PeerState(msgspec.Struct):
+class _ClientState(msgspec.Struct):
     """The state of one connection. pid 0: it has not said hello."""
 
     pid: int = 0
     job: str = ""
     sessions: dict[int, EngineSession] = msgspec.field(default_factory=dict)
-    requests: PeerRequests = msgspec.field(default_factory=PeerRequests)
+    requests: ClientRequests = msgspec.field(default_factory=ClientRequests)
 
 
 class Server:
-    """Answers peers for one engine. Lives on the engine's loop.
+    """Answers clients for one engine. Lives on the engine's loop.
 
     Args:
         config: socket, grace, who may connect.
@@ -104,7 +104,7 @@ class Server:
         self._warnings = warnings
         self._errors = JobErrors()
         self._long_requests = LongRequests(engine, tasks, self._limits, self._fail)
-        self._peers: dict[Peer, _PeerState] = {}
+        self._clients: dict[ClientConnection, _ClientState] = {}
         self._grace: asyncio.TimerHandle | None = None
         self._begun = engine.now()
         self._count: Counter[str] = Counter()
@@ -112,7 +112,7 @@ class Server:
         self._watch_grace()
 
     def __repr__(self) -> str:
-        return f"Server(peers={len(self._peers)}, engine={self._engine!r})"
+        return f"Server(clients={len(self._clients)}, engine={self._engine!r})"
 
     def statistics(self) -> Values:
         """The engine's, and those of the service: connections, refused and dropped ones, the process, warnings."""
@@ -129,55 +129,55 @@ class Server:
 
     def pids(self) -> list[int]:
         """The process at the other end of each connection; any thread."""
-        return [state.pid for state in self._peers.copy().values()]
+        return [state.pid for state in self._clients.copy().values()]
 
     def descriptors(self) -> list[int]:
         """Of the connections; any thread."""
-        return [number for peer in self._peers.copy() if (number := peer.fileno()) >= 0]
+        return [number for client in self._clients.copy() if (number := client.fileno()) >= 0]
 
     # ------------------------------------------------------------ connections
 
-    def joined(self, peer: Peer) -> bool:
+    def joined(self, client: ClientConnection) -> bool:
         """A new connection."""
         self._count["connections"] += 1
-        if len(self._peers) >= self._limits.peers:
+        if len(self._clients) >= self._limits.clients:
             self._count["refused"] += 1
-            logger.warning("%s refused: %d are connected already", peer, len(self._peers))
+            logger.warning("%s refused: %d are connected already", client, len(self._clients))
             return False
-        self._peers[peer] = _PeerState()
+        self._clients[client] = _ClientState()
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
         return True
 
-    def lost(self, peer: Peer) -> None:
+    def lost(self, client: ClientConnection) -> None:
         """A connection ended: its leases end with it."""
-        state = self._peers.pop(peer, _PeerState())
+        state = self._clients.pop(client, _ClientState())
         for session in state.sessions.values():
             session.close()
-        if peer.greeted:
+        if client.greeted:
             self._engine.disconnect(state.job)
         self._watch_grace()
 
-    def dropped(self, peer: Peer, why: str) -> None:
-        """A connection is being ended for what the peer did."""
+    def dropped(self, client: ClientConnection, why: str) -> None:
+        """A connection is being ended for what the client did."""
         self._count[f"dropped {why}"] += 1
 
-    def greet(self, peer: Peer, hello: Hello) -> None:
+    def greet(self, client: ClientConnection, hello: Hello) -> None:
         """Checks its credentials and version; answers with the folders of the chunks."""
         try:
-            self._admission.check(peer.credentials, hello.token)
+            self._admission.check(client.credentials, hello.token)
         except EngineUnavailableError:
             self._count["refused"] += 1
             raise
         if hello.protocol != PROTOCOL:
             raise version_error(Side(PROTOCOL, VERSION), Side(hello.protocol, hello.version))
-        peer.greeted = True
-        self._peers[peer].pid, self._peers[peer].job = hello.pid, hello.job
+        client.greeted = True
+        self._clients[client].pid, self._clients[client].job = hello.pid, hello.job
         self._engine.connect(hello.job)
         cache = self._engine.cache
         cache.restore(asked=True)  # the client looks for the folder
-        peer.send(
+        client.send(
             Welcome(
                 PROTOCOL,
                 VERSION,
@@ -197,32 +197,32 @@ class Server:
 
     def close(self) -> None:
         """Closes all connections."""
-        for peer in list(self._peers):
-            peer.close()
+        for client in list(self._clients):
+            client.close()
 
     # ------------------------------------------------------------ requests
 
-    def take(self, peer: Peer, request: Request) -> None:
-        """One message of a greeted peer."""
-        state = self._peers[peer]
+    def take(self, client: ClientConnection, request: Request) -> None:
+        """One message of a greeted client."""
+        state = self._clients[client]
         match request:
             case OpenSession():
-                self._open(peer, state, request)
+                self._open(client, state, request)
             case Extend() | Advance() | Reject():
-                self._step(peer, state, request)
+                self._step(client, state, request)
             case CloseSession():
                 if (session := state.sessions.pop(request.session, None)) is not None:
                     session.close()
             case GetManifest() | Read() | ShareCache():
-                self._long_requests.start(peer, state.requests, request)
+                self._long_requests.start(client, state.requests, request)
             case GetStatistics():
-                peer.send(Statistics(request.request, self.statistics()))
+                client.send(Statistics(request.request, self.statistics()))
             case ReportFinding():
-                self._loader_report(peer, request)
+                self._loader_report(client, request)
             case _:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
 
-    def _open(self, peer: Peer, state: _PeerState, request: OpenSession) -> None:
+    def _open(self, client: ClientConnection, state: _ClientState, request: OpenSession) -> None:
         if request.session in state.sessions or len(state.sessions) >= MAX_SESSIONS_PER_PEER:
             raise ProtocolError(f"session {request.session} is open already, or there are too many")
         number, consumer = request.session, one_line(request.consumer)
@@ -232,7 +232,7 @@ class Server:
                     job=request.job,
                     dataset=request.dataset,
                     consumer=consumer,
-                    options=self._long_requests.options(peer, state.requests, request.options),
+                    options=self._long_requests.options(client, state.requests, request.options),
                     order_id=request.order_id,
                     global_batch=request.global_batch,
                     world_size=request.world_size,
@@ -240,33 +240,39 @@ class Server:
                     open_bytes=request.open_bytes,
                     stream=request.stream,
                     sharers=request.sharers,
-                    parts=tuple(self._part(peer, state, part) for part in request.parts),
+                    parts=tuple(self._part(client, state, part) for part in request.parts),
                 ),
-                on_ready=lambda through, rejects: peer.send(Ready(number, through, rejects)),
-                on_error=lambda error: self._fail(peer, error, session=number, consumer=consumer),
+                on_ready=lambda through, rejects: client.send(Ready(number, through, rejects)),
+                on_error=lambda error: self._fail(client, error, session=number, consumer=consumer),
             )
-            peer.send(Opened(number))
+            client.send(Opened(number))
         except StreamerError as error:
-            self._fail(peer, error, session=number, consumer=consumer)
+            self._fail(client, error, session=number, consumer=consumer)
 
     def _fail(
-        self, peer: Peer, error: StreamerError, *, request: int = -1, session: int = -1, consumer: str = ""
+        self,
+        client: ClientConnection,
+        error: StreamerError,
+        *,
+        request: int = -1,
+        session: int = -1,
+        consumer: str = "",
     ) -> None:
-        state = self._peers.get(peer)
+        state = self._clients.get(client)
         self._errors.log(one_line(state.job if state else ""), consumer, error)
-        peer.fail(error, request, session)
+        client.fail(error, request, session)
 
-    def _part(self, peer: Peer, state: _PeerState, part: Part) -> PartRequest:
+    def _part(self, client: ClientConnection, state: _ClientState, part: Part) -> PartRequest:
         name = one_line(part.name)
         try:
-            options = self._long_requests.options(peer, state.requests, part.options)
+            options = self._long_requests.options(client, state.requests, part.options)
         except StreamerError as error:
             raise error.of_member(name) from error
         return PartRequest(part.dataset, name, options, part.value, part.open_bytes)
 
-    def _step(self, peer: Peer, state: _PeerState, request: Extend | Advance | Reject) -> None:
+    def _step(self, client: ClientConnection, state: _ClientState, request: Extend | Advance | Reject) -> None:
         session = state.sessions.get(request.session)
-        if session is None:  # it was refused; the peer has not read that yet
+        if session is None:  # it was refused; the client has not read that yet
             return
         match request:
             case Advance():
@@ -280,14 +286,14 @@ class Server:
                     request.epoch, _columns(request), request.complete, passes=_passes(request), values=values
                 )
 
-    def _loader_report(self, sender: Peer, request: ReportFinding) -> None:
+    def _loader_report(self, sender: ClientConnection, request: ReportFinding) -> None:
         """A loader's report, over a connection of its own: it applies to sessions of the same user and name only."""
         user = sender.credentials and sender.credentials.uid
         consumer = (request.job, request.dataset, one_line(request.consumer))
         bottleneck = request.bottleneck if request.bottleneck in BOTTLENECKS else BOTTLENECKS[-1]
         report = LoaderReport(request.waiting_share, bottleneck, one_line(request.advice), self._engine.now())
-        for peer, state in self._peers.items():
-            if (peer.credentials and peer.credentials.uid) != user:
+        for client, state in self._clients.items():
+            if (client.credentials and client.credentials.uid) != user:
                 continue
             for session in state.sessions.values():
                 if (session.request.job, session.request.dataset, session.request.consumer) == consumer:
@@ -306,14 +312,14 @@ class Server:
     # ------------------------------------------------------------ inside
 
     def _notice(self, key: str, text: str) -> None:
-        """Passes a sentence on: about a store to peers that may wait for it, about the cache ("") to all readers."""
+        """Passes a sentence on: about a store to clients that may wait for it, about the cache ("") to all readers."""
         self._count["notices"] += 1
         notice = Notice(self._count["notices"], one_line(text))
-        for peer, state in self._peers.items():
+        for client, state in self._clients.items():
             datasets = (dataset for one in state.sessions.values() for dataset in one.collection.datasets)
             keys = {options_key(dataset.options) for dataset in datasets}
             if (key and state.requests.running) or key in keys or (not key and keys):
-                peer.send(notice)
+                client.send(notice)
 
     def _own_statistics(self, now: float) -> Values:
         return {
@@ -321,7 +327,7 @@ class Server:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "uptime_seconds": round(now - self._begun, 3),
-            "connections": len(self._peers),
+            "connections": len(self._clients),
             "connections_total": self._count["connections"],
             "connections_refused": self._count["refused"],
             "dropped_protocol": self._count["dropped protocol"],
@@ -332,7 +338,7 @@ class Server:
         }
 
     def _watch_grace(self) -> None:
-        if self._config.grace_seconds is not None and not self._peers and self._grace is None:
+        if self._config.grace_seconds is not None and not self._clients and self._grace is None:
             loop = asyncio.get_running_loop()
             self._grace = loop.call_later(self._config.grace_seconds, self._leave)
 

@@ -23,10 +23,9 @@ from streamer.config import CacheConfig, EngineConfig, ServiceConfig
 from streamer.engine.engine import Engine
 from streamer.errors import ServiceError
 from streamer.manifest.table import Manifest
-from streamer.service import long_requests
-from streamer.service import peer as peer_module
+from streamer.service import client_connection, long_requests
+from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import Limits
-from streamer.service.peer import Peer
 from streamer.service.server import Server
 from streamer.wire.frames import encode, event_decoder
 from streamer.wire.messages import (
@@ -69,7 +68,9 @@ class Service:
         )
         async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
             self.server = Server(config, engine, tasks, lambda: None, limits=self._limits)
-            listener = await self._loop.create_unix_server(lambda: Peer(self.server), str(self.socket), backlog=1024)
+            listener = await self._loop.create_unix_server(
+                lambda: ClientConnection(self.server), str(self.socket), backlog=1024
+            )
             self._ready.set()
             await self._end.wait()
             listener.close()
@@ -169,7 +170,7 @@ def test_a_thousand_idle_connections_do_no_harm(make_service, data):
 
 def test_more_than_the_limit_are_refused_and_the_others_stay(make_service, caplog):
     """The door closes; those who are in are served."""
-    service = make_service(Limits(peers=5, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20))
+    service = make_service(Limits(clients=5, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20))
     with service.client() as client:
         client.statistics()
         with connections(service.socket, 10, b""):
@@ -180,7 +181,7 @@ def test_more_than_the_limit_are_refused_and_the_others_stay(make_service, caplo
 
 def test_who_says_nothing_is_sent_away(make_service, monkeypatch, caplog):
     """No Hello within the time: closed, counted."""
-    monkeypatch.setattr(peer_module, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(client_connection, "HELLO_SECONDS", 0.05)
     service = make_service()
     with caplog.at_level(logging.WARNING), connections(service.socket, 3, b"") as silent:
         for connection in silent:
@@ -208,7 +209,7 @@ def test_who_does_not_read_is_dropped(make_service):
 def test_contents_that_nobody_takes_are_bounded_and_end(make_service, data, monkeypatch):
     """Fifty readers ask for a chunk over and over and do not read: together they hold at most the limit."""
     monkeypatch.setattr(long_requests, "ANSWER_SECONDS", 0.2)
-    limits = Limits(peers=200, answer_bytes=2 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
+    limits = Limits(clients=200, answer_bytes=2 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
     service = make_service(limits)
     with service.client() as client:
         manifest, _ = opened(client, data)
@@ -237,7 +238,7 @@ def answers_of(connection: socket.socket, count: int = 1) -> list:
 
 def test_schedules_without_end_are_refused(make_service, data):
     """The memory for them is limited; the others' schedules stay."""
-    limits = Limits(peers=100, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=100_000)
+    limits = Limits(clients=100, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=100_000)
     service = make_service(limits)
     with service.client() as client:
         manifest, session = opened(client, data)
@@ -256,7 +257,7 @@ def test_schedules_without_end_are_refused(make_service, data):
 
 def test_questions_without_end_are_refused(make_service):
     """Urls that are being asked about are limited in bytes, questions of one peer in number."""
-    limits = Limits(peers=100, answer_bytes=1 << 20, request_bytes=10_000, schedule_bytes=1 << 20)
+    limits = Limits(clients=100, answer_bytes=1 << 20, request_bytes=10_000, schedule_bytes=1 << 20)
     service = make_service(limits)
     urls = [f"/nowhere/{number:05}/" for number in range(400)]
     asks = b"".join(encode(GetManifest(number, urls, "auto")) for number in range(3))

@@ -21,8 +21,8 @@ from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.errors import ProtocolError
+from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import Limits
-from streamer.service.peer import Peer
 from streamer.service.server import Server
 from streamer.wire.frames import FrameDecoder, encode, event_decoder, request_decoder
 from streamer.wire.messages import PROTOCOL, Failed, Hello, Message, Welcome
@@ -118,7 +118,7 @@ async def storm(folder: Path, count: int) -> tuple[int, int]:
         grace_seconds=None,
         settle_seconds=0.0,
     )
-    limits = Limits(peers=64, answer_bytes=4 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
+    limits = Limits(clients=64, answer_bytes=4 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20)
     async with Engine(config) as engine, asyncio.TaskGroup() as tasks:
         digest = await engine.manifest(ManifestRequest(urls=(f"{folder}/data/",)), lambda *step: None)
         server = Server(config, engine, tasks, lambda: None, limits=limits)
@@ -140,14 +140,14 @@ async def storm(folder: Path, count: int) -> tuple[int, int]:
 
 
 async def one_peer(server: Server, drawn: random.Random, digest: str, count: int) -> None:
-    wire, peer = Wire(), Peer(server)
+    wire, peer = Wire(), ClientConnection(server)
     peer.connection_made(wire)
     peer.data_received(encode(Hello(PROTOCOL, "fuzz", os.getpid())))
     for _ in range(count):
         peer.data_received(frames.frame(drawn, (digest,)))
         if wire.closed:  # sent away: the rest of its frames comes from a new one
             peer.connection_lost(None)
-            wire, peer = Wire(), Peer(server)
+            wire, peer = Wire(), ClientConnection(server)
             peer.connection_made(wire)
             peer.data_received(encode(Hello(PROTOCOL, "fuzz", os.getpid())))
         if drawn.random() < 0.2:
@@ -158,7 +158,7 @@ async def one_peer(server: Server, drawn: random.Random, digest: str, count: int
 
 async def greeting(server: Server) -> None:
     """The engine still answers whoever speaks its language."""
-    wire, peer = Wire(), Peer(server)
+    wire, peer = Wire(), ClientConnection(server)
     peer.connection_made(wire)
     peer.data_received(encode(Hello(PROTOCOL, "fuzz", os.getpid())))
     assert wire.events == [Welcome]

@@ -11,7 +11,7 @@ import pytest
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession
 from streamer.errors import ProtocolError, StreamerError
-from streamer.service.server import Server, _PeerState
+from streamer.service.server import Server, _ClientState
 from streamer.wire.messages import Event, Extend, OpenSession, Part
 
 SECRETS = ({"key": "one"}, {"key": "two"})
@@ -48,9 +48,9 @@ async def parts(server: Server, tmp_path: Path) -> list[Part]:
 
 
 def opened(server: Server, peer: Peer, parts: list[Part]) -> EngineSession:
-    server._peers.setdefault(peer, _PeerState())  # type: ignore[arg-type]
+    server._clients.setdefault(peer, _ClientState())  # type: ignore[arg-type]
     server.take(peer, OpenSession(1, "job", "mix", "rank 0", parts=parts))  # type: ignore[arg-type]
-    return server._peers[peer].sessions[1]  # type: ignore[index]
+    return server._clients[peer].sessions[1]  # type: ignore[index]
 
 
 async def test_each_part_has_its_own_options(server: Server, parts: list[Part]) -> None:
@@ -82,7 +82,7 @@ async def test_passes_and_values_reach_the_session(server: Server, parts: list[P
 async def test_options_that_are_none_fail_the_session_only(server: Server, parts: list[Part]) -> None:
     """Their text is not quoted."""
     peer = Peer()
-    server._peers[peer] = _PeerState()  # type: ignore[index]
+    server._clients[peer] = _ClientState()  # type: ignore[index]
     broken = [parts[0], Part(parts[1].dataset, "books", b"[hunter2")]
     server.take(peer, OpenSession(1, "job", "mix", "rank 0", parts=broken))  # type: ignore[arg-type]
     (error,) = peer.failures

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 4 << 20
 # A connection that says nothing for this long after connecting is closed.
 HELLO_SECONDS = 10.0
-# Requests of one peer that are taken before the others have their turn.
+# Requests of one client that are taken before the others have their turn.
 BURST = 64
 _MOST_ERROR_LETTERS = 65536
 
@@ -27,23 +27,23 @@ _MOST_ERROR_LETTERS = 65536
 class PeerHandler(Protocol):
     """A connection's view of the server."""
 
-    def greet(self, peer: Peer, hello: Hello) -> None:
+    def greet(self, client: ClientConnection, hello: Hello) -> None:
         """The first message."""
 
-    def take(self, peer: Peer, request: Request) -> None:
+    def take(self, client: ClientConnection, request: Request) -> None:
         """Any later message."""
 
-    def lost(self, peer: Peer) -> None:
+    def lost(self, client: ClientConnection) -> None:
         """The connection ended."""
 
-    def joined(self, peer: Peer) -> bool:
+    def joined(self, client: ClientConnection) -> bool:
         """A new connection; False: it is refused."""
 
-    def dropped(self, peer: Peer, why: str) -> None:
-        """The connection is ended for what the peer did: "protocol", "unread" or "silent"."""
+    def dropped(self, client: ClientConnection, why: str) -> None:
+        """The connection is ended for what the client did: "protocol", "unread" or "silent"."""
 
 
-class Peer(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """Lives on the server's loop from connect to disconnect."""
 
     def __init__(self, handler: PeerHandler) -> None:
@@ -60,7 +60,7 @@ class Peer(asyncio.Protocol):
         self._drained = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"Peer({self.credentials or '?'})"
+        return f"ClientConnection({self.credentials or '?'})"
 
     def fileno(self) -> int:
         """Of its socket; -1 when closed."""
@@ -87,7 +87,7 @@ class Peer(asyncio.Protocol):
             self._take_some()
 
     def pause_writing(self) -> None:
-        """Called by asyncio: the peer has unread bytes."""
+        """Called by asyncio: the client has unread bytes."""
         self._drained.clear()
 
     def resume_writing(self) -> None:
@@ -104,7 +104,7 @@ class Peer(asyncio.Protocol):
         self._handler.lost(self)
 
     def send(self, event: Event) -> None:
-        """Sends an event; a peer that does not read is dropped."""
+        """Sends an event; a client that does not read is dropped."""
         if self._transport is None or self._transport.is_closing():
             return
         if isinstance(event, Content):
@@ -114,7 +114,7 @@ class Peer(asyncio.Protocol):
             self.drop(f"leaves {unread} bytes unread", "unread")
 
     async def drained(self, seconds: float) -> None:
-        """Waits until the peer has read what it was sent; one that does not in time is dropped."""
+        """Waits until the client has read what it was sent; one that does not in time is dropped."""
         try:
             async with asyncio.timeout(seconds):
                 await self._drained.wait()
@@ -140,7 +140,7 @@ class Peer(asyncio.Protocol):
     # ------------------------------------------------------------ inside
 
     def _take_some(self) -> None:
-        """Takes a burst of what has arrived; if there is more, reading pauses and other peers are served."""
+        """Takes a burst of what has arrived; if there is more, reading pauses and other clients are served."""
         if self._transport is None or self._transport.is_closing():
             self._requests = None
             return
