@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import io
+import itertools
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -22,13 +24,6 @@ IMAGES_PER_TAR = 125
 # What S3 clients sign with; the demo's server takes any.
 ACCESS_KEY = "demo"
 SECRET_KEY = "demo"
-
-
-class Upload(NamedTuple):
-    """An object to be."""
-
-    key: str
-    content: bytes
 
 
 class Uploaded(NamedTuple):
@@ -54,14 +49,16 @@ def fill(endpoint: str, pictures: Iterable[Picture], progress: Callable[[int], N
         progress: called with the number of images that are there.
     """
     put(endpoint, f"/{BUCKET}", b"")
-    sizes = {"tars": 0, "folder": 0}
+    sizes = Counter[str]()
     objects = images = 0
+    coming = iter(pictures)
     with ThreadPoolExecutor(2) as pool:
-        for batch in _batches(pictures):
-            uploads = [_tar(images // IMAGES_PER_TAR, batch), *map(_file, batch)]
-            list(pool.map(lambda upload: put(endpoint, f"/{BUCKET}/{upload.key}", upload.content), uploads))
-            for upload in uploads:
-                sizes[upload.key.partition("/")[0]] += len(upload.content)
+        while batch := list(itertools.islice(coming, IMAGES_PER_TAR)):
+            files = {f"folder/{CLASSES[one.label]}/{one.key}.jpg": one.jpeg for one in batch}
+            uploads = {f"tars/{images // IMAGES_PER_TAR:05d}.tar": _tar(batch), **files}
+            list(pool.map(lambda item: put(endpoint, f"/{BUCKET}/{item[0]}", item[1]), uploads.items()))
+            for key, content in uploads.items():
+                sizes[key.partition("/")[0]] += len(content)
             objects += len(uploads)
             images += len(batch)
             progress(images)
@@ -88,28 +85,13 @@ def put(endpoint: str, path: str, content: bytes) -> None:
 AUTHORIZATION = f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/aws4_request"
 
 
-def _batches(pictures: Iterable[Picture]) -> Iterator[list[Picture]]:
-    batch: list[Picture] = []
-    for picture in pictures:
-        batch.append(picture)
-        if len(batch) == IMAGES_PER_TAR:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _file(picture: Picture) -> Upload:
-    return Upload(f"folder/{CLASSES[picture.label]}/{picture.key}.jpg", picture.jpeg)
-
-
-def _tar(number: int, pictures: list[Picture]) -> Upload:
+def _tar(pictures: list[Picture]) -> bytes:
     with io.BytesIO() as buffer:
         with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             for picture in pictures:
                 _add(tar, f"{picture.key}.cls", str(picture.label).encode())
                 _add(tar, f"{picture.key}.jpg", picture.jpeg)
-        return Upload(f"tars/{number:05d}.tar", buffer.getvalue())
+        return buffer.getvalue()
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

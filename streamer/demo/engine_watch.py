@@ -9,10 +9,9 @@ import time
 from dataclasses import replace
 
 from streamer import linux
-from streamer.client.connection import Connection
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
-from streamer.demo.measured import Kill, Usage, usage_of
+from streamer.demo.measured import Kill, Usage
 from streamer.errors import StreamerError
 
 
@@ -27,8 +26,7 @@ class EngineWatch:
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
-        self._base = Usage()
-        self._carried = Usage()
+        self._counted = self._of_killed = Usage()
         self._kill: Kill | None = None
         self._last_pid = -1
 
@@ -39,25 +37,24 @@ class EngineWatch:
 
     def usage_since(self) -> Usage:
         """Needs and hits since the last call, also over the end of an engine."""
-        now = self._carried + self._usage()
-        since, self._base = now - self._base, now
-        self._note_successor(self._pid())
-        return since
+        before, self._counted = self._counted, self._of_killed + self._usage()
+        if self._kill is not None and not self._kill.successor:
+            self._kill = replace(self._kill, successor=self._last_pid)
+        return self._counted - before
 
     def kill(self, epoch: int) -> str:
         """Kills the engine with SIGKILL; returns a description."""
-        self._carried = self._carried + self._usage()
-        pid = self._pid()
-        os.kill(pid, signal.SIGKILL)
-        self._kill = Kill(pid=pid, successor=0, at_seconds=time.monotonic(), epoch=epoch)
-        return f"engine {pid} killed with SIGKILL"
+        self._of_killed = self._of_killed + self._usage()
+        os.kill(self._last_pid, signal.SIGKILL)
+        self._kill = Kill(pid=self._last_pid, successor=0, at_seconds=time.monotonic(), epoch=epoch)
+        return f"engine {self._last_pid} killed with SIGKILL"
 
     def chunks(self) -> int:
         """Number of chunks of the dataset."""
-        with EngineClient(self._settings) as client:
-            folders = [root.parent for root in (client.roots()[0] / "manifests").glob("*/root.json")]
         from streamer.manifest.table import Manifest
 
+        with EngineClient(self._settings) as client:
+            folders = [root.parent for root in (client.roots()[0] / "manifests").glob("*/root.json")]
         return sum(Manifest.open(folder).chunks for folder in folders)
 
     def await_gone(self, timeout_seconds: float) -> None:
@@ -79,16 +76,6 @@ class EngineWatch:
 
     def _usage(self) -> Usage:
         with EngineClient(self._settings) as client:
-            return usage_of(client.statistics())
-
-    def _pid(self) -> int:
-        connection = Connection(self._settings.socket_path, "")
-        try:
-            self._last_pid = connection.welcome.pid
-            return self._last_pid
-        finally:
-            connection.close()
-
-    def _note_successor(self, pid: int) -> None:
-        if self._kill is not None and not self._kill.successor:
-            self._kill = replace(self._kill, successor=pid)
+            values = client.statistics()
+        self._last_pid, *used = (int(str(values[name])) for name in ("pid", "needed_bytes", "hit_bytes"))
+        return Usage(*used)

@@ -1,16 +1,35 @@
-"""The events that the ranks send to the demo while they train: one JSON text per datagram on a unix socket."""
+"""What the ranks are told in a file, and what they send to the demo: one JSON text per datagram on a unix socket."""
 
 from __future__ import annotations
 
 import json
 import socket
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Self
 
 # A unix datagram is whole or not at all; the longest event is a traceback's end.
 MAX_EVENT_BYTES = 16384
 MAX_ERROR_CHARACTERS = 3000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run; sizes are of one rank.
+
+    Attributes:
+        url, manifest, storage_options: of the dataset, as fsspec takes them.
+        cache_bytes: limit of the cache.
+        events: path of the socket that receives the events of the ranks.
+    """
+
+    url: str
+    manifest: str
+    storage_options: dict[str, object]
+    cache_bytes: int
+    seed: int
+    epochs: int
+    batch_size: int
+    workers: int
+    events: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +38,6 @@ class Indexed:
 
     rank: int
     batches: int
-    samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +68,7 @@ class EpochEnd:
         loss: mean over its steps.
         right: samples that were named right, while learning.
         seconds: from the first wait to the end of the last step.
-        wait_seconds: of them waiting for data.
-        longest_wait_seconds: for one batch.
+        wait_seconds, longest_wait_seconds: of them waiting for data; for one batch.
         keys: the sample keys of this rank, hashed in the order in which they came.
     """
 
@@ -68,68 +85,25 @@ class EpochEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """The rank has failed.
-
-    Attributes:
-        error: the end of its traceback.
-    """
+    """The rank has failed; `error` is the end of its traceback."""
 
     rank: int
     error: str
 
 
 Event = Indexed | Step | EpochEnd | Failed
-_KINDS: dict[str, type[Indexed | Step | EpochEnd | Failed]] = {
-    kind.__name__: kind for kind in (Indexed, Step, EpochEnd, Failed)
-}
+_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in (Indexed, Step, EpochEnd, Failed)}
 
 
-class Sender:
-    """A rank's end."""
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            self._socket.connect(str(path))
-        except OSError:
-            self._socket.close()
-            raise
-
-    def send(self, event: Event) -> None:
-        """Sends; waits while the other end is busy."""
-        self._socket.send(json.dumps({"kind": type(event).__name__, **asdict(event)}).encode())
-
-    def close(self) -> None:
-        """Closes the socket."""
-        self._socket.close()
+def send(end: socket.socket, event: Event) -> None:
+    """Sends; waits while the other end is busy."""
+    end.send(json.dumps({"kind": type(event).__name__, **asdict(event)}).encode())
 
 
-class Receiver:
-    """The demo's end.
-
-    Args:
-        path: of its socket; short, as unix sockets require.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(str(path))
-        self._socket.setblocking(False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._socket.close()
-
-    def fileno(self) -> int:
-        """For select."""
-        return self._socket.fileno()
-
-    def receive(self) -> Event | None:
-        """The next event; None: none there."""
-        try:
-            values = json.loads(self._socket.recv(MAX_EVENT_BYTES))
-        except BlockingIOError:
-            return None
-        return _KINDS[values.pop("kind")](**values)
+def receive(end: socket.socket) -> Event | None:
+    """The next event on a socket that does not block; None: none there."""
+    try:
+        values = json.loads(end.recv(MAX_EVENT_BYTES))
+    except BlockingIOError:
+        return None
+    return _KINDS[values.pop("kind")](**values)

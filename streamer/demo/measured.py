@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from streamer.demo.events import EpochEnd, Event, Failed, Indexed, Step
@@ -16,14 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """The kill of an engine.
-
-    Attributes:
-        pid: of the engine that was killed.
-        successor: pid of the engine that took over.
-        at_seconds: on the clock of the steps.
-        epoch: in which it happened, from 0.
-    """
+    """The kill of an engine: its pid, its successor's, the time on the clock of the steps, the epoch from 0."""
 
     pid: int
     successor: int
@@ -31,14 +25,9 @@ class Kill:
     epoch: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Usage:
-    """The uses and hits of chunks between two moments.
-
-    Attributes:
-        need_bytes: of all chunks that the ranks needed.
-        hit_bytes: of those that needed no byte from the store.
-    """
+    """The bytes of the chunks that the ranks needed, and of those that needed no byte from the store."""
 
     need_bytes: int = 0
     hit_bytes: int = 0
@@ -49,10 +38,10 @@ class Usage:
         return self.hit_bytes / self.need_bytes if self.need_bytes else 0.0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(need_bytes=self.need_bytes + other.need_bytes, hit_bytes=self.hit_bytes + other.hit_bytes)
+        return Usage(self.need_bytes + other.need_bytes, self.hit_bytes + other.hit_bytes)
 
     def __sub__(self, earlier: Usage) -> Usage:
-        return Usage(need_bytes=self.need_bytes - earlier.need_bytes, hit_bytes=self.hit_bytes - earlier.hit_bytes)
+        return Usage(self.need_bytes - earlier.need_bytes, self.hit_bytes - earlier.hit_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +96,7 @@ class Collector:
     ranks: int
     steps: list[Step] = field(default_factory=list)
     indexed: dict[int, Indexed] = field(default_factory=dict)
-    ends: dict[int, dict[int, EpochEnd]] = field(default_factory=dict)
+    ends: defaultdict[int, dict[int, EpochEnd]] = field(default_factory=lambda: defaultdict(dict))
 
     def take(self, event: Event) -> bool:
         """Takes an event in; True: this one completes the index or an epoch.
@@ -123,9 +112,8 @@ class Collector:
                 self.indexed[event.rank] = event
                 return len(self.indexed) == self.ranks
             case EpochEnd():
-                ended = self.ends.setdefault(event.epoch, {})
-                ended[event.rank] = event
-                return len(ended) == self.ranks
+                self.ends[event.epoch][event.rank] = event
+                return len(self.ends[event.epoch]) == self.ranks
             case Failed():
                 logger.info("rank %d failed:\n%s", event.rank, event.error)
                 last_line = event.error.strip().splitlines()[-1]
@@ -154,15 +142,3 @@ class Collector:
             for rank in sorted(self.ends[epoch]):
                 digest.update(self.ends[epoch][rank].keys.encode())
         return digest.hexdigest()
-
-
-def usage_of(statistics: Mapping[str, object]) -> Usage:
-    """The engine's counters since it started."""
-    return Usage(need_bytes=_count(statistics, "needed_bytes"), hit_bytes=_count(statistics, "hit_bytes"))
-
-
-def _count(statistics: Mapping[str, object], name: str) -> int:
-    value = statistics[name]
-    if not isinstance(value, int):
-        raise TypeError(f"the engine's {name} is {value!r}, not a count")
-    return value

@@ -7,12 +7,13 @@ import json
 import logging
 import os
 import select
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -22,10 +23,9 @@ from streamer.config import format_bytes
 from streamer.demo.bucket import FOLDER_URL, MANIFEST_URL, TARS_URL, Uploaded, fill, storage_options
 from streamer.demo.drawing import pictures
 from streamer.demo.engine_watch import EngineWatch
-from streamer.demo.events import EpochEnd, Event, Indexed, Receiver, Step
+from streamer.demo.events import EpochEnd, Event, Indexed, Settings, Step, receive
 from streamer.demo.measured import Collector, EpochRow, Measured
 from streamer.demo.server import Counts, DemoServer, Link
-from streamer.demo.settings import Settings
 from streamer.errors import StreamerError
 
 # A rank has at most 3.7 MB of chunks open, and the catalog beside them (2026-11-23, 8 to 2,000 images, 1 to 8 ranks).
@@ -132,9 +132,12 @@ class _Run:
     def measure(self) -> Measured:
         """Trains to the end."""
         self._build_index()
-        with Receiver(self._folder / "events") as receiver, self._training() as process:
-            self._watch(receiver, process)
-            chunks = self._engine.chunks()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as events:
+            events.bind(str(self._folder / "events"))
+            events.setblocking(False)
+            with self._training() as process:
+                self._watch(events, process)
+                chunks = self._engine.chunks()
         self._engine.await_gone(LEAVE_SECONDS)
         return Measured(
             dataset_bytes=self._dataset_bytes,
@@ -174,7 +177,7 @@ class _Run:
     def _training(self) -> Iterator[subprocess.Popen[bytes]]:
         """torchrun with its ranks; always ended."""
         settings = self._folder / "settings.json"
-        self._settings().write(settings)
+        settings.write_text(json.dumps(asdict(self._settings())))
         ranks = ["--standalone", "--nproc-per-node", str(self._options.ranks)]
         command = [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "streamer.demo.train", str(settings)]
         with open(self._log, "wb") as log:
@@ -218,7 +221,7 @@ class _Run:
 
     # ------------------------------------------------------------ events
 
-    def _watch(self, receiver: Receiver, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, events: socket.socket, process: subprocess.Popen[bytes]) -> None:
         """Receives events until the last epoch has ended.
 
         Raises:
@@ -228,13 +231,15 @@ class _Run:
             for epoch in range(self._options.epochs):
                 with self._screen.progress(f"epoch {epoch + 1}", "images") as bar:
                     while len(self._rows) == epoch:
-                        event = self._next(receiver, ended)
-                        self._take(event)
-                        self._show(event, bar)
+                        self._take(event := self._next(events, ended))
+                        if isinstance(event, Step):
+                            steps = self._collector.steps
+                            done = sum(step.samples for step in steps if step.epoch == event.epoch)
+                            bar.update(done, self._options.images, f"loss {event.loss:.2f}")
 
-    def _next(self, receiver: Receiver, ended: int) -> Event:
-        while (event := receiver.receive()) is None:
-            readable, _, _ = select.select([receiver.fileno(), ended], [], [])
+    def _next(self, events: socket.socket, ended: int) -> Event:
+        while (event := receive(events)) is None:
+            readable, _, _ = select.select([events.fileno(), ended], [], [])
             if readable == [ended]:
                 logger.info("the ranks' log:\n%s", self._log.read_text(errors="replace")[-LOG_CHARACTERS:])
                 raise StreamerError(f"the ranks ended in epoch {len(self._rows) + 1} (--debug shows their log)")
@@ -255,11 +260,6 @@ class _Run:
         """The requests that the store has served since the last call."""
         before, self._counted = self._counted, self._server.counts()
         return self._counted - before
-
-    def _show(self, event: Event, bar: Progress) -> None:
-        if isinstance(event, Step):
-            done = sum(step.samples for step in self._collector.steps if step.epoch == event.epoch)
-            bar.update(done, self._options.images, f"loss {event.loss:.2f}")
 
 
 @contextlib.contextmanager

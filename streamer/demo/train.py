@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
+import socket
 import sys
 import time
 import traceback
@@ -22,8 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from streamer import StreamingDataLoader, StreamingDataset
-from streamer.demo.events import MAX_ERROR_CHARACTERS, EpochEnd, Failed, Indexed, Sender, Step
-from streamer.demo.settings import Settings
+from streamer.demo.events import MAX_ERROR_CHARACTERS, EpochEnd, Failed, Indexed, Settings, Step, send
 
 # An eighth of the edge of the images. With it an epoch takes one core 0.9 s and the loss falls to 0.05 in four;
 # with 64 pixels 2.8 s and 0.23 (2026-11-20): the cores are wanted for the data here.
@@ -71,8 +72,8 @@ def _block(narrow: int, wide: int) -> nn.Module:
 class Trainer:
     """One rank's training, and what it measures."""
 
-    def __init__(self, settings: Settings, sender: Sender) -> None:
-        self._settings, self._sender = settings, sender
+    def __init__(self, settings: Settings, demo: socket.socket) -> None:
+        self._settings, self._demo = settings, demo
         self._rank = dist.get_rank()
         self._dataset = StreamingDataset(
             settings.url,
@@ -93,9 +94,9 @@ class Trainer:
 
     def run(self) -> None:
         """All epochs."""
-        self._sender.send(Indexed(rank=self._rank, batches=len(self._loader), samples=len(self._dataset)))
+        send(self._demo, Indexed(rank=self._rank, batches=len(self._loader)))
         for epoch in range(self._settings.epochs):
-            self._sender.send(self._epoch(epoch))
+            send(self._demo, self._epoch(epoch))
 
     def _epoch(self, epoch: int) -> EpochEnd:
         start = time.monotonic()
@@ -108,7 +109,16 @@ class Trainer:
             right += int(hits[fresh].sum())
             samples += int(fresh.sum())
             keys.update("\n".join(batch["key"]).encode())
-            self._send_event(epoch, number, int(fresh.sum()), loss, wait_seconds)
+            step = Step(
+                rank=self._rank,
+                epoch=epoch,
+                batch=number,
+                samples=int(fresh.sum()),
+                loss=loss,
+                wait_seconds=wait_seconds,
+                at_seconds=time.monotonic(),
+            )
+            send(self._demo, step)
         return EpochEnd(
             rank=self._rank,
             epoch=epoch,
@@ -141,35 +151,22 @@ class Trainer:
         self._optimizer.step()
         return loss.item(), scores.argmax(1) == batch["label"]
 
-    def _send_event(self, epoch: int, batch: int, samples: int, loss: float, wait_seconds: float) -> None:
-        self._sender.send(
-            Step(
-                rank=self._rank,
-                epoch=epoch,
-                batch=batch,
-                samples=samples,
-                loss=loss,
-                wait_seconds=wait_seconds,
-                at_seconds=time.monotonic(),
-            )
-        )
-
 
 def main(path: Path) -> None:
     """Trains as one of the ranks that torchrun started."""
-    settings = Settings.read(path)
+    settings = Settings(**json.loads(path.read_text()))
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     dist.init_process_group("gloo")
-    sender = Sender(Path(settings.events))
-    try:
-        Trainer(settings, sender).run()
-    except Exception:
-        sender.send(Failed(rank=dist.get_rank(), error=traceback.format_exc()[-MAX_ERROR_CHARACTERS:]))
-        raise
-    finally:
-        sender.close()
-        dist.destroy_process_group()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as demo:
+        demo.connect(settings.events)
+        try:
+            Trainer(settings, demo).run()
+        except Exception:
+            send(demo, Failed(rank=dist.get_rank(), error=traceback.format_exc()[-MAX_ERROR_CHARACTERS:]))
+            raise
+        finally:
+            dist.destroy_process_group()
 
 
 if __name__ == "__main__":

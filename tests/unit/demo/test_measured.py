@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.demo.events import EpochEnd, Indexed, Step
-from streamer.demo.measured import Collector, Usage, usage_of
+from streamer.demo.measured import Collector, Usage
 from streamer.demo.server import Counts
 
 
@@ -27,8 +27,8 @@ def _collected(*ends: EpochEnd) -> Collector:
 def test_an_epoch_is_complete_when_every_rank_reported_its_end() -> None:
     """Only the last rank's event completes it, whichever rank that is."""
     collector = Collector(2)
-    assert not collector.take(Indexed(rank=1, batches=4, samples=100))
-    assert collector.take(Indexed(rank=0, batches=4, samples=100))
+    assert not collector.take(Indexed(rank=1, batches=4))
+    assert collector.take(Indexed(rank=0, batches=4))
     assert not collector.take(_end(1))
     assert collector.take(_end(0))
 
@@ -69,10 +69,3 @@ def test_usage_over_two_moments() -> None:
     assert (later - earlier).hit_share == 0.25
     assert (later + earlier) == Usage(need_bytes=400, hit_bytes=250)
     assert Usage().hit_share == 0.0
-
-
-def test_counters_that_are_no_counts_are_refused() -> None:
-    """A changed engine must not turn into wrong figures."""
-    assert usage_of({"needed_bytes": 10, "hit_bytes": 4}) == Usage(need_bytes=10, hit_bytes=4)
-    with pytest.raises(TypeError, match="hit_bytes"):
-        usage_of({"needed_bytes": 10, "hit_bytes": "4"})
