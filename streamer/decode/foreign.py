@@ -32,7 +32,7 @@ def decode_mds_array(content: memoryview, dtype: str = "") -> Array:
     """Reads an array of MDS: its dtype (unless that is known), axes and width of lengths in a byte, lengths, numbers.
 
     Raises:
-        ValueError: another layout.
+        ValueError: it has another layout.
     """
     position = 0
     if not dtype:
@@ -50,7 +50,7 @@ def decode_litdata_array(content: memoryview) -> Array:
     """Reads a numpy array of LitData: uint32 dtype, axes and lengths, numbers.
 
     Raises:
-        ValueError: another layout.
+        ValueError: it has another layout.
     """
     return _numbered_array(content, "<", NUMPY_DTYPES)
 
@@ -59,21 +59,21 @@ def decode_litdata_tensor(content: memoryview) -> Array:
     """Reads a tensor of LitData: as its arrays; since version 0.2.70 with a big-endian head.
 
     Raises:
-        ValueError: another layout.
+        ValueError: it has another layout.
     """
     # The number of a dtype and that of axes are below 256.
     return _numbered_array(content, "<" if not any(content[1:4]) and not any(content[5:8]) else ">", TORCH_DTYPES)
 
 
 def decode_pixels(content: memoryview) -> Stored:
-    """Reads a picture of Pillow's as its pixels: uint32 width, height and length of the mode, mode, pixels.
+    """Reads a picture that Pillow gave as pixels: uint32 width, height and length of the mode, mode, pixels.
 
     Returns:
-        uint8, height x width x RGB, as `decode_image` gives encoded pictures; of modes with more than 8 bits uint16,
-        int32 or float32, height x width, as they are.
+        uint8, height x width x RGB, as `decode_image` returns encoded pictures; for modes with more than 8 bits uint16,
+        int32 or float32, height x width, unchanged.
 
     Raises:
-        ValueError: another layout.
+        ValueError: it has another layout.
     """
     width, height, length = struct.unpack_from("<III", content)
     mode, pixels = str(content[12 : 12 + length], "ascii"), content[12 + length :]
@@ -91,10 +91,10 @@ def decode_pixels(content: memoryview) -> Stored:
 
 
 def decode_parts(content: memoryview, decode: Decoder, head: int) -> list[object]:
-    """Reads a list: `head` bytes without meaning, uint32 parts, uint32 length of each, the parts.
+    """Reads a list: `head` ignored bytes, uint32 number of parts, uint32 length of each, the parts.
 
     Raises:
-        ValueError: another layout.
+        ValueError: it has another layout.
     """
     (count,) = _U32.unpack_from(content, head)
     position = head + 4 + 4 * count
@@ -112,7 +112,7 @@ def decode_integer(content: Content) -> int:
     """Reads an integer in digits.
 
     Raises:
-        ValueError: other bytes.
+        ValueError: it is not an integer in digits.
     """
     return int(bytes(content))
 
@@ -121,7 +121,7 @@ def decode_float(content: Content) -> float:
     """Reads a number in digits.
 
     Raises:
-        ValueError: other bytes.
+        ValueError: it is not a number in digits.
     """
     return float(bytes(content))
 
@@ -130,7 +130,7 @@ def decode_decimal(content: Content) -> Decimal:
     """Reads a decimal number in digits.
 
     Raises:
-        ArithmeticError: other bytes.
+        ArithmeticError: it is not a decimal number in digits.
     """
     return Decimal(str(content, "ascii"))
 
@@ -139,7 +139,7 @@ def decode_nested(content: memoryview) -> object:
     """Reads a list or dict of LitData's: a byte says which, numbers and texts without JSON; before 0.2.70 JSON.
 
     Raises:
-        ValueError, struct.error, RecursionError: another layout.
+        ValueError, struct.error, RecursionError: it has another layout.
     """
     if not content or content[0] > _Nested.LARGEST_TAG:
         return msgspec.json.decode(content)
@@ -154,7 +154,7 @@ def decode_value(content: memoryview) -> object:
     """Reads a nested value of LitData's Arrow chunks as the recoder wrote it: a byte says how.
 
     Raises:
-        ValueError: another layout.
+        ValueError: it has another layout.
     """
     tag, rest = bytes(content[:1]), content[1:]
     if tag in {b"i", b"f"}:
@@ -199,7 +199,7 @@ class _Nested:
     def rows(self) -> list[dict[str, object]]:
         rows, count = self._count(), self._count()
         names = [self.text() for _ in range(count)]
-        # A value takes a byte at least; rows without columns take none, and are never written.
+        # A value takes at least one byte; rows without columns take none, and are never written.
         if rows > len(self._content):
             raise ValueError(f"{rows} rows in {len(self._content)} bytes")
         return [{name: self.value() for name in names} for _ in range(rows)]
@@ -228,7 +228,7 @@ class _Nested:
         return taken
 
 
-# Those above 15 are of the fields of rows.
+# Codes above 15 belong to the fields of rows.
 _TAGS: dict[int, Callable[[_Nested], object]] = {
     0: _Nested.json,
     1: _Nested.texts,
@@ -246,7 +246,7 @@ _TAGS: dict[int, Callable[[_Nested], object]] = {
 
 
 def foreign_decoder(kind: str) -> Decoder | None:
-    """The decoder of a kind of another library; None: it is none of these."""
+    """The decoder for a kind of another library; None if it is not one of these."""
     name, _, inner = kind.partition(":")
     if name == "mds-ndarray":
         return partial(decode_mds_array, dtype=inner)

@@ -1,4 +1,4 @@
-"""Decoders by the kind of a field, where its format says it; see `streamer.formats.base.Field`."""
+"""Decoders by the kind of a field, if its format names one; see `streamer.formats.base.Field`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamer.decode.foreign import foreign_decoder
 from streamer.errors import ConfigError
 from streamer.formats.tfrecord.example import byte_strings
 
-# The kind of a field that has no value, whatever a rule says of its name.
+# The kind of a field without a value, whatever a rule says about its name.
 NULL = "null"
 # "<f4[3,224,224]", "<i8", "?".
 _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
@@ -23,10 +23,10 @@ _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 
 @lru_cache(maxsize=1000)
 def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
-    """The decoder of a kind that is no extension; None: there is none.
+    """The decoder of a kind other than an extension; None if there is none.
 
-    "image" gives an array as images do, "bytes" bytes, "null" None, a dtype a Python number, a dtype with a shape an
-    array; other libraries' own layouts: see `foreign`.
+    "image" returns an array as images do, "bytes" bytes, "null" None, a dtype a Python number, a dtype with a shape an
+    array; for other libraries' layouts see `foreign`.
     """
     if (known := _NAMED.get(kind) or foreign_decoder(kind)) is not None:
         return known
@@ -43,7 +43,7 @@ def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
 def _number(dtype: np.dtype[np.generic]) -> Callable[[memoryview], object] | None:
     if dtype.kind not in "biufc":
         return None
-    # A third of the time that numpy takes for one number.
+    # A third of numpy's time for one number.
     code = _STRUCTS.get(f"{dtype.kind}{dtype.itemsize}")
     unpack = Struct(f"{'>' if dtype.str[0] == '>' else '<'}{code}").unpack if code else None
 
@@ -60,7 +60,7 @@ _STRUCTS = dict(zip(_NUMBERS_OF_STRUCT, "?bhiqBHIQefd", strict=True))
 
 
 def nothing(content: memoryview) -> None:
-    """The value of a field that has none."""
+    """Returns None, the value of a field that has none."""
 
 
 def _byte_strings(content: memoryview) -> list[bytes]:

@@ -36,12 +36,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         urls: prefixes, objects or patterns.
         format: its name, or "auto".
-        format_options: of the format.
-        extensions: of the raw files that are samples; None: see `formats.folder.class_folders`.
-        manifest: where it was indexed to (`streamer index --out`); None: it is indexed.
-        earlier: where a manifest of an earlier index may be, as it may be beside the data: containers that have not
+        format_options: options of the format.
+        extensions: extensions of the raw files that are samples; None: see `formats.folder.class_folders`.
+        manifest: url of a built manifest (`streamer index --out`); None: the dataset is indexed.
+        earlier: url where an earlier index may have left a manifest, such as beside the data: containers that have not
             changed since then are not read again.
-        options: of its store, as fsspec takes them.
+        options: storage options as fsspec takes them.
     """
 
     urls: tuple[str, ...]
@@ -64,10 +64,10 @@ async def manifest_of_source(
 
     Args:
         source: the dataset.
-        folder: where the manifest is written on this machine.
-        runner: of the tasks.
-        options: how it is indexed; where is the runner's.
-        on_note: takes a line about files that are no samples.
+        folder: local folder that the manifest is written to.
+        runner: runs the tasks.
+        options: options of the build; the runner decides where it runs.
+        on_note: called with a line about files that are not samples.
 
     Raises:
         ManifestError, ConfigError, StoreError: see `manifest.builder.build`.
@@ -88,7 +88,7 @@ async def manifest_of_source(
 
 
 async def _known(fetcher: Fetcher, source: Source, folder: Path) -> list[Manifest]:
-    """What earlier indexes have found."""
+    """The manifests of earlier indexes."""
     places = [source.earlier] if source.earlier else []
     if len(source.urls) == 1 and Pattern.of(source.urls[0]).single:
         places.append(f"{source.urls[0].rstrip('/')}/{BESIDE}")
@@ -100,11 +100,11 @@ async def _known(fetcher: Fetcher, source: Source, folder: Path) -> list[Manifes
 
 
 async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:
-    """The files of the manifest at a url, by name; other objects there do not matter.
+    """The files of the manifest at a url, by name; other objects there are ignored.
 
     Raises:
         ManifestError: there is none.
-        StoreError: from the store.
+        StoreError: the store failed.
     """
     folder = f"{url.rstrip('/')}/"
     files = listed_files([record for page in await fetcher.list(folder) for record in page])

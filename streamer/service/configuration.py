@@ -1,4 +1,4 @@
-"""The configuration of an engine: a TOML file, and for `streamer serve` STREAMER_* variables and options over it.
+"""The configuration of an engine: a TOML file, overridden by STREAMER_* variables and options for `streamer serve`.
 
     [cache]     directory limit_bytes group free_floor_bytes free_floor_share layers
     [fetch]     memory_bytes window_max range_bytes ...
@@ -7,7 +7,7 @@
     [peers]     members listen token_file tls_folder sends
     [[datasets]]  url, storage_options or storage_options_file (JSON)
 
-Every name is a field of the dataclass of that section in `streamer.config`; a name that is none is refused.
+Every name is a field of the dataclass of that section in `streamer.config`; other names are refused.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SECTIONS: dict[str, type[object]] = {
     "service": ServiceConfig,
     "peers": PeersConfig,
 }
-# Fields of EngineConfig that have a section of their own, or no meaning for a service.
+# Fields of EngineConfig that have their own section, or no meaning for a service.
 _ELSEWHERE = frozenset(["cache", "fetch", "datasets", "service", "peers", "grace_seconds", "guarded", "secret_files"])
-# Where a variable of `Environment.service`, or an option of the command line, belongs.
+# The field that a variable of `Environment.service`, or an option of the command line, sets.
 _PLACES = {
     "cache_dir": ("cache", "directory"),
     "cache_bytes": ("cache", "limit_bytes"),
@@ -75,11 +75,11 @@ def engine_config(path: Path | None, environment: Environment, options: Mapping[
 
     Args:
         path: the TOML file; None: only environment and options.
-        environment: its `service` variables count more than the file.
-        options: from the command line, by the same names; None: not given. They count most.
+        environment: its `service` variables take precedence over the file.
+        options: options of the command line, by the same names; None: not given. They take precedence over all.
 
     Raises:
-        ConfigError: an unknown setting, or a value that cannot be; names it.
+        ConfigError: a setting is unknown or invalid; names it.
     """
     tables, datasets, files = _file(path)
     variables: dict[str, object] = dict(environment.service)
@@ -102,10 +102,10 @@ def embedded_config(path: Path, engine: EngineConfig) -> EngineConfig:
 
     Args:
         path: the TOML file, which a service may read as well.
-        engine: what the trainer says; its folder, socket and limit count more than the file.
+        engine: the trainer's settings; its folder, socket and limit take precedence over the file.
 
     Raises:
-        ConfigError: as `engine_config`.
+        ConfigError: see `engine_config`.
     """
     tables, _, _ = _file(path)
     tables["cache"]["directory"] = engine.cache.directory
@@ -208,10 +208,10 @@ def _section(
 
 
 def _coerced(name: str, value: object, hint: object) -> object:
-    """A setting as its field wants it; from TOML it has a type, from the environment it is text.
+    """A setting in the type of its field; from TOML it has a type, from the environment it is text.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: it is invalid.
     """
     if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union:
         hint = next(arm for arm in get_args(hint) if arm is not type(None))

@@ -1,4 +1,4 @@
-"""One shard: reads its samples, writes its file, uploads it, puts its receipt. Depends on nothing but its arguments."""
+"""One shard: reads its samples, writes its file, uploads it, writes its receipt. Depends only on its arguments."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from streamer.store.urls import shown
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """How samples are read and changed; the same for all tasks of a job.
+    """How samples are read and changed, for all tasks of a job.
 
     Attributes:
-        dataset: what is known of the source.
-        fields: those to write, by name in the source, with their new names; None: all.
-        transform: called with each sample; None: none.
-        joined: annotations of the samples; None: none.
-        storage_options: of the source. out_storage_options: of the destination.
+        dataset: facts about the source.
+        fields: the fields to write, by name in the source, with their new names; None: all.
+        transform: called with each sample; None: there is none.
+        joined: annotations of the samples; None: there are none.
+        storage_options, out_storage_options: options of the source and of the destination.
     """
 
     dataset: Dataset
@@ -64,9 +64,9 @@ def pack_shard(task: ShardTask) -> Receipt:
     """Writes one shard; the same task always writes the same bytes under the same name.
 
     Raises:
-        PackError: a sample that cannot be written, or a full disk.
-        DecodeError, RecodeError: a sample that cannot be opened.
-        StoreError: from either store.
+        PackError: a sample cannot be written, or the disk is full.
+        DecodeError, RecodeError: a sample cannot be opened.
+        StoreError: one of the stores failed.
     """
     return asyncio.run(_pack_shard(task))
 
@@ -77,7 +77,7 @@ def kinds_in_shard(task: ShardTask) -> list[dict[str, str]]:
 
 
 async def find_kinds(task: ShardTask) -> list[dict[str, str]]:
-    """As `kinds_in_shard`; annotations are those of this machine."""
+    """Does the same as `kinds_in_shard`; annotations are those of this machine."""
     finder = KindFinder(task.job.output)
     async with Fetcher(FetchConfig(), StoreOpener(task.recipe.storage_options)) as source:
         await _write(task, _Making(task.recipe, task.job.output, finder), source)
@@ -103,13 +103,13 @@ async def _pack_shard(task: ShardTask) -> Receipt:
 
 
 class Made(msgspec.Struct, frozen=True):
-    """A shard that is written and not yet uploaded.
+    """A shard that is written but not uploaded yet.
 
     Attributes:
-        number: of the shard.
-        path: of its file.
-        written: what that consists of.
-        index: the index file beside it; b"": there is none.
+        number: number of the shard.
+        path: path of its file.
+        written: pieces of the file.
+        index: the index file beside it; b"" if there is none.
     """
 
     number: int
@@ -119,7 +119,7 @@ class Made(msgspec.Struct, frozen=True):
 
 
 async def upload(destination: Destination, job: Job, made: Made) -> Receipt:
-    """Uploads a shard that is written, its index before it, then puts its receipt."""
+    """Uploads a written shard, its index before it, then writes its receipt."""
     number, index_version = made.number, ""
     if made.index:
         with spooled(spool_folder(job), number) as place:
@@ -135,7 +135,7 @@ async def upload(destination: Destination, job: Job, made: Made) -> Receipt:
 
 
 async def receipt_there(destination: Destination, job: Job, number: int) -> Receipt | None:
-    """The receipt of a shard that is done."""
+    """The receipt of a finished shard."""
     name = job.receipt_name(number)
     records = await destination.records(name)
     receipt = (await destination.receipts([name], records)).get(number)
@@ -146,7 +146,7 @@ async def receipt_there(destination: Destination, job: Job, number: int) -> Rece
 
 
 async def _write(task: ShardTask, making: _Making, source: Fetcher) -> None:
-    """Writes a batch while the next one is on its way."""
+    """Writes a batch while the next one is being read."""
     reader = BatchReader(source, task.recipe.dataset)
     with plain_errors():
         async with asyncio.TaskGroup() as group:
@@ -160,7 +160,7 @@ async def _write(task: ShardTask, making: _Making, source: Fetcher) -> None:
 
 
 class _Making:
-    """Opens, annotates and changes samples, and gives them to a writer."""
+    """Opens, annotates and changes samples, and passes them to a writer."""
 
     def __init__(self, recipe: Recipe, output: str, writer: SampleTaker) -> None:
         self._joiner = None if recipe.joined is None else Joiner(recipe.joined, "auto")
@@ -176,7 +176,7 @@ class _Making:
         self._writer.flush()
 
     def _opened(self, read: Read, where: str) -> dict[str, Any] | None:
-        """The sample with the fields that are wanted, and its annotations; None: it has none, and is left out."""
+        """The sample with the chosen fields and its annotations; None if it has none and is left out."""
         name = read.name
         try:
             key, fields = self._opener.open(read.content, name)
@@ -198,7 +198,7 @@ class _Making:
         return dict(field_value(self._output, field) for field in fields)
 
     def _wanted(self, fields: Sequence[Field], name: SampleName, where: str) -> Iterator[Field]:
-        """The fields that are wanted, under their new names."""
+        """The chosen fields, under their new names."""
         names = [field.name for field in fields] + (["label"] if name.label >= 0 else [])
         if self._recipe.fields is not None and (missing := self._recipe.fields.keys() - set(names)):
             raise PackError(f"{where} has no field {min(missing)!r}; it has {', '.join(names)}")
@@ -211,7 +211,7 @@ class _Making:
         return name if wanted is None else wanted.get(name)
 
     def _changed(self, sample: dict[str, Any] | None, where: str) -> Mapping[str, Any] | None:
-        """The sample, transformed; None: it is left out."""
+        """The transformed sample; None if it is left out."""
         transform = self._recipe.transform
         if transform is None or sample is None:
             return sample
@@ -236,10 +236,10 @@ def add_sample(writer: SampleTaker, sample: Mapping[str, Any] | None, ordinal: i
     """Adds one sample to a shard.
 
     Args:
-        writer: of the shard.
-        sample: None: left out.
+        writer: writer of the shard.
+        sample: the sample; None: it is left out.
         ordinal: its number.
-        where: what it is, for errors.
+        where: description of the sample, for errors.
 
     Raises:
         PackError: it cannot be written; names it.

@@ -1,4 +1,4 @@
-"""The columns of Parquet shards: which there are, and what becomes of a value. Pure; without pyarrow."""
+"""The columns of Parquet shards, and the conversion of values to them. Pure; without pyarrow."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from streamer.formats.base import Field
 from streamer.formats.names import BYTES, IMAGE, kind_of_bytes
 from streamer.shards.values import KEY, Sample, json_of, value_of
 
-# The columns follow from so many; blocks are decoded as a whole.
+# The columns follow from this many samples; blocks are decoded as a whole.
 FIRST_SAMPLES = 64
 TEXT, JSON = "txt", "json"
 _PICTURES = (IMAGE, "jpg", "png", "webp")
-# How the manifest spells them.
+# Their spelling in the manifest.
 _DTYPES = {"|b1": "?", "|u1": "u1", "|i1": "i1"}
 _NUMBER = "biuf"
 
@@ -28,9 +28,9 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
     """A column.
 
     Attributes:
-        name: of the field.
-        kind: of its values: "image", "bytes", "txt", "json", "<i8", "<f4[2,3]", or "<f4[-1,3]" where the first length
-            varies; as the reader of Parquet calls them.
+        name: name of the field.
+        kind: kind of its values in the words of the reader of Parquet: "image", "bytes", "txt", "json", "<i8",
+            "<f4[2,3]", or "<f4[-1,3]" if the first length varies.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def dtype(self) -> np.dtype[np.generic] | None:
-        """Of numbers and arrays; None: it has neither."""
+        """The dtype of numbers and arrays; None for other kinds."""
         return None if self.kind in (IMAGE, BYTES, TEXT, JSON) else np.dtype(self.kind.partition("[")[0])
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of arrays; None: it has none."""
+        """The shape of arrays; None for other kinds."""
         _, bracket, lengths = self.kind.rstrip("]").partition("[")
         return tuple(map(int, lengths.split(","))) if bracket else None
 
@@ -57,7 +57,7 @@ def _json_text(content: memoryview) -> JsonText:
     return JsonText(content)
 
 
-# Of bytes under these names; the loader decodes them in the same way.
+# Kinds of bytes under these names; the loader decodes them in the same way.
 _BY_ENDING: dict[str, Callable[[memoryview], object]] = {
     **dict.fromkeys(["cls", "cls2", "index", "inx", "id"], texts.decode_class),
     **dict.fromkeys(["txt", "text", "transcript"], texts.decode_text),
@@ -68,7 +68,7 @@ _BY_ENDING: dict[str, Callable[[memoryview], object]] = {
 
 
 def field_value(field: Field) -> tuple[str, object]:
-    """Name and value of a field of a source, by its kind; bytes where it has none."""
+    """Name and value of a field of a source, decoded by its kind; bytes if it has none."""
     if field.kind == TEXT:
         return field.name, str(field.content, "utf-8")
     if field.kind == JSON:
@@ -77,7 +77,7 @@ def field_value(field: Field) -> tuple[str, object]:
 
 
 def given_value(value: object) -> object:
-    """A value of a source as a transform gets it."""
+    """A value of a source in the form that a transform receives."""
     if isinstance(value, JsonText):
         return json.loads(value)
     return bytes(value) if isinstance(value, memoryview) else value
@@ -87,7 +87,7 @@ def plain_values(sample: Sample) -> dict[str, object]:
     """The values of a sample by column. Names that begin with two underscores are left out, except the key.
 
     Raises:
-        PackError: a value that cannot be written, or no value at all.
+        PackError: a value cannot be written, or there are none.
     """
     found: dict[str, object] = {}
     for name, value in sample.items():
@@ -106,7 +106,7 @@ def kinds_of(values: Mapping[str, object]) -> dict[str, str]:
     """The kind of each value that is not None.
 
     Raises:
-        PackError: one that cannot be in a column.
+        PackError: a value cannot be in a column.
     """
     return {name: _kind(name, value) for name, value in values.items() if value is not None}
 
@@ -115,11 +115,11 @@ def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> 
     """The columns for samples with these kinds.
 
     Args:
-        kinds: of the first samples.
-        known: kinds by field, where the source says them for all samples.
+        kinds: kinds of the first samples.
+        known: kinds by field, if the source names them for all samples.
 
     Raises:
-        PackError: values of one field that no column can have together.
+        PackError: one field has values that no column can hold together.
     """
     names = dict.fromkeys([*(name for sample in kinds for name in sample), *known])
     if not names:
@@ -131,13 +131,13 @@ def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> 
 
 
 def known_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
-    """Those of a source's kinds that columns have, with lengths that vary as -1."""
+    """The kinds of a source that columns have, with varying lengths as -1."""
     found = {name: kind.replace("[]", "[-1]") for name, kind in kinds.items() if _is_column(name)}
     return {name: kind for name, kind in found.items() if kind in (IMAGE, TEXT, JSON) or _is_numeric(kind)}
 
 
 def fitted(column: Column, value: object) -> object:
-    """The value as its column has it: bytes, a str, a number of Python, or an array.
+    """The value in the form of its column: bytes, a str, a Python number, or an array.
 
     Raises:
         PackError: it does not fit.
@@ -156,14 +156,14 @@ def fitted(column: Column, value: object) -> object:
 
 
 def stored_bytes(value: object) -> int:
-    """About how long a value is in a file, before compression."""
+    """Approximate length of a value in a file, before compression."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     return len(value) if isinstance(value, bytes | str) else 8
 
 
 def features_of(columns: Sequence[Column]) -> bytes:
-    """Hugging Face's description of the columns whose types alone do not say it: pictures, and lengths of arrays."""
+    """Hugging Face's description of columns that their types do not describe: pictures, and lengths of arrays."""
     features: dict[str, object] = {}
     for column in columns:
         if column.kind == IMAGE:
@@ -268,7 +268,7 @@ def _merged(name: str, samples: Sequence[Mapping[str, str]]) -> str:
 
 
 def _fitted(column: Column, value: object) -> object | None:
-    """None: it does not fit."""
+    """The value in the form of its column; None if it does not fit."""
     if column.dtype is not None:
         given = np.asarray(value) if isinstance(value, bool | int | float | np.generic | np.ndarray) else None
         return None if given is None else _fitted_numbers(column, column.dtype, given)

@@ -22,10 +22,10 @@ from streamer.shards.outputs.columns import JSON, TEXT, Column, features_of, fit
 from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.values import Sample
 
-# A chunk of the reader is one or several of them.
+# A chunk of the reader is one or several of these.
 _GROUP_BYTES = 8 << 20
 _PAGE_BYTES = 1 << 20
-# pyarrow looks at the length of a page after so many rows; its own default, 1,024, makes pages of 100 MB of pictures.
+# pyarrow checks the length of a page after this many rows; its default, 1,024, makes pages of 100 MB of pictures.
 _MOST_BATCH_ROWS = 1024
 # A row group of one such sample can still be read (manifest.blocks.MOST_FETCH_BYTES).
 _MOST_SAMPLE_BYTES = 128 << 20
@@ -35,8 +35,8 @@ class ParquetShard:
     """A Parquet file of samples; see `writer.ShardWriter`.
 
     Args:
-        path: of a file that is there already; it is overwritten.
-        columns: of all samples.
+        path: path of an existing file; it is overwritten.
+        columns: the columns of all samples.
     """
 
     index = b""
@@ -84,7 +84,7 @@ class ParquetShard:
             self._write_group()
 
     def flush(self) -> None:
-        """Nothing: rows are copies."""
+        """Does nothing: rows are copied."""
 
     def finish(self) -> Written:
         """Writes the last row group, the index of the pages, and the footer."""
@@ -160,7 +160,7 @@ def _type(column: Column) -> pa.DataType:
     return {TEXT: pa.string(), BYTES: pa.binary(), IMAGE: _IMAGE}[column.kind]
 
 
-# As Hugging Face's datasets have it.
+# The form of Hugging Face's datasets.
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
