@@ -231,6 +231,7 @@ class FetchProcess:
 
     def end(self) -> None:
         """Ends it now; `run` returns then. Idempotent."""
+        self.ready = False
         self._ended.set()
 
     def retire(self) -> None:
@@ -279,7 +280,7 @@ class FetchProcess:
     async def _answer(self, number: int, request: _Request) -> Answer:
         """The answer; a cancel waits for it, so that nothing is written later."""
         try:
-            await asyncio.wait([request.answered])
+            return await asyncio.shield(request.answered)
         except asyncio.CancelledError:
             self._send(Cancel(number))
             while not request.answered.done():
@@ -287,7 +288,6 @@ class FetchProcess:
                     await asyncio.wait([request.answered])
             self._shared(number, request, 0).close()
             raise
-        return request.answered.result()
 
     def _shared(self, number: int, request: _Request, length: int) -> SharedBytes:
         return SharedBytes(request.descriptor, length, lambda: self._send(GiveBack(number)))
