@@ -126,7 +126,8 @@ class Fetching:
                     fetched.close()
             case Cancel():
                 if (task := self._requests.get(message.number)) is not None:
-                    task.cancel()
+                    # After its first step: a task that is cancelled before that answers nothing.
+                    asyncio.get_running_loop().call_soon(task.cancel)
             case OpenDataset():
                 self._datasets[message.dataset] = _Dataset(Path(message.path), message.options)
             case Limits():

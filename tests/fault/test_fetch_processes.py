@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import shutil
@@ -21,13 +22,14 @@ from msgspec import structs
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
+from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import BrokenError, ObjectNotFoundError, StreamerError
 from streamer.fetch_processes import policy, pool
 from streamer.fetch_processes.pool import FetchPool
-from streamer.fetch_processes.process import FetchProcess
+from streamer.fetch_processes.process import FetchProcess, SharedBytes
 from streamer.formats.chunkfile import HEADER_BYTES
 
 FILES, FILE_BYTES = 120, 60_000
@@ -174,6 +176,25 @@ async def test_what_is_wrong_on_this_machine_the_loop_deals_with(folder: Path) -
         for name in ("chunks", "manifests"):
             shutil.rmtree(engine.cache.root / name)
         await reader.epoch(0)
+        assert engine.fetch_pool.crashes == 0
+
+
+async def test_a_fetch_that_is_cancelled_gives_its_memory_back(folder: Path) -> None:
+    """As that of a store which was slower than a peer: before it was begun, on its way, and when it is there."""
+    async with reading(folder, 1) as (engine, reader):
+        dataset = engine.datasets.all()[0]
+        fetch = Fetch(dataset.key(0), dataset, 0)
+        for milliseconds in range(20):
+            task = asyncio.create_task(engine.sources.store.fetch(fetch))
+            await asyncio.sleep(milliseconds / 1000)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await task).close()
+        with contextlib.closing(await engine.sources.store.fetch(fetch)) as fetched:
+            assert isinstance(fetched, SharedBytes)
+            names = [reader.manifest.name(i).object_key for i in range(int(reader.manifest.chunk_samples[0]))]
+            assert bytes(fetched.parts[0]) == b"".join((folder / name).read_bytes() for name in names)
+        await until(lambda: engine.fetch_pool.statistics()["reserved_bytes"] == 0)
         assert engine.fetch_pool.crashes == 0
 
 
