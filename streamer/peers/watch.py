@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
-from streamer.fetch.hedge import LATE_FACTOR, Sampled
 from streamer.fetch.presence_clock import Alarm, PresenceClock
 from streamer.peers.peer import Peer
 from streamer.peers.transfer import Transfer
 
-# Bounds of `late_seconds`. Three times a peer's p95, which may be milliseconds, asked the store for 3 to 11 % of the
-# chunks on nodes whose cores were all busy (2 cores, load 12, 2026-11-23). Without the upper bound, and with a budget
-# for silent peers as well, which is the fetcher's rule, a stopped peer held a reader up for 1.5 s (2026-11-25).
+# Without an answer or progress for this long, the store is asked as well: half of the time that there is, between these
+# bounds. Three times a peer's p95, which is milliseconds, asked the store for 3 to 11 % of the chunks on nodes whose
+# cores were all busy (2 cores, load 12, 2026-11-23). The fetcher's delay, 1.5 times the p95, between the same bounds
+# sent 0.1 to 0.2 % of a cold epoch twice instead of 0.4 to 1.6 % (load 25), but a stopped peer then held a reader up
+# for 1.5 s instead of 0.7; so did the fetcher's whole rule, with a budget for silent peers and no bounds (2026-11-25).
 _LATE_SECONDS = 0.25
 _MOST_LATE_SECONDS = 1.0
 # A body that comes more slowly is late, and a peer that sends less to all requests together is silent.
 _LEAST_BYTES_PER_SECOND = 1 << 20
 # A busy peer gets as much time before each of its late requests goes to the store as well.
 _MOST_LOOKS = 4
-
-
-def late_seconds(first_byte: Sampled, due_seconds: float) -> float:
-    """Seconds without an answer or progress after which the store is asked as well.
-
-    It is the fetcher's delay for a duplicate, or half of the time that there is, between 0.25 and 1 s. Without the
-    former four engines on two busy cores asked the store for 0.4 to 1.6 % of a cold epoch, with it for 0.1 to 0.2 %
-    (in turns, load 25, 2026-11-26).
-
-    Args:
-        first_byte: seconds until the peer's answers began.
-        due_seconds: seconds until the first reader needs the chunk.
-    """
-    usual = 0.0 if first_byte.quantiles is None else LATE_FACTOR * first_byte.quantiles.p95
-    return min(max(_LATE_SECONDS, usual, due_seconds / 2), _MOST_LATE_SECONDS)
 
 
 class Watch:
@@ -64,7 +50,7 @@ class Watch:
         self._peer = peer
         self._transfer = transfer
         self._late = late
-        self._seconds = late_seconds(peer.first_byte, due_seconds)
+        self._seconds = min(max(_LATE_SECONDS, due_seconds / 2), _MOST_LATE_SECONDS)
         self._waits = waits
         self._is_late = False
         self._has_answer = False
