@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from streamer.client.settings import ClientSettings
-from streamer.fork_lock import unforked
+from streamer.processes import unforked
 
 # By name: the trainer's packages import nothing of the engine's side unless the user wants the engine in their process.
 _ENGINE = "streamer.service.inline"

@@ -27,8 +27,8 @@ from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import meet
 from streamer.config import Environment
 from streamer.errors import ConfigError, EngineUnavailableError
-from streamer.fork_lock import unforked
 from streamer.logs import join_trainer
+from streamer.processes import unforked
 
 logger = logging.getLogger(__name__)
 

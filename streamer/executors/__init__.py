@@ -2,6 +2,5 @@
 
 processes.py   processes of this machine; worker.py: what they run
 on_ray.py      tasks of a Ray cluster (Dask brings an executor)
-runner.py      executors by name
-running.py     runs tasks, repeats those that fail
+runner.py      executors by name; runs tasks, repeats those that fail
 """

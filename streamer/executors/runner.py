@@ -1,15 +1,28 @@
-"""Who runs the tasks, by name."""
+"""Who runs the tasks, by name; runs them a few at a time, and those that fail for no reason of their own once more."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager
-from typing import NamedTuple
+import asyncio
+import logging
+import queue
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import TracebackType
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from streamer.cgroup import usable_cores
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, StoreError, StreamerError, WorkerError
 from streamer.executors.processes import Processes
+from streamer.fetch.retry import retryable
+
+logger = logging.getLogger(__name__)
+
+Task = TypeVar("Task")
+Outcome = TypeVar("Outcome")
+
+TRIES = 3
 
 
 class Runner(NamedTuple):
@@ -97,3 +110,100 @@ def _ray(address: str) -> Iterator[Runner]:
         executor.shutdown()
         if not connected:
             ray.shutdown()
+
+
+# ---------------------------------------------------------------- running tasks
+
+
+def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable[Task]) -> Iterator[Outcome]:
+    """Yields the results as they come.
+
+    Args:
+        runner: who runs them.
+        function: of one task; pure, so that it may be repeated.
+        tasks: taken as they are submitted.
+
+    Raises:
+        StreamerError: the first error of a task that does not help to repeat, or that came three times.
+    """
+    ended: queue.SimpleQueue[Future[Outcome]] = queue.SimpleQueue()
+    with _Tasks(runner, function, partial(next, iter(tasks), None), ended.put) as work:
+        while work.runs():
+            yield from work.outcome(ended.get())
+
+
+async def run_growing(
+    runner: Runner, function: Callable[[Task], Outcome], next_task: Callable[[], Task | None]
+) -> AsyncGenerator[Outcome, None]:
+    """As `run_all`, on an event loop and for tasks of which results may bring more.
+
+    Args:
+        runner: who runs them.
+        function: of one task.
+        next_task: called where one more may be submitted; None: there is none now. The end is when none runs either.
+    """
+    loop, ended = asyncio.get_running_loop(), asyncio.Queue[Future[Outcome]]()
+
+    def notify(future: Future[Outcome]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: its result is no longer wanted
+            loop.call_soon_threadsafe(ended.put_nowait, future)
+
+    with _Tasks(runner, function, next_task, notify) as work:
+        while work.runs():
+            for outcome in work.outcome(await ended.get()):
+                yield outcome
+
+
+class _Tasks(Generic[Task, Outcome]):
+    """The tasks that run, and how often each was submitted; context manager, which gives up those that still run."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        function: Callable[[Task], Outcome],
+        next_task: Callable[[], Task | None],
+        on_end: Callable[[Future[Outcome]], object],
+    ) -> None:
+        self._runner, self._function, self._next_task, self._on_end = runner, function, next_task, on_end
+        self._running: dict[Future[Outcome], tuple[Task, int]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for future in self._running:
+            future.cancel()
+
+    def runs(self) -> bool:
+        """Submits as many as may be; whether any runs."""
+        while len(self._running) < self._runner.most_tasks and (task := self._next_task()) is not None:
+            self._submit(task, 1)
+        return bool(self._running)
+
+    def outcome(self, future: Future[Outcome]) -> Iterator[Outcome]:
+        """The result of a future that has ended; none: its task is run again."""
+        task, tries = self._running.pop(future)
+        error = future.exception()
+        if error is None:
+            yield future.result()
+        elif tries == TRIES or not _worth_repeating(error):
+            raise error
+        else:
+            logger.warning("a task is run again: %s", error)
+            self._submit(task, tries + 1)
+
+    def _submit(self, task: Task, tries: int) -> None:
+        future = self._runner.executor.submit(self._function, task)
+        self._running[future] = task, tries
+        future.add_done_callback(self._on_end)
+
+
+def _worth_repeating(error: BaseException) -> bool:
+    """Not what is wrong with the data, and not what only the user can mend."""
+    if isinstance(error, WorkerError):
+        return not error.details.get("final")
+    if isinstance(error, StoreError):
+        return retryable(error)
+    return isinstance(error, Exception) and not isinstance(error, StreamerError)

@@ -15,7 +15,6 @@ from contextlib import suppress
 
 import msgspec
 
-from streamer.child_environment import child_environment
 from streamer.fetch.statistics import COUNTS, FetchStatistics, Histogram
 from streamer.fetch_processes.messages import (
     MOST_BYTES,
@@ -36,7 +35,7 @@ from streamer.fetch_processes.messages import (
     decode_to_engine,
     encode,
 )
-from streamer.fork_lock import unforked
+from streamer.processes import child_environment, unforked
 from streamer.recode.shared import mapped
 from streamer.threads import in_thread
 

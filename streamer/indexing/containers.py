@@ -12,8 +12,7 @@ import numpy as np
 
 from streamer.config import FetchConfig
 from streamer.errors import ManifestError
-from streamer.executors.runner import Runner
-from streamer.executors.running import run_growing
+from streamer.executors.runner import Runner, run_growing
 from streamer.fetch import Fetcher
 from streamer.indexing.stores import Opener, TaskReader
 from streamer.manifest.blocks import Block

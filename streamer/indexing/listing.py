@@ -11,8 +11,7 @@ from itertools import chain, pairwise
 import msgspec
 
 from streamer.config import FetchConfig
-from streamer.executors.runner import Runner
-from streamer.executors.running import run_growing
+from streamer.executors.runner import Runner, run_growing
 from streamer.fetch import Fetcher
 from streamer.indexing.key_ranges import KeyRange, KeyRanges, is_clean
 from streamer.indexing.stores import Opener

@@ -14,10 +14,8 @@ from typing import Self
 
 import msgspec
 
-from streamer.child_environment import child_environment
 from streamer.errors import ConfigError
 from streamer.fetch.retry import pause_seconds
-from streamer.fork_lock import unforked
 from streamer.peers.lookup import split_address
 from streamer.peers.messages import (
     MOST_MESSAGE_BYTES,
@@ -33,6 +31,7 @@ from streamer.peers.messages import (
     encode,
 )
 from streamer.peers.protocol import ChunkRequest
+from streamer.processes import child_environment, unforked
 from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)

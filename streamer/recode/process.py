@@ -11,8 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from streamer.child_environment import child_environment
-from streamer.fork_lock import unforked
+from streamer.processes import child_environment, unforked
 from streamer.recode.messages import MOST_ANSWER_BYTES, Answer, Job, Start, decode_answer, encode
 from streamer.recode.shared import Buffer, SharedMemory
 from streamer.threads import in_thread

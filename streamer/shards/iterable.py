@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from streamer.errors import PackError
-from streamer.executors.runner import Runner
-from streamer.executors.running import run_all
+from streamer.executors.runner import Runner, run_all
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job
 from streamer.shards.outputs.writer import SampleTaker, shard_writer

@@ -11,8 +11,7 @@ from streamer.annotations.join import JoinRules, annotations_of, matched
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import AnnotationTable
 from streamer.errors import ConfigError
-from streamer.executors.runner import Runner
-from streamer.executors.running import run_all
+from streamer.executors.runner import Runner, run_all
 from streamer.indexing.source import Source, manifest_of_source
 from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.model import Facts

@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 
 from streamer.errors import IntegrityError, ManifestError
-from streamer.executors.runner import Runner
-from streamer.executors.running import run_growing
+from streamer.executors.runner import Runner, run_growing
 from streamer.indexing.source import manifest_files
 from streamer.manifest.beside import BESIDE
 from streamer.manifest.builder.bounded_map import bounded_map

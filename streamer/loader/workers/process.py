@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from streamer import linux
-from streamer.fork_lock import unforked
 from streamer.loader.workers.datagrams import readable
 from streamer.loader.workers.fork_protocol import ProcessContext, memory_file
+from streamer.processes import unforked
 
 
 class WorkerProcess(Protocol):

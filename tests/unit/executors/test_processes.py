@@ -15,8 +15,7 @@ import pytest
 
 from streamer.errors import ConfigError, DecodeError, WorkerError
 from streamer.executors.processes import Processes
-from streamer.executors.runner import Runner, runner
-from streamer.executors.running import run_all
+from streamer.executors.runner import Runner, run_all, runner
 
 pytestmark = pytest.mark.process
 
