@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
-from streamer.loader.contracts import BatchSource, StepSession
+from streamer.loader.contracts import StepSession
 from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
 
@@ -46,11 +46,30 @@ class FakeRecipe:
         return FakeSource(self) if self.draws else QuietSource(self)
 
 
-class FakeSource(BatchSource):
-    """See `FakeRecipe`."""
+class FakeSource:
+    """Stands in for `StreamReader`: reads sample by sample, and measures nothing. See `FakeRecipe`."""
+
+    draws = True
+    takes_rows = False
+    user_code: tuple[object, ...] = ()
 
     def __init__(self, recipe: FakeRecipe) -> None:
         self._recipe = recipe
+
+    def begin(self, epoch: int, ordinals: npt.NDArray[np.int64], rows: object, at: Callable[[int], None]) -> None:
+        """There are no chunks to read."""
+
+    def load_at(self, epoch: int, ordinal: int, index: int) -> object:
+        """One sample, wherever it is in the batch."""
+        return self.load(epoch, ordinal)
+
+    def first_of_each(self, ordinals: npt.NDArray[np.int64]) -> dict[str, int]:
+        """One dataset."""
+        return {}
+
+    def stage_nanoseconds(self) -> tuple[int, int, int]:
+        """Nothing is measured."""
+        return 0, 0, 0
 
     def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Ordinals, and which are repeats."""
@@ -72,10 +91,7 @@ class FakeSource(BatchSource):
 class QuietSource(FakeSource):
     """Samples that draw from no generator, like raw data without a transform; no generator is seeded for them."""
 
-    @property
-    def draws(self) -> bool:
-        """Never."""
-        return False
+    draws = False
 
 
 class FakeSession:

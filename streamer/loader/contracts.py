@@ -1,18 +1,9 @@
-"""The interfaces between the two halves of the loader: making samples, and moving batches.
-
-A recipe is sent to a worker process and opens a `BatchSource` there; batches, ring and workers do not depend on
-manifests, chunks or decoders. The rank's own process asks a `StepSession` whether the chunks of a batch are local.
-"""
+"""What both halves of the loader know: chunks that are local or not, for those who make samples or move batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
-
-from streamer.loader.batch.placement import Rows
 
 # A chunk that is still missing or wrong after this many new leases is an error. Counted for each chunk: a program that
 # overwrites the cache damages many of one batch.
@@ -22,7 +13,7 @@ REREADS = 3
 class ChunkUnreadableError(Exception):
     """A chunk is missing or wrong: lease it again, then repeat the batch.
 
-    `BatchSource.load` raises it instead of the FileNotFoundError or IntegrityError of the chunk's file, to tell it from
+    A `StreamReader` raises it instead of the FileNotFoundError or IntegrityError of the chunk's file, to tell it from
     an error of the same type in a user's transform.
 
     Args:
@@ -37,75 +28,6 @@ class ChunkUnreadableError(Exception):
 
     def __str__(self) -> str:
         return f"chunk {self.chunk}: {self.reason}"
-
-
-class BatchSource:
-    """Makes samples, in one worker or in the rank itself. Used by one thread at a time.
-
-    The base of all sources; the defaults are those of a source that reads sample by sample, and measures nothing.
-    """
-
-    @property
-    def draws(self) -> bool:
-        """Whether user code runs for a sample, which may draw from the global generators."""
-        return True
-
-    @property
-    def user_code(self) -> Sequence[object]:
-        """The code that runs for a sample; its own generators are seeded."""
-        return ()
-
-    @property
-    def takes_rows(self) -> bool:
-        """Whether it can write arrays to the rows of the slot."""
-        return False
-
-    def batch(self, epoch: int, batch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """This rank's samples of a batch: their ordinals, and which of them are repeats that fill the batch."""
-        raise NotImplementedError
-
-    def load(self, epoch: int, ordinal: int) -> object:
-        """One decoded and transformed sample.
-
-        Raises:
-            ChunkUnreadableError: the bytes are missing or wrong.
-        """
-        raise NotImplementedError
-
-    def begin(self, epoch: int, ordinals: npt.NDArray[np.int64], rows: Rows | None, at: Callable[[int], None]) -> None:
-        """Begins a batch; `load_at` follows for each of its samples.
-
-        Args:
-            epoch: of the batch.
-            ordinals: int64 (samples,).
-            rows: the rows to which arrays may be written; None: no rows, and `load_at` does all reading.
-            at: called with the index of a sample before it, and its neighbours, are read.
-
-        Raises:
-            ChunkUnreadableError: the bytes of a sample are missing or wrong.
-        """
-
-    def load_at(self, epoch: int, ordinal: int, index: int) -> object:
-        """One sample for an index of the current batch; not necessarily the ordinal that `begin` got for it.
-
-        Raises:
-            ChunkUnreadableError: the bytes are missing or wrong.
-        """
-        return self.load(epoch, ordinal)
-
-    def first_of_each(self, ordinals: npt.NDArray[np.int64]) -> dict[str, int]:
-        """Of a mix: the names of the members of a batch, each with the index of its first sample."""
-        return {}
-
-    def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
-        """Of a growing dataset: the rounds of the next batch, each as the fields of `order.growing.Round`."""
-
-    def stage_nanoseconds(self) -> tuple[int, int, int]:
-        """Read, decode, transform: nanoseconds since it was opened."""
-        return 0, 0, 0
-
-    def close(self) -> None:
-        """Releases its resources."""
 
 
 class StepSession(Protocol):
@@ -150,7 +72,7 @@ class StepSession(Protocol):
         ...
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """The rounds of a step that is ready, for `BatchSource.set_rounds`; empty: the dataset does not grow."""
+        """The rounds of a step that is ready, for `StreamReader.set_rounds`; empty: the dataset does not grow."""
         ...
 
     def fileno(self) -> int:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
-from streamer.loader.contracts import BatchSource
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import CachedBytes, Integers, SampleLocation, SampleMaker
 from streamer.loader.samples.opened import MemberRecipe, Members
@@ -107,8 +106,8 @@ class StreamMaker:
         return self.of(place.member).maker.make(place)
 
 
-class StreamReader(BatchSource):
-    """Makes the samples of one rank's batches, in a worker process.
+class StreamReader:
+    """Makes the samples of one rank's batches, in a worker process or in the rank itself. Used by one thread at a time.
 
     Args:
         recipe: of the samples.
@@ -145,7 +144,11 @@ class StreamReader(BatchSource):
         return self._maker.codes.of(index.ordinals), index.repeated
 
     def load(self, epoch: int, ordinal: int) -> object:
-        """One sample from its code; see `SampleMaker.make`."""
+        """One decoded and transformed sample, from its code.
+
+        Raises:
+            ChunkUnreadableError: the bytes are missing or wrong.
+        """
         return self._maker.make(self._locate(epoch, ordinal))
 
     def first_of_each(self, ordinals: Integers) -> dict[str, int]:
@@ -173,7 +176,7 @@ class StreamReader(BatchSource):
         return any(maker.takes_rows for maker in self._maker.every())
 
     def begin(self, epoch: int, ordinals: Integers, rows: Rows | None, at: Callable[[int], None]) -> None:
-        """Locates the samples of a batch, and reads raw arrays and raw bytes directly to the slot.
+        """Begins a batch, whose samples `load_at` makes: locates them, and reads raw arrays and raw bytes to the slot.
 
         Args:
             epoch: of the batch.
@@ -202,7 +205,11 @@ class StreamReader(BatchSource):
         return found
 
     def load_at(self, epoch: int, ordinal: int, index: int) -> object:
-        """One sample for an index of the current batch; see `SampleMaker.make`."""
+        """One sample for an index of the current batch; it may be another one than `begin` was given for the index.
+
+        Raises:
+            ChunkUnreadableError: the bytes are missing or wrong.
+        """
         place = self._places[index]
         if place.code != ordinal:
             place = self._locate(epoch, ordinal)

@@ -21,12 +21,9 @@ from streamer.loader.batch.mismatch import explain
 from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
 from streamer.loader.batch.ragged import collate_ragged
-from streamer.loader.contracts import (
-    BatchSource,
-    ChunkUnreadableError,
-    Collate,
-)
+from streamer.loader.contracts import ChunkUnreadableError, Collate
 from streamer.loader.samples.member_fields import check_fields
+from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.stages import Stages
@@ -94,7 +91,7 @@ class BatchMaker:
     """
 
     def __init__(
-        self, source: BatchSource, rules: MakerRules, begin: Callable[[int, int, int], object] | None = None
+        self, source: StreamReader, rules: MakerRules, begin: Callable[[int, int, int], object] | None = None
     ) -> None:
         self._source = source
         self._rules = rules

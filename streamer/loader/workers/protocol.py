@@ -39,7 +39,7 @@ class Task(_Message, frozen=True):
         slot: number of the slot. Its memory comes with the message if the worker does not have it yet; a slot without
             memory, or with too little for the batch, gets memory from the worker. NO_SLOT: memory for this batch only.
         left_out: ordinals that are not loaded, because workers crashed on them twice.
-        rounds: of a growing dataset, the rounds of the batch; see `BatchSource.set_rounds`.
+        rounds: of a growing dataset, the rounds of the batch; see `StreamReader.set_rounds`.
     """
 
     number: int

@@ -12,8 +12,9 @@ import numpy as np
 
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.packing import PackedBatch
-from streamer.loader.contracts import BatchSource, ChunkUnreadableError
+from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.ring import shared_memory as memory
+from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.stages import Stages
 from streamer.loader.workers import datagrams
 from streamer.loader.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
@@ -33,7 +34,7 @@ from streamer.loader.workers.protocol import (
 from streamer.loader.workers.remote_errors import serialize_error
 from streamer.loader.workers.status_page import StatusPage
 
-Opened = tuple[BatchSource, MakerRules]
+Opened = tuple[StreamReader, MakerRules]
 
 # Leaves space for the head of a message.
 _ERROR_BYTES = datagrams.MESSAGE_BYTES // 2
@@ -152,7 +153,7 @@ class Worker:
     """
 
     def __init__(
-        self, channel: Channel, status_page: StatusPage, row: int, source: BatchSource, rules: MakerRules
+        self, channel: Channel, status_page: StatusPage, row: int, source: StreamReader, rules: MakerRules
     ) -> None:
         self._channel = channel
         self._status_page = status_page

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from streamer.errors import DecodeError, ManifestError
-from streamer.loader.contracts import BatchSource, ChunkUnreadableError
+from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.samples import seeding
 from streamer.loader.samples.maker import takes
+from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.samples.seeding import SampleDraws
 
 
@@ -47,7 +48,7 @@ def test_a_selections_batches_have_the_manifests_numbers(make_dataset, folder, e
     """The engine and the files know only the manifest."""
     dataset = make_dataset(folder).select(labels=["class2"])
     prepared = everything_local(dataset._for_loader().prepare(33))
-    reader: BatchSource = cloudpickle.loads(cloudpickle.dumps(prepared.recipe())).open()
+    reader: StreamReader = cloudpickle.loads(cloudpickle.dumps(prepared.recipe())).open()
     ordinals, _ = reader.batch(0, 0)
     assert set(prepared.members.each[0].manifest.labels[ordinals].tolist()) == {2}
     assert {reader.load(0, ordinal)["label"] for ordinal in ordinals.tolist()} == {2}
