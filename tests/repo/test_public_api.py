@@ -41,6 +41,16 @@ def test_what_a_worker_imports_is_free_of_torch():
     assert fresh(code) == "[]"
 
 
+def test_one_dataset_brings_nothing_of_a_mix():
+    """Neither to its workers nor to its rank; growing datasets bring to a worker what they need."""
+    code = (
+        "import sys, streamer.loader.samples.recipe;"
+        "print([m for m in sys.modules if m.startswith(('streamer.order.mix', 'streamer.order.growing'))]);"
+        "import streamer.loader.dataset; print([m for m in sys.modules if m.startswith('streamer.order.mix')])"
+    )
+    assert fresh(code) == "[]\n[]"
+
+
 def test_what_an_engine_imports_until_it_listens_is_little():
     """A trainer waits for it: clients of stores, builders of manifests and the web come when they are needed."""
     code = (

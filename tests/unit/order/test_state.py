@@ -11,6 +11,7 @@ import pytest
 from streamer.errors import StateError
 from streamer.order import OrderSpec, Resume, State
 from streamer.order.plan import LastBatch
+from streamer.order.state import Growth
 
 SPEC = OrderSpec("a" * 32, 17, "block", 8, 64)
 STATE = State(SPEC, 2, 640, 64)
@@ -106,3 +107,42 @@ def test_another_batch_goes_on_at_the_position_and_is_logged(caplog: pytest.LogC
 def test_a_finished_epoch_goes_on_with_the_next(samples: int, last_batch: LastBatch) -> None:
     """Also when padding was delivered, or what is left is no whole batch and is dropped."""
     assert STATE.resume(samples, 64, last_batch) == Resume(epoch=3, start=0, batch=0)
+
+
+GROWN = State(SPEC, 2, 640, 64, Growth(reuse=3, epoch_samples=1280, least=4, admitted=(4, 2, 0)))
+
+
+def test_a_growing_state_has_the_log_of_admissions() -> None:
+    """A number per round, as plain values; it is taken by a dataset that grows in the same way."""
+    saved = json.loads(json.dumps(GROWN.to_dict()))
+    assert (saved["kind"], saved["reuse"], saved["admitted"]) == ("growing", 3, [4, 2, 0])
+    assert State.from_dict(saved) == GROWN
+    assert GROWN.check_growth(3, 1280) == GROWN.growth
+
+
+@pytest.mark.parametrize(
+    ("reuse", "epoch_samples", "message"),
+    [
+        (2, 1280, "reuse was 3 when it was saved and is 2 now; pass the reuse the run began with"),
+        (3, 640, "epoch_samples was 1280 when it was saved and is 640 now; pass the epoch_samples"),
+    ],
+)
+def test_a_dataset_that_grows_otherwise_is_refused(reuse: int, epoch_samples: int, message: str) -> None:
+    """By name, with both values."""
+    with pytest.raises(StateError, match=message):
+        GROWN.check_growth(reuse, epoch_samples)
+
+
+@pytest.mark.parametrize("change", [{"admitted": None}, {"admitted": [4, "2"]}, {"reuse": 1.5}])
+def test_a_log_that_is_none_is_refused(change: dict[str, object]) -> None:
+    """Changed by hand, or cut."""
+    with pytest.raises(StateError, match="state of a growing dataset"):
+        State.from_dict({**GROWN.to_dict(), **change})
+
+
+def test_parts_that_were_chosen_automatically_may_differ() -> None:
+    """Those that the user gave are compared."""
+    other = msgspec.structs.replace(SPEC, lanes=4, window=32)
+    STATE.check(other, left_out={"lanes", "window"})
+    with pytest.raises(StateError, match="window was 64"):
+        STATE.check(other, left_out={"lanes"})
