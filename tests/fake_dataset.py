@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
-from streamer.loader.contracts import StepSession
 from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
 
@@ -267,7 +266,7 @@ class FakePrepared:
         """For workers."""
         return self.made
 
-    def session(self, epoch: int, start_batch: int) -> StepSession:
+    def session(self, epoch: int, start_batch: int) -> FakeSession:
         """Opens one."""
         self.sessions.append(FakeSession(self, epoch, start_batch))
         self._opened.set()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 # A chunk that is still missing or wrong after this many new leases is an error. Counted for each chunk: a program that
 # overwrites the cache damages many of one batch.
@@ -28,71 +27,6 @@ class ChunkUnreadableError(Exception):
 
     def __str__(self) -> str:
         return f"chunk {self.chunk}: {self.reason}"
-
-
-class StepSession(Protocol):
-    """Makes the chunks of steps local and leases them. Used by one thread.
-
-    One asks for whole epochs (`rank.step_session`), one for the cohorts of a growing dataset (`rank.growing.session`).
-    Steps number the batches since the session began, continuously over epochs.
-    """
-
-    @property
-    def ready(self) -> int:
-        """All chunks of the steps up to and including this one are local.
-
-        Raises:
-            StreamerError: the engine's error.
-        """
-        ...
-
-    def step_of(self, epoch: int, batch: int) -> int:
-        """The step of a batch at or after the session's start."""
-        ...
-
-    def want(self, step: int) -> None:
-        """Requests the chunks of all steps up to and including this one; does not block."""
-        ...
-
-    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
-        """Blocks until `ready >= step`.
-
-        Raises:
-            StreamerError: the engine's error.
-            TimeoutError: the time is over.
-        """
-        ...
-
-    def done(self, step: int, *, flush: bool = True) -> None:
-        """Records the steps below this one as consumed; without `flush` they are sent with the next `want`."""
-        ...
-
-    def reject(self, chunk: int, reason: str) -> None:
-        """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
-        ...
-
-    def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """The rounds of a step that is ready, for `StreamReader.set_rounds`; empty: the dataset does not grow."""
-        ...
-
-    def fileno(self) -> int:
-        """Readable when `pump` has something to receive; may change in `pump`."""
-        ...
-
-    def pump(self, timeout_seconds: float = 0.0) -> None:
-        """Receives the engine's messages."""
-        ...
-
-    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The engine's counters, and `consumer`, `job` and `dataset` of this session; any thread.
-
-        None: there is no engine, or no answer in time.
-        """
-        ...
-
-    def close(self) -> None:
-        """Ends the leases; idempotent."""
-        ...
 
 
 # A user's `collate_fn`: list of samples -> batch.

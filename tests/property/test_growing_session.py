@@ -214,3 +214,14 @@ def test_a_batch_that_nobody_will_bring_is_an_error(monkeypatch: pytest.MonkeyPa
             pytest.raises(BrokenError, match=r"for ever: its rounds need cohorts up to 80, .* up to 64 .* up to 64;"),
         ):
             consume(made, session, (0, 0), 40, 1)
+
+
+def test_a_session_that_cannot_begin_gives_its_connection_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: it was given back twice, to be taken by two users."""
+    with prepared(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=10)) as (made, _):
+        with monkeypatch.context() as broken:
+            broken.setattr(GrowingSession, "_extend", lambda session: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                made.session(0, 0)
+        assert repr(made._connections) == "EngineConnections(1, 1 free)"
+        made.session(0, 0).close()

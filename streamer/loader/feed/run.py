@@ -12,9 +12,9 @@ from queue import SimpleQueue
 import msgspec
 
 from streamer.errors import StreamerError
-from streamer.loader.contracts import StepSession
 from streamer.loader.feed.reorder import BatchCursor, Window
 from streamer.loader.rank.rank_stream import RankStream
+from streamer.loader.rank.step_session import StepSession
 from streamer.loader.ring.ring import Ring
 from streamer.loader.stall.causes import NETWORK, WINDOW
 from streamer.loader.workers.pending import Pending

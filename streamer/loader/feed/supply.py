@@ -20,13 +20,14 @@ from streamer.errors import IntegrityError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.packing import BatchReader
 from streamer.loader.batch.ragged import join_ragged
-from streamer.loader.contracts import REREADS, ChunkUnreadableError, StepSession
+from streamer.loader.contracts import REREADS, ChunkUnreadableError
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.feeder import Feeder
 from streamer.loader.feed.run import FailedBatch, Finished, Outcome, Run
 from streamer.loader.feed.waits import engine_text, who
 from streamer.loader.rank.rank_stream import RankStream
+from streamer.loader.rank.step_session import StepSession
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.samples.seeding import kept_globals
 from streamer.loader.stall.causes import MADE, NETWORK, WORK, BatchTimeline, Trace

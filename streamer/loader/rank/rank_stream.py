@@ -21,11 +21,10 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
 from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail
-from streamer.loader import contracts
 from streamer.loader.rank.agreement import Gather, StoreBudget, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.growing.growth import Growth
-from streamer.loader.rank.step_session import Integers, Share, StepSession, open_bytes
+from streamer.loader.rank.step_session import EpochSession, Integers, Share, StepSession, open_bytes
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import sample_key
 from streamer.loader.samples.opened import Members
@@ -358,11 +357,11 @@ class RankStream:
 
     # ------------------------------------------------------------ sessions
 
-    def session(self, epoch: int, start_batch: int) -> contracts.StepSession:
+    def session(self, epoch: int, start_batch: int) -> StepSession:
         """Opens the rank's session, whose step 0 is that batch."""
         return self.share_session(epoch, Share(first=start_batch), endless=True)
 
-    def share_session(self, epoch: int, share: Share, *, endless: bool) -> contracts.StepSession:
+    def share_session(self, epoch: int, share: Share, *, endless: bool) -> StepSession:
         """Opens a session for one worker's share of the rank's batches, from the share's first batch on.
 
         Raises:
@@ -385,7 +384,7 @@ class RankStream:
                 return begun.pop() if begun else self.schedule(epoch, share)
 
             spec = self._with_open_bytes(spec, epoch, begun[0][0])
-            return StepSession(connection, spec, schedule, (epoch, share), endless=endless, on_close=on_close)
+            return EpochSession(connection, spec, schedule, (epoch, share), endless=endless, on_close=on_close)
         except BaseException:
             on_close()
             raise

@@ -11,9 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from streamer.errors import StateError
-from streamer.loader.contracts import REREADS, ChunkUnreadableError, StepSession
+from streamer.loader.contracts import REREADS, ChunkUnreadableError
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.rank.step_session import Share
+from streamer.loader.rank.step_session import Share, StepSession
 from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.skipping import SkipLedger, may_skip
 from streamer.loader.waiting import Notice

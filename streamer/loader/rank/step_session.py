@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -47,19 +49,120 @@ class Share(msgspec.Struct, frozen=True):
         return (batch - self.first - self.worker) // self.workers
 
 
-class StepSession:
+class StepSession(ABC):
+    """Makes the chunks of steps local and leases them. Used by one thread.
+
+    Steps number the batches since the session began, continuously over epochs. `EpochSession` asks the engine for
+    whole epochs, `growing.session.GrowingSession` for the cohorts of a growing dataset.
+
+    Args:
+        client: the connection to the engine, used by this session only; stays open when the session closes.
+        spec: the consumer.
+        on_close: called once, when the session is closed; not where the session cannot begin.
+    """
+
+    _session: Session
+
+    def __init__(self, client: EngineClient, spec: SessionSpec, on_close: Callable[[], None]) -> None:
+        self._client = client
+        self._spec = spec
+        self._on_close = [on_close]
+        self._resources = contextlib.ExitStack()
+        try:
+            self._session = client.open_session(spec)
+            self._resources.callback(self._session.close)
+            self._ask_first()
+        except BaseException:
+            self._resources.close()
+            raise
+
+    @abstractmethod
+    def _ask_first(self) -> None:
+        """Asks for the first chunks."""
+
+    @property
+    @abstractmethod
+    def ready(self) -> int:
+        """All chunks of the steps up to and including this one are local.
+
+        Raises:
+            StreamerError: the engine's error.
+        """
+
+    @abstractmethod
+    def step_of(self, epoch: int, batch: int) -> int:
+        """The step of a batch at or after the session's start.
+
+        Raises:
+            ValueError: an epoch before the session's first, or after its last.
+        """
+
+    @abstractmethod
+    def want(self, step: int) -> None:
+        """Requests the chunks of all steps up to and including this one; does not block."""
+
+    @abstractmethod
+    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
+        """Blocks until `ready >= step`.
+
+        Raises:
+            StreamerError: the engine's error; of a growing dataset also where another rank does not answer.
+            TimeoutError: the time is over.
+        """
+
+    @abstractmethod
+    def done(self, step: int, *, flush: bool = True) -> None:
+        """Records the steps below this one as consumed; without `flush` they are sent with the next `want`."""
+
+    def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """The rounds of a step that is ready, for `StreamReader.set_rounds`; empty: the dataset does not grow."""
+        return ()
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
+        self._session.reject(chunk, reason)
+
+    def fileno(self) -> int:
+        """Readable when `pump` has something to receive; may change in `pump`."""
+        return self._client.fileno()
+
+    def pump(self, timeout_seconds: float = 0.0) -> None:
+        """Receives the engine's messages."""
+        self._client.pump(timeout_seconds)
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """The engine's counters, and `consumer`, `job` and `dataset` of this session, over a connection of its own.
+
+        Any thread. None: there is no engine, or no answer in time.
+        """
+        values = read_statistics(self._client.settings, timeout_seconds)
+        if values is None:
+            return None
+        job, spec = self._client.job, self._spec
+        settings = replace(self._client.settings, job=job)
+        identity = {"consumer": spec.consumer, "job": job, "dataset": spec.dataset}
+        return {**values, **identity, "reply": partial(report_finding, settings, spec, timeout_seconds)}
+
+    def close(self) -> None:
+        """Ends the leases; idempotent."""
+        self._resources.close()
+        while self._on_close:
+            self._on_close.pop()()
+
+
+class EpochSession(StepSession):
     """An engine session in steps of one share of a rank's batches, over all epochs.
 
     The next epoch's schedule is sent to the engine when three quarters of the last one are requested: early enough for
     the look-ahead, late enough that a short run does not plan an epoch that it never trains.
 
     Args:
-        client: the connection to the engine, used by this session only; stays open when the session closes.
+        client: see `StepSession`.
         spec: the consumer.
         schedule: (epoch, share) -> the epoch's chunks by step of the share, and the number of its steps.
         start: the first epoch and the share to begin with; later epochs begin at batch 0.
         endless: continue into the next epoch.
-        on_close: called once, when the session is closed.
+        on_close: see `StepSession`.
     """
 
     def __init__(
@@ -72,9 +175,6 @@ class StepSession:
         endless: bool = True,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        self._client = client
-        self._on_close = [on_close]
-        self._spec = spec
         self._schedule = schedule
         self._endless = endless
         self._bases: dict[int, tuple[int, Share]] = {}
@@ -82,27 +182,21 @@ class StepSession:
         self._steps = 0
         self._done = 0
         self._extend_at = 0
-        self._session: Session = client.open_session(spec)
-        try:
-            self._extend()
-        except BaseException:
-            self._session.close()
-            raise
+        super().__init__(client, spec, on_close)
 
     def __repr__(self) -> str:
-        return f"StepSession({self._session!r}, steps={self._steps}, next_epoch={self._next_epoch})"
+        return f"EpochSession({self._session!r}, steps={self._steps}, next_epoch={self._next_epoch})"
+
+    def _ask_first(self) -> None:
+        self._extend()
 
     @property
     def ready(self) -> int:
-        """All chunks of the steps up to and including this one are local."""
+        """See `StepSession`."""
         return self._session.ready
 
     def step_of(self, epoch: int, batch: int) -> int:
-        """The step of a batch of this share.
-
-        Raises:
-            ValueError: an epoch before the session's first, or (without `endless`) after it.
-        """
+        """See `StepSession`; without `endless` there is one epoch."""
         while epoch not in self._bases and self._endless and epoch >= self._next_epoch:
             self._extend()
         if epoch not in self._bases:
@@ -111,50 +205,19 @@ class StepSession:
         return base + (batch - share.first - share.worker) // share.workers
 
     def want(self, step: int) -> None:
-        """Requests the chunks of all steps up to and including this one; does not block."""
+        """See `StepSession`."""
         self._look_ahead(step)
         self._session.want(step)
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
-        """Blocks until all chunks of `step` are local.
-
-        Raises:
-            StreamerError: the engine's error.
-            TimeoutError: the time is over.
-        """
+        """See `StepSession`."""
         self._look_ahead(step)
         self._session.wait(step, timeout_seconds)
 
     def done(self, step: int, *, flush: bool = True) -> None:
-        """Records the steps below this one as consumed; without `flush` they are sent with the next `want`."""
+        """See `StepSession`."""
         self._done = step
         self._session.done(step, flush=flush)
-
-    def reject(self, chunk: int, reason: str) -> None:
-        """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
-        self._session.reject(chunk, reason)
-
-    def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """There are none: the dataset does not grow."""
-        return ()
-
-    def fileno(self) -> int:
-        """Readable when `pump` has something to receive; may change in `pump`."""
-        return self._client.fileno()
-
-    def pump(self, timeout_seconds: float = 0.0) -> None:
-        """Receives the engine's messages."""
-        self._client.pump(timeout_seconds)
-
-    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The engine's counters, over a separate connection; any thread. None: no answer in time."""
-        return engine_values(self._client, self._spec, timeout_seconds)
-
-    def close(self) -> None:
-        """Ends the leases; idempotent."""
-        self._session.close()
-        while self._on_close:
-            self._on_close.pop()()
 
     def _look_ahead(self, step: int) -> None:
         while self._endless and step >= self._extend_at:
@@ -185,16 +248,6 @@ class StepSession:
         """Drops the epochs before the running one, so that a long job keeps only a few."""
         running = max((known for known, (base, _) in self._bases.items() if base <= self._done), default=None)
         self._bases = {known: at for known, at in self._bases.items() if running is None or known >= running}
-
-
-def engine_values(client: EngineClient, spec: SessionSpec, timeout_seconds: float) -> Mapping[str, object] | None:
-    """The engine's counters, and which of them are about a session; any thread. None: no answer in time."""
-    values = read_statistics(client.settings, timeout_seconds)
-    if values is None:
-        return None
-    settings = replace(client.settings, job=client.job)
-    identity = {"consumer": spec.consumer, "job": client.job, "dataset": spec.dataset}
-    return {**values, **identity, "reply": partial(report_finding, settings, spec, timeout_seconds)}
 
 
 def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Sequence[int]) -> Integers:

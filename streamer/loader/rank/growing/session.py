@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
@@ -17,7 +16,7 @@ from streamer.config import format_bytes
 from streamer.errors import BrokenError, CacheFullError
 from streamer.loader.rank.growing.feed import CohortFeed
 from streamer.loader.rank.growing.offers import Offers
-from streamer.loader.rank.step_session import engine_values
+from streamer.loader.rank.step_session import StepSession
 from streamer.order.growing import AdmissionLog, Round
 
 # Cohorts that are asked for beyond those that have arrived; the engine itself looks further ahead.
@@ -127,20 +126,20 @@ class Admissions:
         return None if added is None else self.log.admit(added)
 
 
-class GrowingSession:
+class GrowingSession(StepSession):
     """A `StepSession` whose chunks stay local from the arrival of their cohort to the end of its last round.
 
     A batch is ready when all cohorts of its round have arrived, in the first round when its own chunks have. When the
     first batch of the next round is asked for, the rank offers what has arrived; the least of all ranks is admitted.
 
     Args:
-        client: the connection to the engine, used by this session only.
+        client: see `StepSession`.
         spec: the consumer.
         steps: of the batches.
         feed: of the cohorts.
         admissions: of the rank.
         room: in the cache.
-        on_close: called once, when the session is closed.
+        on_close: see `StepSession`.
     """
 
     def __init__(
@@ -154,8 +153,6 @@ class GrowingSession:
         room: Room,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        self._client = client
-        self._spec = spec
         self._steps = steps
         self._feed = feed
         self._admissions = admissions
@@ -165,38 +162,33 @@ class GrowingSession:
         self._begin, self._arrived = self._cohorts_at(steps.start), 0
         self._wakeup = linux.Wakeup()
         self._poll = linux.epoll()
-        self._on_close = contextlib.ExitStack()
-        self._on_close.callback(on_close)
-        self._on_close.callback(self._poll.close)
-        self._on_close.callback(admissions.offers.close)
-        try:
-            self._session = client.open_session(spec)
-            self._on_close.callback(self._session.close)
-            self._poll.register(self._wakeup.fileno(), select.POLLIN)
-            self._poll.register(client.fileno(), select.POLLIN)
-            self._session.extend(feed.first)
-            self._extend()
-        except BaseException:
-            self._on_close.close()
-            raise
+        super().__init__(client, spec, on_close)
+
+    def _ask_first(self) -> None:
+        self._resources.callback(self._poll.close)
+        self._resources.callback(self._admissions.offers.close)
+        self._poll.register(self._wakeup.fileno(), select.POLLIN)
+        self._poll.register(self._client.fileno(), select.POLLIN)
+        self._session.extend(self._feed.first)
+        self._extend()
 
     def __repr__(self) -> str:
         return f"GrowingSession({self._session!r}, {self._admissions!r}, ready={self._ready})"
 
     @property
     def ready(self) -> int:
-        """All chunks of the steps up to and including this one are local."""
+        """See `StepSession`."""
         self._decide()
         return self._ready
 
     def step_of(self, epoch: int, batch: int) -> int:
-        """The step of a batch at or after the session's start; it is needed now."""
+        """See `StepSession`; the batch is needed now."""
         step = self._steps.of(epoch, batch)
         self._asked = max(self._asked, step)
         return step
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
-        """The rounds of a step that is ready."""
+        """See `StepSession`."""
         log, end = self._admissions.log, self._steps.end(step)
         # What fills a last batch up is before its end by the lanes at most.
         found = [log.at(max(0, min(self._steps.begin(step), end - log.cohorts.spec.lanes)))]
@@ -205,17 +197,12 @@ class GrowingSession:
         return tuple(msgspec.structs.astuple(of) for of in found)
 
     def want(self, step: int) -> None:
-        """Requests the chunks of all steps up to and including this one; does not block."""
+        """See `StepSession`."""
         self._wanted = max(self._wanted, step)
         self._decide()
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
-        """Blocks until `ready >= step`.
-
-        Raises:
-            StreamerError: the engine's error, or another rank does not answer.
-            TimeoutError: the time is over.
-        """
+        """See `StepSession`."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         self._asked = max(self._asked, step)
         # What has arrived meanwhile counts, also where the step is ready already.
@@ -241,10 +228,6 @@ class GrowingSession:
         if released or self._due(step) > self._feed.sent:
             self._update()
 
-    def reject(self, chunk: int, reason: str) -> None:
-        """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
-        self._session.reject(chunk, reason)
-
     def fileno(self) -> int:
         """Readable when `pump` has something to receive, or another rank has answered."""
         return self._poll.fileno()
@@ -253,14 +236,6 @@ class GrowingSession:
         """Receives the engine's messages."""
         self._wakeup.clear()
         self._client.pump(timeout_seconds)
-
-    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The engine's counters, over a separate connection; any thread. None: no answer in time."""
-        return engine_values(self._client, self._spec, timeout_seconds)
-
-    def close(self) -> None:
-        """Ends the leases; idempotent."""
-        self._on_close.close()
 
     # ------------------------------------------------------------ inside
 
