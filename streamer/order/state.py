@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 STATE_FORMAT = 1
 
 # How a user of the library sets each part, for the messages.
-_CURES = {
+_FIXES = {
     "members": "pass the members the run began with, in their order",
     "manifest": "resume on the manifest the run began with (manifest=), or begin anew",
     "seed": "pass the seed the run began with",
@@ -207,11 +207,11 @@ class State(msgspec.Struct, frozen=True):
     def _same(self, name: str, saved: str | int | None, found: str | int | None) -> None:
         if saved == found:
             return
-        cure = _CURES.get(name.rsplit(": ", 1)[-1], "pass the members and proportions the run began with")
+        fix = _FIXES.get(name.rsplit(": ", 1)[-1], "pass the members and proportions the run began with")
         if self.kind == "mix":
-            cure += ", or continue with the changed mix: load_state_dict(state, strict=False)"
+            fix += ", or continue with the changed mix: load_state_dict(state, strict=False)"
         raise StateError(
-            f"state does not fit: {name} was {_shown(saved)} when it was saved and is {_shown(found)} now; {cure}",
+            f"state does not fit: {name} was {_shown(saved)} when it was saved and is {_shown(found)} now; {fix}",
             field=name,
             saved=saved,
             found=found,

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamer.errors import ConfigError
 
-_CURE = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
+_FIX = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
 
 
 def check_fields(samples: Sequence[object], first: Mapping[str, int], ragged: Sequence[str] = ()) -> None:
@@ -27,7 +27,7 @@ def check_fields(samples: Sequence[object], first: Mapping[str, int], ragged: Se
     for other_name, other in others:
         found = _difference(samples[index], samples[other], ragged)
         if found:
-            raise ConfigError(f"members {name} and {other_name} differ in {found}: {_CURE}", field="transform")
+            raise ConfigError(f"members {name} and {other_name} differ in {found}: {_FIX}", field="transform")
 
 
 def _difference(first: object, other: object, ragged: Sequence[str]) -> str:
