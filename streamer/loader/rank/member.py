@@ -285,9 +285,9 @@ class Member:
         data = self.opened
         return MemberRecipe(manifest_path=data.manifest.path, selection=data.selection_file, rules=rules)
 
-    def encoded_options(self) -> bytes:
+    def encoded_options(self, environment: Environment) -> bytes:
         """The storage options, for the engine."""
-        return self.options.client_settings(Environment.read(), self.job).encoded_options()
+        return self.options.client_settings(environment, self.job).encoded_options()
 
     @contextmanager
     def _streamed(self) -> Iterator[StreamedBytes]:

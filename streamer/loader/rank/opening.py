@@ -121,12 +121,13 @@ class Opening:
             last_batch=last_batch,
             roots=roots,
         )
+        environment = Environment.read()
         identity = Identity(
             rank_config=rank_config,
             stream=self._stream_name(batch_size, plain),
             skip_rules=SkipRules(options.on_error, options.error_budget),
             peers=self._only.peers if self._mixing is None else "off",
-            options=tuple(member.encoded_options() for member in self._datasets),
+            options=tuple(member.encoded_options(environment) for member in self._datasets),
         )
         return RankStream(self.connections, recipe, members, identity, request)
 
