@@ -1,4 +1,7 @@
-"""SIGKILL of everything that a job consists of, at random: fork server, workers, engine and the trainer itself."""
+"""SIGKILL of everything that a job consists of, at random: fork server, workers, engine, fetch processes, the trainer.
+
+Fetch processes are stopped as well: their engine kills those that do not answer.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ TRAINER = """
         found.update(b"".join(batch["bin"]) + batch["drawn"].numpy().tobytes())
         return found.hexdigest()
 
-    dataset = StreamingDataset(data, cache_dir=cache, cache_bytes="64MB", transform=transform)
+    dataset = StreamingDataset(data, cache_dir=cache, cache_bytes="32MB", transform=transform)
     with StreamingDataLoader(dataset, 8, int(workers), report_seconds=None) as loader, open(out, "a") as log:
         if os.path.exists(out + ".state"):
             with open(out + ".state") as saved:
@@ -68,7 +71,8 @@ class Job:
         # The folder of the cache is short: the socket of its engine has a name of at most 107 bytes.
         self._command = [sys.executable, str(folder / "trainer.py"), str(folder / "data"), str(folder / "c")]
         self._command += [str(self.log), str(workers), str(EPOCHS)]
-        self._environment = {**os.environ, TAG: tag}
+        (folder / "streamer.toml").write_text("[engine]\nfetch_processes = 2\n")
+        self._environment = {**os.environ, TAG: tag, "STREAMER_CONFIG": str(folder / "streamer.toml")}
         self.start()
 
     def start(self) -> None:
@@ -88,11 +92,18 @@ class Job:
         return [(position, digest) for position, _, digest in (line.partition(" ") for line in whole)]
 
 
-def processes(tag: str) -> dict[int, str]:
-    """Pid -> kind, of all that carry the tag and run."""
+def processes(tag: str, engines: set[int]) -> dict[int, str]:
+    """Pid -> kind, of all that carry the tag and run; and fetch processes of `engines`, which are added to.
+
+    A fetch process has none of its engine's variables, but the pid in its arguments.
+    """
     found = {}
     for process in psutil.process_iter():
         try:
+            if "streamer.fetch_processes" in (words := process.cmdline()):
+                if int(words[-1]) in engines and process.status() != psutil.STATUS_ZOMBIE:
+                    found[process.pid] = "fetch process"
+                continue
             if process.environ().get(TAG) != tag or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             command, parent = " ".join(process.cmdline()), process.parent()
@@ -105,6 +116,7 @@ def processes(tag: str) -> dict[int, str]:
                 found[process.pid] = "engine" if "streamer.service" in command else "worker"
         except psutil.Error:
             continue
+    engines.update(pid for pid, kind in found.items() if kind == "engine")
     return found
 
 
@@ -130,7 +142,7 @@ def test_two_hundred_kills_of_anything(tmp_path: Path) -> None:
     assert len(truth) == EPOCHS * SAMPLES // BATCH
     tag, chance, killed = uuid.uuid4().hex, random.Random(7), Counter[str]()
     jobs = [Job(tmp_path, name, 2, tag) for name in ("one", "two")]
-    seen, in_a_row, delivered = Counter[str](), Counter[str](), [0, 0]
+    seen, in_a_row, delivered, engines = Counter[str](), Counter[str](), [0, 0], set[int]()
     while killed.total() < KILLS:
         time.sleep(chance.uniform(0.05, 0.6))
         imports = {job.process.pid for job in jobs if not job.has_progressed}
@@ -138,14 +150,16 @@ def test_two_hundred_kills_of_anything(tmp_path: Path) -> None:
             delivered = [job.log.stat().st_size for job in jobs]
             in_a_row.clear()
         running = {
-            pid: kind for pid, kind in processes(tag).items() if pid not in imports and in_a_row[kind] < KILLS_IN_A_ROW
+            pid: kind
+            for pid, kind in processes(tag, engines).items()
+            if pid not in imports and in_a_row[kind] < KILLS_IN_A_ROW
         }
         kinds = sorted(set(running.values()))
         if kinds:
             kind = chance.choice(kinds)
             victim = chance.choice([pid for pid, of in running.items() if of == kind])
             try:
-                os.kill(victim, signal.SIGKILL)
+                os.kill(victim, signal.SIGSTOP if kind == "fetch process" and chance.random() < 0.3 else signal.SIGKILL)
             except ProcessLookupError:
                 continue
             killed[kind] += 1
@@ -166,8 +180,8 @@ def test_two_hundred_kills_of_anything(tmp_path: Path) -> None:
         assert {position for position, _ in job.lines()} == set(truth)
         seen.update(position for position, _ in job.lines())
     deadline = time.monotonic() + LEFT_SECONDS
-    while (left := processes(tag)) and time.monotonic() < deadline:
+    while (left := processes(tag, engines)) and time.monotonic() < deadline:
         time.sleep(0.1)
     print(f"killed {dict(killed)}; {seen.total()} batches compared; left after the end: {left}")
     assert left == {}
-    assert min(killed[kind] for kind in ("engine", "fork server", "trainer", "worker")) >= 10
+    assert min(killed[kind] for kind in ("engine", "fetch process", "fork server", "trainer", "worker")) >= 10
