@@ -40,7 +40,7 @@ START_SECONDS = 60.0
 HANDED_WINDOWS = 2
 # A chunk that this many processes have ended with is what ends them. From the second try on such chunks go one by one,
 # so that one of them does not take the others with it.
-MOST_CRASHES = 4
+MOST_CRASHES = 6
 # The loop fetches after so many of them.
 MOST_FAILED_STARTS = 3
 # A process that ends before it has brought anything is replaced after 1 s, 2 s, ... 60 s.

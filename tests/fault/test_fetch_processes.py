@@ -241,7 +241,7 @@ async def test_a_chunk_that_ends_each_process_is_an_error_of_its_own(
 
     monkeypatch.setattr(pool, "FetchProcess", Poisoned)
     async with reading(folder, 2, cache_bytes=64_000_000) as (engine, reader):
-        with pytest.raises(BrokenError, match=r"chunk 7 .* 4 fetch processes in a row .*SIGKILL"):
+        with pytest.raises(BrokenError, match=r"chunk 7 .* 6 fetch processes in a row .*SIGKILL"):
             await reader.epoch(0)
         await until(lambda: not len(engine.in_flight))
         local = [engine.cache.contains(key.tobytes()) for key in reader.manifest.chunk_keys]

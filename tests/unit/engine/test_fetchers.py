@@ -122,3 +122,34 @@ async def test_first_bytes_count_on_after_a_fetcher_is_gone(file: Path) -> None:
     assert counts[0] > 0
     assert counts[1] == 2 * counts[0]
     assert fetchers.first_bytes().sum_seconds > 0
+
+
+async def test_bounds_may_change_while_chunks_are_fetched(file: Path) -> None:
+    """As where other processes begin to fetch: memory, and the window of endpoints that are open and that come."""
+    wanted = await chunk_of(file)
+    async with (
+        Fetchers(FetchConfig(memory_bytes=4096 * KiB, window_max=256), UrlAllowlist()) as fetchers,
+        fetchers.of({}) as fetcher,
+    ):
+        held = await fetcher.fetch(wanted)
+        assert fetchers.window == fetchers.statistics()["window"] > 2
+        fetchers.limit(2, 700 * KiB)
+        assert fetchers.window == 2
+        async with asyncio.TaskGroup() as group:
+            second: asyncio.Task[Fetched] = group.create_task(fetcher.fetch(wanted))
+            await settle(fetchers, waiting=1)  # 600 KiB of 700 are taken
+            held.close()
+        second.result().close()
+        fetchers.limit(256, 4096 * KiB)
+        assert fetchers.memory.gate.limit == fetchers.memory.buffers.most_bytes == 4096 * KiB
+
+
+async def test_a_rate_that_was_found_can_be_forgotten(file: Path) -> None:
+    """As where other processes cease to ask the same store."""
+    async with Fetchers(FetchConfig(), UrlAllowlist()) as fetchers, fetchers.of({}) as fetcher:
+        (await fetcher.fetch(await chunk_of(file))).close()
+        (endpoint,) = fetcher._endpoints.values()
+        endpoint.pacing.per_second = endpoint.gate.per_second = 50.0
+        fetchers.pace_anew()
+        assert not endpoint.pacing.limited
+        assert endpoint.gate.per_second == float("inf")
