@@ -48,7 +48,7 @@ def read_sidecar(source: Source) -> Generator[Need, Answer, bytes]:
     if not 0 < sidecar.size <= LONGEST_SIDECAR:
         raise contradicts(sidecar, source.record, f"it has {sidecar.size} bytes")
     content = yield Need(0, sidecar.size, sidecar)
-    return bytes(_single(content))
+    return bytes(single(content))
 
 
 def read_heads(source: Source, starts: Sequence[int], length: int) -> Generator[tuple[Need, ...], Answer, list[bytes]]:
@@ -73,7 +73,12 @@ def _beside(url: str, others: Mapping[str, ObjectRecord], endings: Sequence[str]
     return next((others[each] for each in names if each in others), None)
 
 
-def _single(content: Answer) -> memoryview:
+def single(content: Answer) -> memoryview:
+    """The answer to one need.
+
+    Raises:
+        ShortReadError: it is something else.
+    """
     if not isinstance(content, memoryview):
         raise ShortReadError(f"one range was asked for, the answer is {content!r}")
     return content

@@ -15,6 +15,7 @@ from hashlib import sha1
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from streamer.decode.dispatch import SampleDecoder
@@ -121,7 +122,7 @@ def records_of(objects: Mapping[str, bytes]) -> list[ObjectRecord]:
     ]
 
 
-def find(chosen: Format, objects: Mapping[str, bytes]) -> Found:
+def find(chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int = 8 << 20) -> Found:
     """Surveys and indexes objects in memory."""
     listing = records_of(objects)
     accepted = [record for record in listing if chosen.accepts(record.url.removeprefix(URL))]
@@ -132,7 +133,8 @@ def find(chosen: Format, objects: Mapping[str, bytes]) -> Found:
         others = {record.url: record for record in listing if record not in accepted}
         found.survey = run(chosen.survey(accepted, others), objects, None, found.survey_needs, _refuse)
         sources = found.survey.sources
-    for source in sources:
+    for surveyed in sources:
+        source = msgspec.structs.replace(surveyed, chunk_bytes=chunk_bytes)
         items: list[Span | Block] = []
         asked = found.needs.setdefault(source.record.url, [])
         walked = found.walked.setdefault(source.record.url, [])

@@ -4,26 +4,61 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
-from streamer.formats.base import Facts, FieldSpec, SampleName
+from streamer.formats.base import Block, Facts, FieldSpec, SampleName
 from streamer.formats.detect import detect
 from streamer.formats.registry import find_format
-from streamer.formats.tokens.format import Tokens, WindowRecoder
+from streamer.formats.tokens import megatron
+from streamer.formats.tokens.format import Tokens
+from streamer.formats.tokens.megatron import encode_index
+from streamer.formats.tokens.windows import WindowRecoder
+from streamer.manifest.blocks import LONGEST_HINT
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
+from tests.formats.summary import summary
 
 LENGTH = 32
 WINDOWS = Tokens(sequence_length=LENGTH)
+DOCUMENTS = Tokens(sequence_length=LENGTH, documents=True)
 HEAD = "<9sQBQQ"
 MAGIC = b"MMIDIDX\0\0"
+
+
+def with_documents(folder: str) -> Case:
+    """Of a folder's windows, which Megatron has cut: where its documents are, read off the index by hand."""
+    made = ("position_ids", "document_ids")
+    case = read_case(DOCUMENTS, folder, copied=made, name=f"{folder} with documents")
+    samples = iter(case.samples)
+    return replace(case, samples=[{**next(samples), **more} for name in ("a", "b") for more in told(case, name)])
+
+
+def told(case: Case, name: str) -> Iterator[dict[str, object]]:
+    index, tokens = case.objects[f"{name}.idx"], len(case.objects[f"{name}.bin"]) // 2
+    *_, sequences, documents = struct.unpack_from(HEAD, index)
+    lengths = np.frombuffer(index, "<i4", sequences, 34)
+    firsts = np.frombuffer(index, "<i8", documents, 34 + 12 * sequences)
+    number, place = np.zeros(tokens, int), np.zeros(tokens, int)
+    for document, (first, last) in enumerate(pairwise(firsts)):
+        begin, end = lengths[:first].sum(), lengths[:last].sum()
+        number[begin:end], place[begin:end] = document, np.arange(end - begin)
+    for first in range(0, tokens - LENGTH, LENGTH):
+        window = number[first : first + LENGTH + 1]
+        in_first = window == window[0]
+        positions = np.where(in_first, np.arange(LENGTH + 1), place[first : first + LENGTH + 1])
+        ids = np.unique(window, return_inverse=True)[1] + 1
+        yield {"position_ids": summary(positions.astype("<i4")), "document_ids": summary(ids.astype("<i4"))}
 
 
 class TestTokens(FormatContract):
@@ -35,6 +70,7 @@ class TestTokens(FormatContract):
             read_case(Tokens(), "tokens/sequences"),
             *(read_case(WINDOWS, f"tokens/{name}") for name in ("wide", "llmc", "llmc3")),
             read_case(plain, "tokens/plain"),
+            with_documents("tokens/windows"),
         ]
 
 
@@ -228,6 +264,116 @@ def test_batches_have_the_bounds_of_documents(tmp_path, monkeypatch):
             assert np.array_equal(~inside.numpy(), read == 0)
 
 
+def documents_in(lengths: list[int], *, length: int, chunk_bytes: int = 8 << 20) -> tuple[list[list[int]], list[Block]]:
+    """The numbers of the documents in each window of a file with documents of these lengths, and its blocks."""
+    tokens = np.arange(sum(lengths), dtype="<i4")
+    firsts = np.cumsum([0, *lengths], dtype="<i8")
+    index = idx((MAGIC, 1, 4, len(lengths), len(firsts)), lengths, firsts[:-1] * 4, range(len(firsts)))
+    chosen = Tokens(sequence_length=length, documents=True)
+    found = find(chosen, {"a.bin": tokens.tobytes(), "a.idx": index}, chunk_bytes=chunk_bytes)
+    facts, ((_, blocks),) = found.survey.facts, found.items
+    opener, recoder = chosen.opener(facts), chosen.recoder(facts)
+    windows = []
+    for block in blocks:
+        begin, end = (at // 4 for at in block.ranges[0])
+        records = recoder.recode(memoryview(tokens[begin:end].view(np.uint8)), block.samples, block.hint)
+        assert sum(map(len, records.parts)) == records.lengths.sum() == block.record_bytes
+        whole = np.concatenate(records.parts)
+        for stop, count in zip(np.cumsum(records.lengths), records.lengths, strict=True):
+            fields = opener.open(memoryview(whole[stop - count : stop]), SampleName())[1]
+            read, positions, numbers = (np.frombuffer(field.content, "<i4") for field in fields)
+            starts = firsts[np.searchsorted(firsts, read, "right") - 1]
+            assert np.array_equal(positions, read - np.maximum(starts, read[0]))
+            windows.append(numbers.tolist())
+    return windows, blocks
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 12), st.integers(8, 200))
+def test_windows_of_any_documents(lengths, length, chunk_bytes):
+    """Each token has the number of its document in the window, and its place in it; documents may have no token."""
+    assume(sum(lengths) > length)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    windows, _ = documents_in(lengths, length=length, chunk_bytes=chunk_bytes)
+    cuts = range(0, sum(lengths) - length, length)
+    assert windows == [(np.unique(owner[at : at + length + 1], return_inverse=True)[1] + 1).tolist() for at in cuts]
+
+
+def test_many_documents(monkeypatch):
+    """The index file is read in pieces; a run has as many windows as its hint has room for documents."""
+    monkeypatch.setattr(megatron, "_PIECE", 1000)
+    windows, blocks = documents_in([3] * 50_000, length=1000)
+    assert len(windows) == 149
+    assert [block.samples for block in blocks] == [49, 49, 49, 2]
+    assert max(len(block.hint) for block in blocks) <= LONGEST_HINT
+    with pytest.raises(ManifestError, match="windows of 60000 tokens with more than 16384 documents"):
+        documents_in([3] * 50_000, length=60_000)
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        (idx((MAGIC, 1, 8, 2, 0), (4, 6), (0, 8)), "it has no documents"),
+        (idx((MAGIC, 1, 8, 2, 2), (4, 6), (0, 8), (0, 1)), "its documents do not follow each other"),
+        (idx((MAGIC, 1, 8, 2, 3), (4, 6), (0, 8), (0, 3, 2)), "its documents do not follow each other"),
+        (idx((MAGIC, 1, 8, 2, 3), (4, 6), (0, 8), (-1, 1, 2)), "its documents do not follow each other"),
+        (idx((MAGIC, 1, 8, 2, 2), (4, 6), (0, 8), (0, 1 << 60)), "its documents do not follow each other"),
+        (idx((MAGIC, 1, 8, 3, 2), (-4, 8, 6), (0, 0, 8), (0, 3)), "its sequences do not follow each other"),
+        (idx((MAGIC, 1, 8, 2, 2), (5, 6), (0, 8), (0, 2)), "its last sequence ends at byte 22"),
+    ],
+)
+def test_documents_of_another_file(index, reason):
+    """Of an index whose last sequence ends where the tokens end."""
+    with pytest.raises(ManifestError, match=reason):
+        find(Tokens(sequence_length=4, documents=True), {"a.bin": bytes(20), "a.idx": index})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.bin", bytes(40), r"no index file \(.*a\.idx\) that says where documents end; .*eos="),
+        ("a.npy", npy(np.zeros(40, "<u2")), "without an index of documents; .*eos="),
+    ],
+)
+def test_documents_without_an_index(name, content, reason):
+    """Say what else tells them apart."""
+    with pytest.raises(ManifestError, match=reason):
+        find(Tokens(sequence_length=4, dtype="<u2", documents=True), {name: content})
+
+
+def test_documents_that_are_not_in_their_window():
+    """Neither a hint nor a record is believed."""
+    recoder = WindowRecoder(4, np.dtype("<u2"))
+    for places in ([0], [9], [3, 3], [5, 2]):
+        with pytest.raises(RecodeError, match="does not say where documents begin in 8 tokens"):
+            recoder.recode(memoryview(bytes(18)), 2, np.array(places, "<u4").tobytes())
+    with pytest.raises(RecodeError, match="a hint of 3 bytes"):
+        recoder.recode(memoryview(bytes(18)), 2, bytes(3))
+    opener = Tokens(sequence_length=4, documents=True).opener(Facts((FieldSpec("tokens", "<u2[5]"),)))
+    for rest in (bytes(3), *(np.array(places, "<i4").tobytes() for places in ([0], [5], [-1], [2, 2]))):
+        with pytest.raises(DecodeError, match="behind the 5 tokens do not say where documents begin"):
+            opener.open(memoryview(bytes(10) + rest), SampleName())
+
+
+def test_the_index_and_the_last_token_say_the_same(tmp_path, monkeypatch):
+    """Of documents that end with a token which is nowhere else, in the same batches."""
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    drawn = np.random.default_rng(0)
+    documents = [np.append(drawn.integers(1, 12, size), 0) for size in drawn.integers(0, 90, 200)]
+    (tmp_path / "data").mkdir()
+    np.concatenate(documents).astype("<u2").tofile(tmp_path / "data" / "a.bin")
+    (tmp_path / "data" / "a.idx").write_bytes(encode_index("<u2", np.array([*map(len, documents)], np.int32)))
+    read = []
+    for chosen in (Tokens(sequence_length=64, documents=True), Tokens(sequence_length=64, eos=0)):
+        dataset = StreamingDataset(
+            tmp_path / "data", format=chosen, cache_dir=tmp_path / "cache", cache_bytes="1GB", seed=3
+        )
+        with closing(dataset), StreamingDataLoader(dataset, 4, 2, report_seconds=None) as loader:
+            names = ("tokens", "position_ids", "document_ids")
+            read.append([[batch[name].tolist() for name in names] for batch in loader])
+    assert read[0] == read[1]
+    assert len(read[0]) > 30
+
+
 def test_an_eos_that_is_no_token():
     """Of the dtype of the files."""
     with pytest.raises(ConfigError, match="eos=70000 is no token of <u2"):
@@ -242,7 +388,11 @@ def test_files_of_two_dtypes(files):
 
 
 @pytest.mark.parametrize(
-    "options", [{"dtype": "<f4"}, {"dtype": "x"}, {"sequence_length": 0}, {"length": 3}, {"eos": 3}]
+    "options",
+    [
+        *({"dtype": "<f4"}, {"dtype": "x"}, {"sequence_length": 0}, {"length": 3}),
+        *({"eos": 3}, {"documents": True}, {"sequence_length": 3, "eos": 3, "documents": True}),
+    ],
 )
 def test_options_without_meaning(options):
     """Are a ConfigError."""

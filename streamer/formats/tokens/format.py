@@ -13,7 +13,7 @@ epoch of documents that are in the order of the file. Because windows overlap th
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import Annotated
 
@@ -21,11 +21,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
+from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.arrays.rows import read_heads
 from streamer.formats.base import (
-    Answer,
-    Block,
     Facts,
     Field,
     FieldSpec,
@@ -35,19 +33,20 @@ from streamer.formats.base import (
     ObjectRecord,
     Opener,
     Recoder,
-    Records,
     SampleName,
     Source,
     Survey,
     Surveying,
 )
-from streamer.formats.failures import damaged, refused
+from streamer.formats.failures import contradicts, damaged, refused
 from streamer.formats.names import is_hidden
 from streamer.formats.sidecars import spans_between, with_sidecars
 from streamer.formats.tokens import megatron
+from streamer.formats.tokens.windows import PLACE, WindowRecoder, cut_windows, is_ascending
 
 FIELD, POSITIONS, DOCUMENTS = "tokens", "position_ids", "document_ids"
 _CUT = "Tokens(sequence_length=2048) cuts windows"
+_EOS = "Tokens(sequence_length=2048, eos=...) tells them by the token that ends one"
 # llm.c, dev/data/data_common.py: magic, version, tokens; the rest of the head is empty.
 _LLM_C = Struct("<iii")
 _LLM_C_BYTES = 1024
@@ -75,12 +74,12 @@ class Stream(msgspec.Struct, frozen=True):
     Attributes:
         dtype: of a token.
         start: byte at which the first begins; they go on to the end of the file.
-        sequences: how many an index file has; -1: there is none.
+        index: the head of its index file; None: there is none.
     """
 
     dtype: str
     start: int = 0
-    sequences: int = -1
+    index: megatron.Head | None = None
 
 
 _STREAM = msgspec.msgpack.Decoder(Stream)
@@ -95,12 +94,14 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         dtype: of the tokens of plain files ("<u2" for nanoGPT's); the others say it.
         eos: the token that ends a document. A window then also has "position_ids", from 0 in each document, and
             "document_ids", 1, 2, ... in each window: int32, one per token.
+        documents: the same, with documents that begin where Megatron's index says.
     """
 
     name = "tokens"
     sequence_length: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | None = None
     dtype: str = ""
     eos: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    documents: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what has no meaning.
@@ -114,12 +115,15 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             is_integer = False
         if not is_integer:
             raise ConfigError(f"Tokens: dtype={self.dtype!r} is not a type of integers", field="format")
-        if self.eos is not None and self.sequence_length is None:
+        given = [name for name, is_given in (("eos", self.eos is not None), ("documents", self.documents)) if is_given]
+        if given and self.sequence_length is None:
             raise ConfigError(
-                f"Tokens: eos={self.eos} tells the documents of a window apart; without sequence_length a sample is "
-                "one sequence: leave eos out, or give sequence_length",
+                f"Tokens: {given[0]} tells the documents of a window apart; without sequence_length a sample is one "
+                f"sequence: leave {given[0]} out, or give sequence_length",
                 field="format",
             )
+        if len(given) > 1:
+            raise ConfigError("Tokens: either eos or the index says where documents end: leave one out", field="format")
 
     def accepts(self, key: str) -> bool:
         """`.bin`, and `.npy`."""
@@ -155,6 +159,8 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
                 raise refused(record, f"has tokens of {head.kind}, not dtype={self.dtype!r}: leave dtype out")
             if self.sequence_length is None:
                 raise refused(record, f"is one array, without documents; {_CUT}")
+            if self.documents:
+                raise refused(record, f"is one array, without an index of documents; {_EOS}")
             streams.append(Stream(head.kind, head.rows.start))
         return self._surveyed([Source(record) for record in accepted], streams)
 
@@ -179,17 +185,18 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             ManifestError: an index file of another file, or one that ends inside of a token.
         """
         stream = _STREAM.decode(source.notes)
-        head = megatron.Head(stream.dtype, stream.sequences)
         if self.sequence_length is None:
-            yield from spans_between((yield from megatron.sequence_edges(source, head)), start)
+            assert stream.index is not None  # `_stream` refuses the others
+            yield from spans_between((yield from megatron.sequence_edges(source, stream.index)), start)
             return
-        if source.sidecar is not None:
-            yield from megatron.check_end(source, head)
-        yield from _windows(source, stream, self.sequence_length)
+        if stream.index is not None:
+            yield from megatron.check_end(source, stream.index)
+        documents = stream.index if self.documents else None
+        yield from cut_windows(source, stream.dtype, stream.start, self.sequence_length, documents)
 
     def opener(self, facts: Facts) -> Opener:
         """A sample is one array, and where its documents end."""
-        return TokenOpener(facts.fields[0].kind, self.eos)
+        return TokenOpener(facts.fields[0].kind, self.eos, documents=self.documents)
 
     def recoder(self, facts: Facts) -> Recoder:
         """Cuts windows."""
@@ -202,7 +209,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         dtype = streams[0].dtype
         if self.eos is not None and self.eos > np.iinfo(dtype).max:
             raise ConfigError(f"Tokens: eos={self.eos} is no token of {dtype}", field="format")
-        more = (POSITIONS, DOCUMENTS) if self.eos is not None else ()
+        more = (POSITIONS, DOCUMENTS) if self.eos is not None or self.documents else ()
         return Facts((FieldSpec(FIELD, self._kind(dtype)), *(FieldSpec(name, self._kind("<i4")) for name in more)))
 
     def _kind(self, dtype: str) -> str:
@@ -211,19 +218,25 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     def _read_bytes(self, source: Source) -> int:
         if source.sidecar is None:
             return 0
-        return source.sidecar.size if self.sequence_length is None else 12
+        return source.sidecar.size if self.sequence_length is None or self.documents else 12
 
     def _stream(self, source: Source, content: memoryview) -> Stream:
         record = source.record
         if source.sidecar is not None:
             head = megatron.read_head(content, source.sidecar, record)
-            return Stream(head.dtype, 0, head.sequences)
+            if self.documents and not head.documents:
+                raise contradicts(source.sidecar, record, "it has no documents")
+            return Stream(head.dtype, 0, head)
         check_plain(record, content)
         if self.sequence_length is None:
             raise refused(
                 record,
                 f"has no index file ({record.url.rpartition('.')[0]}.idx), so where its documents end is not known; "
                 f"{_CUT}",
+            )
+        if self.documents:
+            raise refused(
+                record, f"has no index file ({record.url.rpartition('.')[0]}.idx) that says where documents end; {_EOS}"
             )
         return _llm_c(record, content) or self._plain(record)
 
@@ -263,93 +276,67 @@ def _llm_c(record: ObjectRecord, content: memoryview) -> Stream | None:
     return Stream(dtype, _LLM_C_BYTES)
 
 
-def _windows(source: Source, stream: Stream, length: int) -> Generator[Block, Answer, None]:
-    """Runs of windows, each about as long as a chunk; one begins with the last token of the one before."""
-    token = np.dtype(stream.dtype).itemsize
-    tokens, rest = divmod(source.record.size - stream.start, token)
-    if rest:
-        raise refused(source.record, f"ends inside of a token of {token} bytes ({stream.dtype})", source.record.size)
-    count = (tokens - 1) // length
-    run = max(1, (source.chunk_bytes - token) // (length * token))
-    for first in range(0, count, run):
-        windows = min(run, count - first)
-        begin = stream.start + first * length * token
-        yield Block(((begin, begin + (windows * length + 1) * token),), windows, windows * (length + 1) * token)
-
-
-class WindowRecoder:
-    """Copies windows out of runs of tokens.
-
-    Args:
-        length: tokens from the beginning of a window to that of the next.
-        dtype: of a token.
-    """
-
-    def __init__(self, length: int, dtype: np.dtype[np.generic]) -> None:
-        self._length, self._dtype = length, dtype
-
-    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """The windows of a run.
-
-        Raises:
-            RecodeError: another number of bytes.
-        """
-        expected = (samples * self._length + 1) * self._dtype.itemsize
-        if samples < 1 or len(content) != expected:
-            raise RecodeError(
-                f"{len(content)} bytes are not {samples} windows of {self._length} tokens, which take {expected}",
-                samples=samples,
-                bytes=len(content),
-            )
-        tokens = np.frombuffer(content, self._dtype)
-        windows = np.lib.stride_tricks.sliding_window_view(tokens, self._length + 1)[:: self._length]
-        made = np.ascontiguousarray(windows).view(np.uint8)
-        return Records([made.reshape(-1)], np.full(samples, made.shape[1], np.int64))
-
-
 class TokenOpener:
-    """Opens samples: they are the tokens.
+    """Opens samples: the tokens, and behind those of a window the places at which its documents begin.
 
     Args:
         kind: of the field: "<u2[2049]", or "<u2[]" for sequences.
         eos: the token that ends a document of a window; None: not said.
+        documents: whether records say where documents begin.
     """
 
-    def __init__(self, kind: str, eos: int | None = None) -> None:
-        self._kind, self._eos = kind, eos
+    def __init__(self, kind: str, eos: int | None = None, *, documents: bool = False) -> None:
+        self._kind, self._eos, self._documents = kind, eos, documents
         dtype, _, count = kind.removesuffix("]").partition("[")
         self._dtype = np.dtype(dtype)
         self._token_bytes = self._dtype.itemsize
         self._bytes = int(count) * self._token_bytes if count else None
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """One field, "tokens"; with `eos` two more, of the documents.
+        """One field, "tokens"; two more where documents are told apart.
 
         Raises:
-            DecodeError: another number of bytes.
+            DecodeError: another number of bytes, or documents that are not in the window.
         """
-        length = len(content)
+        tokens = content[: self._bytes] if self._documents else content
+        length = len(tokens)
         if length % self._token_bytes or self._bytes not in {None, length}:
             raise DecodeError(f"{length} bytes are no tokens of {self._kind}", offset=0)
-        if self._eos is None:
-            return None, [Field(FIELD, content, self._kind)]
-        positions, documents = documents_of(np.frombuffer(content, self._dtype), self._eos)
+        starts: NDArray[np.integer]
+        if self._documents:
+            starts = _places(content, length, length // self._token_bytes)
+        elif self._eos is not None:
+            starts = np.flatnonzero(np.frombuffer(tokens, self._dtype)[:-1] == self._eos) + 1
+        else:
+            return None, [Field(FIELD, tokens, self._kind)]
+        positions, documents = documents_of(length // self._token_bytes, starts)
         kind = f"<i4[{len(positions)}]"
         return None, [
-            # Checked: the tokens are looked at, so they are not read past this.
-            Field(FIELD, content, self._kind, checked=True),
+            # Where the tokens have been looked at, their checksum is compared: they are not read past this.
+            Field(FIELD, tokens, self._kind, checked=self._eos is not None),
             Field(POSITIONS, positions.view(np.uint8).data, kind),
             Field(DOCUMENTS, documents.view(np.uint8).data, kind),
         ]
 
 
-def documents_of(tokens: NDArray[np.integer], eos: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _places(content: memoryview, at: int, tokens: int) -> NDArray[np.int32]:
+    """Where documents begin, behind the tokens of a record."""
+    rest = content[at:]
+    if not len(rest) % PLACE.itemsize:
+        places = np.frombuffer(rest, PLACE)
+        if is_ascending(places, tokens - 1):
+            return places
+    raise DecodeError(f"{len(rest)} bytes behind the {tokens} tokens do not say where documents begin", offset=at)
+
+
+def documents_of(tokens: int, starts: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Of each token of a window its place in its document, and the number of the document, from 1.
 
-    A document ends with `eos`. One that began before the window begins with it.
+    Args:
+        tokens: of the window.
+        starts: tokens at which documents begin, ascending. One that began before the window begins with it.
     """
-    numbers = np.arange(len(tokens), dtype=np.int32)
-    starts = np.flatnonzero(tokens[:-1] == eos) + 1
+    numbers = np.arange(tokens, dtype=np.int32)
     begun, documents = np.zeros_like(numbers), np.zeros_like(numbers)
     begun[starts], documents[starts] = starts, 1
     return numbers - np.maximum.accumulate(begun), np.cumsum(documents, dtype=np.int32) + np.int32(1)

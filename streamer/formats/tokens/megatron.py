@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streamer.formats.base import Answer, Need, ObjectRecord, Source
 from streamer.formats.failures import contradicts
-from streamer.formats.sidecars import read_sidecar
+from streamer.formats.sidecars import read_sidecar, single
 
 _MAGIC = b"MMIDIDX\0\0"
 _HEAD = Struct("<9sQBQQ")
@@ -27,11 +27,30 @@ _DTYPES = ("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2")
 _LENGTH, _POINTER = np.dtype("<i4"), np.dtype("<i8")
 
 
+# Entries of the table of documents that are read at once: 2 MiB, and about half as much of the lengths.
+_PIECE = 1 << 18
+
+
 class Head(msgspec.Struct, frozen=True):
-    """The beginning of an index file: the dtype of the tokens, and how many sequences there are."""
+    """The beginning of an index file.
+
+    Attributes:
+        dtype: of the tokens.
+        sequences: how many.
+        documents: entries of their table, which has the end of the last one, too.
+    """
 
     dtype: str
     sequences: int
+    documents: int
+
+
+class Tables(msgspec.Struct, frozen=True):
+    """How far the tables have been read: entries of that of documents, the sequences of these, and their tokens."""
+
+    entries: int = 0
+    sequences: int = 0
+    tokens: int = 0
 
 
 def read_head(content: memoryview, index: ObjectRecord, tokens: ObjectRecord) -> Head:
@@ -59,7 +78,7 @@ def read_head(content: memoryview, index: ObjectRecord, tokens: ObjectRecord) ->
         raise contradicts(
             index, tokens, f"{sequences} sequences and {documents} documents take {least} bytes, it has {index.size}"
         )
-    return Head(_DTYPES[code - 1], sequences)
+    return Head(_DTYPES[code - 1], sequences, documents)
 
 
 def check_end(source: Source, head: Head) -> Generator[tuple[Need, ...], Answer, None]:
@@ -82,6 +101,35 @@ def check_end(source: Source, head: Head) -> Generator[tuple[Need, ...], Answer,
     end = pointer + length * np.dtype(head.dtype).itemsize
     if end != source.record.size or length < 0:
         raise contradicts(source.sidecar, source.record, f"its last sequence ends at byte {end}")
+
+
+def next_documents(source: Source, head: Head, at: Tables) -> Generator[Need, Answer, tuple[NDArray[np.int64], Tables]]:
+    """Where the next documents begin: the numbers of their first tokens, int64; and how far the tables are read then.
+
+    The last entry is where the last document ends.
+
+    Raises:
+        ManifestError: documents or sequences that do not follow each other, or do not end where the tokens end.
+    """
+    assert source.sidecar is not None
+    stop = min(at.entries + _PIECE, head.documents)
+    table = HEAD_BYTES + (_LENGTH.itemsize + _POINTER.itemsize) * head.sequences
+    begin, end = (table + _POINTER.itemsize * entry for entry in (at.entries, stop))
+    firsts = np.frombuffer(single((yield Need(begin, end, source.sidecar))), _POINTER)
+    last = head.sequences if stop == head.documents else int(firsts[-1])
+    if firsts[0] < at.sequences or firsts[-1] != last or last > head.sequences or (np.diff(firsts) < 0).any():
+        raise contradicts(source.sidecar, source.record, "its documents do not follow each other")
+    lengths = np.empty(0, _LENGTH)
+    if last > at.sequences:
+        begin, end = (HEAD_BYTES + _LENGTH.itemsize * sequence for sequence in (at.sequences, last))
+        lengths = np.frombuffer(single((yield Need(begin, end, source.sidecar))), _LENGTH)
+    edges = at.tokens + np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    if (lengths < 0).any():
+        raise contradicts(source.sidecar, source.record, "its sequences do not follow each other")
+    end = int(edges[-1]) * np.dtype(head.dtype).itemsize
+    if stop == head.documents and end != source.record.size:
+        raise contradicts(source.sidecar, source.record, f"its last sequence ends at byte {end}")
+    return edges[firsts - at.sequences], Tables(stop, last, int(edges[-1]))
 
 
 def sequence_edges(source: Source, head: Head) -> Generator[Need, Answer, list[int]]:
