@@ -23,7 +23,7 @@ from streamer.fetch.statistics import FetchStatistics, Histogram, Tally
 from streamer.fetch.transfer import FetchContext, Transfer
 from streamer.fetch.whole_call import WholeCall
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
-from streamer.store.base import ObjectStore, OrderedLister
+from streamer.store.base import ObjectStore, OrderedLister, PartsKeeper
 from streamer.store.urls import split
 
 OpenStore = Callable[[str], ObjectStore]
@@ -233,6 +233,11 @@ class Fetcher:
     def window(self) -> int:
         """Requests allowed at once, over all endpoints."""
         return sum(endpoint.control.size for endpoint in self._endpoints.values())
+
+    def parts_keeper(self, url: str) -> PartsKeeper | None:
+        """The store of a url, if it can tell and remove the uploads that were begun and never finished."""
+        store = self._endpoint(url).store
+        return store if isinstance(store, PartsKeeper) else None
 
     @property
     def first_bytes(self) -> Histogram:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from streamer.config import FetchConfig
-from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError
+from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
 from streamer.indexing.stores import Opener
 from streamer.manifest.beside import BESIDE
@@ -20,7 +21,10 @@ from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
 from streamer.shards.job import DESCRIPTION_NAME, FOLDER, Job
 from streamer.shards.receipts import Receipt, decode_receipt, encode_receipt
+from streamer.store.base import Upload
 from streamer.store.urls import shown, split
+
+logger = logging.getLogger(__name__)
 
 _READS_AT_ONCE = 16
 
@@ -91,6 +95,31 @@ class Destination:
         if not jobs:
             text = json.dumps(job.described, indent=1, sort_keys=True)
             await self.fetcher.put(f"{self.url}{job.folder}{DESCRIPTION_NAME}", text.encode())
+
+    async def unfinished(self, job: Job) -> Sequence[Upload]:
+        """The uploads of shards that were begun and not finished: by packs that were killed, or by one that runs."""
+        keeper = self.fetcher.parts_keeper(self.url)
+        if keeper is None:
+            return ()
+        try:
+            return await keeper.unfinished(self.url + job.prefix)
+        except (StoreError, ConfigError) as error:
+            logger.info(
+                "whether earlier packs have left parts of uploads at %s is not known: %s", shown(self.url), error
+            )
+            return ()
+
+    async def abort(self, uploads: Sequence[Upload]) -> None:
+        """Removes the parts of uploads; what the store refuses is logged."""
+        keeper = self.fetcher.parts_keeper(self.url)
+        if keeper is None:
+            return
+        for upload in uploads:
+            try:
+                await keeper.abort(upload)
+                logger.info("removed the parts of an upload of %s that was never finished", shown(upload.url))
+            except StoreError as error:
+                logger.warning("the parts of an unfinished upload stay: %s", error)
 
     async def put_manifest(self, manifest: Manifest) -> None:
         """Puts the manifest beside the shards, its root last: what finds the root finds all of it."""

@@ -138,11 +138,11 @@ def _pack_samples(
     options: dict[str, object],
     callbacks: Callbacks,
 ) -> Packed:
-    waited(claim(job, options))
+    left = waited(claim(job, options))
     follower = Follower(None, {}, callbacks.on_progress)
     receipts = pack_iterable(samples, job, shard_bytes, options, follower.done)
     # What another run of the same program has written has other versions, where these are times.
-    return settled(job, options, receipts, lambda there: receipts | there)
+    return settled(job, options, receipts, lambda there: receipts | there, left)
 
 
 def _urls(source: object) -> tuple[str, ...] | None:

@@ -138,7 +138,7 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
         PackError, IntegrityError, DecodeError, StoreError: as `pack`.
     """
     job, options, count = prepared.job, prepared.recipe.out_storage_options, prepared.plan.shards
-    waited(claim(job, options))
+    left = waited(claim(job, options))
     if prepared.recipe.joined is not None:
         waited(put_table(job, options, prepared.recipe.joined.table))
     earlier = waited(shards_there(job, options, count))
@@ -151,7 +151,7 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
             done[receipt.shard] = receipt
         return done
 
-    return settled(job, options, write(earlier), write)
+    return settled(job, options, write(earlier), write, left)
 
 
 def _refuse_same_place(urls: Sequence[str], url: str) -> None:

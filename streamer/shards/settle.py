@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from streamer.shards.finish import check_samples, put_manifest
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt
 from streamer.shards.spool import sweep_other_jobs
+from streamer.store.base import Upload
 from streamer.store.urls import shown
 
 T = TypeVar("T")
@@ -46,18 +47,22 @@ def settled(
     options: Mapping[str, object],
     receipts: dict[int, Receipt],
     write: Callable[[dict[int, Receipt]], dict[int, Receipt]],
+    left: Sequence[Upload],
 ) -> Packed:
     """Writes the manifest of what is there; looks again where another pack of the same job writes, too.
+
+    At the end it removes what killed packs have left.
 
     Args:
         job: whose shards they are.
         options: of the store.
         receipts: of all shards.
         write: given the receipts of shards that are there, writes the others; returns those of all.
+        left: from `claim`.
     """
     for _ in range(_ROUNDS):
         try:
-            return waited(_finish(job, options, receipts))
+            return waited(_finish(job, options, receipts, left))
         except ObjectChangedError as error:
             changed = error
         receipts = write(waited(shards_there(job, options, len(receipts))))
@@ -78,11 +83,16 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, work).result()
 
 
-async def claim(job: Job, options: Mapping[str, object]) -> None:
-    """Says which job writes at its destination, see `Destination.claim`; first sweeps after killed packs."""
+async def claim(job: Job, options: Mapping[str, object]) -> Sequence[Upload]:
+    """Says which job writes at its destination, see `Destination.claim`; first sweeps after killed packs.
+
+    Returns:
+        Uploads of shards that others have begun and not finished.
+    """
     await asyncio.to_thread(sweep_other_jobs)
     async with Destination(job.url, options) as destination:
         await destination.claim(job, await destination.records())
+        return await destination.unfinished(job)
 
 
 async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> dict[int, Receipt]:
@@ -93,7 +103,9 @@ async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> 
     return {n: receipt for n, receipt in receipts.items() if agrees(job, receipt, records)}
 
 
-async def _finish(job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt]) -> Packed:
+async def _finish(
+    job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt], left: Sequence[Upload]
+) -> Packed:
     """Checks the shards and writes their manifest.
 
     Raises:
@@ -107,4 +119,6 @@ async def _finish(job: Job, options: Mapping[str, object], receipts: Mapping[int
         records = [ObjectRecord(job.url + job.shard_name(r.shard), r.size, r.version) for r in ordered]
         await check_samples(destination, ordered, records)
         manifest = await put_manifest(destination, job, receipts)
+        # Now, when no other pack of this job needs them: all shards are there.
+        await destination.abort(left)
     return Packed(job.url, manifest.digest, manifest.objects, manifest.samples, manifest.total_bytes)

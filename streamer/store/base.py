@@ -141,3 +141,36 @@ class OrderedLister(Protocol):
             ObjectNotFoundError, AccessDeniedError: as `ObjectStore.list`.
         """
         ...
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """An upload in parts that was begun and not finished: the store keeps its parts, and no listing has them.
+
+    Attributes:
+        url: of the object that it would be.
+        id: by which the store knows it.
+    """
+
+    url: str
+    id: str
+
+
+@runtime_checkable
+class PartsKeeper(Protocol):
+    """A store that keeps the parts of unfinished uploads until they are removed."""
+
+    async def unfinished(self, prefix: str) -> Sequence[Upload]:
+        """The uploads to urls with this prefix.
+
+        Raises:
+            AccessDeniedError, StoreError: the store refuses to tell.
+        """
+        ...
+
+    async def abort(self, upload: Upload) -> None:
+        """Removes the parts of an upload; one that is finished, or removed already, is left as it is.
+
+        Raises:
+            AccessDeniedError, StoreError: the store refuses.
+        """
+        ...

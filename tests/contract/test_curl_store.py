@@ -38,6 +38,7 @@ from streamer.errors import (
 )
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore, open_store
+from streamer.store.base import PartsKeeper, Upload
 from streamer.store.curl.store import CurlStore
 from tests.contract.store_contract import read
 from tests.contract.telling_server import RAMP, Asked, TellingServer, answer, telling
@@ -104,7 +105,7 @@ def _as_boto_signs(asked: Asked, port: int) -> str:
     assert found is not None
     own = {"x-amz-date", "x-amz-content-sha256", "x-amz-security-token"}
     request = AWSRequest(
-        "GET",
+        asked.head.split(b" ", 1)[0].decode(),
         f"http://127.0.0.1:{port}{asked.path}",
         headers={name: headers[name] for name in found[1].split(";") if name not in own},
     )
@@ -154,6 +155,45 @@ def test_every_key_is_asked_for_and_signed_as_boto_does() -> None:
             signed()
         finally:
             runner.run(ends.__aexit__(None, None, None))
+
+
+UPLOADS = """<ListMultipartUploadsResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><EncodingType>url</EncodingType>
+<IsTruncated>{more}</IsTruncated><NextKeyMarker>{key}</NextKeyMarker><NextUploadIdMarker>{id}</NextUploadIdMarker>
+<Upload><Key>{key}</Key><UploadId>{id}</UploadId></Upload></ListMultipartUploadsResult>"""
+
+
+async def test_unfinished_uploads_are_listed_and_removed() -> None:
+    """Page by page, with keys and ids of any characters; each request is signed as boto does."""
+    pages = [
+        UPLOADS.format(more="true", key="a/%C3%BC+%2B", id="i+/=1"),
+        UPLOADS.format(more="false", key="a/b", id="2"),
+    ]
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        assert asked.headers["authorization"] == _as_boto_signs(asked, server.port)
+        if asked.head.startswith(b"DELETE"):
+            writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+            return
+        body = pages.pop(0).encode()
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    async with bucket() as (server, store):
+        assert isinstance(store, PartsKeeper)
+        server.script = script
+        found = await store.unfinished("s3://bucket/a/")
+        assert found == [Upload("s3://bucket/a/ü +", "i+/=1"), Upload("s3://bucket/a/b", "2")]
+        await store.abort(found[0])
+        assert [asked.path for asked in server.asked] == [
+            "/bucket/?encoding-type=url&prefix=a%2F&uploads=",
+            "/bucket/?encoding-type=url&key-marker=a%2F%C3%BC%20%2B&prefix=a%2F&upload-id-marker=i%2B%2F%3D1&uploads=",
+            "/bucket/a/%C3%BC%20%2B?uploadId=i%2B%2F%3D1",
+        ]
+        missing = b"<Error><Code>NoSuchUpload</Code></Error>"
+        server.says(f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(missing)}\r\n\r\n".encode() + missing)
+        await store.abort(found[1])
+        server.says(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>")
+        with pytest.raises(ConfigError, match="no list of S3's uploads"):
+            await store.unfinished("s3://bucket/a/")
 
 
 async def test_moto_takes_the_signature_and_no_other(moto_endpoint: str) -> None:

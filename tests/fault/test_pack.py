@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import boto3
 import obstore
 import pytest
 from obstore.store import S3Store
@@ -287,6 +288,39 @@ def test_a_killed_program_goes_on(store: Store) -> None:
     assert store.objects() == undisturbed
     written = [path for path in store.failing.written if ".tar" in path]
     assert len(written) <= sum(name.endswith(".tar") for name in undisturbed) - 3
+
+
+@pytest.mark.slow
+def test_a_killed_upload_leaves_no_parts(store: Store, tmp_path: Path) -> None:
+    """The store keeps and bills them, out of sight: the next run of the pack removes them; those of others stay."""
+    source = tmp_path / "raw"
+    (source / "0").mkdir(parents=True)
+    for number in range(9):
+        (source / "0" / f"{number}.bin").write_bytes(random.Random(number).randbytes(1_000_000))
+    s3 = boto3.client(
+        "s3",
+        endpoint_url=store.endpoint,
+        region_name="us-east-1",
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+    )
+    others = s3.create_multipart_upload(Bucket="packed", Key="train/other.bin")["UploadId"]
+
+    def uploads() -> dict[str, str]:
+        return {each["UploadId"]: each["Key"] for each in s3.list_multipart_uploads(Bucket="packed").get("Uploads", ())}
+
+    # The second part is never taken.
+    store.failing.script = lambda path: "partNumber=2" in path
+    process = start(source, store, "20MB")
+    until(lambda: any("partNumber=1" in path for path in store.failing.written))
+    kill(process)
+    assert set(uploads().values()) == {"train/shard-000000.tar", "train/other.bin"}
+    store.failing.script = lambda path: False
+    finish(start(source, store, "20MB"))
+    assert uploads() == {others: "train/other.bin"}
+    s3.abort_multipart_upload(Bucket="packed", Key="train/other.bin", UploadId=others)
+    assert {name for name in store.names() if name.endswith(".tar")} == {"train/shard-000000.tar"}
+    store.empty()  # moto has a file for an object of this size
 
 
 def test_uploads_outlast_a_busy_store(store: Store) -> None:

@@ -5,7 +5,8 @@ against 140 of obstore, with TLS 105 against 170; ranges of 8 MiB: 0.35 s/GB aga
 the thread of the event loop. With the whole engine around it that thread carries 1.04 GB/s, 0.82 with TLS (2026-11-24);
 fetch processes have one each. obstore has its own threads and takes 30 us and 0.17 s/GB of that thread.
 
-obstore does puts, uploads, and all requests to web servers other than ranges.
+obstore does puts, uploads, and all requests to web servers other than ranges; unfinished uploads, which it does not
+look for, are listed and removed here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 
 import pycurl
 
@@ -26,10 +28,10 @@ from streamer.errors import (
 )
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
-from streamer.store.base import PIECE_BYTES, Take
+from streamer.store.base import PIECE_BYTES, Take, Upload
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import Issued, KeyRing
-from streamer.store.curl import listing
+from streamer.store.curl import listing, uploads
 from streamer.store.curl.access import Access
 from streamer.store.curl.handle import Handle
 from streamer.store.curl.multi import Multi
@@ -196,12 +198,31 @@ class CurlStore(ObstoreStore):
         except ObjectNotFoundError:
             return None
 
-    async def _whole(self, url: str, query: str = "", *, of_bucket: bool = False) -> Whole:
-        """Requests a page of a listing, or the head of an object or bucket, from the bucket's region."""
+    async def unfinished(self, prefix: str) -> list[Upload]:
+        """See PartsKeeper.unfinished; none of a web server."""
+        if not self._is_plain or await self._find_access() is None:
+            return []
+        found, after = list[Upload](), ("", "")
+        while True:
+            asked = uploads.query(self._key(prefix), after)
+            page, following = uploads.page_of(self._root, (await in_time(self._whole(prefix, asked), prefix)).body)
+            found += page
+            if not any(following) or following == after:
+                return found
+            after = following
+
+    async def abort(self, upload: Upload) -> None:
+        """See PartsKeeper.abort."""
+        with suppress(ObjectNotFoundError):
+            await in_time(self._whole(upload.url, uploads.abort_query(upload), method="DELETE"), upload.url)
+
+    async def _whole(self, url: str, query: str = "", *, method: str = "", of_bucket: bool = False) -> Whole:
+        """Requests a page of a list, the head of an object or bucket, or the end of an upload, from the bucket's region."""
         keys = None if self._keys is None else await self._keys.keys()
         access = await self._find_access()
         assert access is not None, "looked for"
-        method, key = ("GET", "") if query else ("HEAD", "" if of_bucket else self._key(url))
+        method = method or ("GET" if query else "HEAD")
+        key = "" if of_bucket or method == "GET" else self._key(url)
         address = access.address(key) + (f"?{query}" if query else "")
         whole = Whole(access, url, method)
         try:
@@ -215,7 +236,7 @@ class CurlStore(ObstoreStore):
         except StoreError as refusal:
             if of_bucket or not await self._is_elsewhere(refusal, access):
                 raise self._way.explain(refusal) from None
-            return await self._whole(url, query)
+            return await self._whole(url, query, method=method)
         finally:
             whole.easy.close()
         return whole

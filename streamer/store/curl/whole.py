@@ -21,7 +21,7 @@ class Whole(Handle):
     Args:
         access: access to the root.
         url: url for messages.
-        method: GET or HEAD.
+        method: GET, HEAD or DELETE.
     """
 
     __slots__ = ("headers", "method")
@@ -33,6 +33,8 @@ class Whole(Handle):
         self.bind(ObjectRecord(url, 0, ""), (0, 0), self._keep_answer)
         if method == "HEAD":
             self.easy.setopt(pycurl.NOBODY, 1)
+        elif method != "GET":
+            self.easy.setopt(pycurl.CUSTOMREQUEST, method)
 
     @property
     def body(self) -> bytes:
@@ -52,7 +54,7 @@ class Whole(Handle):
     def finish(self) -> str:
         """See Handle.finish; any body is accepted."""
         status, self.headers = self._head()
-        return "" if status == 200 else self._redirected()
+        return "" if status in {200, 204} else self._redirected()
 
     def _begin(self) -> Take:
         self._most = _MOST_BYTES
