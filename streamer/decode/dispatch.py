@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -19,6 +20,8 @@ FieldDecoder = Callable[[bytes], object]
 # "auto": by extension. None: bytes. A mapping: overrides for some fields or extensions (None: bytes). A callable gets
 # (field name, bytes).
 DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
+
+logger = logging.getLogger(__name__)
 
 _Reader = Callable[[memoryview], object]
 
@@ -179,8 +182,12 @@ class SampleDecoder:
 
 def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> object:
     try:
-        if type(reader) is images.ImageDecoder and place is not None and place.dtype == np.uint8:
-            return _placed(reader(field.content, place), place)  # type: ignore[arg-type]
+        if type(reader) is images.ImageDecoder:
+            fits = place is not None and place.dtype == np.uint8
+            picture, damage = reader.decode(field.content, place if fits else None)  # type: ignore[arg-type]
+            if damage:
+                logger.warning("sample %r: field %r is decoded, but %s", key, field.name, damage)
+            return _placed(picture, place)
         return _placed(reader(field.content), place)
     except ConfigError:
         raise

@@ -8,10 +8,13 @@ The result is the same with every installed library, within one level (tests/uni
 * transparency is dropped, not blended (like Pillow's `convert("RGB")`);
 * EXIF orientation is *not* applied: the pixels are returned as stored, like in torchvision's ImageFolder;
 * only the first frame of an animation is decoded;
-* a truncated or damaged file is an error, never a partly grey picture.
+* a truncated file is an error, never a partly grey picture; damage inside a JPEG that libjpeg ignores is reported.
 
 JPEG is decoded by simplejpeg (0.96 ms for 500x375, releases the GIL, writes into the caller's array; 2026-11-20), other
 pictures by OpenCV. Both are strict; pictures that they refuse are decoded by Pillow. Pillow alone suffices.
+
+libjpeg and libpng inside OpenCV write warnings to stderr without naming the file. JPEGs that simplejpeg refuses therefore
+go to Pillow first, which is silent, and PNGs go to OpenCV without the chunks that do not affect their pixels.
 """
 
 from __future__ import annotations
@@ -47,8 +50,12 @@ _JPEG_MAGIC = b"\xff\xd8\xff"
 _JPEG_END = b"\xff\xd9"
 # OpenCV 4 fills a truncated JPEG with grey and only prints a warning; the end mark must be near the end (some cameras
 # pad with a block of zeros).
-# (some cameras pad with a block of zeros).
 _JPEG_TAIL_BYTES = 4096
+# How libjpeg begins its warnings about damage that it ignores and simplejpeg refuses.
+_DAMAGE = "Corrupt JPEG data"
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+# The bit of the first letter of a chunk's name that marks optional chunks, and the optional chunks that OpenCV reads.
+_ANCILLARY, _OF_PIXELS = 0x20, frozenset([b"tRNS", b"acTL", b"fcTL", b"fdAT"])
 _Attempt = Callable[[Content, "ImageDecoder", Picture | None], Stored]
 _MODES = ("rgb", "rgb8", "stored")
 # Pillow's modes of more than 8 bits, its names of 16-bit data, PPM's names that it scales, and those it reads as 8.
@@ -135,10 +142,14 @@ class ImageDecoder:
             ValueError: no decoder can read it; the text has each decoder's reason.
             ConfigError: neither simplejpeg, OpenCV nor Pillow is installed.
         """
+        return self.decode(content, out)[0]
+
+    def decode(self, content: Content, out: Picture | None = None) -> tuple[Stored, str]:
+        """Decodes like a call, and also returns the damage for which another decoder refused the picture, or ""."""
         refusals: list[str] = []
         for name, attempt in _attempts(bytes(content[:3]) == _JPEG_MAGIC, self.mode == "stored"):
             try:
-                return attempt(content, self, out)
+                return attempt(content, self, out), next((text for text in refusals if _DAMAGE in text), "")
             except TooDeepError:  # another decoder might silently change values
                 raise
             except Exception as refusal:  # noqa: BLE001 - each library has its own; all are reported below
@@ -157,7 +168,7 @@ def _attempts(is_jpeg: bool, stored: bool) -> Iterator[tuple[str, _Attempt]]:
         _loaded("PIL.Image")
         chain = (("PIL.Image", _stored_by_pillow), ("cv2", _stored_by_opencv))
     elif is_jpeg:
-        chain = (("simplejpeg", _by_simplejpeg), *chain)
+        chain = (("simplejpeg", _by_simplejpeg), *reversed(chain))
     found = False
     for name, attempt in chain:
         if library(name) is not None:
@@ -231,7 +242,7 @@ def _stored_by_opencv(content: Content, decoder: ImageDecoder, out: Picture | No
 
 
 def _read_by_opencv(content: Content, flags: int) -> Stored:
-    raw = np.frombuffer(content, np.uint8)
+    raw = np.frombuffer(_pixels(content), np.uint8)
     if raw.size == 0:
         raise ValueError("no bytes")
     if bytes(raw[:3]) == _JPEG_MAGIC and _JPEG_END not in bytes(raw[-_JPEG_TAIL_BYTES:]):
@@ -240,6 +251,20 @@ def _read_by_opencv(content: Content, flags: int) -> Stored:
     if picture is None:
         raise ValueError("not a picture that OpenCV reads")
     return picture
+
+
+def _pixels(content: Content) -> Content:
+    """Returns a PNG without the chunks that do not affect its pixels: libpng warns about damaged ones."""
+    if content[:8] != _PNG_MAGIC:
+        return content
+    view, parts, kept, at = memoryview(content), list[memoryview](), 0, 8
+    while at + 12 <= len(view):
+        end = at + 12 + int.from_bytes(view[at : at + 4], "big")
+        if view[at + 4] & _ANCILLARY and bytes(view[at + 4 : at + 8]) not in _OF_PIXELS:
+            parts.append(view[kept:at])
+            kept = end
+        at = end
+    return b"".join([*parts, view[kept:]]) if parts else content
 
 
 def _by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:

@@ -207,3 +207,12 @@ def test_the_log_of_opencv_is_silent(picture, encode):
     )
     assert ended.stdout.startswith(b"sample 'a/7': field 'tif'")
     assert ended.stderr == b""
+
+
+def test_damage_that_a_decoder_passes_over_is_told_with_its_sample(picture, encode, caplog):
+    """In the log; the picture is decoded."""
+    jpeg = encode(picture, "JPEG")
+    sample = SampleDecoder()("a/7", [field("jpg", jpeg[:-2] + bytes([0, 1, 2]) * 10 + jpeg[-2:])])
+    assert np.asarray(sample["jpg"]).shape == picture.shape
+    (text,) = caplog.messages
+    assert text.startswith("sample 'a/7': field 'jpg' is decoded, but simplejpeg: Corrupt JPEG data: ")
