@@ -16,15 +16,15 @@ import msgspec
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.settings import ClientSettings
 from streamer.errors import StreamerError
-from streamer.wire.messages import GetStatistics, ReportFinding, Statistics
+from streamer.wire.messages import GetStatistics, ReportError, ReportFinding, Statistics
 
 if TYPE_CHECKING:
     from streamer.client.session import SessionSpec
 
 logger = logging.getLogger(__name__)
 
-# The limits of `wire.messages.ReportFinding`.
-MAX_BOTTLENECK_LETTERS, MOST_ADVICE_LETTERS = 64, 240
+# The limits of `wire.messages.ReportFinding` and `ReportError`.
+MAX_BOTTLENECK_LETTERS, MOST_ADVICE_LETTERS, MOST_ERROR_LETTERS = 64, 240, 1200
 
 
 def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:
@@ -58,14 +58,14 @@ class Finding(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-def report_finding(settings: ClientSettings, session: SessionSpec, timeout_seconds: float, finding: Finding) -> bool:
-    """Reports a loader's waiting to the engine, for `streamer top` and /metrics.
+def report(settings: ClientSettings, session: SessionSpec, timeout_seconds: float, what: Finding | Exception) -> bool:
+    """Reports a loader's waiting to the engine, for `streamer top` and /metrics, or an error that the loader raises.
 
     Args:
         settings: how to reach the engine, and the job.
         session: session of the loader.
         timeout_seconds: time for the greeting.
-        finding: the report; cut to the length of a table's line.
+        what: the report or the error; cut to the length of a line.
 
     Returns:
         Whether it was sent; a missing engine is not an error.
@@ -73,20 +73,25 @@ def report_finding(settings: ClientSettings, session: SessionSpec, timeout_secon
     try:
         token = settings.token()
         with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as connection:
-            connection.send(
-                ReportFinding(
-                    settings.job,
-                    session.dataset,
-                    session.consumer,
-                    min(1.0, max(0.0, finding.waiting_share)),
-                    finding.bottleneck[:MAX_BOTTLENECK_LETTERS],
-                    finding.advice[:MOST_ADVICE_LETTERS],
-                )
-            )
+            connection.send(_message(settings.job, session, what))
     except (DisconnectedError, StreamerError) as error:
         logger.debug("the engine of %s got no report: %s", settings.cache_dir, error)
         return False
     return True
+
+
+def _message(job: str, session: SessionSpec, what: Finding | Exception) -> ReportFinding | ReportError:
+    if isinstance(what, Exception):
+        error = f"{type(what).__name__}: {what}"
+        return ReportError(job, session.dataset, session.consumer, error[:MOST_ERROR_LETTERS])
+    return ReportFinding(
+        job,
+        session.dataset,
+        session.consumer,
+        min(1.0, max(0.0, what.waiting_share)),
+        what.bottleneck[:MAX_BOTTLENECK_LETTERS],
+        what.advice[:MOST_ADVICE_LETTERS],
+    )
 
 
 def _answer(connection: Connection, deadline: float) -> Mapping[str, object] | None:

@@ -13,8 +13,8 @@ The result is the same with every installed library, within one level (tests/uni
 JPEG is decoded by simplejpeg (0.96 ms for 500x375, releases the GIL, writes into the caller's array; 2026-11-20), other
 pictures by OpenCV. Both are strict; pictures that they refuse are decoded by Pillow. Pillow alone suffices.
 
-libjpeg and libpng inside OpenCV write warnings to stderr without naming the file. JPEGs that simplejpeg refuses therefore
-go to Pillow first, which is silent, and PNGs go to OpenCV without the chunks that do not affect their pixels.
+libjpeg and libpng inside OpenCV write warnings to stderr without naming the file. JPEGs that simplejpeg refuses
+therefore go to Pillow first, which is silent, and PNGs go to OpenCV without the chunks that do not affect their pixels.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             # After the first request for a batch: with all cores busy a thread takes 6 ms to start (2026-11-22).
             reporter.start()
         s, left = self._settings, self._batches(epoch) - batch
-        owner = EpochOwner(self._ready, self._take, self._arrived, self._finished)
+        owner = EpochOwner(self._ready, self._take, self._arrived, self._finished, self._supply_owner.failed)
         self._epoch = EpochIterator(owner, left, self._clock, self._supply_owner.mover, s.device_transform)
         return self._epoch
 

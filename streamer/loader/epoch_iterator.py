@@ -21,12 +21,14 @@ class EpochOwner(msgspec.Struct, frozen=True):
         next_delivery: the next batch from the supply; blocks.
         delivered: records that the trainer has the batch.
         finished: records the end of the epoch.
+        failed: tells the engine of an error that the trainer gets.
     """
 
     ready: Callable[[], int]
     next_delivery: Callable[[], Delivery]
     delivered: Callable[[Delivery], None]
     finished: Callable[[], None]
+    failed: Callable[[Exception], None]
 
 
 class EpochIterator:
@@ -69,7 +71,11 @@ class EpochIterator:
         if owner is None:
             raise StopIteration
         self._clock.ask(owner.ready())
-        delivery = next(self._batches, None)
+        try:
+            delivery = next(self._batches, None)
+        except Exception as error:
+            owner.failed(error)
+            raise
         if delivery is None:
             self._clock.pause()
             owner.finished()

@@ -18,6 +18,7 @@ from streamer.loader.options import LoaderSettings
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.ring.pinning import Pinner
 from streamer.loader.samples.sent_code import SentCode
+from streamer.loader.stall.reporter import engine_view
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
 from streamer.loader.workers.batch_maker import MakerRules
 
@@ -45,6 +46,7 @@ class SupplyOwner:
         # The next batch of the running supply.
         self._next: tuple[int, int] | None = None
         self._sent: SentCode | None = None
+        self._told = ""
         self._resources = contextlib.ExitStack()
         self._closer: weakref.finalize[..., SupplyOwner] | None = None
 
@@ -114,6 +116,15 @@ class SupplyOwner:
         clock.opened(delivery.trace)
         self._next = delivery.epoch, delivery.batch + 1
         return delivery
+
+    def failed(self, error: Exception) -> None:
+        """Tells the engine of an error that the trainer gets, for its log and page; of one that comes again, once."""
+        if self.supply is None or self._told == (text := repr(error)):
+            return
+        self._told = text
+        view = engine_view(self.supply)
+        if view is not None and view.reply is not None:
+            view.reply(error)
 
     def counts(self, clock: TrainerClock) -> LoaderStats:
         """The statistics so far; any thread."""

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from streamer.errors import BrokenError, ProtocolError, StreamerError
 from streamer.service.admission import Credentials
 from streamer.wire.frames import encode, request_decoder
-from streamer.wire.messages import Content, Event, Failed, GetStatistics, Hello, ReportFinding, Request
+from streamer.wire.messages import Content, Event, Failed, GetStatistics, Hello, ReportError, ReportFinding, Request
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,9 @@ class ClientConnection(asyncio.Protocol):
                     self._requests = None
                     break
                 self._take(request)
-                if isinstance(request, GetStatistics | ReportFinding):  # they look at every session: one per turn
+                if isinstance(
+                    request, GetStatistics | ReportFinding | ReportError
+                ):  # they look at every session: one per turn
                     break
         except StreamerError as error:
             self._refuse(error)

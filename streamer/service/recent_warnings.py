@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from streamer.engine.statistics import Table
-from streamer.errors import StreamerError
 
 logger = logging.getLogger(__name__)
 
@@ -64,20 +63,20 @@ def recent_warnings() -> Iterator[RecentWarnings]:
 
 
 class JobErrors:
-    """Logs errors on their way to clients."""
+    """Logs the errors that jobs get: on their way from here, or raised by their loaders."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    def log(self, job: str, consumer: str, error: StreamerError) -> None:
-        """An error that a consumer, or another reader of a job, is sent; only the first of equal ones is logged.
+    def log(self, job: str, consumer: str, error: str) -> None:
+        """An error of a consumer, or of another reader of a job; only the first of equal ones is logged.
 
         Args:
             job: its name; may be empty.
             consumer: which of its readers; "" before it has a session.
-            error: may end the job.
+            error: type and text; may end the job.
         """
-        key = (job, f"{type(error).__name__}: {error}")
+        key = (job, error)
         fresh = key not in self._known
         self._known[key] = None
         self._known.move_to_end(key)

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -47,6 +47,7 @@ from streamer.wire.messages import (
     Read,
     Ready,
     Reject,
+    ReportError,
     ReportFinding,
     Request,
     ShareCache,
@@ -219,6 +220,9 @@ class Server:
                 client.send(Statistics(request.request, self.statistics()))
             case ReportFinding():
                 self._loader_report(client, request)
+            case ReportError():
+                if any(self._sessions_of(client, request)):
+                    self._errors.log(one_line(request.job), one_line(request.consumer), one_line(request.error))
             case _:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
 
@@ -259,7 +263,7 @@ class Server:
         consumer: str = "",
     ) -> None:
         state = self._clients.get(client)
-        self._errors.log(one_line(state.job if state else ""), consumer, error)
+        self._errors.log(one_line(state.job if state else ""), consumer, f"{type(error).__name__}: {error}")
         client.fail(error, request, session)
 
     def _part(self, client: ClientConnection, state: _ClientState, part: Part) -> PartRequest:
@@ -287,17 +291,21 @@ class Server:
                 )
 
     def _loader_report(self, sender: ClientConnection, request: ReportFinding) -> None:
-        """A loader's report, over a connection of its own: it applies to sessions of the same user and name only."""
-        user = sender.credentials and sender.credentials.uid
-        consumer = (request.job, request.dataset, one_line(request.consumer))
         bottleneck = request.bottleneck if request.bottleneck in BOTTLENECKS else BOTTLENECKS[-1]
         report = LoaderReport(request.waiting_share, bottleneck, one_line(request.advice), self._engine.now())
+        for session in self._sessions_of(sender, request):
+            session.loader_report = report
+
+    def _sessions_of(self, sender: ClientConnection, request: ReportFinding | ReportError) -> Iterator[EngineSession]:
+        """Those that a loader's report, over a connection of its own, is about: of the same user and name only."""
+        user = sender.credentials and sender.credentials.uid
+        consumer = (request.job, request.dataset, one_line(request.consumer))
         for client, state in self._clients.items():
             if (client.credentials and client.credentials.uid) != user:
                 continue
             for session in state.sessions.values():
                 if (session.request.job, session.request.dataset, session.request.consumer) == consumer:
-                    session.loader_report = report
+                    yield session
 
     def _check_room_for(self, request: Extend) -> None:
         held = sum(session.progress.schedule_bytes() for session in self._engine.sessions.values())

@@ -18,27 +18,10 @@ PROTOCOL = 3
 # they are not free text; any other word counts as the last one.
 # therefore no free text; any other word counts as the last one.
 BOTTLENECKS = (
-    *(
-        "nothing measured",
-        "not input-bound",
-        "the store throttles",
-        "slow store",
-        "slow peers",
-        "recoding",
-        "the engine's loop",
-    ),
-    *(
-        "slow SSD (writing)",
-        "no room in the cache",
-        "slow SSD (reading)",
-        "decode",
-        "transform",
-        "loading",
-        "collate",
-        "copy into the ring",
-    ),
-    *("no workers", "one slow worker", "single slow samples", "full ring", "prefetch_batches", "starting workers"),
-    *("crashing workers", "handoff", "copy to the device", "other"),
+    *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow peers", "recoding"),
+    *("the engine's loop", "slow SSD (writing)", "no room in the cache", "slow SSD (reading)", "decode", "transform"),
+    *("loading", "collate", "copy into the ring", "no workers", "one slow worker", "single slow samples", "full ring"),
+    *("prefetch_batches", "starting workers", "crashing workers", "handoff", "copy to the device", "other"),
 )
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -238,6 +221,18 @@ class ReportFinding(Message, tag=10, frozen=True):
     advice: Annotated[str, Meta(max_length=240)] = ""
 
 
+class ReportError(Message, tag=12, frozen=True):
+    """An error that a loader raises, for the log and the page; it gets no reply.
+
+    It is sent over a connection of its own, which an engine of 0.1.0 closes.
+    """
+
+    job: Name
+    dataset: Name
+    consumer: Name
+    error: Annotated[str, Meta(max_length=1200)]
+
+
 class Sharer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One of the engines that share their caches.
 
@@ -293,6 +288,7 @@ Request = (
     | Read
     | GetStatistics
     | ReportFinding
+    | ReportError
     | ShareCache
 )
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamer import StreamingDataLoader, StreamingDataset
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
@@ -647,6 +648,42 @@ def test_the_error_that_ends_a_job_is_in_the_log_and_on_the_page(sidecar):
     assert values["cache_dir"] == str(sidecar.cache)
     assert values["host"] == socket.gethostname()
     assert 0 < values["disk_free_bytes"] < values["disk_bytes"]
+
+
+def refused(sample: dict) -> dict:
+    raise ArithmeticError(f"no sense in {sample['__key__']}")
+
+
+def refused_batch(batch: object) -> object:
+    raise ArithmeticError("no sense in it")
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "loader_options"),
+    [(0, {"transform": refused}, {}), (2, {"transform": refused}, {}), (2, {}, {"device_transform": refused_batch})],
+    ids=["in the trainer", "in a worker", "on the way to the device"],
+)
+def test_an_error_that_only_the_trainer_sees_is_there_too(sidecar, monkeypatch, workers, options, loader_options):
+    """Of user code, in whatever process: with its type and text."""
+    monkeypatch.setenv("STREAMER_JOB", "trains")
+    sidecar.start()
+    dataset = StreamingDataset(
+        f"{sidecar.data}/",
+        cache_dir=sidecar.cache,
+        engine=f"unix:{sidecar.socket}",
+        shuffle=False,
+        decode=None,
+        **options,
+    )
+    with contextlib.closing(dataset), StreamingDataLoader(dataset, 4, workers, **loader_options) as loader:
+        batches = iter(loader)
+        for _ in range(2 if options else 1):
+            with pytest.raises(ArithmeticError):
+                next(batches)
+        texts = [entry["text"] for entry in json.loads(sidecar.get("/statistics.json")[1])["warnings"]]
+    found = [text for text in texts if "ArithmeticError" in text]
+    assert found[-1].startswith("job trains, rank 0 got ArithmeticError: no sense in ")
+    assert sidecar.log.read_text().count("got ArithmeticError") == (2 if options else 1)
 
 
 def test_a_secret_is_nowhere_to_be_seen(sidecar):

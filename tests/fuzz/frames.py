@@ -22,6 +22,7 @@ from streamer.wire.messages import (
     Part,
     Read,
     Reject,
+    ReportError,
     ReportFinding,
     ShareCache,
 )
@@ -50,6 +51,7 @@ def message(drawn: random.Random, datasets: tuple[str, ...]) -> Message:
             lambda: GetManifest(number(), [text() or "/"], text(), manifest="", wait_seconds=0.0),
             lambda: GetStatistics(number()),
             lambda: ShareCache(number(), dataset, text()[:256], text(), lanes=drawn.randbytes(3), readers=[[(1, 2)]]),
+            lambda: ReportError(text(), dataset, text(), text()[:1200]),
             lambda: ReportFinding(text(), dataset, text(), drawn.random(), text()[:64], text()[:240]),
         )
     )()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.oneshot import read_statistics, report_finding
+from streamer.client.oneshot import read_statistics, report
 from streamer.client.session import EpochSchedule, Session, SessionSpec
 from streamer.errors import BrokenError
 
@@ -141,7 +141,7 @@ class StepSession(ABC):
         job, spec = self._client.job, self._spec
         settings = replace(self._client.settings, job=job)
         identity = {"consumer": spec.consumer, "job": job, "dataset": spec.dataset}
-        return {**values, **identity, "reply": partial(report_finding, settings, spec, timeout_seconds)}
+        return {**values, **identity, "reply": partial(report, settings, spec, timeout_seconds)}
 
     def close(self) -> None:
         """Ends the leases; idempotent."""

@@ -71,7 +71,7 @@ class EngineView:
         hit_bound: the largest share of hits that any policy can reach.
         waiting_seconds: time that this session's consumer waited for the engine.
         parts: of a mix, by name of the member.
-        reply: sends this loader's finding to the engine; None: not available.
+        reply: sends this loader's finding, or an error, to the engine; None: not available.
     """
 
     store_bytes: int = 0
@@ -93,7 +93,7 @@ class EngineView:
     hit_bound: float = 0.0
     waiting_seconds: float = 0.0
     parts: Mapping[str, PartView] = field(default_factory=dict)
-    reply: Callable[[Finding], object] | None = field(default=None, compare=False, repr=False)
+    reply: Callable[[Finding | Exception], object] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> EngineView:

@@ -217,7 +217,7 @@ class CurlStore(ObstoreStore):
             await in_time(self._whole(upload.url, uploads.abort_query(upload), method="DELETE"), upload.url)
 
     async def _whole(self, url: str, query: str = "", *, method: str = "", of_bucket: bool = False) -> Whole:
-        """Requests a page of a list, the head of an object or bucket, or the end of an upload, from the bucket's region."""
+        """Requests a page of a list, a head of an object or bucket, or an upload's end, from the bucket's region."""
         keys = None if self._keys is None else await self._keys.keys()
         access = await self._find_access()
         assert access is not None, "looked for"

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from streamer.client.engine_client import EngineClient
-from streamer.client.oneshot import Finding, read_statistics, report_finding
+from streamer.client.oneshot import Finding, read_statistics, report
 from streamer.client.session import SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.loader.stall.advice import Bottleneck
@@ -59,12 +59,12 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
         sessions = [client.open_session(spec) for spec in specs]
         mine = dataclasses.replace(settings, job=client.job)
         assert told(client) == [("rank 0", None, None, None), ("rank 1", None, None, None)]
-        assert report_finding(mine, specs[1], 5.0, Finding(0.43, "decode", "4 more workers\x1b[2J" + "!" * 300))
+        assert report(mine, specs[1], 5.0, Finding(0.43, "decode", "4 more workers\x1b[2J" + "!" * 300))
         assert told(client)[0] == ("rank 0", None, None, None)
         assert told(client)[1] == ("rank 1", 0.43, "decode", ("4 more workers?[2J" + "!" * 300)[:240])
-        assert report_finding(mine, specs[1], 5.0, Finding(7.0, "nonsense"))
+        assert report(mine, specs[1], 5.0, Finding(7.0, "nonsense"))
         assert told(client)[1] == ("rank 1", 1.0, "other", "")
-        assert report_finding(dataclasses.replace(mine, job="another"), specs[0], 5.0, Finding(0.5, "decode"))
+        assert report(dataclasses.replace(mine, job="another"), specs[0], 5.0, Finding(0.5, "decode"))
         assert told(client)[0] == ("rank 0", None, None, None)
         for session in sessions:
             session.close()
@@ -72,7 +72,7 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
 
 def test_an_engine_that_is_away_gets_no_message(settings):
     """No error, nothing started."""
-    assert not report_finding(settings, SessionSpec(dataset="d", consumer="rank 0"), 1.0, Finding(0.1, "decode"))
+    assert not report(settings, SessionSpec(dataset="d", consumer="rank 0"), 1.0, Finding(0.1, "decode"))
     assert not settings.cache_dir.exists()
 
 
