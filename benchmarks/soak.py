@@ -3,16 +3,18 @@
     S3SIM=path/to/s3sim python benchmarks/soak.py [--minutes 24] [--kill-seconds 20] [--fault p_503=0.01 ...]
 
 A class folder of 2,000 samples of 60 KB, a cache of 3/4 of it, a sidecar. Every sample of every epoch is compared with
-what was uploaded (by digest); own memory (USS) and open descriptors of the sidecar and of each rank with its workers
-are written down every second. A line is fitted through the means of half minutes, after the first quarter of the run:
-it rises when its slope is above twice its standard error *and* would add 2 % of the mean, or one descriptor, in the
-whole run. Fails when a line rises, when a sample is wrong, missing or twice, when a rank ends with an error, or when
-one makes no step for a minute. Kept in benchmarks/results/
+what was uploaded (by digest); own memory (USS) and open descriptors of the sidecar, of each rank and of its workers
+are written down every second, RSS and PSS beside them. A line is fitted through the means of half minutes, after the
+first quarter of the run and never before its tenth minute: it rises when its slope is above twice its standard error
+*and* would add 2 % of the mean, or one descriptor, in an hour. Fails when a line rises, when a sample is wrong,
+missing or twice, when a rank ends with an error, or when one makes no step for a minute. A table has the memory over
+time, and what Python and malloc of each rank hold. Kept in benchmarks/results/
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import math
@@ -41,19 +43,31 @@ FAULTS = ("p_503=0.01", "p_truncate=0.005", "p_reset=0.002", "p_slow=0.003")
 STALL_SECONDS = 60.0
 # Single seconds are no independent measurements: an epoch takes some ten of them, an engine lives twenty.
 BLOCK_SECONDS = 30.0
+TABLE_SECONDS = 300.0
 GROWTH_SHARE = 0.02
 GROWTH_DESCRIPTORS = 1.0
 # What comes before allocates what stays: imports, arenas, the first epoch's tables, and what loaders remember of their
 # last 4,096 batches (full after 4.4 minutes of 940 batches: 0.5 MB a minute until then, 2026-11-20). Each worker gains
 # 0.2 MB more until its 60,000th step, where CPython's free lists are full: 20 kB a minute here for a rank with four of
-# them, while the number of objects stays the same; flat from there to the 95,000th.
+# them, while the number of objects stays the same; flat from there to the 95,000th. In an hour: 157.7 MB in the first
+# five minutes, 162.3 in the next, 162.5 to 162.6 from then on; a run of 6.5 minutes is all start (2026-11-26).
 SETTLE_SHARE = 0.25
+SETTLE_MINUTES = 10.0
 
 RANK_PROGRAM = """
-import hashlib, json, sys, time
+import ctypes, gc, hashlib, json, sys, time
 from streamer import StreamingDataLoader, StreamingDataset
 def pair(sample):
     return sample["__key__"], hashlib.blake2b(bytes(sample["bin"]), digest_size=8).hexdigest()
+class Mallinfo(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+mallinfo2 = ctypes.CDLL(None).mallinfo2
+mallinfo2.restype = Mallinfo
+def held():
+    malloc = mallinfo2()
+    used, free = malloc.uordblks + malloc.hblkhd, malloc.fordblks
+    return {"blocks": sys.getallocatedblocks(), "objects": len(gc.get_objects()), "used": used, "free": free}
 task = json.loads(sys.argv[1])
 dataset = StreamingDataset(task["url"], transform=pair, decode=None, rank=task["rank"], world_size=task["ranks"])
 with StreamingDataLoader(dataset, batch_size=task["batch"], num_workers=task["workers"], collate_fn=list) as loader:
@@ -64,7 +78,7 @@ with StreamingDataLoader(dataset, batch_size=task["batch"], num_workers=task["wo
             found += [p for p, twice in zip(batch, loader.repeated.tolist()) if not twice]
             time.sleep(task["pause"])
             print(json.dumps({"step": epoch}), flush=True)
-        print(json.dumps({"epoch": epoch, "samples": found}), flush=True)
+        print(json.dumps({"epoch": epoch, "samples": found, "held": held()}), flush=True)
         epoch += 1
 """
 
@@ -74,6 +88,8 @@ class Rank:
 
     def __init__(self, number: int, task: dict, env: dict[str, str]) -> None:
         self.epochs: list[dict[str, str]] = []
+        self.held: list[tuple[float, dict[str, int]]] = []
+        self.begun = time.monotonic()
         self.repeats = 0
         self.steps = 0
         self.longest_pause_seconds = 0.0
@@ -96,6 +112,7 @@ class Rank:
                 found = dict(map(tuple, said["samples"]))
                 self.repeats += len(said["samples"]) - len(found)
                 self.epochs.append(found)
+                self.held.append((now - self.begun, said["held"]))
 
     def finish(self) -> int:
         code = self.process.wait(120)
@@ -104,26 +121,29 @@ class Rank:
 
 
 class Gauge:
-    """Memory and descriptors of a process and its children over time."""
+    """Memory and descriptors of some processes over time: seconds, USS, PSS and RSS in bytes, descriptors."""
 
     def __init__(self) -> None:
-        self.points: list[tuple[float, float, float]] = []
+        self.points: list[tuple[float, ...]] = []
 
-    def look(self, pid: int, at: float) -> None:
+    def look(self, family: list[psutil.Process], at: float) -> None:
         try:
-            family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-            memory = sum(p.memory_full_info().uss for p in family)
-            self.points.append((at, memory, sum(p.num_fds() for p in family)))
+            memory = [process.memory_full_info() for process in family]
+            own, shared, resident = (sum(getattr(one, kind) for one in memory) for kind in ("uss", "pss", "rss"))
+            self.points.append((at, own, shared, resident, sum(process.num_fds() for process in family)))
         except psutil.NoSuchProcess:
             return
 
+    def means(self, seconds: float, after: float = 0.0) -> np.ndarray:
+        """One row for each period of so many seconds."""
+        points = np.array([point for point in self.points if point[0] > after]).reshape(-1, 5)
+        number = points[:, 0] // seconds
+        return np.array([points[number == one].mean(axis=0) for one in np.unique(number)]).reshape(-1, 5)
+
     def lines(self, minutes: float) -> tuple[Line, Line]:
-        """Of memory and descriptors, after the first quarter of so many minutes."""
-        settle_seconds = SETTLE_SHARE * minutes * 60
-        settled = np.array([point for point in self.points if point[0] > settle_seconds]).reshape(-1, 3)
-        number = settled[:, 0] // BLOCK_SECONDS
-        blocks = np.array([settled[number == one].mean(axis=0) for one in np.unique(number)]).reshape(-1, 3)
-        return Line.fitted(blocks[:, 0], blocks[:, 1]), Line.fitted(blocks[:, 0], blocks[:, 2])
+        """Of own memory and descriptors, after the start of a run of so many minutes."""
+        blocks = self.means(BLOCK_SECONDS, 60 * max(SETTLE_SHARE * minutes, SETTLE_MINUTES))
+        return Line.fitted(blocks[:, 0], blocks[:, 1]), Line.fitted(blocks[:, 0], blocks[:, 4])
 
 
 @dataclass(frozen=True)
@@ -144,9 +164,15 @@ class Line:
         scatter = float((residuals**2).sum()) / (len(values) - 2)
         return cls(float(slope), math.sqrt(scatter * covariance[0, 0]), float(values.mean()))
 
-    def rises(self, minutes: float, harmless: float) -> bool:
-        """Beyond its noise, and by more than what is harmless in so many minutes."""
-        return self.slope > 2 * self.error and self.slope * minutes > harmless
+    def rises(self, harmless: float) -> bool:
+        """Beyond its noise, and by more than what is harmless in an hour."""
+        return self.slope > 2 * self.error and self.slope * 60 > harmless
+
+
+def _judged(memory: Line, rises: tuple[bool, bool]) -> str:
+    if math.isinf(memory.error):
+        return ": too short a run to say whether it rises"
+    return ": RISES" if any(rises) else ""
 
 
 def make_data(root: Path) -> dict[str, str]:
@@ -188,15 +214,15 @@ def soak(folder: Path, store: Simulator, arguments: argparse.Namespace) -> tuple
     task = {"url": "s3://bucket/train/", "ranks": RANKS, "batch": BATCH, "workers": WORKERS, "pause": 0.05}
     engine = start_sidecar(folder, store)
     ranks = [Rank(number, {**task, "until": time.time() + seconds}, env) for number in range(RANKS)]
-    gauges = {"sidecar": Gauge(), **{f"rank {number}": Gauge() for number in range(RANKS)}}
+    gauges = {"sidecar": Gauge()}
+    for number in range(RANKS):
+        gauges |= {f"rank {number}": Gauge(), f"rank {number}'s workers": Gauge()}
     begun, killed, kills = time.monotonic(), time.monotonic(), 0
     while any(rank.process.poll() is None for rank in ranks):
         time.sleep(1.0)
         now = time.monotonic()
         if now - begun < seconds:  # later the workers leave, and the line would bend down
-            gauges["sidecar"].look(engine.pid, now - begun)
-            for number, rank in enumerate(ranks):
-                gauges[f"rank {number}"].look(rank.process.pid, now - begun)
+            look(gauges, engine, ranks, now - begun)
         if now - killed > arguments.kill_seconds and now - begun < seconds:
             engine.send_signal(signal.SIGKILL)
             engine.wait()
@@ -210,6 +236,43 @@ def soak(folder: Path, store: Simulator, arguments: argparse.Namespace) -> tuple
     engine.terminate()
     engine.wait(30)
     return ranks, gauges, kills
+
+
+def look(gauges: dict[str, Gauge], engine: subprocess.Popen[bytes], ranks: list[Rank], at: float) -> None:
+    """Adds a point to each gauge, but of those that have just ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        gauges["sidecar"].look([psutil.Process(engine.pid)], at)
+    for number, rank in enumerate(ranks):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(rank.process.pid)
+            gauges[f"rank {number}"].look([process], at)
+            gauges[f"rank {number}'s workers"].look(process.children(recursive=True), at)
+
+
+def table(ranks: list[Rank], gauges: dict[str, Gauge]) -> list[str]:
+    """Memory over time, and what each rank's own process holds at those times."""
+    lines = [
+        "",
+        f"means of {TABLE_SECONDS / 60:.0f} minutes in MB: USS, PSS, RSS",
+        "minute  " + "".join(f"{n:>24}" for n in gauges),
+    ]
+    rows = zip(*(gauge.means(TABLE_SECONDS) for gauge in gauges.values()), strict=False)
+    for row in rows:
+        cells = (" ".join(f"{value / 1e6:7.1f}" for value in point[1:4]) for point in row)
+        lines.append(
+            f"{row[0][0] // TABLE_SECONDS * TABLE_SECONDS / 60:6.0f}  " + "".join(f"{cell:>24}" for cell in cells)
+        )
+    lines += ["", "after an epoch: blocks and objects of Python in thousands; malloc's bytes in use and free, in MB"]
+    for number, rank in enumerate(ranks):
+        due = 0.0
+        for at, held in rank.held:
+            if at >= due:
+                lines.append(
+                    f"rank {number}, minute {at / 60:5.1f}: {held['blocks'] / 1e3:8.1f} {held['objects'] / 1e3:8.1f} "
+                    f"{held['used'] / 1e6:8.2f} {held['free'] / 1e6:8.2f}"
+                )
+                due = at + TABLE_SECONDS
+    return [*lines, ""]
 
 
 def verdict(
@@ -231,12 +294,12 @@ def verdict(
     lines.append(f"{sum(rank.steps for rank in ranks)} steps; longest without one: {pauses}")
     for name, gauge in gauges.items():
         memory, descriptors = gauge.lines(minutes)
-        rises = memory.rises(minutes, GROWTH_SHARE * memory.mean), descriptors.rises(minutes, GROWTH_DESCRIPTORS)
+        rises = memory.rises(GROWTH_SHARE * memory.mean), descriptors.rises(GROWTH_DESCRIPTORS)
         peak = max((point[1] for point in gauge.points), default=0.0)
         lines.append(
             f"{name}: memory mean {memory.mean / 1e6:.1f}, peak {peak / 1e6:.0f} MB, slope {memory.slope / 1e3:+.1f} "
             f"+- {memory.error / 1e3:.1f} kB/min; descriptors mean {descriptors.mean:.1f}, slope "
-            f"{descriptors.slope:+.4f} +- {descriptors.error:.4f} /min{': RISES' if any(rises) else ''}"
+            f"{descriptors.slope:+.4f} +- {descriptors.error:.4f} /min{_judged(memory, rises)}"
         )
         fine &= not any(rises)
     return lines, fine
@@ -260,7 +323,9 @@ def main() -> int:
     lines, fine = verdict(ranks, gauges, truth, arguments.minutes)
     with kept("soak"):
         print(f"{arguments.minutes:g} min, {RANKS} ranks x {WORKERS} workers, {kills} kills, faults {' '.join(faults)}")
-        print(*lines, f"store: {json.dumps(counts)[:600]}", "fine" if fine else "FAILED", sep="\n")
+        print(
+            *lines, *table(ranks, gauges), f"store: {json.dumps(counts)[:600]}", "fine" if fine else "FAILED", sep="\n"
+        )
     return 0 if fine else 1
 
 
