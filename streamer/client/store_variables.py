@@ -13,9 +13,12 @@ from streamer.errors import StoreError, StreamerError
 
 logger = logging.getLogger(__name__)
 
-_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "GCE_METADATA_", "CLOUDSDK_", "IDENTITY_", "MSI_", "HF_")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-_NAMES = (*_PROXIES, *map(str.upper, _PROXIES), "SSL_CERT_FILE", "SSL_CERT_DIR")
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_NAMES = frozenset(
+    [*_PROXIES, *map(str.upper, _PROXIES), *_CERTIFICATES, "NETRC", "STORAGE_EMULATOR_HOST", "STREAMER_CONFIG"]
+)
 # Pid of an engine -> its variables, or, if they cannot be read, those of this process when it first met that engine.
 _met: dict[int, dict[str, str]] = {}
 

@@ -46,7 +46,7 @@ class SupplyOwner:
         # The next batch of the running supply.
         self._next: tuple[int, int] | None = None
         self._sent: SentCode | None = None
-        self._told = ""
+        self._reported = ""
         self._resources = contextlib.ExitStack()
         self._closer: weakref.finalize[..., SupplyOwner] | None = None
 
@@ -119,9 +119,9 @@ class SupplyOwner:
 
     def failed(self, error: Exception) -> None:
         """Tells the engine of an error that the trainer gets, for its log and page; of one that comes again, once."""
-        if self.supply is None or self._told == (text := repr(error)):
+        if self.supply is None or self._reported == (text := repr(error)):
             return
-        self._told = text
+        self._reported = text
         view = engine_view(self.supply)
         if view is not None and view.reply is not None:
             view.reply(error)

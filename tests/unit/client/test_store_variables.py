@@ -50,6 +50,27 @@ def test_an_engine_that_lingers_keeps_the_variables_of_an_earlier_job(
     assert "hush" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "AWS_CA_BUNDLE",
+            "AWS_ENDPOINT_URL_S3",
+            "AZURE_STORAGE_ACCOUNT",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "HF_TOKEN",
+        ),
+        *("https_proxy", "NO_PROXY", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("NETRC", "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST", "IDENTITY_ENDPOINT", "STREAMER_CONFIG"),
+    ],
+)
+def test_every_variable_that_stores_read_is_compared(name: str) -> None:
+    """Credentials, addresses, proxies, certificates, and the file of settings."""
+    engine = -100 - hash(name) % 1000
+    meet(engine, {name: "old"})
+    assert f"; {name} of this process are others" in str(explained(REFUSED, engine, {name: "new"}))
+
+
 def test_other_errors_stay_as_they_are() -> None:
     """Nothing has changed; no store was asked; an engine that this process has not met."""
     meet(-2, {"AWS_PROFILE": "old"})
