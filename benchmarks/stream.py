@@ -89,6 +89,13 @@ def run_streamer(arguments: argparse.Namespace) -> Iterator[dict[str, float]]:
             yield from _measure(loader, epoch, lambda: engine_of(arguments.cache))
 
 
+def _children(engine: int) -> list[int]:
+    """Its fetch processes."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(engine).children()]
+    return []
+
+
 def engine_of(cache_dir: str) -> int:
     """The process of the engine; a number that no process has, if there is none."""
     from streamer.client.oneshot import read_statistics
@@ -161,7 +168,7 @@ def _spent(engine: int) -> dict[str, float]:
     return {
         "rank": times.user + times.system,
         "workers": cpu_seconds(child.pid for child in rank.children()),
-        "engine": cpu_seconds([engine]) + times.children_user + times.children_system,
+        "engine": cpu_seconds([engine, *_children(engine)]) + times.children_user + times.children_system,
     }
 
 
