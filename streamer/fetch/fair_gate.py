@@ -58,13 +58,15 @@ class FairGate:
 
     Args:
         limit: the most that may be used at once; `resize` changes it.
+        fresh_seconds: how long the order of many queues is taken as it is, although due times move.
 
     Attributes:
         per_second: grants per second; inf: no limit.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, fresh_seconds: float = _FRESH_SECONDS) -> None:
         self.limit = limit
+        self._fresh_seconds = fresh_seconds
         self.used = 0
         self.peak = 0
         self._held: Counter[str] = Counter()
@@ -195,7 +197,7 @@ class FairGate:
         now = self._loop.time()
         if len(self._queues) <= _FEW_QUEUES or now >= self._fresh_until:
             self._sort()
-            self._fresh_until = now + _FRESH_SECONDS
+            self._fresh_until = now + self._fresh_seconds
         heads = []
         for owner, queued in self._by_owner.items():
             while queued and not queued[0].waiters:  # it left
