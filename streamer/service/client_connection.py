@@ -24,7 +24,7 @@ BURST = 64
 _MOST_ERROR_LETTERS = 65536
 
 
-class PeerHandler(Protocol):
+class ClientHandler(Protocol):
     """A connection's view of the server."""
 
     def greet(self, client: ClientConnection, hello: Hello) -> None:
@@ -46,7 +46,7 @@ class PeerHandler(Protocol):
 class ClientConnection(asyncio.Protocol):
     """Lives on the server's loop from connect to disconnect."""
 
-    def __init__(self, handler: PeerHandler) -> None:
+    def __init__(self, handler: ClientHandler) -> None:
         self.credentials: Credentials | None = None
         self.greeted = False
         self._handler = handler
