@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any, ParamSpec, TypeVar
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.errors import WorkerError
-from streamer.executors.worker import receive, send
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _Item = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+
+
+class _Process(NamedTuple):
+    """A process, and the connection to it."""
+
+    popen: subprocess.Popen[bytes]
+    connection: Connection
 
 
 class Processes(Executor):
@@ -70,60 +80,47 @@ class Processes(Executor):
 
     def _serve(self) -> None:
         """A thread with a process of its own."""
-        process: subprocess.Popen[bytes] | None = None
+        process: _Process | None = None
         while (item := self._items.get()) is not None:
             future, function, arguments = item
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 process = process or self._start()
-                _call(process, future, function, arguments)
+                process.connection.send_bytes(cloudpickle.dumps((function, arguments)))
+                succeeded, result = cloudpickle.loads(process.connection.recv_bytes())
             except (EOFError, OSError):
                 future.set_exception(_ended(self._end(process)))
                 process = None
             except Exception as error:  # noqa: BLE001 - what cannot be pickled
                 future.set_exception(error)
+            else:
+                (future.set_result if succeeded else future.set_exception)(result)
         self._end(process)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        code = f"import sys; sys.path[:] = {sys.path!r}; from streamer.executors.worker import main; main()"
-        with self._lock:
+    def _start(self) -> _Process:
+        ours, theirs = socket.socketpair()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from streamer.executors.worker import main; "
+        command = [sys.executable, "-c", f"{code}main({theirs.fileno()})"]
+        with ours, theirs, self._lock:
             if self._closed:
                 raise EOFError
             # A session of its own: Ctrl-C reaches the caller alone, who ends the processes.
-            process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
             )
-            self._running.add(process)
-        return process
+            self._running.add(popen)
+            return _Process(popen, Connection(ours.detach()))
 
-    def _end(self, process: subprocess.Popen[bytes] | None) -> int:
+    def _end(self, process: _Process | None) -> int:
         """Ends a process that has no task; returns its exit code."""
         if process is None:
             return -signal.SIGKILL
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                pass
-        code = process.wait()
+        process.connection.close()
+        code = process.popen.wait()
         with self._lock:
-            self._running.discard(process)
+            self._running.discard(process.popen)
         return code
-
-
-def _call(
-    process: subprocess.Popen[bytes], future: Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    send(process.stdin, (function, arguments))
-    succeeded, result = receive(process.stdout)
-    if succeeded:
-        future.set_result(result)
-    else:
-        future.set_exception(result)
 
 
 def _ended(code: int) -> WorkerError:
