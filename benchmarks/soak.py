@@ -5,10 +5,10 @@
 A class folder of 2,000 samples of 60 KB, a cache of 3/4 of it, a sidecar. Every sample of every epoch is compared with
 what was uploaded (by digest); own memory (USS) and open descriptors of the sidecar, of each rank and of its workers
 are written down every second, RSS and PSS beside them. A line is fitted through the means of half minutes, after the
-first quarter of the run and never before its tenth minute: it rises when its slope is above twice its standard error
-*and* would add 2 % of the mean, or one descriptor, in an hour. Fails when a line rises, when a sample is wrong,
-missing or twice, when a rank ends with an error, or when one makes no step for a minute. A table has the memory over
-time, and what Python and malloc of each rank hold. Kept in benchmarks/results/
+first quarter of the run and never before each rank has made its 5,000th step: it rises when its slope is above twice
+its standard error *and* would add 2 % of the mean, or one descriptor, in an hour. Fails when a line rises, when a
+sample is wrong, missing or twice, when a rank ends with an error, or when one makes no step for a minute. A table has
+the memory over time, and what Python and malloc of each rank hold. Kept in benchmarks/results/
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ GROWTH_DESCRIPTORS = 1.0
 # last 4,096 batches (full after 4.4 minutes of 940 batches: 0.5 MB a minute until then, 2026-11-20). Each worker gains
 # 0.2 MB more until its 60,000th step, where CPython's free lists are full: 20 kB a minute here for a rank with four of
 # them, while the number of objects stays the same; flat from there to the 95,000th. In an hour: 157.7 MB in the first
-# five minutes, 162.3 in the next, 162.5 to 162.6 from then on; a run of 6.5 minutes is all start (2026-11-26).
+# five minutes, 162.3 in the next, 162.5 to 162.6 from then on; a run of 6.5 minutes, or of 22 with a third of the steps
+# per minute, is all start (2026-11-26). Steps count, not minutes: until then the ring may get slots, too, each of which
+# is a descriptor in the rank and in its workers.
 SETTLE_SHARE = 0.25
-SETTLE_MINUTES = 10.0
+SETTLE_STEPS = 5000
 
 RANK_PROGRAM = """
 import ctypes, gc, hashlib, json, sys, time
@@ -92,6 +94,7 @@ class Rank:
         self.begun = time.monotonic()
         self.repeats = 0
         self.steps = 0
+        self.settled_seconds = math.inf
         self.longest_pause_seconds = 0.0
         self.moved_at = time.monotonic()
         self.process = subprocess.Popen(
@@ -108,6 +111,8 @@ class Rank:
                 self.longest_pause_seconds = max(self.longest_pause_seconds, now - self.moved_at)
             self.moved_at = now
             self.steps += "step" in said
+            if self.steps == SETTLE_STEPS:
+                self.settled_seconds = min(self.settled_seconds, now - self.begun)
             if "samples" in said:
                 found = dict(map(tuple, said["samples"]))
                 self.repeats += len(said["samples"]) - len(found)
@@ -140,9 +145,9 @@ class Gauge:
         number = points[:, 0] // seconds
         return np.array([points[number == one].mean(axis=0) for one in np.unique(number)]).reshape(-1, 5)
 
-    def lines(self, minutes: float) -> tuple[Line, Line]:
-        """Of own memory and descriptors, after the start of a run of so many minutes."""
-        blocks = self.means(BLOCK_SECONDS, 60 * max(SETTLE_SHARE * minutes, SETTLE_MINUTES))
+    def lines(self, after: float) -> tuple[Line, Line]:
+        """Of own memory and descriptors, behind the start of a run, which takes so many seconds."""
+        blocks = self.means(BLOCK_SECONDS, after)
         return Line.fitted(blocks[:, 0], blocks[:, 1]), Line.fitted(blocks[:, 0], blocks[:, 4])
 
 
@@ -292,8 +297,9 @@ def verdict(
     fine = not wrong and not any(codes) and epochs > 0
     pauses = ", ".join(f"{rank.longest_pause_seconds:.1f} s" for rank in ranks)
     lines.append(f"{sum(rank.steps for rank in ranks)} steps; longest without one: {pauses}")
+    start = max(60 * SETTLE_SHARE * minutes, *(rank.settled_seconds for rank in ranks))
     for name, gauge in gauges.items():
-        memory, descriptors = gauge.lines(minutes)
+        memory, descriptors = gauge.lines(start)
         rises = memory.rises(GROWTH_SHARE * memory.mean), descriptors.rises(GROWTH_DESCRIPTORS)
         peak = max((point[1] for point in gauge.points), default=0.0)
         lines.append(
