@@ -60,7 +60,7 @@ def format_bytes(count: float) -> str:
 
 
 def enough_bytes(count: int) -> str:
-    """As `format_bytes`, rounded up: a limit of what it says is no smaller than `count`."""
+    """As `format_bytes`, rounded up: a limit of what it says is not smaller than `count`."""
     unit = 1
     while count >= 1000 * unit and unit < 10**12:
         unit *= 1000
@@ -292,7 +292,7 @@ def check_variables(variables: Mapping[str, str] | None = None) -> None:
     known = {f"STREAMER_{name}" for name in (*_COMMON, *SERVICE_VARIABLES)}
     for name in os.environ if variables is None else variables:
         if name.startswith("STREAMER_") and name not in known and not _KUBERNETES.fullmatch(name):
-            raise ConfigError(f"{name} is no setting; there are {', '.join(sorted(known))}", field=name)
+            raise ConfigError(f"{name} is not a setting; there are {', '.join(sorted(known))}", field=name)
 
 
 def check_socket_path(path: Path) -> Path:

@@ -16,7 +16,7 @@ def limit_error(error: BaseException) -> ConfigError | None:
         return None
     if isinstance(error, UnicodeEncodeError):
         return ConfigError(
-            f"{ascii(error.object)[:200]} is no UTF-8: rename the folder, or correct the variable of the environment",
+            f"{ascii(error.object)[:200]} is not UTF-8: rename the folder, or correct the variable of the environment",
             field="encoding",
         )
     code = error.errno if isinstance(error, OSError) else None

@@ -59,7 +59,7 @@ class Annotations:
         try:
             object.__setattr__(self, "url", os.fspath(self.url))
         except TypeError as error:
-            raise ConfigError(f"annotations={self.url!r} is no path", field="annotations") from error
+            raise ConfigError(f"annotations={self.url!r} is not a path", field="annotations") from error
         ending_of(self.url)
         if self.missing not in get_args(Missing):
             allowed = ", ".join(map(repr, get_args(Missing)))

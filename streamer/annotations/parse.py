@@ -17,7 +17,7 @@ from streamer.errors import RecodeError, StreamerError
 from streamer.formats.base import Records
 from streamer.formats.table.writer import write_records
 
-# "jpg", "jpeg2000": more is no extension.
+# "jpg", "jpeg2000": longer ones are not extensions.
 _LONGEST_ENDING = 8
 _MAX_INT32 = 2**31 - 1
 

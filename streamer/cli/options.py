@@ -113,7 +113,7 @@ def _format_options(text: str) -> str:
 def _extensions(text: str) -> list[str]:
     names = [name.strip().lstrip(".") for name in text.split(",")]
     if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list as jpg,png")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as jpg,png")
     return sorted(set(map(field_name, names)))
 
 

@@ -52,7 +52,7 @@ class ClientSettings:
             try:
                 str(getattr(self, name)).encode()
             except UnicodeEncodeError as error:
-                raise ConfigError(f"{name}={os.fsencode(getattr(self, name))!r} is no UTF-8", field=name) from error
+                raise ConfigError(f"{name}={os.fsencode(getattr(self, name))!r} is not UTF-8", field=name) from error
 
     @classmethod
     def from_environment(cls, environment: Environment | None = None) -> ClientSettings:

@@ -279,6 +279,6 @@ def _numbered_array(content: memoryview, order: str, dtypes: tuple[str | None, .
 def _array(content: memoryview, dtype: str, shape: list[int]) -> Array:
     kind = np.dtype(dtype)
     if math.prod(shape) * kind.itemsize != len(content):
-        raise ValueError(f"{len(content)} bytes are no {dtype} of shape {tuple(shape)}")
+        raise ValueError(f"{len(content)} bytes are not a {dtype} of shape {tuple(shape)}")
     found = np.frombuffer(content, kind).reshape(shape)
     return found if found.flags.writeable and found.flags.aligned else found.copy()

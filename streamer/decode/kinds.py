@@ -49,7 +49,7 @@ def _number(dtype: np.dtype[np.generic]) -> Callable[[memoryview], object] | Non
 
     def decode_number(content: memoryview) -> object:
         if len(content) != dtype.itemsize:
-            raise ValueError(f"{len(content)} bytes are no {dtype.str}, which has {dtype.itemsize}")
+            raise ValueError(f"{len(content)} bytes are not a {dtype.str}, which has {dtype.itemsize}")
         return unpack(content)[0] if unpack is not None else np.frombuffer(content, dtype)[0].item()
 
     return decode_number

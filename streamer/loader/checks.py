@@ -101,18 +101,18 @@ def path(name: str, value: str | os.PathLike[str] | None) -> str | None:
     try:
         return None if value is None else os.fspath(value)
     except TypeError as error:
-        raise ConfigError(f"{name}={value!r} is no path", field=name) from error
+        raise ConfigError(f"{name}={value!r} is not a path", field=name) from error
 
 
 def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:
     """Returns the value, or an empty dict for None.
 
     Raises:
-        ConfigError: it is no dict.
+        ConfigError: it is not a dict.
     """
     if value is not None and not isinstance(value, Mapping):
         # Not the value: it may be a secret.
-        raise ConfigError(f"{name}: {type(value).__name__} is no dict", field=name)
+        raise ConfigError(f"{name}: {type(value).__name__} is not a dict", field=name)
     return dict(value or {})
 
 
@@ -120,8 +120,8 @@ def saved_state(value: object) -> Mapping[str, object]:
     """Returns the value.
 
     Raises:
-        StateError: it is no dict.
+        StateError: it is not a dict.
     """
     if not isinstance(value, Mapping):
-        raise StateError(f"state: {type(value).__name__} is no dict that state_dict() has returned", field="state")
+        raise StateError(f"state: {type(value).__name__} is not a dict that state_dict() has returned", field="state")
     return value

@@ -39,7 +39,7 @@ class LoaderViews:
         """int16 (samples,): of a mix, the number of the member of each sample of the last delivered batch.
 
         Raises:
-            ConfigError: the dataset is no `MixedDataset`.
+            ConfigError: the dataset is not a `MixedDataset`.
         """
         return batch_sources(self._prepare(), self._last)
 
@@ -99,7 +99,7 @@ def batch_sources(prepared: RankStream, delivery: Delivery | None) -> npt.NDArra
     """int16 (samples,): number of the member of each sample of a batch; empty before the first one.
 
     Raises:
-        ConfigError: this is no mix.
+        ConfigError: this is not a mix.
     """
     if not prepared.names:
         raise ConfigError("sources is for a MixedDataset; this loader has one dataset", field="sources")

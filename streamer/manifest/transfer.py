@@ -54,7 +54,7 @@ def install_files(files: Iterable[tuple[str, bytes]], root: Path, where: str = "
     with workplace(root) as place:
         for name, content in files:
             if not _FILE_NAME.fullmatch(name):
-                raise ManifestCorruptError(f"{where}: {name[:80]!r} is no file of a manifest", path=where)
+                raise ManifestCorruptError(f"{where}: {name[:80]!r} is not a file of a manifest", path=where)
             (place / name).write_bytes(content)
         if not (place / ROOT_NAME).is_file():
             raise ManifestCorruptError(f"{where}: has no {ROOT_NAME}", path=where)

@@ -56,7 +56,7 @@ def configuration(settings: object) -> EngineConfig:
         ConfigError: it is not a mapping.
     """
     if not isinstance(settings, Mapping):
-        raise ConfigError("the configuration of the engine is no mapping", field="stdin")
+        raise ConfigError("the configuration of the engine is not a mapping", field="stdin")
     cache = CacheConfig(directory=Path(settings["cache_dir"]), limit_bytes=settings.get("cache_bytes"))
     config = EngineConfig(
         cache=cache, socket_path=Path(settings["socket"]), grace_seconds=settings.get("grace_seconds", 3.0)

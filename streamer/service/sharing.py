@@ -77,7 +77,7 @@ def _address(host: str) -> str:
     try:
         return str(ipaddress.ip_address(host))
     except ValueError as error:
-        raise ConfigError(f"{host!r} is no IP address of this machine", field="peers") from error
+        raise ConfigError(f"{host!r} is not an IP address of this machine", field="peers") from error
 
 
 def _lanes(request: ShareCache, dataset: Dataset) -> NDArray[np.int64]:

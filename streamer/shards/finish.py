@@ -109,7 +109,7 @@ async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int,
     others = {url[len(destination.url) :]: record for url, record in listed.others.items()}
     if odd := found.keys() - by_name.keys():
         raise IntegrityError(
-            f"{shown(destination.url)}{min(odd)} is no shard of this pack (one of {len(odd)} such files): another "
+            f"{shown(destination.url)}{min(odd)} is not a shard of this pack (one of {len(odd)} such files): another "
             "program writes there, or an earlier run made more shards; delete it and pack again",
             url=shown(destination.url),
         )

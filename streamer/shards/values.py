@@ -70,7 +70,7 @@ def files_of(sample: Sample) -> Files:
     others: dict[str, object] = {}
     for name, value in sample.items():
         if not isinstance(name, str):
-            raise PackError(f"a field is named by {name!r}, which is no text")
+            raise PackError(f"a field is named by {name!r}, which is not a text")
         if name.startswith("__"):
             continue
         found = _file_of(name, value)
@@ -95,7 +95,7 @@ def key_of(sample: Sample, ordinal: int) -> str:
     if key is None:
         return f"{ordinal:09d}"
     if not isinstance(key, str):
-        raise PackError(f"{KEY} is {key!r}, which is no text")
+        raise PackError(f"{KEY} is {key!r}, which is not a text")
     folder, slash, name = key.rpartition("/")
     tidy = f"{folder}{slash}{name.replace('.', '_')}"
     if "\0" in tidy or tidy.startswith("/") or ".." in folder.split("/") or split_name(f"{tidy}.x") != (tidy, "x"):

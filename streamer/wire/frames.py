@@ -83,7 +83,7 @@ class FrameDecoder(Generic[M]):
             with suppress(msgspec.DecodeError):  # a message of the other direction
                 if (greeting := foreign_greeting(body)) is not None:
                     return self._decoder.decode(_encoder.encode(greeting))
-            raise ProtocolError(f"a frame of {len(body)} bytes is no message: {error}") from error
+            raise ProtocolError(f"a frame of {len(body)} bytes is not a message: {error}") from error
 
 
 def request_decoder() -> FrameDecoder[Request]:

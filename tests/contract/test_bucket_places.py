@@ -159,7 +159,7 @@ async def test_what_is_no_listing(body: bytes, hosts: AwsHosts, monkeypatch: pyt
     monkeypatch.setattr(hosts, "_listing", lambda asked: (200, {}, body))
     store = open_store(ROOT, {**KEYS, "client_kwargs": {"region_name": REGION}})
     try:
-        with pytest.raises(ConfigError, match=r"no listing of S3.*endpoint_url"):
+        with pytest.raises(ConfigError, match=r"not a listing of S3.*endpoint_url"):
             await listed(store, f"{ROOT}/train/")
     finally:
         await store.aclose()

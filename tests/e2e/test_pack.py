@@ -212,7 +212,7 @@ def test_a_pack_is_verified(images: Path, tmp_path: Path) -> None:
     assert "has no root.json" in verify().stderr
     mended()
     (tmp_path / "tars/stray.tar").write_bytes(tar_of([("a.txt", b"x")]))
-    assert "stray.tar is no shard of this pack" in verify().stderr
+    assert "stray.tar is not a shard of this pack" in verify().stderr
 
 
 def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path) -> None:
@@ -273,5 +273,5 @@ def test_samples_of_a_changed_source_are_not_mixed(images: Path, tmp_path: Path)
     streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on="processes:1")
     assert samples_of(tmp_path / "tars") == expected(images)
     (tmp_path / "tars/extra.tar").write_bytes(tar_of([("a.txt", b"x")]))
-    with pytest.raises(IntegrityError, match=r"extra\.tar is no shard of this pack"):
+    with pytest.raises(IntegrityError, match=r"extra\.tar is not a shard of this pack"):
         streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on="processes:1")

@@ -185,9 +185,9 @@ def test_what_is_no_tokens_is_named(folders: Path) -> None:
     for sample, message in [
         ({"ids": [1, -1]}, "sample 70 of the iterable: number 1 of field 'ids' is -1, tokens are 0 to 65535"),
         ({"ids": [1, 65_536]}, "number 1 of field 'ids' is 65536, tokens are 0 to 65535"),
-        ({"ids": [1, 0.5]}, "sample 70 of the iterable: field 'ids' is no list of integers"),
-        ({"ids": [[1], [2, 3]]}, "no list of integers"),
-        ({"other": [1]}, "no list of integers"),
+        ({"ids": [1, 0.5]}, "sample 70 of the iterable: field 'ids' is not a list of integers"),
+        ({"ids": [[1], [2, 3]]}, "not a list of integers"),
+        ({"other": [1]}, "not a list of integers"),
     ]:
         with pytest.raises(PackError, match=message):
             pack(*[short] * 70, sample)

@@ -34,7 +34,7 @@ def test_a_limit_is_named(error: Exception, field: str) -> None:
 
 def test_a_name_that_is_no_utf8_is_shown() -> None:
     """As Python reads the bytes of a folder."""
-    with pytest.raises(ConfigError, match=r"'/data/b\\udcffd' is no UTF-8"), naming_limits():
+    with pytest.raises(ConfigError, match=r"'/data/b\\udcffd' is not UTF-8"), naming_limits():
         os.fsdecode(b"/data/b\xffd").encode()
 
 

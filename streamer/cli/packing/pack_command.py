@@ -169,7 +169,9 @@ def _fields(text: str) -> dict[str, str]:
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {old.strip(): (new or old).strip() for old, _, new in pairs}
     if not all(found) or not all(found.values()) or len(set(found.values())) < len(pairs):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list as jpg,cls or image=jpg,label=cls, each name once")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list such as jpg,cls or image=jpg,label=cls, each name once"
+        )
     return found
 
 

@@ -22,7 +22,7 @@ def needed_modules(objects: Iterable[object]) -> list[str]:
 
     Considers only modules that this process has imported. Finds the modules and attributes that the pickle refers to,
     and those that a function imports in its body, if its code is part of the pickle or of a module that the pickle
-    refers to and that is no installed library.
+    refers to and that is not an installed library.
 
     Args:
         objects: transforms, collate functions, decoders. Objects that cannot be pickled need no modules.

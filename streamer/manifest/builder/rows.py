@@ -251,7 +251,7 @@ class Contained(msgspec.Struct, frozen=True):
                 if -1 in owners:
                     raise ManifestError(
                         f"a block of format {self.indexer.name!r} has bytes of {block.objects[owners.index(-1)].url}, "
-                        "which is no source of its survey",
+                        "which is not a source of its survey",
                         url=block.objects[owners.index(-1)].url,
                     )
                 pairs = zip(owners or [number] * len(block.ranges), block.ranges, strict=True)

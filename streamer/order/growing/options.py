@@ -38,7 +38,7 @@ class Growing:
         for name in ("reuse", "epoch_samples"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} is no whole number of at least 1", field=name)
+                raise ConfigError(f"{name}={value!r} is not a whole number of at least 1", field=name)
         if isinstance(self.grow, (str, int)):
             self.grow_bytes()
         elif not all(type(added) is int and added >= 0 for added in self.grow):

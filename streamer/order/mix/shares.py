@@ -203,7 +203,7 @@ def _checked(field: str, names: Sequence[str], values: object) -> dict[str, floa
     unknown, missing = [name for name in values if name not in names], [name for name in names if name not in values]
     if unknown or missing:
         wrong = [
-            *([f"values for {unknown}, which are no members"] if unknown else []),
+            *([f"values for {unknown}, which are not members"] if unknown else []),
             *([f"none for the members {missing} (0 leaves a member out)"] if missing else []),
         ]
         raise ConfigError(f"{field} has {', and '.join(wrong)}; members: {list(names)}", field=field)

@@ -92,9 +92,9 @@ def plain_values(sample: Sample) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in sample.items():
         if not isinstance(name, str):
-            raise PackError(f"a field is named by {name!r}, which is no text")
+            raise PackError(f"a field is named by {name!r}, which is not a text")
         if name == KEY and not isinstance(value, str):
-            raise PackError(f"{KEY} is {value!r}, which is no text")
+            raise PackError(f"{KEY} is {value!r}, which is not a text")
         if _is_column(name):
             found[name] = _plain(name, value)
     if not found.keys() - {KEY}:
@@ -200,7 +200,7 @@ def _text(name: str, value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise PackError(f"field {name!r} is no text that UTF-8 has: {error}") from error
+        raise PackError(f"field {name!r} is not valid UTF-8: {error}") from error
     return value
 
 

@@ -53,7 +53,7 @@ class TokenField(msgspec.Struct, frozen=True, array_like=True):
         """
         numbers = _integers(plain_values({self.name: sample.get(self.name)})[self.name])
         if numbers is None:
-            raise PackError(f"field {self.name!r} is no list of integers, as the first samples have it")
+            raise PackError(f"field {self.name!r} is not a list of integers, as the first samples have it")
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.limit:
             place = int(np.argmax((numbers < 0) | (numbers >= self.limit)))
             raise PackError(

@@ -147,7 +147,7 @@ def _failure(root: str, error: Exception, path: object, variables: Mapping[str, 
         host = variables.get("GCE_METADATA_HOST") or variables.get("GCE_METADATA_IP") or _METADATA
         return metadata.failure(root, metadata.ask(f"http://{host}/", {"Metadata-Flavor": "Google"}))
     if kind in ("DefaultCredentialsError", "MalformedError"):
-        return ConfigError(f"{root}: {path} is no file of Google's credentials ({kind})", field="token")
+        return ConfigError(f"{root}: {path} is not a file of Google's credentials ({kind})", field="token")
     is_final = kind in ("RefreshError", "OAuthError", "ReauthFailError") and not getattr(error, "retryable", False)
     if not is_final or _IS_BUSY(text) or (kind == "OAuthError" and not _IS_REFUSED(text)):
         return failures.unobtainable(root, kind)

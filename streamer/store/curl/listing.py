@@ -63,7 +63,7 @@ def page_of(root: str, body: bytes) -> ListedPage:
             raise ValueError("no token")
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         raise ConfigError(
-            f"{shown(root)}: what answers is no listing of S3, version 2 ({type(error).__name__}); check endpoint_url",
+            f"{shown(root)}: the answer is not a listing of S3, version 2 ({type(error).__name__}); check endpoint_url",
             field="endpoint_url",
         ) from error
     return ListedPage([record for record in found if not record.url.endswith("/")], not found, token)

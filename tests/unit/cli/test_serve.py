@@ -34,7 +34,7 @@ def test_a_misspelt_variable_ends_it_before_it_starts(monkeypatch, capsys, tmp_p
     """Exit code 2 and the name; nothing is created."""
     monkeypatch.setenv("STREAMER_CACHE_BYTE", "1GB")
     assert main(["serve", "--cache-dir", str(tmp_path / "cache")]) == 2
-    assert "STREAMER_CACHE_BYTE is no setting" in capsys.readouterr().err
+    assert "STREAMER_CACHE_BYTE is not a setting" in capsys.readouterr().err
     assert not (tmp_path / "cache").exists()
 
 

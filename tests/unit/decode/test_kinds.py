@@ -61,7 +61,7 @@ def test_the_users_rule_goes_first():
 
 def test_a_wrong_length_names_the_field():
     """As a decoder by extension does."""
-    with pytest.raises(DecodeError, match=r"field 'x'.*3 bytes are no <i8"):
+    with pytest.raises(DecodeError, match=r"field 'x'.*3 bytes are not a <i8"):
         decoded(b"abc", "<i8")
     with pytest.raises(DecodeError, match="kind 'O', which has no decoder"):
         decoded(b"abc", "O")

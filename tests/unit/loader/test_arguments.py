@@ -61,10 +61,10 @@ def test_of_the_loader_for_other_types(name, value, message):
         ("seed", 2.5, "seed=2.5 is not a whole number"),
         ("rank", "0", "rank='0' is not a whole number"),
         ("index_limit", "9", "index_limit='9' is not a number of seconds"),
-        ("manifest", 7, "manifest=7 is no path"),
-        ("cache_dir", 7, "cache_dir=7 is no path"),
+        ("manifest", 7, "manifest=7 is not a path"),
+        ("cache_dir", 7, "cache_dir=7 is not a path"),
         ("allow_pickle", "no", "allow_pickle='no' is neither True nor False"),
-        ("storage_options", "secret", "storage_options: str is no dict"),
+        ("storage_options", "secret", "storage_options: str is not a dict"),
     ],
 )
 def test_of_the_dataset(name, value, message):
@@ -172,10 +172,10 @@ def test_none_is_no_state():
     """A checkpoint without one."""
     with (
         StreamingDataLoader(FakeDataset(8, sample), 4) as loader,
-        pytest.raises(StateError, match="NoneType is no dict"),
+        pytest.raises(StateError, match="NoneType is not a dict"),
     ):
         loader.load_state_dict(None)
-    with pytest.raises(StateError, match="NoneType is no dict"):
+    with pytest.raises(StateError, match="NoneType is not a dict"):
         StreamingDataset("/data").load_state_dict(None)
 
 

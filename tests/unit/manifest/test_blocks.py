@@ -222,5 +222,5 @@ async def test_a_block_of_an_object_that_is_no_source(store, tmp_path):
             record = msgspec.structs.replace(source.record, url="file:///etc/passwd")
             yield Block(((0, 100),), 10, 300, b"", (record,))
 
-    with pytest.raises(ManifestError, match="'packed' has bytes of file:///etc/passwd, which is no source"):
+    with pytest.raises(ManifestError, match="'packed' has bytes of file:///etc/passwd, which is not a source"):
         await built(store, shards(1, 1), tmp_path, Wrong())

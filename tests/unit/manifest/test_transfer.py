@@ -28,7 +28,7 @@ def test_a_missing_file(tar_manifest, tmp_path, name):
 @pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "samples-00000.arrows/../x", "a.sh", "samples-1.arrows\n"])
 def test_foreign_names(tar_manifest, tmp_path, name):
     """A name that no manifest has is never written."""
-    with pytest.raises(ManifestCorruptError, match="is no file of a manifest"):
+    with pytest.raises(ManifestCorruptError, match="is not a file of a manifest"):
         install_files([*export_files(tar_manifest), (name, b"x")], tmp_path / "x")
     assert list((tmp_path / "x").iterdir()) == []
     assert not (tmp_path / "evil").exists()

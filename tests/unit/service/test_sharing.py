@@ -74,7 +74,7 @@ async def test_what_does_not_belong_together_is_refused(dataset: Dataset, change
 @pytest.mark.parametrize(
     ("changes", "error", "what"),
     [
-        ({"host": "rank0.local"}, ConfigError, "no IP address"),
+        ({"host": "rank0.local"}, ConfigError, "not an IP address"),
         ({"dataset": "0" * 32}, ManifestError, "no manifest"),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_long_frame_is_refused_before_it_is_stored():
 )
 def test_what_is_no_message_is_a_protocol_error(body):
     """Wrong types, unknown tags, missing fields, numbers out of range, lying lengths."""
-    with pytest.raises(ProtocolError, match="is no message"):
+    with pytest.raises(ProtocolError, match="is not a message"):
         list(frames.request_decoder().feed(struct.pack(">I", len(body)) + body))
 
 

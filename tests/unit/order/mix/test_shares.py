@@ -85,11 +85,14 @@ def test_weights_change_by_equal_steps() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"weights": {"web": 1, "news": 1}}, r"\['news'\], which are no members, and none for the members \['books'\]"),
+        (
+            {"weights": {"web": 1, "news": 1}},
+            r"\['news'\], which are not members, and none for the members \['books'\]",
+        ),
         ({"weights": {"web": 1}}, r"^weights has none for the members \['books'\] \(0 leaves"),
         (
             {"weights": {"web": 1, "books": 1, "news": 1}},
-            r"^weights has values for \['news'\], which are no members; members",
+            r"^weights has values for \['news'\], which are not members; members",
         ),
         ({"weights": {"web": 1, "books": -1}}, "books=-1 is not a number of at least 0"),
         ({"weights": {"web": 1, "books": float("nan")}}, "books=nan is not a number"),
