@@ -1,4 +1,4 @@
-"""Read-only folders below the cache's own: their chunks are readable, and never written or evicted."""
+"""Opens read-only folders below the cache's own: their chunks are read, and never written or evicted."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from streamer.cache.folder import Folder, chunk_files, open_layer
 
 
 class Layers:
-    """The layers of one cache, opened; the first one that has a chunk counts.
+    """Holds the layers of one cache, opened; the first one that has a chunk serves it.
 
     Args:
-        paths: of their folders.
+        paths: the folders, in order.
 
     Raises:
         CacheError: one cannot be read.
@@ -42,10 +42,10 @@ class Layers:
 
     @property
     def keys(self) -> list[bytes]:
-        """Chunks of all layers."""
+        """The keys of the chunks of all layers."""
         return list(self._of)
 
     def path(self, key: bytes) -> Path | None:
-        """The file of a chunk; None: no layer has it."""
+        """Returns the file of a chunk, or None if no layer has it."""
         folder = self._of.get(key)
         return None if folder is None else folder.chunk_path(key)

@@ -120,7 +120,7 @@ class BufferPool:
         self._shrink(self.most_bytes if self._in_use else min(self.most_bytes, IDLE_BYTES))
 
     def resize(self, most_bytes: int) -> None:
-        """Another bound; free buffers beyond it are unmapped."""
+        """Sets another bound and unmaps free buffers beyond it."""
         self.most_bytes = most_bytes
         self._shrink(most_bytes)
 

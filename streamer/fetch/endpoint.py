@@ -215,12 +215,12 @@ class Endpoint:
         return False
 
     def limit(self, window_max: int) -> None:
-        """At most this many requests at once from now on."""
+        """Allows at most this many requests at once from now on."""
         self.control.limit(window_max)
         self._apply()
 
     def pace_anew(self) -> None:
-        """Forgets what rate the store permits: it is found out again."""
+        """Forgets what rate the store permits, so that it is measured again."""
         self.pacing = self._unpaced()
         self._apply()
 

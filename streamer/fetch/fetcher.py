@@ -219,13 +219,13 @@ class Fetcher:
         return await call.run(lambda: endpoint.store.put_file(url, path))
 
     def limit(self, window_max: int) -> None:
-        """At most this many requests at once for each endpoint from now on."""
+        """Allows at most this many requests at once for each endpoint from now on."""
         self._config = replace(self._config, window_max=window_max)
         for endpoint in self._endpoints.values():
             endpoint.limit(window_max)
 
     def pace_anew(self) -> None:
-        """See `Endpoint.pace_anew`."""
+        """Forgets what rates the stores permit."""
         for endpoint in self._endpoints.values():
             endpoint.pace_anew()
 

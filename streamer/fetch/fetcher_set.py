@@ -118,14 +118,14 @@ class FetcherSet:
             pooled.touched = False
 
     def limit(self, window_max: int, memory_bytes: int) -> None:
-        """Other bounds, while other processes fetch as well; what is under way ends under the old ones."""
+        """Sets other bounds while other processes fetch as well; chunks under way end under the old ones."""
         self._config = replace(self._config, window_max=window_max, memory_bytes=memory_bytes)
         self.memory.resize(memory_bytes)
         for pooled in self._open.values():
             pooled.fetcher.limit(window_max)
 
     def pace_anew(self) -> None:
-        """See `Endpoint.pace_anew`."""
+        """Forgets what rates the stores permit."""
         for pooled in self._open.values():
             pooled.fetcher.pace_anew()
 
@@ -135,7 +135,7 @@ class FetcherSet:
         return sum(pooled.fetcher.window for pooled in self._open.values())
 
     def counts(self) -> Counter[str]:
-        """What all fetchers have counted since the start, by the names of `COUNTS`."""
+        """Returns what all fetchers have counted since the start, by the names of `COUNTS`."""
         total = self._past.copy()
         for pooled in self._open.values():
             total.update(counts_of(pooled.fetcher.tally))

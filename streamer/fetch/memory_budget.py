@@ -57,7 +57,7 @@ class MemoryBudget:
         return buffer, give_back
 
     def resize(self, limit_bytes: int) -> None:
-        """Another bound; what is reserved stays reserved."""
+        """Sets another bound; reserved bytes stay reserved."""
         self.gate.resize(limit_bytes)
         self.buffers.resize(limit_bytes)
 

@@ -116,12 +116,12 @@ COUNTS = (
 
 
 def counts_of(tally: Tally) -> dict[str, int]:
-    """By the names of `COUNTS`."""
+    """Returns the counts of a tally by the names of `COUNTS`."""
     return {name: getattr(tally, name) for name in COUNTS}
 
 
 def merged(every: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
-    """Statistics of several fetchers: sums, and the worst of the latencies."""
+    """Merges the statistics of several fetchers: sums, and the worst of the latencies."""
     total: dict[str, int | float] = {field.name: 0 for field in fields(FetchStatistics)}
     for found in every:
         for name, value in found.items():

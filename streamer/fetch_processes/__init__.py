@@ -1,4 +1,4 @@
-"""Fetch processes: chunks are fetched and published beside the engine's loop, which only says which and when.
+"""Fetch processes fetch and publish chunks beside the engine's loop, which only says which and when.
 
 Pure decisions:
 policy.py     how many processes; whether a store that refuses is asked by one alone; the bounds of each

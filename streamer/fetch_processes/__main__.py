@@ -1,6 +1,7 @@
-"""A fetch process: `python -m streamer.fetch_processes SOCKET ENGINE`, an inherited descriptor and the engine's pid.
+"""Runs a fetch process: `python -m streamer.fetch_processes SOCKET ENGINE`.
 
-It ends with its socket, and with the engine even where it is stopped itself.
+SOCKET is an inherited descriptor, ENGINE the engine's pid. The process ends with its socket, and with the engine even
+while it is stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from streamer.process_memory import collect_rarely
 
 
 def main(arguments: list[str]) -> None:
-    """Runs with what the engine has passed."""
+    """Runs the process with the arguments that the engine passed."""
     descriptor, engine = map(int, arguments)
     linux.end_with_parent(engine)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""In the process: fetches the chunks it is told and publishes them. On the loop of the process."""
+"""Fetches and publishes, in a fetch process, the chunks that the engine names. Lives on the loop of the process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _IDLE_SECONDS = 300.0
 
 
 class _Dataset(msgspec.Struct):
-    """A dataset as the engine has named it; its manifest is opened when it is needed."""
+    """Holds a dataset as the engine has named it; the manifest is opened when it is needed."""
 
     path: Path
     options: Mapping[str, object]
@@ -59,10 +59,10 @@ class _Dataset(msgspec.Struct):
     touched: bool = True
 
     def opened(self) -> Manifest:
-        """Its manifest.
+        """Returns the manifest.
 
         Raises:
-            ManifestError: it is not there any more.
+            ManifestError: the folder is not there any more.
         """
         self.touched = True
         if self.manifest is None:
@@ -71,11 +71,11 @@ class _Dataset(msgspec.Struct):
 
 
 class Fetching:
-    """The work of a fetch process, until the engine closes its end of the socket.
+    """Does the work of a fetch process until the engine closes its end of the socket.
 
     Args:
-        end: of the socket, blocking: an engine that does not read stops this process, too.
-        setup: the first message.
+        end: this process's end of the socket. It blocks: an engine that does not read stops this process as well.
+        setup: the first message of the engine.
     """
 
     def __init__(self, end: socket.socket, setup: Setup) -> None:
@@ -91,7 +91,7 @@ class Fetching:
         return f"Fetching({len(self._requests)} requests)"
 
     async def run(self) -> None:
-        """Works until the process ends."""
+        """Answers the engine until the process ends."""
         self._fetchers = FetcherSet(self._setup.fetch, self._open_store, self._notify)
         async with self._fetchers, asyncio.TaskGroup() as self._tasks:
             asyncio.get_running_loop().add_reader(self._end.fileno(), self._receive)
@@ -106,7 +106,7 @@ class Fetching:
     # ------------------------------------------------------------ messages
 
     def _receive(self) -> None:
-        """Takes all messages that are there."""
+        """Handles all messages that have arrived."""
         while True:
             try:
                 raw = self._end.recv(MOST_BYTES, socket.MSG_DONTWAIT)
@@ -183,7 +183,7 @@ class Fetching:
         return await in_thread(self._files, write_chunk, content, self._folder)
 
     def _hand_out(self, number: int, length: int, fetched: Fetched) -> None:
-        """Sends the fetched bytes as a file in memory: the buffer itself, until it is given back; a copy if short."""
+        """Sends the fetched bytes as a file in memory: the buffer itself until it is given back, or a copy if short."""
         brought = Brought(number, length, self._counts(), self._window())
         if isinstance(fetched.content, int):
             self._sent[number] = fetched
@@ -220,7 +220,7 @@ class Fetching:
         return Report(self._fetchers.statistics(), found.counts, found.sum_seconds, time.process_time(), self._window())
 
     async def _close_idle(self) -> None:
-        """Closes fetchers and manifests that are not used, again and again."""
+        """Closes fetchers and manifests that are not used, until it is cancelled."""
         while True:
             await asyncio.sleep(_IDLE_SECONDS)
             self._fetchers.close_idle(())

@@ -1,6 +1,6 @@
-"""What the engine and a fetch process tell each other: one msgpack datagram each way per chunk.
+"""Defines the messages between the engine and a fetch process: one msgpack datagram each way per chunk.
 
-Credentials travel here and nowhere else: neither in arguments nor in the variables that a process begins with.
+Credentials travel in these messages only, neither in arguments nor in the variables with which a process begins.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from streamer.cache.folder import Folder, Permissions
 from streamer.config import FetchConfig
 from streamer.errors import Detail, StreamerError, from_wire
 
-# Of a datagram: environment and storage options have a few KB; an error's text is cut.
+# A datagram has at most this many bytes: environment and storage options have a few KB; an error's text is cut.
 MOST_BYTES = 128 << 10
 MOST_TEXT = 8000
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """The first message.
+    """Tells a new process what all its requests share.
 
     Attributes:
-        environment: variables of the engine, where stores find credentials.
-        folder: of the cache.
-        root_id: of the cache.
-        permissions: of the files in it.
-        fetch: bounds and budgets; see `Limits`.
+        environment: variables of the engine, in which stores find credentials.
+        folder: path of the cache folder.
+        root_id: id of the cache folder.
+        permissions: modes and group of the chunk files.
+        fetch: bounds and budgets of the fetcher; `Limits` changes the bounds.
         guarded: see `UrlAllowlist`.
     """
 
@@ -44,24 +44,24 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=0):
         return f"Setup({self.folder!r})"
 
     def opened_folder(self) -> Folder:
-        """The folder, which the engine has opened."""
+        """Returns the folder, which the engine has opened."""
         return Folder(Path(self.folder), self.root_id, self.permissions)
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """This process's part of the bounds from now on; see `FetchConfig`."""
+    """Sets the part of the bounds that this process has from now on; see `FetchConfig`."""
 
     window_max: int
     memory_bytes: int
 
 
 class OpenDataset(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A dataset whose chunks follow, or other options for it.
+    """Names a dataset before its first chunk is asked for, or gives it other storage options.
 
     Attributes:
-        dataset: its digest.
-        path: of the manifest's folder.
-        options: storage options.
+        dataset: digest of the manifest.
+        path: folder of the manifest.
+        options: storage options with which its objects are read.
     """
 
     dataset: str
@@ -73,15 +73,15 @@ class OpenDataset(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Bring(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A chunk to fetch.
+    """Asks for a chunk.
 
     Attributes:
-        number: of the request.
-        dataset: its digest.
-        chunk: its number in the dataset.
-        due: when its first reader needs it, on the clock that all processes of a machine share.
-        owner: the job whose share it takes.
-        publish: write its file; false: it is sent as a file in memory.
+        number: number of the request.
+        dataset: digest of the manifest.
+        chunk: number of the chunk in the dataset.
+        due: when the first reader needs it, in seconds on the clock that all processes of a machine share.
+        owner: the job whose share of requests and bytes it takes.
+        publish: whether to write the chunk file; otherwise the bytes are sent as a file in memory.
     """
 
     number: int
@@ -93,29 +93,29 @@ class Bring(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A request is not needed any more; it is answered still."""
+    """Cancels a request, which is still answered."""
 
     number: int
 
 
 class GiveBack(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The file in memory of a request is not used any more."""
+    """Gives the file in memory of a request back."""
 
     number: int
 
 
 class PaceAnew(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """What was found of the rates that stores permit does not hold any more: other processes took part in it."""
+    """Makes the process find out again which rates stores permit: other processes took part in what it found."""
 
 
 class Brought(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """A chunk is published, or in the file in memory whose descriptor comes with this message.
+    """Says that a chunk is published, or is in the file in memory whose descriptor comes with this message.
 
     Attributes:
-        number: of the request.
-        length: of the chunk file, or of the bytes in memory.
-        counts: of the process since its start, in the order of `COUNTS`.
-        window: requests that it may have at once.
+        number: number of the request.
+        length: bytes of the chunk file, or of the file in memory.
+        counts: what the process has counted since its start, in the order of `COUNTS`.
+        window: how many requests the process may have at once.
     """
 
     number: int
@@ -125,15 +125,15 @@ class Brought(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A chunk could not be brought.
+    """Says that a chunk could not be brought.
 
     Attributes:
-        number: of the request.
+        number: number of the request.
         kind: name of the error's class.
-        message: why.
-        details: the facts.
-        local: the disk, the folder or the manifest is at fault: the engine tries itself, and deals with that.
-        counts: as in `Brought`.
+        message: message of the error.
+        details: details of the error.
+        local: whether the disk, the folder or the manifest is at fault: the engine then brings the chunk itself.
+        counts: what the process has counted, as in `Brought`.
     """
 
     number: int
@@ -145,24 +145,24 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     @classmethod
     def of(cls, number: int, error: BaseException, counts: list[int], *, local: bool) -> Failed:
-        """The message for an error."""
+        """Makes the message for an error."""
         details = error.details if isinstance(error, StreamerError) else {}
         return cls(number, type(error).__name__, str(error)[:MOST_TEXT], details, local, counts)
 
     def error(self) -> StreamerError:
-        """The typed error again."""
+        """Returns the typed error."""
         return from_wire(self.kind, self.message, self.details)
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """How a process does; sent once a second while it has work, and when it is ready.
+    """Reports the state of a process: once when it is ready, then once a second while it has work.
 
     Attributes:
-        statistics: `FetchStatistics` by name.
-        first_byte_counts: of its histogram.
-        first_byte_seconds: the sum there.
-        cpu_seconds: that it took.
-        window: as in `Brought`.
+        statistics: values of `FetchStatistics` by name.
+        first_byte_counts: counts of the histogram of times to first byte.
+        first_byte_seconds: sum of these times.
+        cpu_seconds: CPU time of the process.
+        window: how many requests the process may have at once.
     """
 
     statistics: dict[str, float]
@@ -173,11 +173,11 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A store has served nothing for a while.
+    """Says that a store has served nothing for a while.
 
     Attributes:
-        options_key: of the storage options of those who wait.
-        text: a sentence for them.
+        options_key: key of the storage options whose users wait.
+        text: a sentence for these users.
     """
 
     options_key: str
@@ -194,17 +194,17 @@ _TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine
 
 
 def encode(message: ToProcess | ToEngine) -> bytes:
-    """As it is sent."""
+    """Encodes a message."""
     return _ENCODER.encode(message)
 
 
 def decode_to_process(raw: bytes) -> ToProcess:
-    """What the engine sends."""
+    """Decodes a message of the engine."""
     return _TO_PROCESS.decode(raw)
 
 
 def decode_to_engine(raw: bytes) -> ToEngine:
-    """What a process sends.
+    """Decodes a message of a process.
 
     Raises:
         msgspec.MsgspecError: something else.

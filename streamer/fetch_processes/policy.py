@@ -1,4 +1,4 @@
-"""How many fetch processes there are, who of them takes chunks, and what each may use. Pure; time is an argument."""
+"""Decides how many fetch processes there are, which take chunks, and what each may use. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ REPEAT_SECONDS = 30.0
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What happened since the last look.
+    """Describes what happened since the last look.
 
     Attributes:
-        loop_share: of a core, taken by the engine's loop.
-        process_share: of a core, taken by each process in the mean.
-        fetching: chunks were being fetched.
-        waiting: requests waited for their turn.
-        idle_cores: that nothing used.
+        loop_share: share of a core that the engine's loop took.
+        process_share: share of a core that each process took in the mean.
+        fetching: whether chunks were being fetched.
+        waiting: whether requests waited for their turn.
+        idle_cores: number of cores that nothing used.
     """
 
     loop_share: float
@@ -44,7 +44,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def most_processes(cores: int) -> int:
-    """How many there may be by default."""
+    """Returns how many processes there may be by default."""
     return min(MOST_PROCESSES, cores // CORES_EACH)
 
 
@@ -52,8 +52,8 @@ class Count:
     """Decides how many processes there are.
 
     Args:
-        fixed: so many, all the time; None: by load.
-        most: of those by load.
+        fixed: number of processes at all times; None: the load decides.
+        most: largest number where the load decides.
     """
 
     def __init__(self, fixed: int | None, most: int) -> None:
@@ -67,16 +67,16 @@ class Count:
 
     @property
     def most(self) -> int:
-        """How many there may be."""
+        """The largest number of processes."""
         return self._most if self._fixed is None else self._fixed
 
     @property
     def by_load(self) -> bool:
-        """Whether the load decides."""
+        """Whether the load decides about the number."""
         return self._fixed is None and self._most > 0
 
     def wanted(self, load: Load, running: int, now: float) -> int:
-        """How many there are to be from now on."""
+        """Returns how many processes there are to be from now on."""
         if self._fixed is not None:
             return self._fixed
         if load.fetching:
@@ -115,17 +115,17 @@ class Refusals:
 
     @property
     def single(self) -> bool:
-        """One process alone takes chunks."""
+        """Whether one process alone takes chunks."""
         return self._since is not None
 
     def look(self, requests: int, throttled: int, limited: bool, now: float) -> bool:
-        """Whether one process alone takes chunks from now on.
+        """Returns whether one process alone takes chunks from now on.
 
         Args:
-            requests: that were sent since the last look.
-            throttled: of them, refused.
-            limited: some process holds requests back.
-            now: the moment.
+            requests: number of requests that were sent since the last look.
+            throttled: number of them that were refused.
+            limited: whether a process that takes chunks holds requests back.
+            now: the moment, in seconds.
         """
         refuses = throttled >= LEAST_REFUSED and throttled > REFUSED_SHARE * requests
         if self._since is None:
@@ -143,17 +143,17 @@ class Refusals:
 
 
 class Bounds(NamedTuple):
-    """What one fetcher may use."""
+    """Bounds what one fetcher may use."""
 
     window_max: int
     memory_bytes: int
 
     def of_loop(self, processes: int) -> Bounds:
-        """The part that the engine's own fetcher keeps beside this many processes."""
+        """Returns the part that the engine's own fetcher keeps beside this many processes."""
         return self._times(LOOP_SHARE) if processes else self
 
     def of_process(self, processes: int) -> Bounds:
-        """The part of each of these processes."""
+        """Returns the part of each of these processes."""
         return self._times((1 - LOOP_SHARE) / max(1, processes))
 
     def _times(self, share: float) -> Bounds:

@@ -1,4 +1,4 @@
-"""The fetch processes of an engine: started and ended by load, given chunks by due time."""
+"""Starts and ends the fetch processes of an engine by load, and gives them chunks by due time."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ _MOST_PAUSE_SECONDS = 60.0
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A chunk to bring.
+    """Names a chunk that the engine wants.
 
     Attributes:
-        dataset: with the present storage options.
-        chunk: its number in the dataset.
-        requests: that it takes, about.
-        due: when its first reader needs it, on the loop's clock; may change.
-        owner: the job whose share it takes; may change.
+        dataset: the dataset with its present storage options.
+        chunk: number of the chunk in the dataset.
+        requests: number of requests that the chunk takes in the mean.
+        due: returns when its first reader needs it, in seconds on the loop's clock; may change.
+        owner: returns the job whose share it takes; may change.
     """
 
     dataset: OpenDataset
@@ -69,7 +69,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The counters and levels of one moment, in seconds and requests; see `Load`."""
+    """Holds the counters and levels of one moment, in seconds and requests; see `Load`."""
 
     at: float
     loop_seconds: float
@@ -81,7 +81,7 @@ class Sample(msgspec.Struct, frozen=True):
     throttled: int
 
     def since(self, before: Sample) -> Load:
-        """What happened between the two."""
+        """Returns what happened between two samples."""
         seconds = max(self.at - before.at, 1e-3)
         return Load(
             loop_share=(self.loop_seconds - before.loop_seconds) / seconds,
@@ -93,19 +93,19 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class FetchPool:
-    """Brings chunks by processes, where there are some. Owned by the engine, on its loop, in its `async with`.
+    """Brings chunks by fetch processes. The engine owns it, on its loop, in its `async with`.
 
     Args:
-        config: the bounds of all of them and the engine's own fetchers together.
-        processes: how many; None: by load.
-        fetchers: the engine's own, which get their part of the bounds.
-        folder: where chunks are published.
+        config: the bounds of all processes and the engine's own fetchers together.
+        processes: number of processes; None: the load decides.
+        fetchers: the engine's own fetchers, which get their part of the bounds.
+        folder: the cache folder, in which chunks are published.
         notify: called with the key of storage options and a sentence, when a store has served nothing for a while.
         guarded: see `UrlAllowlist`.
 
     Attributes:
-        crashes: processes that ended by themselves, or because they did not answer.
-        loop_share: of a core, that the engine's loop took lately.
+        crashes: number of processes that ended by themselves, or were killed because they did not answer.
+        loop_share: share of a core that the engine's loop took between the last two looks.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class FetchPool:
         return taking
 
     def _taking(self) -> list[FetchProcess]:
-        """The processes that take chunks now."""
+        """Returns the processes that take chunks now."""
         ready = [process for process in self._processes if process.ready]
         return ready[:1] if self._refusals.single else ready
 
@@ -339,7 +339,7 @@ class FetchPool:
         self._resize_queue()
 
     def _notified(self, options_key: str, text: str) -> None:
-        """Each process says it of the same store: the first sentence is enough."""
+        """Passes on the first of the equal notices that all processes send about one store."""
         now = self._loop.time()
         if now - self._noticed.get(options_key, -AGAIN_SECONDS) >= AGAIN_SECONDS:
             self._noticed[options_key] = now
@@ -349,7 +349,7 @@ class FetchPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that take chunks."""
+        """The pids of the processes that take chunks."""
         return [process.pid for process in self._processes if process.ready and process.pid is not None]
 
     def _counts(self) -> Counter[str]:
@@ -359,17 +359,17 @@ class FetchPool:
         return total
 
     def statistics(self) -> dict[str, int | float]:
-        """As `FetcherSet.statistics`, of all processes since the start."""
+        """Returns what `FetcherSet.statistics` does, for all processes since the start."""
         total = merged([process.statistics() for process in self._processes])
         total["waiting"] += self._queue.waiting
         return {**total, **{name: total[name] + self._past[name] for name in COUNTS}}
 
     def first_bytes(self) -> Histogram:
-        """Times to first byte of all processes since the start."""
+        """Returns the times to first byte of all processes since the start."""
         return reduce(Histogram.plus, [process.first_bytes for process in self._processes], self._past_first_bytes)
 
     def own_statistics(self) -> dict[str, int | float]:
-        """How many processes there are and may be, and what they and the engine's loop take of the CPU."""
+        """Returns how many processes there are and may be, and the CPU time of processes and loop."""
         cpu_seconds = self._past_cpu_seconds + sum(process.report.cpu_seconds for process in self._processes)
         return {
             "fetch_processes": len(self.pids),

@@ -1,4 +1,4 @@
-"""One fetch process from the side of the engine."""
+"""Runs one fetch process from the side of the engine."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ _SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class ProcessEndedError(Exception):
-    """A fetch process has ended, or was killed because it does not answer; says how."""
+    """Says how a fetch process has ended, by itself or because it did not answer."""
 
 
 class LocalError(Exception):
-    """A fetch process cannot write here, or cannot read the manifest; says why."""
+    """Says why a fetch process cannot write to the folder, or cannot read the manifest."""
 
 
 class SharedBytes:
-    """The bytes of a chunk in a file in memory that a fetch process has sent; see `fetch.Fetched`.
+    """Holds the bytes of a chunk in a file in memory that a fetch process has sent; see `fetch.Fetched`.
 
     Attributes:
-        content: the descriptor of the file, which begins with them. Until `close`.
+        content: descriptor of the file, which begins with the bytes; valid until `close`.
 
     Args:
-        descriptor: of the file; None: there is none, because the chunk is published.
-        length: how many bytes.
-        give_back: called when they are not used any more.
+        descriptor: descriptor of the file; None: there is no file, because the chunk is published.
+        length: number of bytes.
+        give_back: called by `close`, when the bytes are not used any more.
     """
 
     def __init__(self, descriptor: int | None, length: int, give_back: Callable[[], None]) -> None:
@@ -77,13 +77,13 @@ class SharedBytes:
 
     @property
     def parts(self) -> list[memoryview]:
-        """The bytes, as one view."""
+        """The bytes as one view."""
         if self._view is None:
             self._view = mapped(self.content, self._length)
         return [self._view]
 
     def close(self) -> None:
-        """Gives the memory back to its process; idempotent."""
+        """Gives the memory back to the process; idempotent."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             self._view = None
@@ -92,7 +92,7 @@ class SharedBytes:
 
 
 class _Request(msgspec.Struct):
-    """A chunk that the process was told to bring."""
+    """Holds a request until it is answered."""
 
     answered: asyncio.Future[Answer]
     weight: int
@@ -100,20 +100,20 @@ class _Request(msgspec.Struct):
 
 
 class FetchProcess:
-    """A process, from its start to its end; `await run()` once. On the engine's loop.
+    """Runs a process from its start to its end: `await run()` once. Lives on the engine's loop.
 
     Args:
-        setup: what it is told first.
+        setup: the first message to the process.
         on_notice: called with the key of storage options and a sentence, when a store has served nothing for a while.
 
     Attributes:
-        ready: it takes chunks.
-        load: of the chunks that it has, in requests.
-        answers: chunks that it has brought, or failed to.
-        silent_looks: how often `look` was called since its last message, while it had chunks.
-        report: its last one.
-        share: of a core, that it took lately.
-        retired: it was to end.
+        ready: whether the process takes chunks.
+        load: number of requests of the chunks that it has.
+        answers: number of chunks that it has answered for.
+        silent_looks: how often `look` was called since its last message while it had chunks, or was not ready.
+        report: its last report.
+        share: share of a core that it took between its last two reports.
+        retired: whether it was ended because it is not needed.
     """
 
     def __init__(self, setup: Setup, on_notice: Callable[[str, str], None]) -> None:
@@ -141,21 +141,21 @@ class FetchProcess:
 
     @property
     def pid(self) -> int | None:
-        """None: it is not running."""
+        """The pid, or None if the process is not running."""
         return None if self._process is None else self._process.pid
 
     @property
     def first_bytes(self) -> Histogram:
-        """Times to first byte, as of its last report."""
+        """The times to first byte as of the last report."""
         return Histogram(self.report.first_byte_counts, self.report.first_byte_seconds)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Since its start, by the names of `COUNTS`."""
+        """What it has counted since its start, by the names of `COUNTS`."""
         return dict(zip(COUNTS, self._counts, strict=True))
 
     def statistics(self) -> dict[str, int | float]:
-        """Those of its last report, with the counts of now."""
+        """Returns the statistics of the last report, with the present counts."""
         names = FetchStatistics.__dataclass_fields__
         return {**{name: self.report.statistics.get(name, 0) for name in names}, **self.counts}
 
@@ -229,17 +229,17 @@ class FetchProcess:
                 request.answered.set_exception(ProcessEndedError(how))
 
     def end(self) -> None:
-        """Ends it now; `run` returns then. Idempotent."""
+        """Ends the process now; `run` returns then. Idempotent."""
         self.ready = False
         self._ended.set()
 
     def retire(self) -> None:
-        """As `end`; it is not needed any more."""
+        """Ends a process that is not needed any more."""
         self.retired = True
         self.end()
 
     def look(self) -> None:
-        """Called again and again: counts how often it has chunks and does not say anything."""
+        """Counts calls at which the process had chunks and had sent nothing since the last call."""
         self.silent_looks = self.silent_looks + 1 if self._requests or not self.ready else 0
         if not self._requests:
             self.share = 0.0
@@ -247,17 +247,17 @@ class FetchProcess:
     # ------------------------------------------------------------ chunks
 
     async def bring(self, asked: Bring, dataset: OpenDataset, weight: int) -> SharedBytes:
-        """Lets it bring a chunk; returns its bytes, none if it was published.
+        """Lets the process bring a chunk; returns its bytes, or none if the chunk was published.
 
         Args:
-            asked: which.
-            dataset: its dataset, with the present storage options.
-            weight: requests that it takes.
+            asked: the message that names the chunk.
+            dataset: the dataset with its present storage options.
+            weight: number of requests that the chunk takes.
 
         Raises:
-            ProcessEndedError: it has ended; another one may do it.
+            ProcessEndedError: the process has ended; another one may bring the chunk.
             LocalError: the disk, the folder or the manifest is at fault.
-            StreamerError: why it cannot be had.
+            StreamerError: the chunk cannot be fetched.
         """
         if self._datasets.get(dataset.dataset) is not dataset:
             self._datasets[dataset.dataset] = dataset
@@ -277,7 +277,7 @@ class FetchProcess:
         raise answer.error()
 
     async def _answer(self, number: int, request: _Request) -> Answer:
-        """The answer; a cancel waits for it, so that nothing is written later."""
+        """Returns the answer; a cancellation waits for it, so that nothing is written later."""
         try:
             return await asyncio.shield(request.answered)
         except asyncio.CancelledError:
@@ -292,13 +292,13 @@ class FetchProcess:
         return SharedBytes(request.descriptor, length, lambda: self._send(GiveBack(number)))
 
     def limit(self, limits: Limits) -> None:
-        """Other bounds from now on."""
+        """Sets other bounds."""
         if limits != self._limits:
             self._limits = limits
             self._send(limits)
 
     def pace_anew(self) -> None:
-        """Other processes begin or cease to ask the same stores."""
+        """Makes the process find out again which rates stores permit."""
         self._send(PaceAnew())
 
     def _send(self, message: ToProcess) -> None:
@@ -315,7 +315,7 @@ class FetchProcess:
     # ------------------------------------------------------------ what it says
 
     def _receive(self, on_ready: Callable[[], None]) -> None:
-        """Takes all messages in one turn of the loop."""
+        """Handles all messages in one turn of the loop."""
         while self._socket is not None and not self._ended.is_set():
             try:
                 raw, ancillary, _, _ = self._socket.recvmsg(MOST_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))

@@ -1,4 +1,4 @@
-"""The fetchers of an engine: by storage options, of what it may read."""
+"""Holds the fetchers of an engine by storage options, for the urls that it may read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamer.store import ObjectStore, open_store
 
 
 class Fetchers(FetcherSet):
-    """The fetchers of an engine, on its loop.
+    """Opens the fetchers of an engine, on its loop.
 
     Args:
         config: of each.

@@ -73,7 +73,7 @@ class Publisher:
             await self._write(fetch, chunk, fetched.parts, manifest.sample_offsets(fetch.chunk))
 
     async def publish_by(self, fetch: Fetch, write: Callable[[], Awaitable[object]]) -> None:
-        """Publishes a chunk whose file another process writes: `write` returns when it is there."""
+        """Publishes a chunk whose file another process writes; `write` returns when the file is there."""
         await self.unlinked()
         length, digest = int(fetch.dataset.file_bytes[fetch.chunk]), fetch.dataset.manifest.digest
         await self._cache.publish_by(write, fetch.key, length, digest)

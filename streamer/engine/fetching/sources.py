@@ -32,8 +32,8 @@ class StoreSource:
     """Fetches chunks from their stores: by fetch processes where there are some, else on the engine's loop.
 
     Args:
-        fetchers: by the credentials of each dataset; those of the loop.
-        pool: the processes.
+        fetchers: the fetchers of the loop, by the credentials of each dataset.
+        pool: the fetch processes.
         publisher: takes what was fetched.
     """
 
@@ -65,7 +65,7 @@ class StoreSource:
             return await fetcher.fetch(chunk, due=fetch.due, owner=fetch.owner, shared=manifest.recoded)
 
     def _wanted(self, fetch: Fetch) -> Wanted:
-        """What a process is told.
+        """Describes a chunk for a fetch process.
 
         Raises:
             AccessDeniedError: an object of the chunk is not served with the options of the dataset.
@@ -76,7 +76,7 @@ class StoreSource:
         return Wanted(self._opened(dataset), fetch.chunk, dataset.extents, fetch.due, fetch.owner)
 
     def _opened(self, dataset: Dataset) -> OpenDataset:
-        """The dataset as processes know it; another object where its options are others."""
+        """Returns the dataset as processes know it: another object where its options have changed."""
         known = self._described.get(dataset.manifest.digest)
         if known is None or known.options is not dataset.options:
             manifest = dataset.manifest
