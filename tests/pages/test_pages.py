@@ -70,7 +70,7 @@ def test_the_quickstart_runs(place: Place, fresh: Path) -> None:
     """All its blocks, one after the other."""
     printed = place.run(fresh, program("docs/index.md") + EPILOGUE)
     assert printed.splitlines()[0] == "64 ['cats', 'dogs']"
-    assert printed.splitlines()[-1] == "64 samples"
+    assert printed.splitlines()[-2:] == ["64 samples", "64 samples, no other process"]
 
 
 def test_the_page_about_mixing(place: Place, fresh: Path) -> None:
