@@ -28,7 +28,7 @@ async def serving(
         host: the address to listen on.
     """
     tasks: set[asyncio.Task[None]] = set()
-    writers: set[asyncio.StreamWriter] = set()
+    transports: set[asyncio.WriteTransport] = set()  # of TCP, below TLS
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -41,7 +41,7 @@ async def serving(
                 writer.close()
 
     def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.add(writer)
+        transports.add(writer.transport)
         task = asyncio.get_running_loop().create_task(serve(reader, writer))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -56,7 +56,9 @@ async def serving(
             task.cancel()
         if tasks:
             await asyncio.wait([*tasks])
-        for writer in writers:
-            writer.transport.abort()
-            with suppress(ConnectionError, ssl.SSLError):
-                await writer.wait_closed()
+        for transport in transports:
+            transport.abort()
+        # Not StreamWriter.wait_closed: after a failed handshake nothing tells the stream that its connection is lost.
+        # TCP closes its socket in the next turn of the loop; TLS and then the stream hear of it in the turns after it.
+        for _ in range(3):
+            await asyncio.sleep(0)
