@@ -69,6 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--first-byte", type=float, metavar="S", help="of a request (default: measured; with --link 0.03)"
     )
     parser.add_argument(
+        "--fetch-processes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of each node's engine (default: 0, its loop fetches itself, as on machines below four cores)",
+    )
+    parser.add_argument(
         "--price-per-gb", type=float, default=0.0, metavar="USD", help="that leaves the store (default: 0)"
     )
     parser.add_argument(
@@ -116,16 +123,23 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """
     from streamer.cli.dataset import client_settings, open_manifest
     from streamer.client.engine_client import EngineClient
-    from streamer.planning.model import Prices, Setting
+    from streamer.planning.model import EngineCost, Prices, Setting
     from streamer.planning.search import limits
     from streamer.planning.simulate import simulate
 
     check_places(arguments.plot, arguments.json)
+    if arguments.fetch_processes < 0:
+        raise ConfigError(f"--fetch-processes {arguments.fetch_processes} is below 0", field="fetch_processes")
     if arguments.plot is not None and arguments.no_search:
         raise ConfigError("--plot shows what --no-search leaves out", field="plot")
     with EngineClient(client_settings(arguments)) as client:
         manifest = open_manifest(client, arguments, terminal)
-    setting = Setting(job=_job(arguments), link=_link(manifest, arguments, terminal), cache_bytes=arguments.cache_bytes)
+    setting = Setting(
+        job=_job(arguments),
+        link=_link(manifest, arguments, terminal),
+        engine=EngineCost(fetch_processes=arguments.fetch_processes),
+        cache_bytes=arguments.cache_bytes,
+    )
     prices = Prices(per_gb=arguments.price_per_gb, per_million_gets=arguments.price_per_million_gets)
     plan, found = simulate(manifest, setting), None
     if not arguments.no_search:
@@ -241,6 +255,12 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
         f"each node: a cache of {format_bytes(setting.cache_bytes)}, a link of "
         f"{format_bytes(link.bytes_per_second)}/s, {link.first_byte_seconds * 1e3:.0f} ms to the first byte"
     )
+    carried, processes = 1e9 / setting.engine.seconds(1e9, 0), setting.engine.fetch_processes
+    if carried < link.bytes_per_second:
+        yield (
+            f"each node's engine carries {format_bytes(carried)}/s with fetch_processes = {processes}, less than its "
+            "link; --fetch-processes plans with others"
+        )
     if not job.sample_seconds:
         yield "reading and decoding are taken to be free; --sample-seconds counts them"
 

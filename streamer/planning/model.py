@@ -27,17 +27,32 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCost:
-    """What the engine's loop itself takes for what it fetches; it uses one core.
+    """CPU seconds that an engine takes for what it fetches: on its loop's core, or shared with fetch processes.
 
     Attributes:
-        byte_seconds: checksum and file included.
-        request_seconds: of each request.
+        byte_seconds: of whatever fetches and publishes, checksum and file included.
+        request_seconds: of the same for each request.
+        loop_byte_seconds: what a byte that a process fetches costs the loop.
+        loop_request_seconds: the same for each request.
+        fetch_processes: number of processes; 0: the loop fetches itself.
     """
 
     # benchmarks/results/fetch-bulk-2026-11-22.txt and fetch-small-2026-11-22.txt: 1,029 MB/s in ranges of 8 MiB and
     # 638 MB/s in objects of 100 KB, into files; the server ran on the same two cores.
     byte_seconds: float = 0.96e-9
     request_seconds: float = 61e-6
+    # benchmarks/results/scaleup-2026-11-26.txt, 8 processes: .210 s/GB of tars, 31.0 us an object of 110 KB.
+    loop_byte_seconds: float = 0.21e-9
+    loop_request_seconds: float = 8e-6
+    fetch_processes: int = 0
+
+    def seconds(self, size_bytes: float, requests: float) -> float:
+        """Returns the time that the busiest core takes for so many bytes and requests."""
+        fetching = size_bytes * self.byte_seconds + requests * self.request_seconds
+        if not self.fetch_processes:
+            return fetching
+        loop = size_bytes * self.loop_byte_seconds + requests * self.loop_request_seconds
+        return max(loop, fetching / self.fetch_processes)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,13 +146,13 @@ class _Node:
     def _fetch(self, use: Use, now: float) -> None:
         """Requests share the link, so together they take what their bytes take.
 
-        Unless their number is the limit, of the link's window or of the engine's core.
+        Unless their number is the limit, of the link's window or of the engine's cores.
         """
         link, engine, epoch = self._setting.link, self._setting.engine, use.first // self.batches
         ranges = plan_ranges(self._manifest.chunk(use.chunk).extents, FetchConfig().range_bytes)
         size_bytes, requests = sum(extent.length for extent in ranges), len(ranges)
         one = link.first_byte_seconds + size_bytes / requests / link.connection_bytes_per_second
-        by_engine = size_bytes * engine.byte_seconds + requests * engine.request_seconds
+        by_engine = engine.seconds(size_bytes, requests)
         taken = max(size_bytes / link.bytes_per_second, requests * one / link.requests, by_engine)
         self._link_free_at = max(self._link_free_at, now) + taken
         arrival = self._link_free_at + max(link.first_byte_seconds, one - taken)

@@ -13,7 +13,7 @@ from streamer.formats import detect
 from streamer.manifest.builder.build import build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
-from streamer.planning.model import EpochPlan, Job, Link, Prices, Setting
+from streamer.planning.model import EngineCost, EpochPlan, Job, Link, Prices, Setting
 from streamer.planning.simulate import simulate
 
 OBJECTS = 1600
@@ -74,6 +74,20 @@ def test_the_window_of_requests_limits_small_objects(manifest: Manifest) -> None
     link = Link(bytes_per_second=10e9, first_byte_seconds=0.1, connection_bytes_per_second=1e12, requests=16)
     cold = simulate(manifest, setting(link=link)).epochs[0]
     assert cold.seconds == pytest.approx(OBJECTS / 160, rel=0.05)
+
+
+@pytest.mark.parametrize(("processes", "seconds"), [(0, 0.2512), (1, 0.2512), (2, 0.1256), (8, 0.0464)])
+def test_the_cores_of_the_engine_limit_a_fast_link(manifest: Manifest, processes: int, seconds: float) -> None:
+    """1,600 objects of 100 kB take one core .25 s; eight processes leave the loop .05 s."""
+    link = Link(bytes_per_second=1e12, first_byte_seconds=1e-6, connection_bytes_per_second=1e12)
+    slow = Setting(
+        job=replace(JOB, step_seconds=0.0),
+        link=link,
+        cache_bytes=2 * DATA_BYTES,
+        engine=EngineCost(fetch_processes=processes),
+    )
+    assert slow.engine.seconds(DATA_BYTES, OBJECTS) == pytest.approx(seconds)
+    assert simulate(manifest, slow).epochs[0].seconds == pytest.approx(seconds, rel=0.1)  # without the first batch
 
 
 def test_slow_workers_set_the_time_of_the_epoch(manifest: Manifest) -> None:
