@@ -239,6 +239,8 @@ def main() -> int:
     parser.add_argument("--debian", nargs="*", default=[], metavar="RELEASE")
     parser.add_argument("--resolutions", nargs="+", default=["highest", "lowest-direct"], metavar="RESOLUTION")
     arguments = parser.parse_args()
+    if missing := [name for name in arguments.pythons or () if executable(name) is None]:
+        parser.error(f"not a Python that starts: {', '.join(missing)}; give a path, or put it on PATH")
     BUILT.mkdir(parents=True, exist_ok=True)
     uv = tool()
     wheel = build(uv)
