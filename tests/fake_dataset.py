@@ -238,10 +238,6 @@ class FakePrepared:
         """Its number."""
         return f"#{ordinal}"
 
-    def sample_number(self, ordinal: int) -> int:
-        """The ordinal: nothing is selected."""
-        return ordinal
-
     def sample_label(self, ordinal: int) -> str:
         """Its number."""
         return str(ordinal)

@@ -320,10 +320,6 @@ def _array(table: Table, name: str) -> NDArray[np.generic]:
     return column
 
 
-def _int64(table: Table, name: str) -> Int64Array:
-    return _array(table, name).view(np.int64)
-
-
 def _binary(table: Table, name: str) -> BinaryColumn:
     column = table[name]
     assert isinstance(column, BinaryColumn)

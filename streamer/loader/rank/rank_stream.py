@@ -183,11 +183,6 @@ class RankStream:
         member = self.members.each[number]
         return sample_key(member.manifest, int(member.to_manifest(np.array([index], np.int64))[0]))
 
-    def sample_number(self, ordinal: int) -> int:
-        """The number that `dataset[i]` takes for a sample: through the members laid end to end."""
-        number, index = self._codes.locate(ordinal)
-        return sum(self.members.samples[:number]) + index
-
     def sample_label(self, ordinal: int) -> str:
         """The number of a sample for messages; in a mix with the name of its dataset."""
         number, index = self._codes.locate(ordinal)
