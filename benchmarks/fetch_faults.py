@@ -1,7 +1,8 @@
 """The fetcher under latency, narrow links and faults: one row per scenario with its bound, every byte compared.
 
-    S3SIM=/path/s3sim python benchmarks/fetch_faults.py                   all rows, about fifteen minutes
-    S3SIM=/path/s3sim python benchmarks/fetch_faults.py link hedging      some of them
+    python benchmarks/fetch_faults.py                        all rows, about fifteen minutes
+    python benchmarks/fetch_faults.py link hedging           some of them
+    python benchmarks/fetch_faults.py --fetch-processes 4    the same bounds where four processes fetch
 
 Ends with 1 when a bound is missed. Times are of the reader's own clock, bytes and requests of the simulator's.
 """
@@ -17,7 +18,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -29,9 +31,6 @@ from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 
 from streamer.config import FetchConfig
-from streamer.errors import StreamerError
-from streamer.fetch import Fetcher
-from streamer.store import open_store
 
 MiB = 1 << 20
 DEFAULT = FetchConfig()
@@ -65,9 +64,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the rows play."""
+    """Where the rows play.
+
+    Attributes:
+        data: of the store.
+        processes: number of fetch processes; 0: this process fetches.
+    """
 
     data: Data
+    processes: int = 0
+
+    def loading(
+        self,
+        options: Mapping[str, object],
+        config: FetchConfig | None = None,
+        *,
+        listing_options: Mapping[str, object] | None = None,
+    ) -> AbstractAsyncContextManager[Load]:
+        """Opens fetchers on an endpoint of the row's own."""
+        return loading(self.data, options, config, processes=self.processes, listing_options=listing_options)
 
     @contextlib.contextmanager
     def simulator(self, *options: str) -> Iterator[Simulator]:
@@ -97,7 +112,7 @@ async def latency(stage: Stage) -> list[Row]:
         for _ in range(5):
             for milliseconds, found in rates.items():
                 store.set(ttfb_ms=milliseconds, ttfb_sigma=0.5 if milliseconds else 0)
-                async with loading(stage.data, store.options) as load:
+                async with stage.loading(store.options) as load:
                     begin = _now()
                     found.append((await load.read_for(7, load.chunks())).rate(begin + 3, begin + 7))
     base = statistics.median(rates.pop(0))
@@ -112,7 +127,7 @@ async def link(stage: Stage) -> list[Row]:
     rows = []
     for rate in (125, 312):
         with stage.simulator(*S3_PROFILE, "--total-mbps", str(rate)) as store:
-            async with loading(stage.data, store.options) as load:
+            async with stage.loading(store.options) as load:
                 begin = _now()
                 got = await load.read_for(14, load.chunks())
                 share = got.rate(begin + 8, begin + 14) / rate
@@ -126,7 +141,7 @@ async def link(stage: Stage) -> list[Row]:
 async def drop(stage: Stage) -> list[Row]:
     """A link of 312 MB/s that drops to a fifth for 15 s and recovers."""
     with stage.simulator(*S3_PROFILE, "--total-mbps", "312") as store:
-        async with loading(stage.data, store.options) as load, asyncio.TaskGroup() as group:
+        async with stage.loading(store.options) as load, asyncio.TaskGroup() as group:
             begin = _now()
             reading = group.create_task(load.read_for(40, load.chunks()))
             await asyncio.sleep(10)
@@ -146,7 +161,7 @@ async def drop(stage: Stage) -> list[Row]:
 
 async def _timed(stage: Stage, store: Simulator, chunks: int) -> tuple[float, dict[str, object], str]:
     """Seconds for so many chunks after the window is warm; the server's counts; a note."""
-    async with loading(stage.data, store.options) as load:
+    async with stage.loading(store.options) as load:
         walk = load.chunks()
         await load.read(islice(walk, WARM_CHUNKS))
         store.statistics(reset=True)
@@ -190,7 +205,7 @@ async def small(stage: Stage) -> list[Row]:
         for _ in range(5):
             for name, probabilities in faults.items():
                 store.set(**{**none, **probabilities})
-                async with loading(stage.data, store.options) as load:
+                async with stage.loading(store.options) as load:
                     begin = _now()
                     got = await load.read(load.raw_chunks())
                     assert not got.errors, got.errors[0]
@@ -226,7 +241,7 @@ async def stalls(stage: Stage) -> list[Row]:
             ("p_stall_body", "in its body, first of all", False),
             ("p_stall", "before its first byte, first of all", False),
         ):
-            async with loading(stage.data, s.options) as load:
+            async with stage.loading(s.options) as load:
                 usual = await load.read(islice(load.chunks(), WARM_CHUNKS), width=16) if warm else None
                 seconds = await _stalled(load, s, fault)
                 lost = seconds - (usual.quantile(0.5) if usual else 0.1)
@@ -260,7 +275,7 @@ async def hedging(stage: Stage) -> list[Row]:
     profile = ("--ttfb-ms", "30", "--ttfb-sigma", "0.2", "--conn-mbps", "90")
     with stage.simulator(*profile, "--p-stall", "0.02", "--stall-s", "1") as store:
         for hedge in (False, True):
-            async with loading(stage.data, store.options, replace(DEFAULT, hedge=hedge)) as load:
+            async with stage.loading(store.options, replace(DEFAULT, hedge=hedge)) as load:
                 walk = load.chunks(MiB)
                 await load.read(islice(walk, WARM_CHUNKS), width=16)
                 begin = load.statistics().requests
@@ -311,7 +326,7 @@ async def _rationed_rows(stage: Stage, title: str, permitted: int, chance: float
     with stage.simulator("--ttfb-ms", "30", "--p-503", str(chance)) as store:
         async with (
             _rationed(store, per_second=permitted, begins_after=begins, known_after=known) as (endpoint, counted),
-            loading(stage.data, {**store.options, "endpoint_url": endpoint}) as load,
+            stage.loading({**store.options, "endpoint_url": endpoint}) as load,
         ):
             walk = load.chunks(MiB // 4)
             first = await load.read_for(begins + known, walk)
@@ -336,7 +351,7 @@ async def credentials(stage: Stage) -> list[Row]:
     with stage.simulator(*S3_PROFILE, "--total-mbps", "300") as store:
         async with _rationed(store, expired_key="OLDKEY", expires_after=40) as (endpoint, counted):
             options = {"endpoint_url": endpoint, "profile": "default"}
-            async with loading(stage.data, options, replace(DEFAULT, window_max=16)) as load:
+            async with stage.loading(options, replace(DEFAULT, window_max=16)) as load:
                 walk = load.chunks()
                 first = await load.read(islice(walk, 30))
                 path.write_text(text.format("NEWKEY"))
@@ -358,7 +373,7 @@ async def one_object(stage: Stage) -> list[Row]:
         options = (*S3_PROFILE, "--total-mbps", "300", "--stall-s", "600", "--fault-prefix", "/bucket/bad/")
         with stage.simulator(*options) as store:
             store.set(**{fault: 1})
-            async with loading(stage.data, store.options) as load, asyncio.TaskGroup() as group:
+            async with stage.loading(store.options) as load, asyncio.TaskGroup() as group:
                 await load.read(islice(load.chunks(), WARM_CHUNKS))
                 others = group.create_task(load.read_for(40, load.chunks(), width=16))
                 begin, bad = _now(), Deliveries()
@@ -377,7 +392,7 @@ async def refused(stage: Stage) -> list[Row]:
     with contextlib.ExitStack() as first:
         store = first.enter_context(stage.simulator(*S3_PROFILE, "--total-mbps", "300"))
         port = store.endpoint.rsplit(":", 1)[1]
-        async with loading(stage.data, store.options) as load, asyncio.TaskGroup() as group:
+        async with stage.loading(store.options) as load, asyncio.TaskGroup() as group:
             reading = group.create_task(load.read_for(40, load.chunks(), width=16))
             await asyncio.sleep(3)
             first.close()
@@ -395,18 +410,14 @@ async def refused(stage: Stage) -> list[Row]:
 
 
 async def no_name(stage: Stage) -> list[Row]:
-    """An endpoint whose name does not exist: an error that says so."""
+    """An endpoint whose name does not exist: an error that says so, soon after `outage_seconds`."""
     options = {"key": "k", "secret": "s", "endpoint_url": "http://streamer-no-such-host.invalid:9000"}
     with stage.simulator() as store:
-        async with loading(stage.data, store.options) as good:
-            (chunk,) = islice(good.chunks(), 1)
-    begin, said = _now(), ""
-    async with Fetcher(DEFAULT, lambda url: open_store(url, options)) as fetcher:
-        try:
-            await fetcher.fetch(chunk)
-        except StreamerError as error:
-            said = str(error)
-    seconds = _now() - begin if "cannot be resolved" in said else 999.0
+        async with stage.loading(options, replace(DEFAULT, outage_seconds=10), listing_options=store.options) as load:
+            begin = _now()
+            got = await load.read(islice(load.chunks(), 1))
+            said = str(got.errors[0])
+            seconds = _now() - begin if "cannot be resolved" in said else 999.0
     return [Row("no such host: error that says so", seconds, 15, "s", note=said)]
 
 
@@ -436,12 +447,15 @@ def main() -> int:
     """Plays the scenarios that were named; prints each row as it ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; default: all")
-    names = parser.parse_args().scenarios or list(SCENARIOS)
+    parser.add_argument("--fetch-processes", type=int, default=0, help="default: 0, the loop fetches")
+    arguments = parser.parse_args()
+    names, processes = arguments.scenarios or list(SCENARIOS), arguments.fetch_processes
     if unknown := set(names) - set(SCENARIOS):
         parser.error(f"no scenario {', '.join(sorted(unknown))}")
     missed = 0
-    with kept("fetch_faults", keep=names == list(SCENARIOS)), tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Data(Path(folder) / "store", files=8, file_bytes=64 * MiB))
+    name = "fetch_faults" + f"-{processes}_processes" * bool(processes)
+    with kept(name, keep=names == list(SCENARIOS)), tempfile.TemporaryDirectory() as folder:
+        stage = Stage(Data(Path(folder) / "store", files=8, file_bytes=64 * MiB), processes)
         for name in names:
             begin = time.monotonic()
             for row in uvloop.run(SCENARIOS[name](stage)):

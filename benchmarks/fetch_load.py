@@ -1,4 +1,4 @@
-"""A load on one fetcher whose every byte is compared, for the benchmarks of faults.
+"""A load on fetchers whose every byte is compared, for the benchmarks of faults.
 
 The objects lie in a folder that the simulator serves: what arrives is compared with the files themselves.
 """
@@ -6,19 +6,31 @@ The objects lie in a folder that the simulator serves: what arrives is compared 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import mmap
-from collections.abc import AsyncIterator, Iterator, Mapping
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from streamer.cache.folder import open_folder
 from streamer.config import FetchConfig
 from streamer.errors import StreamerError
-from streamer.fetch import Fetcher, FetchStatistics
-from streamer.manifest.model import Chunk, Extent, ObjectRecord
+from streamer.fetch import Fetched, Fetcher, FetchStatistics
+from streamer.fetch.fetcher_set import FetcherSet, ignore_notice
+from streamer.fetch.statistics import merged
+from streamer.fetch_processes.messages import OpenDataset
+from streamer.fetch_processes.pool import FetchPool, Wanted
+from streamer.fetch_processes.process import SharedBytes
+from streamer.manifest.builder.listing import Listing
+from streamer.manifest.builder.publish import publish
+from streamer.manifest.builder.rows import Rows, rows_of_objects
+from streamer.manifest.model import Chunk
+from streamer.manifest.table import Manifest
 from streamer.store import open_store
 
 MiB = 1 << 20
@@ -105,35 +117,86 @@ class Deliveries:
         return float(np.quantile(self.seconds, share))
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A chunk, and how fetch processes are asked for it."""
+
+    chunk: Chunk
+    wanted: Wanted
+
+
+@dataclass(frozen=True)
+class Source:
+    """Fetches by processes, or on this loop where there are none.
+
+    Attributes:
+        fetchers: those of this loop.
+        pool: the fetch processes.
+        options: storage options of the endpoint.
+    """
+
+    fetchers: FetcherSet
+    pool: FetchPool
+    options: Mapping[str, object]
+
+    async def fetch(self, asked: Asked) -> Fetched | SharedBytes:
+        """Returns the bytes of a chunk."""
+        if self.pool.ready:
+            return await self.pool.fetch(asked.wanted)
+        async with self.fetchers.of(self.options) as fetcher:
+            return await fetcher.fetch(asked.chunk, due=asked.wanted.due)
+
+    def statistics(self) -> FetchStatistics:
+        """Returns the statistics of this loop's fetchers and of all processes together."""
+        return FetchStatistics(**merged([self.fetchers.statistics(), self.pool.statistics()]))
+
+    async def rest(self) -> None:
+        """Waits until nothing is reserved or in flight, which fetch processes report once a second."""
+        for _ in range(40):
+            after = self.statistics()
+            if (after.reserved_bytes, after.in_flight, after.waiting) == (0, 0, 0):
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(after)
+
+
 class Load:
-    """One fetcher and its chunks. `await` one thing at a time, inside `loading`.
+    """Reads chunks of one endpoint. `await` one thing at a time, inside `loading`.
 
     Args:
         data: what to compare with.
-        fetcher: open.
-        records: the objects, by the last part of their folder ("tars", "bad").
+        source: fetches.
+        listings: the objects, by the last part of their folder ("tars", "bad", "raw").
+        folder: for manifests.
     """
 
-    def __init__(self, data: Data, fetcher: Fetcher, records: Mapping[str, list[ObjectRecord]]) -> None:
-        self._data, self._fetcher, self._records = data, fetcher, records
+    def __init__(self, data: Data, source: Source, listings: Mapping[str, Listing], folder: Path) -> None:
+        self._data, self._source, self._listings, self._folder = data, source, listings, folder
         self._count = itertools.count()
 
-    def chunks(self, length: int = 8 * MiB, folder: str = "tars") -> Iterator[Chunk]:
+    def chunks(self, length: int = 8 * MiB, folder: str = "tars") -> Iterator[Asked]:
         """Chunks of `length` bytes over all objects of a folder, again and again."""
-        ranges = [
-            (record, start) for record in self._records[folder] for start in range(0, record.size - length + 1, length)
-        ]
-        for record, start in itertools.cycle(ranges):
-            yield _chunk(next(self._count), (Extent(record, start, start + length),))
+        manifest = self._published(_rows_of_ranges(self._listings[folder], length))
+        return self._asked(manifest, itertools.cycle(range(manifest.chunks)))
 
-    def raw_chunks(self, objects: int = 76) -> Iterator[Chunk]:
+    def raw_chunks(self, objects: int = 76) -> Iterator[Asked]:
         """Chunks of whole small objects, each object once; 76 of 110 KB are the 8 MiB of a usual chunk."""
-        records = self._records["raw"]
-        for at in range(0, len(records), objects):
-            extents = tuple(Extent(record, 0, record.size) for record in records[at : at + objects])
-            yield _chunk(next(self._count), extents)
+        listing = self._listings["raw"]
+        first = np.append(np.arange(0, len(listing), objects), len(listing))
+        manifest = self._published(rows_of_objects(listing, "files", 8 * MiB, np.arange(len(listing)), first))
+        return self._asked(manifest, range(manifest.chunks))
 
-    async def read(self, chunks: Iterator[Chunk], *, width: int = 64, into: Deliveries | None = None) -> Deliveries:
+    def _published(self, rows: Rows) -> Manifest:
+        return Manifest.open(publish(rows, self._folder))
+
+    def _asked(self, manifest: Manifest, numbers: Iterable[int]) -> Iterator[Asked]:
+        opened = OpenDataset(manifest.digest, str(manifest.path), self._source.options)
+        for number in numbers:
+            due = next(self._count) * 1e-3
+            chunk = manifest.chunk(number)
+            yield Asked(chunk, Wanted(opened, number, len(chunk.extents), lambda due=due: due, lambda: ""))
+
+    async def read(self, chunks: Iterator[Asked], *, width: int = 64, into: Deliveries | None = None) -> Deliveries:
         """Fetches the chunks, `width` at once, earliest first."""
         found = Deliveries() if into is None else into
         async with asyncio.TaskGroup() as group:
@@ -141,7 +204,7 @@ class Load:
                 group.create_task(self._work(chunks, found))
         return found
 
-    async def read_for(self, seconds: float, chunks: Iterator[Chunk], *, width: int = 64) -> Deliveries:
+    async def read_for(self, seconds: float, chunks: Iterator[Asked], *, width: int = 64) -> Deliveries:
         """Fetches for so long; what is on its way then is abandoned."""
         found = Deliveries()
         try:
@@ -152,40 +215,91 @@ class Load:
         return found
 
     def statistics(self) -> FetchStatistics:
-        """The fetcher's."""
-        return self._fetcher.statistics()
+        """Returns the source's."""
+        return self._source.statistics()
 
-    async def _work(self, chunks: Iterator[Chunk], found: Deliveries) -> None:
+    async def _work(self, chunks: Iterator[Asked], found: Deliveries) -> None:
         loop = asyncio.get_running_loop()
-        for chunk in chunks:
-            asked = loop.time()
+        for asked in chunks:
+            began = loop.time()
             try:
-                with await self._fetcher.fetch(chunk, due=lambda at=chunk.index * 1e-3: at) as got:
+                with contextlib.closing(await self._source.fetch(asked)) as got:
                     now = loop.time()
-                    if not self._data.same(chunk, got.parts):
-                        raise AssertionError(f"other bytes in {chunk.extents}")
+                    if not self._data.same(asked.chunk, got.parts):
+                        raise AssertionError(f"other bytes in {asked.chunk.extents}")
             except StreamerError as error:
                 found.errors.append(error)
                 continue
             found.ended.append(now)
-            found.seconds.append(now - asked)
-            found.lengths.append(chunk.fetch_bytes)
+            found.seconds.append(now - began)
+            found.lengths.append(asked.chunk.fetch_bytes)
 
 
-def _chunk(index: int, extents: tuple[Extent, ...]) -> Chunk:
-    length = sum(extent.length for extent in extents)
-    return Chunk(index, index.to_bytes(16, "little"), extents, 0, len(extents), length, length)
+def _rows_of_ranges(listing: Listing, length: int) -> Rows:
+    """Chunks of one sample and one range each."""
+    ranges = [(i, start) for i, size in enumerate(listing.sizes) for start in range(0, size - length + 1, length)]
+    number, start = np.array(ranges, np.int64).T
+    edges = np.arange(len(ranges) + 1, dtype=np.int64)
+    return Rows(
+        listing=listing,
+        format="tar",
+        chunk_bytes=length,
+        whole_objects=False,
+        first_sample=edges,
+        first_extent=edges,
+        chunk_keys=edges[:-1].astype("<u8").repeat(2).view(np.uint8).reshape(-1, 16),
+        local_bytes=np.full(len(ranges), length, np.int64),
+        sample_start=np.zeros(len(ranges), np.uint32),
+        extent_object=number.astype(np.uint32),
+        extent_start=start,
+        extent_stop=start + length,
+    )
 
 
 @asynccontextmanager
-async def loading(data: Data, options: Mapping[str, object], config: FetchConfig | None = None) -> AsyncIterator[Load]:
-    """A fetcher of its own on an endpoint; at the end nothing is reserved or in flight."""
-    async with Fetcher(config or FetchConfig(), lambda url: open_store(url, options)) as fetcher:
-        records = {folder: await _listed(fetcher, f"s3://{BUCKET}/{folder}/") for folder in ("tars", "bad", "raw")}
-        yield Load(data, fetcher, records)
-        after = fetcher.statistics()
-    assert (after.reserved_bytes, after.in_flight, after.waiting) == (0, 0, 0), after
+async def loading(
+    data: Data,
+    options: Mapping[str, object],
+    config: FetchConfig | None = None,
+    *,
+    processes: int = 0,
+    listing_options: Mapping[str, object] | None = None,
+) -> AsyncIterator[Load]:
+    """Opens fetchers, or this many fetch processes, on an endpoint; at the end nothing is reserved or in flight.
+
+    Args:
+        data: what the endpoint serves.
+        options: storage options of the endpoint.
+        config: bounds of all fetchers together.
+        processes: number of fetch processes; 0: this loop fetches.
+        listing_options: storage options with which the objects are listed, if not `options`.
+    """
+    config = config or FetchConfig()
+    with tempfile.TemporaryDirectory() as name:
+        cache = open_folder(Path(name, "cache"))
+        async with (
+            FetcherSet(config, lambda options, url: open_store(url, options)) as fetchers,
+            FetchPool(config, processes, fetchers, cache, ignore_notice) as pool,
+        ):
+            while len(pool.pids) < processes:  # noqa: ASYNC110 - they announce nothing
+                await asyncio.sleep(0.01)
+            async with fetchers.of(listing_options or options) as fetcher:
+                listings = {name: await _listed(fetcher, f"s3://{BUCKET}/{name}/") for name in ("tars", "bad", "raw")}
+            source = Source(fetchers, pool, options)
+            yield Load(data, source, listings, cache.path / "manifests")
+            await source.rest()
+            assert pool.crashes == 0
 
 
-async def _listed(fetcher: Fetcher, url: str) -> list[ObjectRecord]:
-    return [record async for page in fetcher.store(url).list(url) for record in page]
+async def _listed(fetcher: Fetcher, url: str) -> Listing:
+    records = [record for page in await fetcher.list(url) for record in page]
+    base = f"s3://{BUCKET}/"
+    return Listing(
+        urls=(url,),
+        base=base,
+        keys=[record.url.removeprefix(base).encode() for record in records],
+        versions=[record.version.encode() for record in records],
+        sizes=np.array([record.size for record in records], np.int64),
+        labels=np.full(len(records), -1, np.int32),
+        classes=(),
+    )

@@ -1,8 +1,9 @@
 """A cold epoch of two ranks from a store with faults and without: samples/s, every byte compared.
 
-    S3SIM=path/to/s3sim python benchmarks/rank_faults.py                  five turns, about ten minutes
-    S3SIM=path/to/s3sim python benchmarks/rank_faults.py --mixed          the mixed fault on raw files and on tars
-    S3SIM=path/to/s3sim python benchmarks/rank_faults.py --turns 1
+    python benchmarks/rank_faults.py                          five turns, about ten minutes
+    python benchmarks/rank_faults.py --mixed                  the mixed fault on raw files and on tars
+    python benchmarks/rank_faults.py --fetch-processes 4      the same bounds where four processes fetch
+    python benchmarks/rank_faults.py --turns 1
 
 10,000 samples of 110 KB on a simulated S3 (first byte 30 ms, 90 MB/s a connection): raw objects, and with --mixed raw
 objects in class folders, and tars of 500 samples. Two processes with two workers each share an engine with an empty
@@ -115,7 +116,13 @@ def measure(root: Path, server: Simulator, source: Source, expected: dict[str, s
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank)},
+            env={
+                **os.environ,
+                "STREAMER_CONFIG": str(root / "streamer.toml"),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(RANKS),
+                "LOCAL_RANK": str(rank),
+            },
         )
         for rank in range(RANKS)
     ]
@@ -162,11 +169,12 @@ def write_tar(path: Path, members: list[tuple[str, bytes]]) -> None:
             archive.addfile(info, io.BytesIO(content))
 
 
-def compare(turns: int, source: Source) -> bool:
-    """Prints a row for each fault; whether all bounds hold."""
+def compare(turns: int, source: Source, processes: int) -> bool:
+    """Prints a row for each fault, with this many fetch processes; whether all bounds hold."""
     rates: dict[str, list[float]] = {"no fault": [], **{name: [] for name in source.faults}}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        (root / "streamer.toml").write_text(f"[engine]\nfetch_processes = {processes}\n")
         expected = make_data(root, source)
         with simulator(root, *S3_PROFILE) as server:
             server.index(f"s3://bucket/{source.folder}/", root / f"manifest-{source.folder}", root / "index-cache")
@@ -209,6 +217,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--mixed", action="store_true", help="2 %% 503, 2 %% resets, 1 %% short bodies, 1 %% slow")
+    parser.add_argument("--fetch-processes", type=int, default=0, help="default: 0, the engine's loop fetches")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
@@ -216,8 +225,9 @@ def main() -> int:
         return 0
     compile_streamer()
     name, sources = ("rank_faults-mixed", BOTH) if options.mixed else ("rank_faults", SINGLE)
+    name += f"-{options.fetch_processes}_processes" * bool(options.fetch_processes)
     with kept(name, f"median of {options.turns}", keep=options.turns >= 5):
-        held = [compare(options.turns, source) for source in sources]
+        held = [compare(options.turns, source, options.fetch_processes) for source in sources]
     return 0 if all(held) else 1
 
 

@@ -9,13 +9,16 @@ of 2 MB, and as raw objects; a reader releases each chunk as soon as it is local
 and delays nothing. The loop's CPU seconds are what bounds a larger machine: they are counted from the moment when all
 processes take chunks until the last chunk is local, and so are those of the engine (its loop and its threads) and of
 the fetch processes. `--warm` measures uses of chunks that are in the cache: by one session, and by eight; `--rationed`
-a store that permits 100 or 200 requests per second.
+a store that permits 100 or 200 requests per second; `--memory` what processes take where all buffers may have 128 MiB;
+`--loaders` warm epochs of 1 and 8 ranks with a worker each, in batches of 32: the loop's time per step and per use of a
+chunk, with progress, leases and schedules in it.
 Medians over `--turns`. Results are kept in benchmarks/results/.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -28,9 +31,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -79,11 +84,11 @@ class Row:
 
 
 @contextmanager
-def engine(root: Path, server: Simulator | None, processes: int) -> Iterator[EngineClient]:
-    """An engine with an empty cache and this many fetch processes, all of which take chunks."""
+def engine(root: Path, server: Simulator | None, processes: int, more: str = "") -> Iterator[EngineClient]:
+    """An engine with an empty cache, this many fetch processes, all of which take chunks, and `more` configuration."""
     folder = Path(tempfile.mkdtemp(prefix="scaleup-", dir=root))
     config = folder / "streamer.toml"
-    config.write_text(f"[engine]\nfetch_processes = {processes}\n")
+    config.write_text(f"[engine]\nfetch_processes = {processes}\n{more}")
     settings = ClientSettings(
         cache_dir=folder / "cache",
         runtime_dir=folder,
@@ -158,6 +163,49 @@ def _own_bytes(process: psutil.Process) -> int:
     return sum(one.pss for one in process.memory_maps(grouped=False))
 
 
+def memory(root: Path, server: Simulator, name: str, processes: int) -> str:
+    """A cold epoch whose buffers may have `BUFFER_BYTES` in all: what they have, and the processes beside them.
+
+    Buffers are the mappings for which huge pages were asked. Their sizes are rounded up, by a quarter at most.
+    """
+    with engine(root, server, processes, f"[fetch]\nmemory_bytes = {BUFFER_BYTES}\n") as client:
+        table, reader = opened(client, root, name), EngineClient(client.settings)
+        pids = [int(str(client.statistics()["pid"])), *(process.pid for process in fetch_processes(client))]
+        reading = threading.Thread(target=read, args=(reader, table, 0))
+        reading.start()
+        buffers = beside = 0
+        while reading.is_alive():
+            found = [_mapped_bytes(pid) for pid in pids]
+            buffers = max(buffers, sum(one for one, _ in found))
+            beside = max([beside, *(one for _, one in found[1:])])
+            time.sleep(0.1)
+        reader.close()
+        time.sleep(1.2)  # until the last reports of all processes
+        reserved = int(str(client.statistics()["reserved_peak_bytes"]))
+    holds = reserved <= BUFFER_BYTES and buffers <= 1.25 * BUFFER_BYTES and beside <= MOST_BESIDE_BYTES
+    return (
+        f"{name:6} {processes} processes: {reserved / 1e6:.0f} MB reserved (<= {BUFFER_BYTES / 1e6:.0f}), "
+        f"{buffers / 1e6:.0f} MB of buffers at once (<= {1.25 * BUFFER_BYTES / 1e6:.0f}), "
+        f"a process {beside / 1e6:.0f} MB beside them (<= {MOST_BESIDE_BYTES / 1e6:.0f})  "
+        f"{'holds' if holds else 'MISSED'}"
+    )
+
+
+BUFFER_BYTES, MOST_BESIDE_BYTES = 128 << 20, 40_000_000
+
+
+def _mapped_bytes(pid: int) -> tuple[int, int]:
+    """PSS of a process: its buffers, and the rest."""
+    found, pss = [0, 0], 0
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if name == "Pss:":
+            pss = int(values[0]) << 10
+        elif name == "VmFlags:":
+            found["hg" not in values] += pss
+    return found[0], found[1]
+
+
 def warm(root: Path, server: Simulator, ranks: int) -> float:
     """CPU microseconds of the loop per use of a chunk, and per step and rank, with all chunks in the cache."""
     with engine(root, server, 0) as client:
@@ -175,6 +223,72 @@ def warm(root: Path, server: Simulator, ranks: int) -> float:
         for one in clients:
             one.close()
         return spent / (ranks * table.chunks) * 1e6
+
+
+def loaders(root: Path, server: Simulator, ranks: int, epochs: int) -> tuple[float, float]:
+    """CPU microseconds of the loop per step and rank, and per use of a chunk, of loaders in a warm cache."""
+    with engine(root, server, 0) as client, contextlib.ExitStack() as stack:
+        told = {
+            "url": url_of("tars"),
+            "manifest": str(root / "manifest-tars"),
+            "cache": str(client.settings.cache_dir),
+            "options": server.options,
+            "epochs": epochs,
+        }
+        variables = {"STREAMER_RUNTIME_DIR": str(client.settings.runtime_dir), "WORLD_SIZE": str(ranks)}
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, __file__, "--rank", json.dumps(told)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                )
+            )
+            for rank in range(ranks)
+        ]
+
+        def passed(process: subprocess.Popen[str]) -> int:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        def all_passed() -> int:
+            with ThreadPoolExecutor(ranks) as threads:
+                return sum(threads.map(passed, processes))
+
+        all_passed()
+        time.sleep(0.6)  # the loop's clock is read twice a second
+        before = client.statistics()
+        steps = all_passed()
+        time.sleep(0.6)
+        spent, uses = (float(str(client.statistics()[name])) - float(str(before[name])) for name in _WARM)
+        all_passed()
+        return spent / steps * 1e6, spent / uses * 1e6
+
+
+_WARM = ("loop_cpu_seconds", "needs")
+BATCH = 32
+
+
+def run_rank(told: dict[str, Any]) -> None:
+    """One rank: an epoch, then `epochs` more; each begins at a line on stdin and ends with the number of its steps."""
+    from streamer import StreamingDataLoader, StreamingDataset
+
+    dataset = StreamingDataset(
+        told["url"],
+        manifest=told["manifest"],
+        cache_dir=told["cache"],
+        storage_options=told["options"],
+        decode=None,
+    )
+    with StreamingDataLoader(dataset, BATCH, 1, report_seconds=None) as loader:
+        for epochs in (1, told["epochs"], 0):
+            sys.stdin.readline()
+            print(sum(1 for _ in range(epochs) for _ in loader), flush=True)
 
 
 def rationed(root: Path, server: Simulator, processes: int, permitted: int) -> str:
@@ -258,10 +372,16 @@ def main() -> None:
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--rationed", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--loaders", action="store_true")
     parser.add_argument("--permitted", type=int, nargs="+", default=[100, 200])
     parser.add_argument("--keep", help="folder for the data, kept for the next run")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
     parser.add_argument("--s3sim", help="path of another simulator's command; default $S3SIM, else this folder's")
     arguments = parser.parse_args()
+    if arguments.rank:
+        run_rank(json.loads(arguments.rank))
+        return
     compile_streamer()
     root = Path(arguments.keep or tempfile.mkdtemp(prefix="streamer-bench-"))
     try:
@@ -270,10 +390,21 @@ def main() -> None:
             for name in arguments.data:
                 manifest, cache = root / f"manifest-{name}", root / "index-cache"
                 server.index(url_of(name), manifest, cache, "--chunk-bytes", str(CHUNK_BYTES))
-            with kept("scaleup" + "-rationed" * arguments.rationed + "-warm" * arguments.warm + "-tls" * arguments.tls):
+            modes = [name for name in ("rationed", "warm", "memory", "loaders", "tls") if getattr(arguments, name)]
+            with kept("-".join(["scaleup", *modes])):
                 if arguments.rationed:
                     for permitted, processes in itertools.product(arguments.permitted, arguments.processes):
                         print(rationed(root, server, processes, permitted))
+                elif arguments.memory:
+                    for name, processes in itertools.product(arguments.data, arguments.processes):
+                        print(memory(root, server, name, processes))
+                elif arguments.loaders:
+                    for ranks in (1, 8):
+                        found = [loaders(root, server, ranks, 3) for _ in range(arguments.turns)]
+                        step, use = map(statistics.median, zip(*found, strict=True))
+                        print(
+                            f"{ranks} ranks: {step:.0f} us of the loop per step and rank, {use:.0f} per use of a chunk"
+                        )
                 elif arguments.warm:
                     for ranks in (1, 8):
                         spent = statistics.median(warm(root, server, ranks) for _ in range(arguments.turns))
