@@ -1,11 +1,14 @@
 """streamer beside WebDataset, MosaicML, LitData, Hugging Face and s3torchconnector: same samples, server, machine.
 
-    S3SIM=path/to/s3sim python benchmarks/peers [--samples 10000] [--turns 3] [--only LitData] [--keep FOLDER]
+    python benchmarks/peers [--samples 10000] [--turns 3] [--only LitData] [--keep FOLDER]
+    python benchmarks/peers --tls             over https
+    python benchmarks/peers --workers 8
 
 The samples are written by MosaicML's and LitData's writers, tarfile and pyarrow (write.py), served by a simulated S3
 (first byte 30 ms, 90 MB/s a connection) and read by 2 workers in batches of 64, undecoded, as each peer's documentation
-says (readers.py). Each reader runs in a fresh process with an empty cache folder, in turns; the table has the medians.
-The environment is made from a wheel of the tree and the pinned versions of tests/pages (needs a package index, once).
+says (readers.py). Over https each is told of the server's authority in the way that it knows. Each reader runs in a
+fresh process with an empty cache folder, in turns; the table has the medians. The environment is made from a wheel of
+the tree and the pinned versions of tests/pages (needs a package index, once).
 Keeps the table in benchmarks/results/peers-<date>.txt.
 """
 
@@ -33,6 +36,7 @@ from tests.pages.environments import build_wheel, libraries_environment
 HERE = Path(__file__).parent
 # A reader that takes longer has stopped; the slowest epoch takes 20 s on two cores.
 SECONDS = 400
+WORKERS = 2
 Rows = list[dict[str, float]]
 _VERSIONS = (
     "import json, sys; from importlib.metadata import version; print(json.dumps([version(n) for n in sys.argv[1:]]))"
@@ -62,6 +66,7 @@ def settings(root: Path, server: Simulator, samples: int, cache: Path) -> dict[s
         "local": str(root / "files"),
         "cache": str(cache),
         "manifest": str(root / "manifest"),
+        "authority": server.authority,
         "samples": samples,
     }
 
@@ -96,8 +101,10 @@ def measure(python: Path, reader: Reader, chosen: dict[str, object], server: Sim
 
 def _environment(server: Simulator, cache: Path) -> dict[str, str]:
     kept_ones = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+    trust = ("AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
     return {
         **kept_ones,
+        **(dict.fromkeys(trust, server.authority) if server.authority else {}),
         "HOME": str(cache),
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
@@ -152,13 +159,14 @@ def compare(arguments: argparse.Namespace) -> None:
     root = Path(arguments.keep or tempfile.mkdtemp(prefix="streamer-peers-"))
     try:
         make_data(python, root, arguments.samples)
-        with simulator(root, *S3_PROFILE, command=arguments.s3sim) as server:
+        with simulator(root, *S3_PROFILE, command=arguments.s3sim, tls=arguments.tls) as server:
             server.index("s3://bucket/tars/", root / "manifest", root / "index-cache")
             found, failed = _turns(python, root, server, arguments, chosen)
         names = sorted({reader.package for reader in READERS})
         versions = dict(zip(names, json.loads(_run(python, "-c", _VERSIONS, *names)), strict=True))
         conditions = f"{arguments.samples} samples", f"{arguments.turns} turns", f"store {' '.join(S3_PROFILE)}"
-        with kept("peers", *conditions, keep=not arguments.quick):
+        name = "peers" + "-tls" * arguments.tls + f"-{arguments.workers}_workers" * (arguments.workers != WORKERS)
+        with kept(name, *conditions, keep=not (arguments.quick or arguments.only)):
             print("\n".join(table(found, failed, versions)))
     finally:
         if not arguments.keep:
@@ -177,7 +185,11 @@ def _turns(
             with tempfile.TemporaryDirectory(prefix="cache-", dir=root, ignore_cleanup_errors=True) as name:
                 cache = Path(name, "c")
                 cache.mkdir()
-                of = {**settings(root, server, arguments.samples, cache), "epochs": arguments.epochs}
+                of = {
+                    **settings(root, server, arguments.samples, cache),
+                    "epochs": arguments.epochs,
+                    "workers": arguments.workers,
+                }
                 rows = measure(python, reader, of, server)
             told = rows if isinstance(rows, str) else f"{rows[0]['samples_per_second']:,.0f} samples/s"
             print(f"turn {turn + 1}, {reader.name}: {told}", file=sys.stderr)
@@ -198,6 +210,8 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument("--tls", action="store_true", help="over https, with the simulator of this repository")
     parser.add_argument("--only", default="", help="readers whose names contain this")
     parser.add_argument("--keep", help="folder for the data, kept for the next run")
     parser.add_argument("--quick", action="store_true", help="1,000 samples, two epochs, one turn; keep no result")

@@ -29,6 +29,7 @@ class Settings:
         endpoint: of the server; bucket "bucket".
         files: urls of the objects by format, with http.
         local: folder with the same samples as files. cache: an empty folder. manifest: of the tars, for streamer.
+        authority: path of the certificate that vouches for the server; "": the server speaks no TLS.
         shuffle: samples in the buffers of those that shuffle in a buffer.
     """
 
@@ -37,6 +38,7 @@ class Settings:
     local: str
     cache: str
     manifest: str
+    authority: str
     samples: int
     workers: int = 2
     batch: int = 64
@@ -103,7 +105,8 @@ def _whole(content: bytes) -> int:
 def _streamer(s: Settings, url: str, number: Callable[[bytes], int], **more: object) -> Epochs:
     from streamer import StreamingDataLoader, StreamingDataset
 
-    options = {"key": "key", "secret": "secret", "endpoint_url": s.endpoint}
+    trust = {"client_kwargs": {"verify": s.authority}} if s.authority else {}
+    options = {"key": "key", "secret": "secret", "endpoint_url": s.endpoint, **trust}
     dataset = StreamingDataset(
         url, cache_dir=s.cache, cache_bytes="16GB", storage_options=options, decode=None, seed=SEED, **more
     )

@@ -255,10 +255,11 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
         f"each node: a cache of {format_bytes(setting.cache_bytes)}, a link of "
         f"{format_bytes(link.bytes_per_second)}/s, {link.first_byte_seconds * 1e3:.0f} ms to the first byte"
     )
-    carried, processes = 1e9 / setting.engine.seconds(1e9, 0), setting.engine.fetch_processes
+    cold, processes = figures.plan.epochs[0], setting.engine.fetch_processes
+    carried = cold.fetched_bytes / setting.engine.seconds(cold.fetched_bytes, cold.requests)
     if carried < link.bytes_per_second:
         yield (
-            f"each node's engine carries {format_bytes(carried)}/s with fetch_processes = {processes}, less than its "
+            f"each node's engine carries {format_bytes(carried)}/s of this data with fetch_processes = {processes}, less than its "
             "link; --fetch-processes plans with others"
         )
     if not job.sample_seconds:

@@ -24,7 +24,6 @@ from streamer import linux
 GRAIN_BYTES = 64 << 10
 # Sizes are eighths of a power of two; a buffer serves lengths of at least four fifths of its size. Chunks are cut at
 # samples, so their lengths all differ.
-# samples, so that no two are of one length.
 STEPS = 8
 LARGEST_SHARE = 1.25
 

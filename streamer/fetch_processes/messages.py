@@ -165,7 +165,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=2):
         window: how many requests the process may have at once.
     """
 
-    statistics: dict[str, float]
+    statistics: dict[str, int | float]
     first_byte_counts: list[int]
     first_byte_seconds: float
     cpu_seconds: float

@@ -41,9 +41,9 @@ class EngineCost:
     # 638 MB/s in objects of 100 KB, into files; the server ran on the same two cores.
     byte_seconds: float = 0.96e-9
     request_seconds: float = 61e-6
-    # benchmarks/results/scaleup-2026-11-26.txt, 8 processes: .210 s/GB of tars, 31.0 us an object of 110 KB.
-    loop_byte_seconds: float = 0.21e-9
-    loop_request_seconds: float = 8e-6
+    # benchmarks/results/scaleup-2026-11-26.txt, 4 processes: .193 s/GB of tars, 25.4 us an object of 110 KB.
+    loop_byte_seconds: float = 0.193e-9
+    loop_request_seconds: float = 4e-6
     fetch_processes: int = 0
 
     def seconds(self, size_bytes: float, requests: float) -> float:

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from msgspec import structs
 
+from streamer.cgroup import usable_cores
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching.fetches import Fetch
@@ -279,6 +280,35 @@ def test_processes_end_with_an_engine_that_is_killed(tmp_path: Path) -> None:
     while any(_lives(process) for process in processes):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+ENGINE_BY_LOAD = """
+import asyncio, os, sys
+from pathlib import Path
+
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[2])])
+
+from streamer.config import CacheConfig, EngineConfig
+from streamer.engine.engine import Engine
+from streamer.engine.statistics import engine_statistics
+
+async def main():
+    cache = CacheConfig(directory=Path(sys.argv[1]), limit_bytes=10_000_000)
+    async with Engine(EngineConfig(cache=cache)) as engine:
+        found = engine_statistics(engine)
+        print(found["fetch_processes"], found["most_fetch_processes"])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 0), (2, 0), (4, 1), (8, 2)])
+def test_an_engine_may_have_a_process_for_four_cores_that_it_is_allowed(tmp_path: Path, cores: int, most: int) -> None:
+    """As the kernel counts them, where the machine has so many; no process is there before the load wants it."""
+    if usable_cores() < cores:
+        pytest.skip(f"needs {cores} cores")
+    command = [sys.executable, "-c", ENGINE_BY_LOAD, str(tmp_path / "cache"), str(cores)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() == ["0", str(most)]
 
 
 def _lives(process: psutil.Process) -> bool:
