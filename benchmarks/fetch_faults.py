@@ -453,8 +453,8 @@ def main() -> int:
     if unknown := set(names) - set(SCENARIOS):
         parser.error(f"no scenario {', '.join(sorted(unknown))}")
     missed = 0
-    name = "fetch_faults" + f"-{processes}_processes" * bool(processes)
-    with kept(name, keep=names == list(SCENARIOS)), tempfile.TemporaryDirectory() as folder:
+    kind = f"fetch_faults-{processes}_processes" if processes else "fetch_faults"
+    with kept(kind, keep=names == list(SCENARIOS)), tempfile.TemporaryDirectory() as folder:
         stage = Stage(Data(Path(folder) / "store", files=8, file_bytes=64 * MiB), processes)
         for name in names:
             begin = time.monotonic()

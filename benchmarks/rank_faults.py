@@ -225,7 +225,8 @@ def main() -> int:
         return 0
     compile_streamer()
     name, sources = ("rank_faults-mixed", BOTH) if options.mixed else ("rank_faults", SINGLE)
-    name += f"-{options.fetch_processes}_processes" * bool(options.fetch_processes)
+    if options.fetch_processes:
+        name += f"-{options.fetch_processes}_processes"
     with kept(name, f"median of {options.turns}", keep=options.turns >= 5):
         held = [compare(options.turns, source, options.fetch_processes) for source in sources]
     return 0 if all(held) else 1

@@ -165,7 +165,9 @@ def compare(arguments: argparse.Namespace) -> None:
         names = sorted({reader.package for reader in READERS})
         versions = dict(zip(names, json.loads(_run(python, "-c", _VERSIONS, *names)), strict=True))
         conditions = f"{arguments.samples} samples", f"{arguments.turns} turns", f"store {' '.join(S3_PROFILE)}"
-        name = "peers" + "-tls" * arguments.tls + f"-{arguments.workers}_workers" * (arguments.workers != WORKERS)
+        name = "peers-tls" if arguments.tls else "peers"
+        if arguments.workers != WORKERS:
+            name += f"-{arguments.workers}_workers"
         with kept(name, *conditions, keep=not (arguments.quick or arguments.only)):
             print("\n".join(table(found, failed, versions)))
     finally:

@@ -259,8 +259,8 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
     carried = cold.fetched_bytes / setting.engine.seconds(cold.fetched_bytes, cold.requests)
     if carried < link.bytes_per_second:
         yield (
-            f"each node's engine carries {format_bytes(carried)}/s of this data with fetch_processes = {processes}, less than its "
-            "link; --fetch-processes plans with others"
+            f"each node's engine carries {format_bytes(carried)}/s of this data with fetch_processes = {processes}, "
+            "less than its link; --fetch-processes plans with others"
         )
     if not job.sample_seconds:
         yield "reading and decoding are taken to be free; --sample-seconds counts them"
