@@ -103,8 +103,8 @@ class SupplyOwner:
     def take(self, clock: TrainerClock) -> Delivery:
         """The next batch; blocks. Raises its error if it failed; the following batch is next then."""
         assert self.supply is not None
-        if self._pinner is not None:
-            self._pinner.fence()
+        if self._pinner is not None and self._feeder is not None and self._feeder.ring.fencing:
+            self._feeder.ring.fence(self._pinner.fence)
         clock.begin()
         try:
             delivery = self.supply.take(clock.arrive)
@@ -160,20 +160,19 @@ class SupplyOwner:
         s = self.settings
         assert s.workers is not None
         self._pinner = Pinner.for_mode(s.pin, fencing=s.device is None)
-        if self._pinner is not None:
-            self._own(self._pinner.close)
         plan = FeedPlan(
             workers=s.workers,
             span=s.span,
             limits=s.ring_limits,
             planning=self.planning,
-            registrar=self._pinner,
+            pinner=self._pinner,
             timeout_seconds=s.timeout,
             poison=s.poison,
         )
         feeder = Feeder(plan)
         if self._pinner is not None:
-            self._pinner.serve(feeder.ring)
+            self._own(self._pinner.close)
+            self._own(feeder.ring.wait_for_fences)
         self._own(feeder.close)
         return feeder
 

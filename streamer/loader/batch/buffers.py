@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -32,24 +32,23 @@ def aligned(offset: int) -> int:
     return -(-offset // ALIGN) * ALIGN
 
 
-class Buffer(Protocol):
-    """A part of a batch that is written to the slot."""
+class Buffer:
+    """A part of a batch that is written to its slot.
 
-    @property
-    def nbytes(self) -> int:
-        """Size in the slot, in bytes."""
-        ...
+    Attributes:
+        nbytes: size in the slot, in bytes.
+        entry: its entry in the description, without the offset.
+    """
 
-    def pid(self, offset: int) -> Pid:
-        """Its entry in the description."""
-        ...
+    nbytes: int
+    entry: tuple[object, ...]
 
     def write(self, memory: Bytes) -> None:
         """Fills `memory`, which has `nbytes` bytes."""
-        ...
+        raise NotImplementedError
 
 
-class ArrayBuffer:
+class ArrayBuffer(Buffer):
     """One array; it is read as a tensor, or as an array if a `collate_fn` returned it as one.
 
     Args:
@@ -61,44 +60,23 @@ class ArrayBuffer:
 
     def __init__(self, array: npt.NDArray[np.generic], tensor: bool = True, torch_dtype: str = "") -> None:
         self._array = array
-        self._tensor = tensor
-        self._torch_dtype = torch_dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Size in the slot, in bytes."""
-        return self._array.nbytes
-
-    def pid(self, offset: int) -> Pid:
-        """Its entry in the description."""
-        kind = TENSOR if self._tensor else ARRAY
-        return kind, self._array.dtype.str, self._array.shape, self._torch_dtype, offset
+        self.nbytes = array.nbytes
+        self.entry = TENSOR if tensor else ARRAY, array.dtype.str, array.shape, torch_dtype
 
     def write(self, memory: Bytes) -> None:
         """See `Buffer`."""
         np.copyto(np.ndarray(self._array.shape, self._array.dtype, buffer=memory), self._array)
 
 
-class StackBuffer:
-    """Arrays of one dtype and shape, stacked directly in their slot.
-
-    Attributes:
-        rows: the arrays.
-    """
+class StackBuffer(Buffer):
+    """Arrays of one dtype and shape, stacked directly in their slot."""
 
     def __init__(self, rows: Sequence[npt.NDArray[np.generic]]) -> None:
         self.rows = rows
         self._shape = (len(rows), *rows[0].shape)
         self._dtype = rows[0].dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Size in the slot, in bytes."""
-        return len(self.rows) * self.rows[0].nbytes
-
-    def pid(self, offset: int) -> Pid:
-        """Its entry in the description."""
-        return TENSOR, self._dtype.str, self._shape, "", offset
+        self.nbytes = len(rows) * rows[0].nbytes
+        self.entry = TENSOR, self._dtype.str, self._shape, ""
 
     def write(self, memory: Bytes) -> None:
         """See `Buffer`."""
@@ -111,33 +89,22 @@ class StackBuffer:
         np.concatenate(self.rows, out=joined)
 
 
-class JoinedBuffer:
-    """Arrays of one dtype, joined along their first axis directly in the slot.
-
-    Attributes:
-        parts: the arrays.
-    """
+class JoinedBuffer(Buffer):
+    """Arrays of one dtype, joined along their first axis directly in the slot."""
 
     def __init__(self, parts: Sequence[npt.NDArray[np.generic]]) -> None:
         self.parts = parts
         self._shape = (sum(map(len, parts)), *parts[0].shape[1:])
         self._dtype = parts[0].dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Size in the slot, in bytes."""
-        return sum(part.nbytes for part in self.parts)
-
-    def pid(self, offset: int) -> Pid:
-        """Its entry in the description."""
-        return TENSOR, self._dtype.str, self._shape, "", offset
+        self.nbytes = sum(part.nbytes for part in parts)
+        self.entry = TENSOR, self._dtype.str, self._shape, ""
 
     def write(self, memory: Bytes) -> None:
         """See `Buffer`."""
         np.concatenate(self.parts, out=np.ndarray(self._shape, self._dtype, buffer=memory))
 
 
-class StringsBuffer:
+class StringsBuffer(Buffer):
     """A list or tuple of `str` or of bytes: a table of half-open ranges, relative to its own start; then the bytes.
 
     Attributes:
@@ -145,18 +112,9 @@ class StringsBuffer:
     """
 
     def __init__(self, strings: Sequence[str] | Sequence[bytes] | Sequence[Raw]) -> None:
-        self._kind = "t" if isinstance(strings, tuple) else "l"
-        self._text = isinstance(strings[0], str)
         self.parts = [_bytes_of(item) for item in strings]
-
-    @property
-    def nbytes(self) -> int:
-        """Size in the slot, in bytes."""
-        return _RANGE_BYTES * len(self.parts) + sum(map(len, self.parts))
-
-    def pid(self, offset: int) -> Pid:
-        """Its entry in the description."""
-        return STRINGS, self._kind, self._text, len(self.parts), offset
+        self.nbytes = _RANGE_BYTES * len(self.parts) + sum(map(len, self.parts))
+        self.entry = STRINGS, "t" if isinstance(strings, tuple) else "l", isinstance(strings[0], str), len(self.parts)
 
     def write(self, memory: Bytes) -> None:
         """See `Buffer`."""
@@ -169,7 +127,7 @@ class StringsBuffer:
             start = end
 
 
-class InPlaceStringsBuffer:
+class InPlaceStringsBuffer(Buffer):
     """Strings whose bytes are in the slot already: only the table is written.
 
     Args:
@@ -178,22 +136,15 @@ class InPlaceStringsBuffer:
     """
 
     def __init__(self, buffer: StringsBuffer, addresses: npt.NDArray[np.int64]) -> None:
-        self._buffer = buffer
+        self._parts = buffer.parts
         self._addresses = addresses
-
-    @property
-    def nbytes(self) -> int:
-        """Size in the slot, in bytes."""
-        return _RANGE_BYTES * len(self._addresses)
-
-    def pid(self, offset: int) -> Pid:
-        """Its entry in the description."""
-        return self._buffer.pid(offset)
+        self.nbytes = _RANGE_BYTES * len(addresses)
+        self.entry = buffer.entry
 
     def write(self, memory: Bytes) -> None:
         """See `Buffer`."""
         starts = self._addresses - address(memory)
-        _write_ranges(memory, starts, starts + np.array([len(part) for part in self._buffer.parts]))
+        _write_ranges(memory, starts, starts + np.array([len(part) for part in self._parts]))
 
 
 def _write_ranges(table: Bytes, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:

@@ -47,7 +47,8 @@ def collate(samples: Samples) -> object:
     if isinstance(first, Mapping):
         return _mapping(first, samples)
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return _named(first, [collate(column) for column in _columns(samples)])
+        kind: Callable[..., object] = type(first)
+        return kind(*map(collate, _columns(samples)))
     if isinstance(first, Sequence):
         return _sequence(first, samples)
     return _by_torch(samples)
@@ -136,11 +137,6 @@ def _other_fields(first: Mapping[object, object], other: Mapping[object, object]
         "return the same fields for each, or say with extensions= which files are samples",
         field="extensions",
     )
-
-
-def _named(first: tuple[object, ...], columns: list[object]) -> object:
-    kind: Callable[..., object] = type(first)
-    return kind(*columns)
 
 
 def _columns(samples: Samples) -> Iterable[tuple[object, ...]]:

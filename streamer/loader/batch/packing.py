@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     import torch
 
 
-_BUFFERS = (ArrayBuffer, JoinedBuffer, StackBuffer, StringsBuffer)
-
-
 class _Finder:
     """Finds the buffers of a structure while it is pickled, and assigns their offsets.
 
@@ -60,12 +57,12 @@ class _Finder:
     def persistent_id(self, item: object) -> Pid | None:
         if known := self._known.get(id(item)):
             return known[1]
-        buffer = item if isinstance(item, _BUFFERS) else _buffer_of(item)
+        buffer = item if isinstance(item, Buffer) else _buffer_of(item)
         if buffer is None:
             return None
         if isinstance(buffer, StringsBuffer) and self._rows is not None:
             buffer = self._rows.in_place(buffer) or buffer
-        pid = buffer.pid(self._place(buffer))
+        pid = *buffer.entry, self._place(buffer)
         self._known[id(item)] = item, pid
         return pid
 

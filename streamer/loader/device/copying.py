@@ -4,40 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol
 
 import torch
 
 from streamer.loader.device.contiguous import Packed, map_tensors
-from streamer.loader.ring.fence import EventFence, Fence
+from streamer.loader.ring.fence import Fence
 
 BatchTransform = Callable[[object], object]
 
 
-class Mover(Protocol):
-    """Copies tensors to a device."""
-
-    def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Fence]:
-        """Starts the copies, and the transform after them; the source must be kept until the fence has passed."""
-        ...
-
-    def order_after(self, batch: object, fence: Fence) -> None:
-        """Orders the consumer's work on the batch after the fence."""
-        ...
-
-
-class _Done:
-    """A fence that has already passed."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        return
-
-
-class PlainMover:
-    """For devices without streams: copies synchronously; without a device there is no copy.
+class Mover:
+    """Copies batches to a device without streams, synchronously.
 
     Args:
         device: None: no copy, only the transform.
@@ -46,17 +23,17 @@ class PlainMover:
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
 
-    def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Fence]:
-        """See `Mover`."""
+    def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Fence]:
+        """Starts the copies, and the transform after them; the source must be kept until the fence has passed."""
         device = self._device
-        moved = batch if device is None else map_tensors(batch, lambda tensor: tensor.to(device))
-        return (transform(moved) if transform else moved), _Done()
+        moved = source if device is None else map_tensors(source, lambda tensor: tensor.to(device))
+        return (transform(moved) if transform else moved), Fence()
 
     def order_after(self, batch: object, fence: Fence) -> None:
-        """See `Mover`."""
+        """Orders the consumer's work on the batch after the fence."""
 
 
-class CudaMover:
+class CudaMover(Mover):
     """Copies on a side stream, in one copy for a batch whose tensors are contiguous in a slot.
 
     Args:
@@ -64,24 +41,24 @@ class CudaMover:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__(device)
         self._stream = _side_stream(device)
 
-    def move(self, batch: object, transform: BatchTransform | None) -> tuple[object, Fence]:
+    def move(self, source: object, transform: BatchTransform | None) -> tuple[object, Fence]:
         """See `Mover`."""
         with torch.cuda.stream(self._stream):
-            moved = self._copied(batch)
+            moved = self._copied(source)
             if transform is not None:
                 moved = transform(moved)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        return moved, EventFence(event)
+        return moved, Fence(event)
 
     def order_after(self, batch: object, fence: Fence) -> None:
         """See `Mover`."""
-        assert isinstance(fence, EventFence)
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(fence.event)
+        if fence.event is not None:
+            current.wait_event(fence.event)
         # The memory belongs to the side stream: it must not be reused before the consumer's work is done.
         map_tensors(batch, lambda tensor: _record(tensor, current))
 
@@ -107,4 +84,4 @@ def _record(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
 
 def mover_for(device: torch.device | None) -> Mover:
     """The mover for a device; None: batches stay on the CPU."""
-    return CudaMover(device) if device is not None and device.type == "cuda" else PlainMover(device)
+    return CudaMover(device) if device is not None and device.type == "cuda" else Mover(device)

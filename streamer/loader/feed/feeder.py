@@ -23,7 +23,8 @@ from streamer.loader.feed.run import FailedBatch, Finished, Run, RunState
 from streamer.loader.feed.waits import waited_for, work_name
 from streamer.loader.feed.wakeup import Wakeup
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.ring.ring import Limits, Registrar, Ring
+from streamer.loader.ring.pinning import Pinner
+from streamer.loader.ring.ring import Limits, Ring
 from streamer.loader.stall.causes import MADE, RING, START, WORK, BatchTimeline
 from streamer.loader.workers import failures
 from streamer.loader.workers.batch_maker import MakerRules
@@ -53,7 +54,7 @@ class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
         span: batches that may be begun and not yet taken by the trainer.
         limits: of the ring.
         planning: held while the prepared stream is used.
-        registrar: registers slots with the device; None: not needed.
+        pinner: registers slots with the device; None: not needed.
         timeout_seconds: a sample may take this long; 0: any time.
         poison: fill freed slots, to find views that outlive them; for tests.
     """
@@ -62,7 +63,7 @@ class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
     span: int
     limits: Limits
     planning: threading.Lock
-    registrar: Registrar | None = None
+    pinner: Pinner | None = None
     timeout_seconds: float = 0.0
     poison: bool = False
 
@@ -84,7 +85,7 @@ class Feeder:
         self.broken: StreamerError | None = None
         self._plan = plan
         self._wakeup = Wakeup()
-        self.ring = Ring(plan.limits, self._wakeup.signal_if_wanted, plan.registrar, poison=plan.poison)
+        self.ring = Ring(plan.limits, self._wakeup.signal_if_wanted, plan.pinner, poison=plan.poison)
         self._selector = selectors.DefaultSelector()
         self._supervisor = Supervisor(plan.workers, self._selector, self)
         self._pool = self._supervisor.pool

@@ -28,7 +28,7 @@ from streamer.loader.feed.run import FailedBatch, Finished, Outcome, Run
 from streamer.loader.feed.waits import engine_text, who
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import StepSession
-from streamer.loader.ring import shared_memory as memory
+from streamer.loader.ring.shared_memory import map_shared, window
 from streamer.loader.samples.seeding import kept_globals
 from streamer.loader.stall.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
 from streamer.loader.stall.stats import LoaderStats
@@ -153,11 +153,11 @@ class FedSupply:
 
     def _open(self, finished: Finished) -> Delivery:
         made, pending = finished.made, finished.pending
-        lent = self._memory_of(finished)
-        content = BatchReader(lent).read(made.description)
+        memory = self._memory_of(finished)
+        content = BatchReader(memory).read(made.description)
         skipped = tuple(pending.skipped.items())
         trace = Trace(pending.timeline, made.stages, made.slowest)
-        return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace, lent)
+        return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace, memory)
 
     def _ended_by(self, error: BaseException) -> BaseException:
         """Stores a final error and restores its traceback: each `raise` of it adds frames."""
@@ -167,12 +167,12 @@ class FedSupply:
 
     def _memory_of(self, finished: Finished) -> Bytes:
         if (slot := finished.pending.slot) is not None:
-            return self.feeder.ring.lend(slot)
+            return self.feeder.ring.hold(slot)
         try:
-            mapping = memory.map_shared(finished.own_memory, finished.made.memory_bytes)
+            mapping = map_shared(finished.own_memory, finished.made.memory_bytes)
         finally:
             os.close(finished.own_memory)
-        return memory.window(mapping, 0, finished.made.memory_bytes)
+        return window(mapping, 0, finished.made.memory_bytes)
 
 
 def _mask(made: Made) -> npt.NDArray[np.bool_]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from streamer.errors import ConfigError
 from streamer.loader.batch.buffers import Bytes, address
-from streamer.loader.ring.fence import EventFence
-from streamer.loader.ring.ring import Ring, Slot
+from streamer.loader.ring.fence import Fence
 
 if TYPE_CHECKING:
     import torch
@@ -17,26 +16,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PORTABLE = 1
-
-
-class CudaRuntime(Protocol):
-    """The part of cudart that is used."""
-
-    def host_register(self, address: int, nbytes: int, flags: int) -> int:
-        """Returns the error code, 0 for success."""
-        ...
-
-    def host_unregister(self, address: int) -> int:
-        """Returns the error code."""
-        ...
-
-    def clear_error(self) -> None:
-        """Clears the last error, which would otherwise be reported by the next unrelated call."""
-        ...
-
-    def fence(self) -> torch.cuda.Event:
-        """An event behind all work submitted to the current stream so far."""
-        ...
 
 
 class TorchCuda:
@@ -51,21 +30,21 @@ class TorchCuda:
         self._device = torch.cuda.current_device()
 
     def host_register(self, address: int, nbytes: int, flags: int) -> int:
-        """See `CudaRuntime`."""
+        """Returns the error code, 0 for success."""
         import torch
 
         with torch.cuda.device(self._device):
             return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, flags))  # type: ignore[no-untyped-call]
 
     def host_unregister(self, address: int) -> int:
-        """See `CudaRuntime`."""
+        """Returns the error code."""
         import torch
 
         with torch.cuda.device(self._device):
             return int(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
 
     def clear_error(self) -> None:
-        """See `CudaRuntime`."""
+        """Clears the last error, which would otherwise be reported by the next unrelated call."""
         import torch
 
         # torch does not bind cudaGetLastError; the check behind a kernel's launch calls it, and raises the error.
@@ -75,7 +54,7 @@ class TorchCuda:
             logger.debug("cleared: %s", error)
 
     def fence(self) -> torch.cuda.Event:
-        """See `CudaRuntime`."""
+        """Returns an event behind all work submitted to the current stream so far."""
         import torch
 
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -93,13 +72,12 @@ class Pinner:
             prefetcher copies them, and keeps each until its copy is complete.
     """
 
-    def __init__(self, runtime: CudaRuntime, required: bool, fencing: bool = True) -> None:
+    def __init__(self, runtime: TorchCuda, required: bool, fencing: bool = True) -> None:
         self.pinned = False
         self._fencing = fencing
         self._runtime = runtime
         self._required = required
         self._failed = False
-        self._ring: Ring | None = None
         # Memory must not be unmapped while it is registered.
         self._registered: dict[int, Bytes] = {}
         self._lock = threading.Lock()
@@ -121,52 +99,45 @@ class Pinner:
             raise ConfigError("pin=True, but torch finds no CUDA device", field="pin")
         return None
 
-    def serve(self, ring: Ring) -> None:
-        """Sets the ring whose slots are registered; called before its first batch."""
-        self._ring = ring
-
-    def register(self, slot: Slot) -> None:
-        """Registers a slot's new memory.
+    def register(self, slot: int, memory: Bytes) -> bool:
+        """Registers the new memory of a slot; returns whether released slots must wait for a fence.
 
         Raises:
             ConfigError: it failed, and pinning was required.
         """
-        if self._failed:
-            return
-        lent = slot.window()
-        code = self._runtime.host_register(address(lent), slot.nbytes, _PORTABLE)
-        if code == 0:
-            with self._lock:
-                self._registered[slot.number] = lent
-            self.pinned = True
-            if self._ring is not None:
-                self._ring.fencing = self._fencing
-            return
+        if not self._failed:
+            code = self._runtime.host_register(address(memory), memory.nbytes, _PORTABLE)
+            if code == 0:
+                with self._lock:
+                    self._registered[slot] = memory
+                self.pinned = True
+            else:
+                self._fail(memory.nbytes, code)
+        return self.pinned and self._fencing
+
+    def unregister(self, slot: int) -> None:
+        """Unregisters the memory of a slot from which no copy is running."""
+        with self._lock:
+            memory = self._registered.pop(slot, None)
+        if memory is not None:
+            self._runtime.host_unregister(address(memory))
+
+    def fence(self) -> Fence:
+        """Returns a fence behind the copies that the trainer has begun so far."""
+        return Fence(self._runtime.fence())
+
+    def close(self) -> None:
+        """Unregisters everything; no copy runs any more."""
+        with self._lock:
+            for memory in self._registered.values():
+                self._runtime.host_unregister(address(memory))
+            self._registered.clear()
+            self.pinned = False
+
+    def _fail(self, nbytes: int, code: int) -> None:
         self._runtime.clear_error()
         self._failed = True
-        message = f"cudaHostRegister of {slot.nbytes} bytes failed with code {code}"
+        message = f"cudaHostRegister of {nbytes} bytes failed with code {code}"
         if self._required:
             raise ConfigError(f"pin=True: {message}; lower ring_bytes or use pin='auto'", field="pin", code=code)
         logger.warning("%s: batches are copied to the device from unpinned memory", message)
-
-    def unregister(self, slot: Slot) -> None:
-        """Unregisters the memory of a slot from which no copy is running."""
-        with self._lock:
-            lent = self._registered.pop(slot.number, None)
-        if lent is not None:
-            self._runtime.host_unregister(address(lent))
-
-    def fence(self) -> None:
-        """Called before the trainer's next batch: released slots wait for the copies begun so far."""
-        if self._fencing and self.pinned and self._ring is not None:
-            self._ring.fence(lambda: EventFence(self._runtime.fence()))
-
-    def close(self) -> None:
-        """Unregisters everything, after the copies that may still run."""
-        with self._lock:
-            if self._ring is not None:
-                self._ring.wait_for_fences()
-            for lent in self._registered.values():
-                self._runtime.host_unregister(address(lent))
-            self._registered.clear()
-            self.pinned = False

@@ -13,14 +13,14 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
 from streamer.config import format_bytes
 from streamer.loader.batch.buffers import Bytes
-from streamer.loader.ring import shared_memory as memory
+from streamer.loader.ring import shared_memory
 from streamer.loader.ring.fence import Fence
+from streamer.loader.ring.pinning import Pinner
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +51,16 @@ class Slot:
         number: unique in the ring.
         descriptor: of the memory; -1: no memory yet.
         nbytes: of the memory.
-        lent: while it is lent.
+        view: the array as which the trainer holds it.
     """
 
-    __slots__ = ("_mapping", "descriptor", "lent", "nbytes", "number")
+    __slots__ = ("_mapping", "descriptor", "nbytes", "number", "view")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.descriptor = -1
         self.nbytes = 0
-        self.lent: LentView | None = None
+        self.view: SlotView | None = None
         self._mapping = memoryview(b"")
 
     def __repr__(self) -> str:
@@ -68,13 +68,13 @@ class Slot:
 
     def replace(self, descriptor: int, nbytes: int) -> None:
         """Replaces the memory, and owns the new descriptor."""
-        mapping = memory.map_shared(descriptor, nbytes)
+        mapping = shared_memory.map_shared(descriptor, nbytes)
         self.close()
         self.descriptor, self.nbytes, self._mapping = descriptor, nbytes, mapping
 
     def window(self) -> Bytes:
         """A new array over the memory."""
-        return memory.window(self._mapping, 0, self.nbytes)
+        return shared_memory.window(self._mapping, 0, self.nbytes)
 
     def close(self) -> None:
         """Closes the descriptor; the mapping ends with its last view."""
@@ -83,23 +83,11 @@ class Slot:
         self.descriptor, self.nbytes, self._mapping = -1, 0, memoryview(b"")
 
 
-class LentView(weakref.ref[Bytes]):
-    """The array that a slot was lent as; knows its slot when the array is gone."""
+class SlotView(weakref.ref[Bytes]):
+    """The array as which a slot is held; knows its slot when the array is gone."""
 
     __slots__ = ("slot",)
     slot: Slot
-
-
-class Registrar(Protocol):
-    """Registers memory with a device."""
-
-    def register(self, slot: Slot) -> None:
-        """Registers the new memory of a slot."""
-        ...
-
-    def unregister(self, slot: Slot) -> None:
-        """Unregisters the memory of a slot from which no copy is running."""
-        ...
 
 
 class Ring:
@@ -111,7 +99,7 @@ class Ring:
     Args:
         limits: number and bytes of the slots.
         on_fence: called by the trainer's thread while slots wait for a fence; must not block.
-        registrar: registers slots with the device; None: not needed.
+        pinner: registers slots with the device; None: not needed.
         poison: fill freed slots with POISON.
 
     Attributes:
@@ -122,14 +110,14 @@ class Ring:
         self,
         limits: Limits,
         on_fence: Callable[[], None],
-        registrar: Registrar | None = None,
+        pinner: Pinner | None = None,
         *,
         poison: bool = False,
     ) -> None:
         self.fencing = False
         self._limits = limits
         self._on_fence = on_fence
-        self._registrar = registrar
+        self._pinner = pinner
         self._poison = poison
         self._count = 0
         self._last_nbytes = 0
@@ -179,29 +167,31 @@ class Ring:
         Returns:
             Whether the ring has space for it; otherwise the slot is removed, and the memory belongs to the caller.
         """
-        self._release(slot)
+        if slot.nbytes and self._pinner is not None:
+            self._pinner.unregister(slot.number)
+        slot.close()
         self._last_nbytes = nbytes
         if self.nbytes + nbytes > self._limits.nbytes:
             del self._slots[slot.number]
             self._warn(nbytes)
             return False
         slot.replace(descriptor, nbytes)
-        if self._registrar is not None:
-            self._registrar.register(slot)
+        if self._pinner is not None:
+            self.fencing = self._pinner.register(slot.number, slot.window())
         return True
 
     def put_back(self, slot: Slot) -> None:
-        """Frees a taken slot that is not lent."""
+        """Frees a taken slot that the trainer does not hold."""
         if self._poison and slot.nbytes:
             slot.window().fill(POISON)
         self._free.append(slot)
 
-    def lend(self, slot: Slot) -> Bytes:
-        """The slot's memory; the slot is free again when the array and all views on it are deleted."""
-        lent = slot.window()
-        slot.lent = LentView(lent, self._released.append)
-        slot.lent.slot = slot
-        return lent
+    def hold(self, slot: Slot) -> Bytes:
+        """Returns the slot's memory; the slot is free again when the array and all views on it are deleted."""
+        memory = slot.window()
+        slot.view = SlotView(memory, self._released.append)
+        slot.view.slot = slot
+        return memory
 
     def reclaim(self) -> None:
         """Frees the slots whose views are deleted and whose fences have passed."""
@@ -233,26 +223,21 @@ class Ring:
     def close(self) -> None:
         """Closes the descriptors; memory ends with its last view."""
         for slot in self._slots.values():
-            slot.lent = None
+            slot.view = None
             if slot.descriptor >= 0:
                 os.close(slot.descriptor)
                 slot.descriptor = -1
 
     def _next_released(self) -> Slot:
         view = self._released.popleft()
-        assert isinstance(view, LentView)
-        view.slot.lent = None
+        assert isinstance(view, SlotView)
+        view.slot.view = None
         return view.slot
 
     def _is_full(self) -> bool:
         """Whether there is no space for another slot of the size of the last one."""
         usual = self._last_nbytes
         return sum(slot.nbytes or usual for slot in self._slots.values()) + usual > self._limits.nbytes
-
-    def _release(self, slot: Slot) -> None:
-        if slot.nbytes and self._registrar is not None:
-            self._registrar.unregister(slot)
-        slot.close()
 
     def _warn(self, nbytes: int) -> None:
         if not self._warned:

@@ -212,10 +212,10 @@ class Worker:
         if slot is not None and work.write(slot):
             self._send(work.made(task.number, watch.lap(), 0))
             return
-        lent, descriptor = self._slots.make(task.slot, work.packed.nbytes)
+        target, descriptor = self._slots.make(task.slot, work.packed.nbytes)
         try:
-            work.packed.write(lent)
-            self._send(work.made(task.number, watch.lap(), len(lent)), descriptor)
+            work.packed.write(target)
+            self._send(work.made(task.number, watch.lap(), len(target)), descriptor)
         finally:
             os.close(descriptor)
 

@@ -79,15 +79,15 @@ def test_a_registered_ring_copies_as_fast_as_pinned_memory(device):
         assert slot is not None
         size = memory.page_aligned(nbytes)
         assert ring.adopt(slot, memory.create_sealed("test-slot", size), size)
-        lent = torch.from_numpy(ring.lend(slot))[:nbytes]
+        held = torch.from_numpy(ring.hold(slot))[:nbytes]
         pinned = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
         target = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        assert lent.is_pinned()
-        assert lent.pin_memory().data_ptr() == lent.data_ptr()
-        ours, theirs = copy_milliseconds(lent, target), copy_milliseconds(pinned, target)
+        assert held.is_pinned()
+        assert held.pin_memory().data_ptr() == held.data_ptr()
+        ours, theirs = copy_milliseconds(held, target), copy_milliseconds(pinned, target)
         print(f"{nbytes / ours / 1e6:.1f} GB/s from the ring, {nbytes / theirs / 1e6:.1f} GB/s from pinned memory")
         assert ours < 1.1 * theirs
-        del lent
+        del held
     finally:
         torch.cuda.synchronize()
         pinner.close()

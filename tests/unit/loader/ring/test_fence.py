@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from streamer.loader.ring.fence import EventFence
+from streamer.loader.ring.fence import Fence
 from tests.unit.loader.fake_event import FakeEvent
 
 
-def test_event_fence():
+def test_fence_of_an_event():
     """An event answers for the copies before it."""
     event = FakeEvent()
-    fence = EventFence(event)
+    fence = Fence(event)
     assert not fence.done()
     fence.wait()
     assert fence.done()

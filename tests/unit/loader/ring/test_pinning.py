@@ -44,7 +44,6 @@ class FakeCuda:
 def with_slots(pinner: Pinner, count: int = 4) -> tuple[Ring, list[Slot]]:
     """A ring whose slots have memory and are taken."""
     ring = Ring(Limits(count, count, 1 << 20), lambda: None, pinner)
-    pinner.serve(ring)
     return ring, [filled(ring) for _ in range(count)]
 
 
@@ -61,19 +60,20 @@ def test_registered_and_fenced():
     made, slots = with_slots(pinner)
     assert pinner.pinned
     assert sorted(cuda.registered.values()) == [8192] * 4
-    lent = made.lend(slots.pop())
-    del lent
+    held = made.hold(slots.pop())
+    del held
     made.reclaim()
     assert made.free == 0
-    pinner.fence()
+    made.fence(pinner.fence)
     made.reclaim()
     assert made.free == 0
     cuda.events[0].passed = True
     made.reclaim()
     assert made.free == 1
-    lent = made.lend(slots.pop())
-    del lent
-    pinner.fence()
+    held = made.hold(slots.pop())
+    del held
+    made.fence(pinner.fence)
+    made.wait_for_fences()
     pinner.close()
     assert cuda.events[1].passed
     assert cuda.registered == {}
@@ -87,6 +87,7 @@ def test_replaced_memory_is_unregistered():
     made, slots = with_slots(pinner, 1)
     made.adopt(slots[0], memory.create_sealed("test-slot", 16384), 16384)
     assert list(cuda.registered.values()) == [16384]
+    made.wait_for_fences()
     pinner.close()
     made.close()
 
@@ -111,6 +112,7 @@ def test_failure_at_a_later_slot():
     made, _ = with_slots(pinner)
     assert made.fencing
     assert len(cuda.registered) == 1
+    made.wait_for_fences()
     pinner.close()
     assert cuda.registered == {}
     made.close()

@@ -1,4 +1,4 @@
-"""Slots: made on demand, free, at work, lent; never used again under a live view or a pending copy."""
+"""Slots: made on demand, free, at work, held; never used again under a live view or a pending copy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def put(slot: Slot, value: float) -> tuple[int, int]:
 def test_slot_returns_after_the_last_view(ring):
     """A slice, its reshaped slice and that one's array each keep the slot; then it is free, and only then."""
     slot = take(ring)
-    batch = BatchReader(ring.lend(slot)).read(put(slot, 3.0))
+    batch = BatchReader(ring.hold(slot)).read(put(slot, 3.0))
     part = batch["x"][2:4]
     del batch
     ring.reclaim()
@@ -93,11 +93,11 @@ def test_slot_returns_after_the_last_view(ring):
 def test_kept_tensor_survives_a_thousand_batches(ring):
     """One tensor kept while all others come and go still holds what was delivered."""
     slot = take(ring)
-    kept = BatchReader(ring.lend(slot)).read(put(slot, -1.0))["x"]
+    kept = BatchReader(ring.hold(slot)).read(put(slot, -1.0))["x"]
     for turn in range(1000):
         other = take(ring)
         assert other is not slot
-        batch = BatchReader(ring.lend(other)).read(put(other, turn))
+        batch = BatchReader(ring.hold(other)).read(put(other, turn))
         assert batch["x"][0, 0] == turn
         del batch
     assert torch.equal(kept, torch.full((8, 16), -1.0))
@@ -107,9 +107,9 @@ def test_kept_tensor_survives_a_thousand_batches(ring):
 def test_freed_slot_is_poisoned(ring):
     """With `poison`, memory that outlives its slot is recognised."""
     slot = take(ring)
-    lent = ring.lend(slot)
+    held = ring.hold(slot)
     outlived = slot.window()
-    del lent
+    del held
     ring.reclaim()
     assert (outlived == POISON).all()
 
@@ -132,12 +132,12 @@ def test_slice_of_a_long_lived_array_is_the_trap():
 @with_ring
 def test_the_end_of_a_view_runs_no_python(ring):
     """A Ctrl-C inside it would be lost: Python prints it and continues."""
-    lent = [ring.lend(take(ring)) for _ in range(3)]
+    held = [ring.hold(take(ring)) for _ in range(3)]
     assert ring.take(late=True) is None
     entered = []
     sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_name) if event == "call" else None)
     try:
-        lent.clear()
+        held.clear()
     finally:
         sys.setprofile(None)
     assert entered == []
@@ -149,8 +149,8 @@ def test_the_end_of_a_view_runs_no_python(ring):
 def test_dead_slot_waits_for_the_copy(ring):
     """With fencing, the end of the last view is not enough: a copy that was begun may still read."""
     ring.fencing = True
-    lent = ring.lend(take(ring))
-    del lent
+    held = ring.hold(take(ring))
+    del held
     ring.reclaim()
     assert ring.free == 2
     copy = LateCopy()
