@@ -290,7 +290,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._supply_owner.begin(prepared)
         if rules.seconds is None:
             return None
-        reporter = StallReporter(self, rules, prepared.rank_config.rank, self.snapshot())
+        reporter = StallReporter(self.report_since, rules, prepared.rank_config.rank, self.snapshot())
         self._supply_owner.until_end(reporter.stop)
         return reporter
 

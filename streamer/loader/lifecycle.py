@@ -12,13 +12,12 @@ from dataclasses import replace
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.copying import Mover, mover_for
 from streamer.loader.feed.feeder import Feeder, FeedPlan
-from streamer.loader.feed.supply import FedSupply, InlineSupply, Supply, counted
+from streamer.loader.feed.supply import FedSupply, InlineSupply, Supply
 from streamer.loader.feed.waits import who
 from streamer.loader.options import LoaderSettings
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.ring.pinning import Pinner
 from streamer.loader.samples.sent_code import SentCode
-from streamer.loader.stall.reporter import engine_view
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
 from streamer.loader.workers.batch_maker import MakerRules
 
@@ -122,7 +121,7 @@ class SupplyOwner:
         if self.supply is None or self._reported == (text := repr(error)):
             return
         self._reported = text
-        view = engine_view(self.supply)
+        view = self.supply.engine_view()
         if view is not None and view.reply is not None:
             view.reply(error)
 
@@ -131,7 +130,7 @@ class SupplyOwner:
         # Read once: the trainer may end the supply concurrently.
         if (supply := self.supply) is None:
             return LoaderStats()
-        return replace(counted(supply, clock.stats()), pinned=self.pinned)
+        return replace(supply.counted(clock.stats()), pinned=self.pinned)
 
     def end(self) -> None:
         """Ends workers, thread and session. Idempotent."""

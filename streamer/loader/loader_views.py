@@ -18,7 +18,7 @@ from streamer.loader.options import LoaderSettings
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.skipping import SkipLedger, Skipped
 from streamer.loader.stall.report import Snapshot, StallReport, compare
-from streamer.loader.stall.reporter import engine_view, named, snapshot
+from streamer.loader.stall.reporter import named, snapshot
 from streamer.loader.stall.stats import EngineView, LoaderStats, MemberStats, TrainerClock
 
 
@@ -65,12 +65,18 @@ class LoaderViews:
 
     def report(self) -> StallReport:
         """The stall report since the last call: waiting, bottleneck and advice; any thread."""
-        before, self._reported = self._reported, self.snapshot()
-        return self.name_samples(compare(before, self._reported))
+        report, self._reported = self.report_since(self._reported)
+        return report
+
+    def report_since(self, before: Snapshot) -> tuple[StallReport, Snapshot]:
+        """The stall report since a snapshot, and the current snapshot; any thread."""
+        now = self.snapshot()
+        return self.name_samples(compare(before, now)), now
 
     def snapshot(self) -> Snapshot:
         """The current counts, for `compare`; any thread."""
-        return snapshot(self.stats(), self._clock, self._supply, self._settings.worker_count)
+        stats, supply = self.stats(), self._supply
+        return snapshot(stats, self._clock, None if supply is None else supply.head, self._settings.worker_count)
 
     def name_samples(self, report: StallReport) -> StallReport:
         """The report with the name of its slowest sample."""
@@ -79,7 +85,7 @@ class LoaderViews:
     def stats(self) -> LoaderStats:
         """The statistics so far. Requests the engine's view, and waits for it half a second at most."""
         # The engine first, so that the counts include the time of this request.
-        engine = engine_view(supply) if (supply := self._supply) is not None else None
+        engine = None if (supply := self._supply) is None else supply.engine_view()
         counts = self._supply_owner.counts(self._clock)
         with self._supply_owner.planning:
             members = member_stats(self._prepared, self._position, self._ledger.entries, engine)

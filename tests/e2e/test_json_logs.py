@@ -18,7 +18,7 @@ with StreamingDataLoader(StreamingDataset(sys.argv[1], decode=None), 8, 1, repor
         pass
     loader.report()
     from streamer.loader.stall.reporter import ReportRules, StallReporter
-    StallReporter(loader, ReportRules(), 0).report()
+    StallReporter(loader.report_since, ReportRules(), 0).report()
 """
 
 

@@ -18,8 +18,7 @@ import msgspec
 
 from streamer.errors import BrokenError, StreamerError
 from streamer.loader.contracts import REREADS
-from streamer.loader.feed.counters import FeedCounters
-from streamer.loader.feed.run import FailedBatch, Finished, Run, RunState
+from streamer.loader.feed.run import FailedBatch, FeedCounters, Finished, Run, RunState
 from streamer.loader.feed.waits import waited_for, work_name
 from streamer.loader.feed.wakeup import Wakeup
 from streamer.loader.rank.rank_stream import RankStream
@@ -288,8 +287,8 @@ class Feeder:
         pending.timeline.worker = handle.number
         self._crashes.reset()
         self.counters.made(made)
-        self.counters.spilled += finished.own_memory >= 0
-        spent = made.stages.load + made.stages.collate + made.stages.write
+        self.counters.spilled_batches += finished.own_memory >= 0
+        spent = made.stages.total
         self._batch_nanoseconds = (3 * (self._batch_nanoseconds or spent) + spent) // 4
         self._run_state.window.finish(pending, finished)
 
@@ -298,7 +297,7 @@ class Feeder:
         slot = pending.slot
         if descriptor < 0 or slot is None:
             return descriptor
-        self.counters.oversize += slot.nbytes > 0
+        self.counters.oversize_batches += slot.nbytes > 0
         adopted = self.ring.adopt(slot, descriptor, made.memory_bytes)
         self._supervisor.forget_slot(slot.number, handle)
         if adopted:

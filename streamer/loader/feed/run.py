@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from queue import SimpleQueue
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ from streamer.loader.feed.reorder import BatchCursor, Window
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import StepSession
 from streamer.loader.ring.ring import Ring
-from streamer.loader.stall.causes import NETWORK, WINDOW
+from streamer.loader.stall.causes import NETWORK, WINDOW, Stages
 from streamer.loader.workers.pending import Pending
 from streamer.loader.workers.protocol import Made
 
@@ -58,6 +59,31 @@ class FailedBatch(msgspec.Struct, frozen=True):
 
 
 Outcome = Finished | FailedBatch
+
+
+class FeedCounters(msgspec.Struct):
+    """Counted by the feeder's thread (or inline); read by any thread. The names are those of `LoaderStats`."""
+
+    spilled_batches: int = 0
+    oversize_batches: int = 0
+    worker_faults: int = 0
+    pickled_bytes: int = 0
+    respawns: int = 0
+    rereads: int = 0
+    nanoseconds: list[int] = msgspec.field(default_factory=lambda: [0] * 6)
+
+    def made(self, made: Made) -> None:
+        """Counts a finished batch."""
+        self.worker_faults += made.faults
+        self.pickled_bytes += made.description[1]
+        for at, spent in enumerate(msgspec.structs.astuple(made.stages)):
+            self.nanoseconds[at] += spent
+
+    def values(self) -> dict[str, Any]:
+        """The counts and the seconds by stage, as `LoaderStats` has them."""
+        counts = msgspec.structs.asdict(self)
+        stages = zip(Stages.__struct_fields__, counts.pop("nanoseconds"), strict=True)
+        return {**counts, **{f"{stage}_seconds": spent / 1e9 for stage, spent in stages}}
 
 
 class Run:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from queue import Empty
 from types import TracebackType
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -22,63 +22,75 @@ from streamer.loader.batch.packing import BatchReader
 from streamer.loader.batch.ragged import join_ragged
 from streamer.loader.contracts import REREADS, ChunkUnreadableError
 from streamer.loader.delivery import Delivery
-from streamer.loader.feed.counters import FeedCounters
 from streamer.loader.feed.feeder import Feeder
-from streamer.loader.feed.run import FailedBatch, Finished, Outcome, Run
+from streamer.loader.feed.run import FailedBatch, FeedCounters, Finished, Outcome, Run
 from streamer.loader.feed.waits import engine_text, who
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import StepSession
 from streamer.loader.ring.shared_memory import map_shared, window
 from streamer.loader.samples.seeding import kept_globals
 from streamer.loader.stall.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
-from streamer.loader.stall.stats import LoaderStats
+from streamer.loader.stall.stats import EngineView, LoaderStats
 from streamer.loader.waiting import Notice
 from streamer.loader.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.loader.workers.protocol import Made
 
 logger = logging.getLogger(__name__)
 
-# For the engine's answer to the question what it does.
-_ENGINE_SECONDS = 0.5
+# An engine on the same machine answers in milliseconds; a stopped one must not delay the trainer for long.
+ENGINE_SECONDS = 0.5
 
 
-class Supply(Protocol):
-    """Makes the batches of a run, in order."""
+class Supply(ABC):
+    """Makes the batches of a run, in order.
+
+    Attributes:
+        counters: of batches, bytes and times.
+    """
 
     counters: FeedCounters
 
     @property
+    @abstractmethod
     def ready(self) -> int:
         """Number of finished batches that wait."""
-        ...
 
     @property
+    @abstractmethod
     def head(self) -> BatchTimeline | None:
         """The timeline of the batch that comes next, while it is being made."""
-        ...
 
-    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+    @abstractmethod
+    def engine_values(self) -> Mapping[str, object] | None:
         """The engine's counters; any thread. None: no engine, or no answer in time."""
-        ...
 
+    @abstractmethod
     def begin(self, epoch: int, batch: int) -> None:
         """Starts a run at this batch."""
-        ...
 
+    @abstractmethod
     def take(self, arrived: Callable[[], None]) -> Delivery:
         """The next batch; blocks. Calls `arrived` when the batch is there.
 
         Raises:
             Exception: the error of the sample, the batch or the engine; the next call returns the following batch.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Ends everything; idempotent."""
-        ...
+
+    def engine_view(self) -> EngineView | None:
+        """The engine's current view; None: no engine, or no answer in time."""
+        values = self.engine_values()
+        return None if values is None else EngineView.of(values)
+
+    def counted(self, trainers: LoaderStats) -> LoaderStats:
+        """Adds the counters to the statistics of the trainer's clock."""
+        return replace(trainers, ready_batches=self.ready, **self.counters.values())
 
 
-class FedSupply:
+class FedSupply(Supply):
     """Batches made by workers.
 
     Args:
@@ -96,20 +108,20 @@ class FedSupply:
 
     @property
     def ready(self) -> int:
-        """Number of finished batches that wait."""
+        """See `Supply`."""
         return self._run.outcomes.qsize() if self._run else 0
 
     @property
     def head(self) -> BatchTimeline | None:
-        """The timeline of the batch that comes next, while it is being made."""
+        """See `Supply`."""
         return self.feeder.head
 
-    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The engine's counters; any thread."""
-        return self.feeder.engine_values(timeout_seconds)
+    def engine_values(self) -> Mapping[str, object] | None:
+        """See `Supply`."""
+        return self.feeder.engine_values(ENGINE_SECONDS)
 
     def begin(self, epoch: int, batch: int) -> None:
-        """Starts a run at this batch."""
+        """See `Supply`."""
         if self._run is None:
             self.feeder.start()
         self._run = self.feeder.run(epoch, batch)
@@ -117,7 +129,7 @@ class FedSupply:
             self._final = None
 
     def take(self, arrived: Callable[[], None]) -> Delivery:
-        """The next batch; blocks."""
+        """See `Supply`."""
         assert self._run is not None
         if self.feeder.broken is not None:
             raise self._ended_by(self.feeder.broken)
@@ -134,8 +146,14 @@ class FedSupply:
         self.feeder.took(self._run, delivery.epoch)
         return delivery
 
+    def counted(self, trainers: LoaderStats) -> LoaderStats:
+        """See `Supply`; with the slots of the ring."""
+        ring = self.feeder.ring
+        stats = super().counted(trainers)
+        return replace(stats, ring_slots=ring.slots, ring_bytes=ring.nbytes, ring_free=ring.free)
+
     def close(self) -> None:
-        """Ends everything; idempotent."""
+        """See `Supply`."""
         self.feeder.close()
 
     def _outcome(self, seconds: float | None) -> Outcome:
@@ -148,7 +166,7 @@ class FedSupply:
     def _waited_for(self) -> str:
         text, head = self.feeder.waited_for(), self.feeder.head
         if head is not None and head.state == NETWORK:
-            return f"{text}; {engine_text(self.feeder.engine_values(_ENGINE_SECONDS))}"
+            return f"{text}; {engine_text(self.engine_values())}"
         return text
 
     def _open(self, finished: Finished) -> Delivery:
@@ -181,7 +199,7 @@ def _mask(made: Made) -> npt.NDArray[np.bool_]:
     return np.zeros(made.samples, np.bool_)
 
 
-class InlineSupply:
+class InlineSupply(Supply):
     """Batches made in the trainer's own thread: `num_workers=0`.
 
     Args:
@@ -215,20 +233,20 @@ class InlineSupply:
         """The timeline of the batch that is being made."""
         return self._timeline
 
-    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The engine's counters; any thread."""
+    def engine_values(self) -> Mapping[str, object] | None:
+        """See `Supply`."""
         session = self._session
-        return None if session is None else session.engine_values(timeout_seconds)
+        return None if session is None else session.engine_values(ENGINE_SECONDS)
 
     def begin(self, epoch: int, batch: int) -> None:
-        """Starts a run at this batch."""
+        """See `Supply`."""
         if self._session is not None:
             self._session.close()
         self._session = self._prepared.session(epoch, batch)
         self._epoch, self._batch = epoch, batch
 
     def take(self, arrived: Callable[[], None]) -> Delivery:
-        """The next batch; blocks."""
+        """See `Supply`."""
         while self._batch >= self._prepared.plan(self._epoch).batches:
             self._epoch, self._batch = self._epoch + 1, 0
         epoch, batch = self._epoch, self._batch
@@ -247,7 +265,7 @@ class InlineSupply:
         return Delivery(content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace)
 
     def close(self) -> None:
-        """Ends everything; idempotent."""
+        """See `Supply`."""
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -279,7 +297,7 @@ class InlineSupply:
                 return loaded, watch
 
     def _waited_for(self, epoch: int, batch: int) -> str:
-        return f"the data of epoch {epoch}, batch {batch}; {engine_text(self.engine_values(_ENGINE_SECONDS))}"
+        return f"the data of epoch {epoch}, batch {batch}; {engine_text(self.engine_values())}"
 
     def _reject(self, error: ChunkUnreadableError, rereads: Counter[int]) -> None:
         assert self._session is not None
@@ -290,29 +308,3 @@ class InlineSupply:
                 f"{error} after {REREADS} new leases", chunk=error.chunk, reason=error.reason
             ) from error
         self._session.reject(error.chunk, error.reason)
-
-
-def counted(supply: Supply, trainers: LoaderStats) -> LoaderStats:
-    """Adds the feeder's counters to the statistics of the trainer's clock."""
-    counters = supply.counters
-    load, read, decode, transform, collate, write = (spent / 1e9 for spent in counters.nanoseconds)
-    ring = supply.feeder.ring if isinstance(supply, FedSupply) else None
-    return replace(
-        trainers,
-        load_seconds=load,
-        read_seconds=read,
-        decode_seconds=decode,
-        transform_seconds=transform,
-        collate_seconds=collate,
-        write_seconds=write,
-        ring_slots=ring.slots if ring else 0,
-        ring_bytes=ring.nbytes if ring else 0,
-        ring_free=ring.free if ring else 0,
-        ready_batches=supply.ready,
-        spilled_batches=counters.spilled,
-        oversize_batches=counters.oversize,
-        worker_faults=counters.faults,
-        pickled_bytes=counters.pickled_bytes,
-        respawns=counters.respawns,
-        rereads=counters.rereads,
-    )

@@ -18,8 +18,6 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from streamer.loader.stages import Stages
-
 # Before a worker had the batch:
 NETWORK: Final = "network"
 """Its chunks were not local."""
@@ -103,6 +101,29 @@ class BatchTimeline:
         """Its worker has crashed: the time of its work is lost."""
         self.enter(LOST)
         self.add(LOST, self.spent.pop(WORK, 0))
+
+
+class Stages(msgspec.Struct, frozen=True, array_like=True):
+    """A worker's time for one batch by stage, in nanoseconds.
+
+    Attributes:
+        load: read, decode, transform and everything in between.
+        read, decode, transform: parts of `load`; 0 if the source does not measure them.
+        collate: putting samples together, without the copy.
+        write: the copy into the slot.
+    """
+
+    load: int = 0
+    read: int = 0
+    decode: int = 0
+    transform: int = 0
+    collate: int = 0
+    write: int = 0
+
+    @property
+    def total(self) -> int:
+        """Nanoseconds of all stages."""
+        return self.load + self.collate + self.write
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -192,11 +213,9 @@ class Ledger(msgspec.Struct):
             self.nanoseconds[LOST] += waited
             return
         left = self._delays(trace.timeline, waited, arrived_at)
-        s = trace.stages
-        spent = s.load + s.collate + s.write
         if left:
-            self._stages(s, spent, left)
-        self.timings.add(BatchTiming(trace.timeline.worker, spent, *trace.slowest, left))
+            self._stages(trace.stages, left)
+        self.timings.add(BatchTiming(trace.timeline.worker, trace.stages.total, *trace.slowest, left))
 
     def _delays(self, timeline: BatchTimeline, waited: int, arrived_at: int) -> int:
         """Charges the waiting that is not the worker's; returns the rest."""
@@ -211,8 +230,8 @@ class Ledger(msgspec.Struct):
                 left -= taken
         return left
 
-    def _stages(self, s: Stages, spent: int, left: int) -> None:
-        rest = max(0, s.load - s.read - s.decode - s.transform)
+    def _stages(self, s: Stages, left: int) -> None:
+        spent, rest = s.total, max(0, s.load - s.read - s.decode - s.transform)
         for cause, part in zip(STAGES, (s.read, s.decode, s.transform, rest, s.collate, s.write), strict=True):
             self.nanoseconds[cause] += left * part // spent if spent else 0
         if not spent:

@@ -15,9 +15,8 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import msgspec
 
@@ -27,44 +26,30 @@ from streamer.errors import ConfigError
 from streamer.loader import checks
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.causes import BatchTimeline, so_far
-from streamer.loader.stall.report import Snapshot, StallReport, compare
-from streamer.loader.stall.stats import EngineView, LoaderStats, TrainerClock
+from streamer.loader.stall.report import Snapshot, StallReport
+from streamer.loader.stall.stats import LoaderStats, TrainerClock
 
 logger = logging.getLogger("streamer.loader.stall")
 
-# An engine on the same machine answers in milliseconds; a stopped one must not delay the trainer for long.
-ENGINE_SECONDS = 0.5
 # A report of more waiting is a warning, and ranks other than the first log it.
 REPORTED_SHARE = 0.1
 # A callback may be running when the loader closes.
 _JOIN_SECONDS = 1.0
 
 OnReport = Callable[[StallReport], None]
+ReportSince = Callable[[Snapshot], tuple[StallReport, Snapshot]]
 
 
-class Observed(Protocol):
-    """The part of a supply that the report uses."""
+def snapshot(stats: LoaderStats, clock: TrainerClock, head: BatchTimeline | None, workers: int) -> Snapshot:
+    """The loader at this moment; any thread.
 
-    @property
-    def head(self) -> BatchTimeline | None:
-        """The timeline of the next batch, while it is being made."""
-        ...
-
-    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The engine's counters; any thread. None: no engine, or no answer in time."""
-        ...
-
-
-def engine_view(supply: Observed) -> EngineView | None:
-    """The engine's current view; None: no engine, or no answer in time."""
-    values = supply.engine_values(ENGINE_SECONDS)
-    return None if values is None else EngineView.of(values)
-
-
-def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Observed | None, workers: int) -> Snapshot:
-    """The loader at this moment; any thread."""
+    Args:
+        stats: the counts.
+        clock: of the trainer.
+        head: the timeline of the next batch, while it is being made.
+        workers: their number.
+    """
     waited, now = int(clock.waiting_seconds() * 1e9), time.monotonic()
-    head = supply.head if supply is not None else None
     return Snapshot(
         stats=stats,
         waits=clock.takes.tail(),
@@ -76,18 +61,6 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, supply: Observed | None, w
         at=now,
         idle_core_seconds=idle_core_seconds(now),
     )
-
-
-class Reported(Protocol):
-    """The part of `StreamingDataLoader` that the reporter uses."""
-
-    def snapshot(self) -> Snapshot:
-        """The loader at this moment, the engine's view included; any thread."""
-        ...
-
-    def name_samples(self, report: StallReport) -> StallReport:
-        """The same report, its slowest sample with a name."""
-        ...
 
 
 class ReportRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,14 +81,16 @@ class StallReporter:
     It has a thread of its own to report also while the trainer blocks in `next()`.
 
     Args:
-        loader: the subject of the reports.
+        report_since: the method of the loader that returns the report since a snapshot, and the current snapshot.
         rules: interval and callback.
         rank: rank 0 always logs, others if they wait for more than `REPORTED_SHARE`.
         before: the start of the first report.
     """
 
-    def __init__(self, loader: Reported, rules: ReportRules, rank: int, before: Snapshot | None = None) -> None:
-        self._loader = weakref.ref(loader)
+    def __init__(
+        self, report_since: ReportSince, rules: ReportRules, rank: int, before: Snapshot | None = None
+    ) -> None:
+        self._report_since = weakref.WeakMethod(report_since)
         self._rules = rules
         self._rank = rank
         self._before = before or Snapshot()
@@ -139,11 +114,9 @@ class StallReporter:
 
     def report(self) -> StallReport | None:
         """Reports the time since the last report: to log, engine and `on_report`. None: the loader is gone."""
-        loader = self._loader()
-        if loader is None:
+        if (report_since := self._report_since()) is None:
             return None
-        before, self._before = self._before, loader.snapshot()
-        report = loader.name_samples(compare(before, self._before))
+        report, self._before = report_since(self._before)
         if report.engine is not None and report.engine.reply is not None:
             report.engine.reply(Finding(report.share, str(report.bottleneck), report.advice))
         if self._rank == 0 or report.share > REPORTED_SHARE:

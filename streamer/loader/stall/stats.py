@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from streamer.client.oneshot import Finding
 from streamer.loader.stall.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
@@ -102,36 +103,20 @@ class EngineView:
         waited = sum(_number(row.get("waiting_seconds")) for row in _rows(values, "sessions", mine))
         parts = {str(row.get("member")): PartView.of(row) for row in _rows(values, "members", mine)}
         # Counters that an older engine does not have are 0.
-        counts = {name: int(_number(values.get(name))) for name in _COUNTS}
+        counts: dict[str, Any] = {name: int(_number(values.get(name))) for name in _fields("int")}
+        seconds: dict[str, Any] = {name: _number(values.get(name)) for name in _fields("float")}
         reply = values.get("reply")
         return cls(
-            **counts,
-            recode_busy_seconds=_number(values.get("recode_busy_seconds")),
-            loop_cpu_seconds=_number(values.get("loop_cpu_seconds")),
-            hit_bound=_number(values.get("hit_bound")),
-            waiting_seconds=waited,
-            parts=parts,
-            reply=reply if callable(reply) else None,
+            **counts, **{**seconds, "waiting_seconds": waited}, parts=parts, reply=reply if callable(reply) else None
         )
 
 
 _IDENTITY = ("consumer", "job", "dataset")
-_COUNTS = (
-    "store_bytes",
-    "store_requests",
-    "peer_bytes",
-    "needs",
-    "hits",
-    "retries",
-    "throttled",
-    "stalled",
-    "in_flight",
-    "fetches",
-    "limit_bytes",
-    "kept_bytes",
-    "most_recoders",
-    "fetch_processes",
-)
+
+
+def _fields(kind: str) -> list[str]:
+    """The names of the fields of `EngineView` of a type."""
+    return [field.name for field in fields(EngineView) if field.type == kind]
 
 
 def _rows(values: Mapping[str, object], table: str, mine: tuple[object, ...]) -> list[Mapping[str, object]]:

@@ -26,7 +26,7 @@ from streamer.loader.samples.member_fields import check_fields
 from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
-from streamer.loader.stages import Stages
+from streamer.loader.stall.causes import Stages
 
 
 class SampleFailedError(Exception):

@@ -11,7 +11,7 @@ import socket
 
 import msgspec
 
-from streamer.loader.stages import Stages
+from streamer.loader.stall.causes import Stages
 from streamer.loader.workers import datagrams
 
 # Stands for no slot: the batch gets memory of its own.

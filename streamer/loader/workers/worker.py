@@ -15,7 +15,7 @@ from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.samples.recipe import StreamReader
-from streamer.loader.stages import Stages
+from streamer.loader.stall.causes import Stages
 from streamer.loader.workers import datagrams
 from streamer.loader.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
 from streamer.loader.workers.protocol import (

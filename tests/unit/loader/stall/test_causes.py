@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from streamer.loader.stages import Stages
 from streamer.loader.stall import causes
 from streamer.loader.stall.causes import (
     DECODE,
@@ -20,6 +19,7 @@ from streamer.loader.stall.causes import (
     BatchTimeline,
     Ledger,
     Recent,
+    Stages,
     Trace,
     so_far,
 )

@@ -14,7 +14,7 @@ from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.headspace import Headspace
-from streamer.loader.stall.report import Snapshot, StallReport
+from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import ReportRules, StallReporter
 from streamer.loader.stall.stats import LoaderStats
 from tests.fake_dataset import FakeDataset
@@ -26,15 +26,13 @@ class Loader:
     def __init__(self, share: float) -> None:
         self.share, self.seconds = share, 0
 
-    def snapshot(self) -> Snapshot:
+    def report_since(self, before: Snapshot) -> tuple[StallReport, Snapshot]:
         self.seconds += 1
         waiting = {"decode": self.share * self.seconds}
-        return Snapshot(
+        now = Snapshot(
             stats=LoaderStats(batches=self.seconds, step_seconds=(1 - self.share) * self.seconds, waiting=waiting)
         )
-
-    def name_samples(self, report: StallReport) -> StallReport:
-        return replace(report, hit_share=0.25)
+        return replace(compare(before, now), hit_share=0.25), now
 
 
 @pytest.mark.parametrize(("rank", "share", "lines"), [(0, 0.01, 1), (3, 0.01, 0), (3, 0.5, 1)])
@@ -43,7 +41,7 @@ def test_who_speaks(rank, share, lines, caplog):
     caplog.set_level(logging.INFO)
     reports = []
     loader = Loader(share)
-    reporter = StallReporter(loader, ReportRules(on_report=reports.append), rank)
+    reporter = StallReporter(loader.report_since, ReportRules(on_report=reports.append), rank)
     reporter.report()
     assert len(caplog.records) == lines
     assert reports[0].share == pytest.approx(share)
@@ -54,7 +52,7 @@ def test_training_that_waits_for_data_is_a_warning(caplog):
     """Once for each bottleneck, not with every report; the rest is information."""
     caplog.set_level(logging.INFO)
     loader = Loader(0.5)
-    reporter = StallReporter(loader, ReportRules(), rank=0)
+    reporter = StallReporter(loader.report_since, ReportRules(), rank=0)
     for share in (0.5, 0.5, 0.05, 0.5):
         loader.seconds, loader.share = 0, share
         reporter._before = Snapshot()
@@ -140,7 +138,7 @@ def test_the_engine_receives_what_was_found():
     with StreamingDataLoader(dataset, 4, report_seconds=None) as loader:
         next(iter(loader))
         dataset.prepared.engine_values = {"needs": 4, "reply": heard.append}
-        report = StallReporter(loader, ReportRules(), rank=1).report()
+        report = StallReporter(loader.report_since, ReportRules(), rank=1).report()
     assert heard == [Finding(report.share, str(report.bottleneck), report.advice)]
 
 

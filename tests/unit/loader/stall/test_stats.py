@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from streamer.loader.feed.counters import FeedCounters
-from streamer.loader.stages import Stages
+from streamer.loader.feed.run import FeedCounters
 from streamer.loader.stall import stats as counters
+from streamer.loader.stall.causes import Stages
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
 from streamer.loader.workers.protocol import Made
 
@@ -61,7 +61,7 @@ def test_stages_add_up():
     for _ in range(2):
         counted.made(Made(1, 10, (0, 150), Stages(9, 1, 2, 3, 4, 5), 7, 8))
     assert counted.nanoseconds == [18, 2, 4, 6, 8, 10]
-    assert (counted.faults, counted.pickled_bytes) == (14, 300)
+    assert (counted.worker_faults, counted.pickled_bytes) == (14, 300)
 
 
 def test_wait_share():

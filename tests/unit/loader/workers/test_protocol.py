@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 
-from streamer.loader.stages import Stages
+from streamer.loader.stall.causes import Stages
 from streamer.loader.workers.protocol import (
     Channel,
     FailedTask,
