@@ -27,10 +27,9 @@ from streamer.loader.ring.ring import Limits, Ring
 from streamer.loader.stall.causes import MADE, RING, START, WORK, BatchTimeline
 from streamer.loader.workers import failures
 from streamer.loader.workers.batch_maker import MakerRules
-from streamer.loader.workers.handle import ExitReport, WorkerHandle
-from streamer.loader.workers.pending import Pending
+from streamer.loader.workers.handle import ExitReport, Pending, WorkerHandle
 from streamer.loader.workers.pool import WorkerConfig
-from streamer.loader.workers.protocol import FailedTask, Made, Skipped, Unreadable
+from streamer.loader.workers.protocol import FailedTask, Made, Message, NotOpened, Skipped, Unreadable
 from streamer.loader.workers.remote_errors import deserialize_error
 from streamer.loader.workers.supervisor import Supervisor
 from streamer.loader.workers.timeouts import SampleTimeouts
@@ -86,7 +85,7 @@ class Feeder:
         self._wakeup = Wakeup()
         self.ring = Ring(plan.limits, self._wakeup.signal_if_wanted, plan.pinner, poison=plan.poison)
         self._selector = selectors.DefaultSelector()
-        self._supervisor = Supervisor(plan.workers, self._selector, self)
+        self._supervisor = Supervisor(plan.workers, self._selector, self._received, self._ended)
         self._pool = self._supervisor.pool
         self._timeouts = SampleTimeouts(self._pool, plan.timeout_seconds)
         self._asked: deque[Run] = deque()
@@ -276,8 +275,17 @@ class Feeder:
 
     # ------------------------------------------------------------ what the workers report
 
-    def made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
-        """See `Listener`."""
+    def _received(self, handle: WorkerHandle, message: Message, descriptor: int) -> None:
+        if isinstance(message, Made):
+            self._made(handle, message, descriptor)
+        elif isinstance(message, Skipped):
+            _task_of(handle, message.number).skipped[message.ordinal] = message.cause
+        elif isinstance(message, NotOpened):
+            self._run_state.stop(failures.unopened(deserialize_error(message.error)))
+        elif isinstance(message, (FailedTask, Unreadable)):
+            self._failed(_finish_task(handle, message.number), message)
+
+    def _made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
         pending = _finish_task(handle, made.number)
         finished = Finished(pending, made, self._adopt(handle, pending, made, descriptor))
         if pending.abandoned:
@@ -306,27 +314,17 @@ class Feeder:
         pending.slot = None
         return descriptor
 
-    def failed(self, handle: WorkerHandle, message: FailedTask | Unreadable | Skipped) -> None:
-        """See `Listener`."""
-        if isinstance(message, Skipped):
-            _task_of(handle, message.number).skipped[message.ordinal] = message.cause
-            return
-        pending = _finish_task(handle, message.number)
+    def _failed(self, pending: Pending, message: FailedTask | Unreadable) -> None:
         if pending.abandoned:
             self._release(pending)
         elif isinstance(message, Unreadable):
             self._reread(pending, message.chunk, message.reason)
         else:
-            assert self._configured is not None
             error = deserialize_error(message.error)
             self._fail(pending, failures.located(error, pending, message.ordinal))
 
-    def not_opened(self, error: bytes) -> None:
-        """See `Listener`."""
-        self._run_state.stop(failures.unopened(deserialize_error(error)))
-
-    def ended(self, handle: WorkerHandle, report: ExitReport) -> bool:
-        """See `Listener`. Other workers make its batches."""
+    def _ended(self, handle: WorkerHandle, report: ExitReport) -> bool:
+        """Lets other workers make its batches."""
         self.counters.respawns += 1
         for pending in handle.tasks:
             self._requeue(pending, report)

@@ -18,7 +18,7 @@ from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import StepSession
 from streamer.loader.ring.ring import Ring
 from streamer.loader.stall.causes import NETWORK, WINDOW, Stages
-from streamer.loader.workers.pending import Pending
+from streamer.loader.workers.handle import Pending
 from streamer.loader.workers.protocol import Made
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.stall import causes
-from streamer.loader.workers.handle import WorkerHandle
-from streamer.loader.workers.pending import Pending
+from streamer.loader.workers.handle import Pending, WorkerHandle
 from streamer.loader.workers.pool import Pool
 
 # Modules of the user's that are named.

@@ -61,24 +61,37 @@ class MakerRules(msgspec.Struct, frozen=True):
         return self.collate_fn is not None and not self.ragged and module != "torch.utils.data._utils.collate"
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """The samples of a batch, not yet collated.
+class Loaded(msgspec.Struct):
+    """A batch from the first of its samples on, until they are collated.
 
     Attributes:
-        samples: in the order of the batch.
+        epoch: its epoch.
+        task: for `begin`, see `BatchMaker`.
+        ordinals: of its samples.
         repeated: bool (samples,): samples that repeat another one of the batch.
+        members: of a mix: the names of its members, each with the index of its first sample.
+        rows: the rows of the slot that may already contain arrays of the samples.
+        seeds: of the samples; None: no user code runs that could draw.
+        made: the samples by index, in order once complete.
         skipped: ordinals and errors of the samples that could not be made.
         slowest: ordinal and nanoseconds of the slowest sample.
-        rows: the rows of the slot that may already contain arrays of the samples.
-        job: the parameters of the load.
     """
 
-    samples: list[object]
+    epoch: int
+    task: int
+    ordinals: list[int]
     repeated: npt.NDArray[np.bool_]
-    skipped: list[tuple[int, BaseException]]
-    slowest: tuple[int, int]
+    members: Mapping[str, int]
     rows: Rows | None
-    job: _Job
+    seeds: list[int] | None
+    made: dict[int, object] = msgspec.field(default_factory=dict)
+    skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
+    slowest: tuple[int, int] = (-1, 0)
+
+    @property
+    def samples(self) -> list[object]:
+        """The samples, in the order of the batch."""
+        return list(self.made.values())
 
 
 class BatchMaker:
@@ -133,28 +146,26 @@ class BatchMaker:
         """
         ordinals, repeated = self._source.batch(epoch, batch)
         members = self._source.first_of_each(ordinals)
-        return self._load_job(_Job(epoch, task, ordinals, repeated, members, left_out, memory))
-
-    def _load_job(self, job: _Job) -> Loaded:
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
-        rows = self._rows(job) if not job.left_out else None
-        ordinals: list[int] = job.ordinals.tolist()
-        self._source.begin(job.epoch, job.ordinals, rows, partial(self._at, job.task, ordinals))
-        seeds = sample_seeds(self._rules.seed, job.epoch, job.ordinals) if self._seeds_samples else None
-        made = _Batch(job.epoch, job.task, ordinals, job.repeated.copy(), seeds)
-        for index, ordinal in enumerate(ordinals):
-            if ordinal not in job.left_out:
-                self._take(made, index, index)
-        if len(made.samples) < len(made.ordinals):
-            self._fill_all(made)
-        return Loaded(list(made.samples.values()), made.repeated, made.skipped, made.slowest, rows, job)
+        rows = None
+        if self._predicted is not None and memory is not None and not left_out:
+            rows = self._layout(self._predicted, members).rows(memory, ordinals.size)
+        seeds = sample_seeds(self._rules.seed, epoch, ordinals) if self._seeds_samples else None
+        loaded = Loaded(epoch, task, ordinals.tolist(), repeated.copy(), members, rows, seeds)
+        self._source.begin(epoch, ordinals, rows, partial(self._at, task, loaded.ordinals))
+        for index, ordinal in enumerate(loaded.ordinals):
+            if ordinal not in left_out:
+                self._take(loaded, index, index)
+        if len(loaded.made) < len(loaded.ordinals):
+            self._fill_all(loaded)
+        return loaded
 
     def pack(self, loaded: Loaded) -> PackedBatch:
         """Collates the samples, and assigns their buffers to offsets; arrays in rows stay in place."""
         structure = self.collate(loaded)
         packed = PackedBatch(structure, loaded.rows)
         if self._predicted is not None:
-            self._layout(loaded.job).learn(structure, loaded.rows, packed.claimed)
+            self._layout(self._predicted, loaded.members).learn(structure, loaded.rows, packed.claimed)
         return packed
 
     def collate(self, loaded: Loaded) -> object:
@@ -164,8 +175,8 @@ class BatchMaker:
             WorkerError: the function has called `sys.exit`.
             ConfigError: torch's rules make no batch of these samples; names field and samples.
         """
-        if len(loaded.job.members) > 1 and not self._rules.own_collate:
-            check_fields(loaded.samples, loaded.job.members, self._rules.ragged)
+        if len(loaded.members) > 1 and not self._rules.own_collate:
+            check_fields(loaded.samples, loaded.members, self._rules.ragged)
         try:
             return self._collate(loaded)
         except Exception as error:
@@ -181,14 +192,14 @@ class BatchMaker:
             raise WorkerError(f"the collate_fn has called sys.exit({error.code!r}); raise an exception") from error
 
     def _collate(self, loaded: Loaded) -> object:
-        collate_fn, job = self._rules.collate_fn, loaded.job
+        collate_fn, samples = self._rules.collate_fn, loaded.samples
         if collate_fn is None:
             ragged = self._rules.ragged
-            return collate_ragged(loaded.samples, ragged) if ragged else collate_samples(loaded.samples)
+            return collate_ragged(samples, ragged) if ragged else collate_samples(samples)
         if not self._rules.seed_globals:
-            return collate_fn(loaded.samples)
-        seed = collate_seed(self._rules.seed, job.epoch, int(job.ordinals[0]))
-        return self._collate_code.run(seed, collate_fn, loaded.samples)
+            return collate_fn(samples)
+        seed = collate_seed(self._rules.seed, loaded.epoch, loaded.ordinals[0])
+        return self._collate_code.run(seed, collate_fn, samples)
 
     def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
         """The stages of a batch that took `load` nanoseconds since the source's clock was `before`."""
@@ -199,95 +210,55 @@ class BatchMaker:
         """The source's read, decode and transform nanoseconds so far; zeros if it does not measure them."""
         return self._source.stage_nanoseconds()
 
-    def _rows(self, job: _Job) -> Rows | None:
-        if self._predicted is None or job.memory is None:
-            return None
-        return self._layout(job).rows(job.memory, job.ordinals.size)
+    @staticmethod
+    def _layout(predicted: dict[str, PredictedLayout], members: Mapping[str, int]) -> PredictedLayout:
+        only = next(iter(members)) if len(members) == 1 else ""
+        return predicted.setdefault(only, PredictedLayout())
 
-    def _layout(self, job: _Job) -> PredictedLayout:
-        assert self._predicted is not None
-        only = next(iter(job.members)) if len(job.members) == 1 else ""
-        return self._predicted.setdefault(only, PredictedLayout())
-
-    def _fill_all(self, made: _Batch) -> None:
+    def _fill_all(self, loaded: Loaded) -> None:
         """Fills the missing samples in turn with others of the batch, as under a plain DataLoader."""
-        missing = [index for index in range(len(made.ordinals)) if index not in made.samples]
+        missing = [index for index in range(len(loaded.ordinals)) if index not in loaded.made]
         for index in missing:
-            self._fill(made, index, missing)
-        made.samples = dict(sorted(made.samples.items()))
+            self._fill(loaded, index, missing)
+        loaded.made = dict(sorted(loaded.made.items()))
 
-    def _fill(self, made: _Batch, index: int, missing: list[int]) -> None:
+    def _fill(self, loaded: Loaded, index: int, missing: list[int]) -> None:
         """Fills an index with the next sample that can be made; it is made again, so that no object is shared."""
-        count = len(made.ordinals)
+        count = len(loaded.ordinals)
         for other in (at % count for at in range(index + 1, index + count)):
-            if other not in missing and self._take(made, index, other):
-                made.repeated[index] = True
+            if other not in missing and self._take(loaded, index, other):
+                loaded.repeated[index] = True
                 return
-        last = made.skipped[-1][1] if made.skipped else None
+        last = loaded.skipped[-1][1] if loaded.skipped else None
         # Their tracebacks refer to the list, a cycle that would keep the memory of the samples.
-        made.skipped.clear()
+        loaded.skipped.clear()
         raise WorkerError(
-            f"all {count} samples of a batch failed; the last error is the cause", epoch=made.epoch
+            f"all {count} samples of a batch failed; the last error is the cause", epoch=loaded.epoch
         ) from last
 
     def _at(self, task: int, ordinals: Sequence[int], index: int) -> None:
         if self._begin is not None:
             self._begin(task, ordinals[index], time.monotonic_ns())
 
-    def _take(self, made: _Batch, index: int, source: int) -> bool:
-        """Makes the sample of index `source`, for `index`."""
-        epoch, ordinal = made.epoch, made.ordinals[source]
-        started = time.monotonic_ns()
+    def _take(self, loaded: Loaded, index: int, source: int) -> bool:
+        """Makes the sample of index `source`, for `index`; returns whether it can be made."""
+        ordinal, started = loaded.ordinals[source], time.monotonic_ns()
         if self._begin is not None:
-            self._begin(made.task, ordinal, started)
-        load = partial(self._source.load_at, epoch, ordinal)
+            self._begin(loaded.task, ordinal, started)
+        load = partial(self._source.load_at, loaded.epoch, ordinal)
         try:
-            seed = None if made.seeds is None else made.seeds[source]
-            made.samples[index] = load(index) if seed is None else self._user_code.run(seed, load, index)
+            seed = None if loaded.seeds is None else loaded.seeds[source]
+            loaded.made[index] = load(index) if seed is None else self._user_code.run(seed, load, index)
         except ChunkUnreadableError:
             raise
         except Exception as error:
             if self._rules.on_error == "raise" or not may_skip(error):
                 raise SampleFailedError(ordinal) from error
-            made.skipped.append((ordinal, error))
+            loaded.skipped.append((ordinal, error))
             return False
-        if (spent := time.monotonic_ns() - started) > made.slowest[1]:
-            made.slowest = ordinal, spent
+        if (spent := time.monotonic_ns() - started) > loaded.slowest[1]:
+            loaded.slowest = ordinal, spent
         return True
-
-
-class _Job(msgspec.Struct, frozen=True):
-    """The parameters of `load`.
-
-    Attributes:
-        members: of a mix: their names, each with the index of its first sample.
-    """
-
-    epoch: int
-    task: int
-    ordinals: npt.NDArray[np.int64]
-    repeated: npt.NDArray[np.bool_]
-    members: Mapping[str, int]
-    left_out: frozenset[int]
-    memory: Bytes | None
-
-
-class _Batch(msgspec.Struct):
-    """A batch while it is being made.
-
-    Attributes:
-        seeds: of the samples; None: no user code runs that could draw.
-        samples: by index, in order once complete.
-    """
-
-    epoch: int
-    task: int
-    ordinals: list[int]
-    repeated: npt.NDArray[np.bool_]
-    seeds: list[int] | None
-    samples: dict[int, object] = msgspec.field(default_factory=dict)
-    skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
-    slowest: tuple[int, int] = (-1, 0)
 
 
 class Stopwatch:

@@ -6,8 +6,7 @@ import signal
 
 from streamer.errors import IntegrityError, WorkerError
 from streamer.loader.contracts import REREADS
-from streamer.loader.workers.handle import ExitReport
-from streamer.loader.workers.pending import Pending
+from streamer.loader.workers.handle import ExitReport, Pending
 
 # A sample, or a batch, is not tried again after this many workers have crashed on it.
 MAX_CRASHES_PER_SAMPLE = 2
@@ -95,17 +94,14 @@ class CrashStreak:
         # A SIGKILL comes from outside, at any time. A worker that ends by itself at its start does so every time.
         at_start = not report.was_ready and report.signal != signal.SIGKILL
         limit = _MAX_START_CRASHES if at_start else _MAX_CRASHES_IN_A_ROW
-        return crash_loop(self._count, report) if self._count >= limit else None
-
-
-def crash_loop(crashes: int, report: ExitReport) -> WorkerError:
-    """The error for workers that crash on every batch."""
-    return WorkerError(
-        f"{crashes} workers crashed without finishing a batch; the last one: {report.cause}, "
-        f"{report.peak_bytes >> 20} MiB at its peak. See what they wrote to stderr",
-        cause=report.cause,
-        peak_bytes=report.peak_bytes,
-    )
+        if self._count < limit:
+            return None
+        return WorkerError(
+            f"{self._count} workers crashed without finishing a batch; the last one: {report.cause}, "
+            f"{report.peak_bytes >> 20} MiB at its peak. See what they wrote to stderr",
+            cause=report.cause,
+            peak_bytes=report.peak_bytes,
+        )
 
 
 def unreadable(pending: Pending, chunk: int, reason: str) -> IntegrityError:

@@ -63,6 +63,9 @@ class ForkedProcess:
         ended_with_server: it ended because the server ended.
     """
 
+    # The pool's socket reports the end.
+    exit_descriptor = -1
+
     def __init__(self, pool: ForkedPool, number: int) -> None:
         self._pool = pool
         self._number = number
@@ -73,11 +76,6 @@ class ForkedProcess:
 
     def __repr__(self) -> str:
         return f"ForkedProcess(pid={self.pid}, exit={self._exit})"
-
-    @property
-    def exit_descriptor(self) -> int:
-        """-1: the pool's socket reports the end."""
-        return -1
 
     @property
     def ended(self) -> bool:

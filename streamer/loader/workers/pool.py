@@ -15,8 +15,8 @@ from streamer.loader.ring import shared_memory as memory
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.workers.batch_maker import MakerRules
 from streamer.loader.workers.fork_server import ForkedPool, fork_server
-from streamer.loader.workers.handle import ExitReport, WorkerHandle
-from streamer.loader.workers.process import SpawnedProcess, WorkerProcess, exit_cause
+from streamer.loader.workers.handle import ExitReport, WorkerHandle, WorkerProcess
+from streamer.loader.workers.process import SpawnedProcess, exit_cause
 from streamer.loader.workers.protocol import Channel
 from streamer.loader.workers.status_page import NOTHING, Doing, StatusPage
 from streamer.loader.workers.worker import run

@@ -8,43 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from streamer import linux
 from streamer.loader.workers.datagrams import readable
 from streamer.loader.workers.fork_protocol import ProcessContext, memory_file
 from streamer.processes import unforked
-
-
-class WorkerProcess(Protocol):
-    """A process that serves a channel.
-
-    Attributes:
-        pid: 0 until it is known.
-        refused: the reason why it was not started; "" otherwise.
-        ended_with_server: it ended because its fork server ended.
-    """
-
-    pid: int
-    refused: str
-    ended_with_server: bool
-
-    @property
-    def exit_descriptor(self) -> int:
-        """Readable when it has ended, even while a child of it keeps the channel open; -1: reported in another way."""
-        ...
-
-    def kill(self) -> None:
-        """Sends SIGKILL."""
-        ...
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for its end; returns whether it has ended."""
-        ...
-
-    def result(self) -> tuple[int, int]:
-        """Waits for its end; returns exit code (negative: the signal) and largest resident size in bytes."""
-        ...
 
 
 class SpawnedProcess:
@@ -54,7 +22,14 @@ class SpawnedProcess:
         number: of the worker.
         workers: their number.
         descriptors: of status page and channel.
+
+    Attributes:
+        exit_descriptor: readable when it has ended, even while a child of it keeps the channel open; -1: the kernel has
+            none.
     """
+
+    refused = ""
+    ended_with_server = False
 
     def __init__(self, number: int, workers: int, descriptors: list[int]) -> None:
         context = current_context()
@@ -65,8 +40,6 @@ class SpawnedProcess:
         finally:
             os.close(inherited[0])
         self.pid = self._process.pid
-        self.refused = ""
-        self.ended_with_server = False
         self.exit_descriptor = _pidfd(self.pid)
 
     def __repr__(self) -> str:

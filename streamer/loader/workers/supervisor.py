@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import logging
 import selectors
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Protocol
 
 from streamer.cgroup import usable_cores
 from streamer.loader.workers.handle import ExitReport, WorkerHandle
 from streamer.loader.workers.pool import Pool, WorkerConfig
-from streamer.loader.workers.protocol import FailedTask, Made, Message, NotOpened, Ready, Skipped, Unreadable
+from streamer.loader.workers.protocol import Message, Ready
 
 logger = logging.getLogger(__name__)
 
 # Workers that start at the same time: one for every two cores. A new interpreter takes 0.2 s of CPU until it is ready,
 # a fork 10 ms.
 _STARTING = max(1, usable_cores() // 2)
-
-
-class Listener(Protocol):
-    """Receives the reports of workers."""
-
-    def made(self, handle: WorkerHandle, made: Made, descriptor: int) -> None:
-        """A batch is made; `descriptor` is that of memory made for it, or -1."""
-        ...
-
-    def failed(self, handle: WorkerHandle, message: FailedTask | Unreadable | Skipped) -> None:
-        """A batch, or a sample of it, cannot be made."""
-        ...
-
-    def not_opened(self, error: bytes) -> None:
-        """A worker cannot open the dataset; the error is pickled."""
-        ...
-
-    def ended(self, handle: WorkerHandle, report: ExitReport) -> bool:
-        """A worker has ended, with its tasks. Returns whether to start another one in its place."""
-        ...
 
 
 class Supervisor:
@@ -49,13 +29,21 @@ class Supervisor:
     Args:
         config: number and kind of the workers.
         selector: of the feeder; the data of each key is a function without arguments.
-        listener: receives the reports.
+        received: called with each message of a worker but the first, and with its descriptor, or -1.
+        ended: called when a worker has ended, with its tasks; returns whether to start another one in its place.
     """
 
-    def __init__(self, config: WorkerConfig, selector: selectors.BaseSelector, listener: Listener) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        selector: selectors.BaseSelector,
+        received: Callable[[WorkerHandle, Message, int], None],
+        ended: Callable[[WorkerHandle, ExitReport], bool],
+    ) -> None:
         self.pool = Pool(config)
         self._selector = selector
-        self._listener = listener
+        self._received = received
+        self._ended = ended
 
     def __repr__(self) -> str:
         return f"Supervisor({self.pool!r})"
@@ -89,7 +77,7 @@ class Supervisor:
             self._start(handle.number)
         else:
             logger.warning("worker %d has ended (%s)", handle.number, report.cause)
-            if self._listener.ended(handle, report):
+            if self._ended(handle, report):
                 self._start(handle.number)
         self._replace_ended()
 
@@ -148,11 +136,7 @@ class Supervisor:
                 self._take(handle, *answer)
 
     def _take(self, handle: WorkerHandle, message: Message, descriptor: int) -> None:
-        if isinstance(message, Made):
-            self._listener.made(handle, message, descriptor)
-        elif isinstance(message, Ready):
+        if isinstance(message, Ready):
             handle.ready = True
-        elif isinstance(message, NotOpened):
-            self._listener.not_opened(message.error)
-        elif isinstance(message, (FailedTask, Unreadable, Skipped)):
-            self._listener.failed(handle, message)
+        else:
+            self._received(handle, message, descriptor)

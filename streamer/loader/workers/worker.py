@@ -107,7 +107,7 @@ class _Work:
         self.packed = packed
         self._stages = stages
         self._faults = faults
-        self._samples, self._slowest = len(loaded.samples), loaded.slowest
+        self._samples, self._slowest = len(loaded.made), loaded.slowest
         self._repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""
 
     def write(self, slot: Bytes) -> bool:

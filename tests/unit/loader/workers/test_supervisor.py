@@ -32,7 +32,7 @@ def make():
     made = []
 
     def supervisor() -> Supervisor:
-        made.append(Supervisor(WorkerConfig("process", 3), selectors.DefaultSelector(), None))
+        made.append(Supervisor(WorkerConfig("process", 3), selectors.DefaultSelector(), None, None))
         return made[-1]
 
     yield supervisor
