@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
-from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
+from streamer.loader.skipping import Skipped, SkipRules, StoreBudget
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
 
 # (epoch, ordinal) -> sample
@@ -82,9 +82,6 @@ class FakeSource:
     def load(self, epoch: int, ordinal: int) -> object:
         """One sample."""
         return self._recipe.make(epoch, ordinal)
-
-    def close(self) -> None:
-        """Does nothing: the source holds no resources."""
 
 
 class QuietSource(FakeSource):
@@ -203,7 +200,7 @@ class FakePrepared:
     held_back: bool = False
     on_reject: Callable[[int], None] = lambda chunk: None
     sessions: list[FakeSession] = field(default_factory=list)
-    shared: SharedBudget | None = None
+    shared: StoreBudget | None = None
     engine_values: Mapping[str, object] | None = None
     _opened: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
 
@@ -246,7 +243,7 @@ class FakePrepared:
         """The record of a sample that was replaced."""
         return Skipped(ordinal, self.sample_key(ordinal), cause)
 
-    def shared_budget(self) -> SharedBudget | None:
+    def shared_budget(self) -> StoreBudget | None:
         """The test's budget; None: there are no other ranks."""
         return self.shared
 
@@ -313,7 +310,7 @@ class FakeDataset:
         make: MakeSample,
         *,
         held_back: bool = False,
-        shared: SharedBudget | None = None,
+        shared: StoreBudget | None = None,
         draws: bool = True,
     ) -> None:
         self._samples = samples

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     with EngineClient(client_settings(arguments)) as client:
         manifest = open_manifest(client, arguments, terminal)
-        content = StreamedBytes(lambda: client, manifest)
+        content = StreamedBytes(client, manifest)
         joined = _joined(arguments, manifest, client)
         rules = SampleRules(decode=None if arguments.raw else "auto", joined=joined)
         maker = SampleMaker(manifest, content, rules)

@@ -214,10 +214,10 @@ class InlineSupply(Supply):
         self.counters = FeedCounters()
         self._prepared = prepared
         self._ahead = ahead
-        self._source = prepared.recipe().open()
+        source = prepared.recipe().open()
         own = partial(join_ragged, fields=rules.ragged) if rules.ragged else default_collate
         collate_fn = rules.collate_fn or own
-        self._maker = BatchMaker(self._source, msgspec.structs.replace(rules, collate_fn=collate_fn))
+        self._maker = BatchMaker(source, msgspec.structs.replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None
         self._notice = Notice(logger, who(prepared))
         self._epoch = self._batch = 0
@@ -269,7 +269,6 @@ class InlineSupply(Supply):
         if self._session is not None:
             self._session.close()
             self._session = None
-            self._source.close()
 
     def _load(self, epoch: int, batch: int, timeline: BatchTimeline) -> tuple[Loaded, Stopwatch]:
         """The samples, and a stopwatch started when their chunks were local."""

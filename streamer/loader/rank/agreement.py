@@ -11,40 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from streamer import errors
 from streamer.config import Environment, RankConfig
 from streamer.errors import ConfigError, Detail, StateError, StreamerError
-from streamer.loader.skipping import Stop
 from streamer.loader.waiting import Notice, watched
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 # Every rank passes a text; every rank gets all texts in order of rank, None for a rank that did not take part.
 Gather = Callable[[str], list[str | None]]
-
-
-class Store(Protocol):
-    """The part of torch.distributed.Store that is used."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Adds to a counter and returns it."""
-        ...
-
-    def set(self, key: str, value: str | bytes) -> None:
-        """Writes."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """Reads."""
-        ...
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all of them are there."""
-        ...
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Waits until all of them are there; a RuntimeError when it takes longer."""
-        ...
 
 
 logger = logging.getLogger(__name__)
@@ -127,8 +105,8 @@ def exchange(gather: Gather, make: Callable[[], object]) -> list[Any]:
 
 def _exchanged(gather: Gather, value: object, failure: StreamerError | None) -> list[Any]:
     """A rank that failed takes part too, so that the others do not wait for it."""
-    mine = {"facts": value, "failure": None if failure is None else _portable(failure)}
-    texts = gather(json.dumps(mine))
+    failed = None if failure is None else (type(failure).__name__, failure.message, failure.details)
+    texts = gather(json.dumps({"facts": value, "failure": failed}))
     missing = [rank for rank, text in enumerate(texts) if text is None]
     if missing:
         raise StateError(
@@ -146,51 +124,6 @@ def _exchanged(gather: Gather, value: object, failure: StreamerError | None) -> 
     return [entry["facts"] for entry in entries]
 
 
-class StoreBudget:
-    """Counts skipped samples over all ranks, in the process group's store. Used by one thread.
-
-    A look is one request to the store, 30 to 60 us on one machine; only loaders with on_error="skip" look.
-
-    Args:
-        store: the process group's.
-        place: begins the keys; the same on all ranks, used by one loader.
-        rank: of this process.
-    """
-
-    def __init__(self, store: Store, place: str, rank: int) -> None:
-        self._store = store
-        self._place = place
-        self._rank = rank
-
-    @classmethod
-    def of_process_group(cls) -> StoreBudget:
-        """The n-th of this rank counts together with the n-th of every other."""
-        from torch import distributed
-
-        store, rank = process_store(), distributed.get_rank()
-        return cls(store, f"streamer/skips/{store.add(f'streamer/skippers/{rank}', 1)}", rank)
-
-    def __repr__(self) -> str:
-        return f"StoreBudget({self._place})"
-
-    def spend(self, samples: int) -> int:
-        """Adds to the count of skipped samples; returns the new count over all ranks."""
-        return self._store.add(f"{self._place}/spent", samples)
-
-    def stop(self, stop: Stop) -> None:
-        """Records that all ranks stop; only the first record counts."""
-        if self._store.add(f"{self._place}/stoppers", 1) == 1:
-            record = {"step": stop.step, "message": f"rank {self._rank}: {stop.message}"}
-            self._store.set(f"{self._place}/stop", json.dumps(record))
-
-    def stopped(self) -> Stop | None:
-        """The recorded stop, if there is one."""
-        if not self._store.check([f"{self._place}/stop"]):
-            return None
-        record = json.loads(self._store.get(f"{self._place}/stop"))
-        return Stop(record["step"], record["message"])
-
-
 def _compare(facts_of: list[dict[str, Detail]]) -> None:
     for rank, facts in enumerate(facts_of):
         differing = [name for name in facts if facts[name] != facts_of[0].get(name)]
@@ -202,10 +135,6 @@ def _compare(facts_of: list[dict[str, Detail]]) -> None:
                 rank=rank,
                 fields=", ".join(differing),
             )
-
-
-def _portable(failure: StreamerError) -> tuple[str, str, dict[str, Detail]]:
-    return type(failure).__name__, failure.message, failure.details
 
 
 def _group() -> tuple[int, int] | None:
@@ -225,7 +154,8 @@ def _gather(text: str) -> list[str | None]:
     place = f"streamer/{store.add(f'streamer/compared/{rank}', 1)}"
     store.set(f"{place}/{rank}", text)
     if rank == 0:
-        store.set(f"{place}/all", pack(_collect(store, [f"{place}/{other}" for other in range(size)])))
+        texts = pack(_collect(store, [f"{place}/{other}" for other in range(size)]))
+        store.set(f"{place}/all", texts)  # type: ignore[arg-type]  # it takes bytes, too
     # Rank 0 answers in any case, so the others wait longer than it does.
     with watched(logger, lambda: _first_missing(rank)):
         store.wait([f"{place}/all"], timedelta(seconds=_WAIT_SECONDS + 60))
@@ -284,5 +214,4 @@ def process_store() -> Store:
     """The store of the default process group."""
     from torch.distributed import distributed_c10d
 
-    # It takes bytes, too, which its annotations do not say.
-    return cast("Store", distributed_c10d._get_default_store())
+    return distributed_c10d._get_default_store()

@@ -22,8 +22,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from multiprocessing import context, reduction
-from typing import Protocol
+from multiprocessing import context, reduction, resource_sharer
 
 import msgspec
 import numpy as np
@@ -82,26 +81,20 @@ class EpochCell:
     @property
     def manifest(self) -> str:
         """Digest of the manifest that all processes use; "" until one of them has found it."""
-        return bytes(self._table["manifest"].item()).decode()
+        return self._digest("manifest")
 
     @property
     def annotations(self) -> str:
         """Digest of the table of annotations that all processes use; "" until one of them has found it."""
-        return bytes(self._table["annotations"].item()).decode()
+        return self._digest("annotations")
 
     def settle_manifest(self, digest: str) -> str:
         """Records the manifest, unless another process was faster; returns the recorded one."""
-        with self._locked():
-            if not self.manifest:
-                self._table["manifest"] = digest.encode()
-            return self.manifest
+        return self._settle("manifest", digest)
 
     def settle_annotations(self, digest: str) -> str:
         """As `settle_manifest`, for the table of annotations."""
-        with self._locked():
-            if not self.annotations:
-                self._table["annotations"] = digest.encode()
-            return self.annotations
+        return self._settle("annotations", digest)
 
     def replace(self, manifest: str, annotations: str) -> None:
         """Records others, after a change between two epochs."""
@@ -121,6 +114,15 @@ class EpochCell:
         """
         with self._locked():
             return self._take() if ticket is None else self._join(ticket)
+
+    def _digest(self, name: str) -> str:
+        return bytes(self._table[name].item()).decode()
+
+    def _settle(self, name: str, digest: str) -> str:
+        with self._locked():
+            if not self._digest(name):
+                self._table[name] = digest.encode()
+            return self._digest(name)
 
     def _join(self, ticket: WorkerTicket) -> int:
         if ticket.worker >= _MAX_WORKERS:
@@ -179,11 +181,7 @@ class EpochCell:
         return _shared, (reduction.DupFd(self._descriptor),)
 
 
-class _Handle(Protocol):
-    def detach(self) -> int: ...
-
-
-def _shared(handle: _Handle) -> EpochCell:
+def _shared(handle: resource_sharer.DupFd) -> EpochCell:
     cell = EpochCell.__new__(EpochCell)
     cell._attach(handle.detach())
     cell._map()

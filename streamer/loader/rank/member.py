@@ -293,7 +293,7 @@ class Member:
     def _streamed(self) -> Iterator[StreamedBytes]:
         manifest = self.manifest
         with self.connections.for_requests() as connection:
-            yield StreamedBytes(lambda: connection, manifest)
+            yield StreamedBytes(connection, manifest)
 
 
 class Announcer:

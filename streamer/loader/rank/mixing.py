@@ -7,9 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamer.loader.rank.dataset_options import DatasetOptions
-from streamer.loader.rank.member import Member
 from streamer.loader.rank.mix_options import MixOptions
-from streamer.loader.rank.open_members import open_together
 from streamer.loader.samples.opened import OpenedDataset
 from streamer.order.mix import MemberSize, MixSource, MixSpec
 from streamer.order.mix.explain import cautions, explain
@@ -36,14 +34,6 @@ class Mixing:
     def names(self) -> tuple[str, ...]:
         """The names of the members."""
         return self.options.names
-
-    def open_together(self, members: Sequence[Member]) -> list[OpenedDataset]:
-        """Opens the members, several at the same time.
-
-        Raises:
-            StreamerError: of a member, which it names.
-        """
-        return open_together(list(zip(self.names, members, strict=True)))
 
     def sources(self, opened: Sequence[OpenedDataset]) -> tuple[MixSource, ...]:
         """The members as the order sees them."""

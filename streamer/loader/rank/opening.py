@@ -89,7 +89,10 @@ class Opening:
         if (mixing := self._mixing) is None:
             return Members([self._datasets[0].opened])
         if self._members is None:
-            self._members = Members(mixing.open_together(self._datasets))
+            # Only here: one dataset alone does not load it.
+            from streamer.loader.rank.open_members import open_together
+
+            self._members = Members(open_together(list(zip(mixing.names, self._datasets, strict=True))))
         return self._members
 
     # ------------------------------------------------------------ the stream

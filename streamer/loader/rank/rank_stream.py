@@ -21,7 +21,7 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
 from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail
-from streamer.loader.rank.agreement import Gather, StoreBudget, gather_for
+from streamer.loader.rank.agreement import Gather, gather_for, process_store
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.growing.growth import Growth
 from streamer.loader.rank.step_session import EpochSession, Integers, Share, StepSession, open_bytes
@@ -30,7 +30,7 @@ from streamer.loader.samples.maker import sample_key
 from streamer.loader.samples.opened import Members
 from streamer.loader.samples.plans import Plans
 from streamer.loader.samples.recipe import SampleRecipe, StreamMaker
-from streamer.loader.skipping import SharedBudget, Skipped, SkipRules
+from streamer.loader.skipping import Skipped, SkipRules, StoreBudget
 from streamer.loader.stall.growth import GrowingStats
 from streamer.order.growing.options import Growing
 from streamer.order.plan import RankPlan, sample_count
@@ -198,9 +198,10 @@ class RankStream:
         """The rules for samples that cannot be made; the loader's own settings override them."""
         return self._identity.skip_rules
 
-    def shared_budget(self) -> SharedBudget | None:
+    def shared_budget(self) -> StoreBudget | None:
         """Counts skipped samples over all ranks; None: one rank. Every rank must call it equally often."""
-        return None if gather_for(self.rank_config) is None else StoreBudget.of_process_group()
+        rank_config = self.rank_config
+        return None if gather_for(rank_config) is None else StoreBudget.next(process_store(), rank_config.rank)
 
     # ------------------------------------------------------------ members of a mix
 
@@ -401,8 +402,10 @@ class RankStream:
     def _session_spec(self, epoch: int, share: Share) -> SessionSpec:
         rank, worker = self.rank_config, f" worker {share.worker} of {share.workers}"
         digests = [member.manifest.digest for member in self.members.each]
+        # A name for the data of all members together, the same on every rank.
+        common = blake2b(" ".join(digests).encode(), digest_size=16).hexdigest()
         return SessionSpec(
-            dataset=digests[0] if self._request.mix is None else _common_digest(digests),
+            dataset=digests[0] if self._request.mix is None else common,
             consumer=f"rank {rank.rank}{worker if share.workers > 1 else ''}",
             order_id=self.spec.order_id,
             global_batch=self.global_batch,
@@ -427,8 +430,3 @@ class RankStream:
             SessionPart(dataset=member.manifest.digest, name=name, options=options, value=value, open_bytes=open_bytes)
             for member, name, options, value, open_bytes in zip(*columns, strict=True)
         )
-
-
-def _common_digest(digests: Sequence[str]) -> str:
-    """A name for the data of all members together, the same on every rank."""
-    return blake2b(" ".join(digests).encode(), digest_size=16).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -54,8 +54,8 @@ class SlowReads:
 class StreamedBytes:
     """Requests the bytes of a sample from the engine: from the cache, else by a ranged read of the store."""
 
-    def __init__(self, connect: Callable[[], EngineClient], manifest: Manifest) -> None:
-        self._connect = connect
+    def __init__(self, connection: EngineClient, manifest: Manifest) -> None:
+        self._connection = connection
         self._dataset = manifest.digest
         self._manifest = manifest
 
@@ -68,13 +68,13 @@ class StreamedBytes:
         if not self._manifest.recoded:
             return self._manifest.sample_offsets(chunk)
         size = 4 * (int(self._manifest.chunk_samples[chunk]) + 1)
-        answer = self._connect().read(self._dataset, chunk, 0, size, boundaries=True)
+        answer = self._connection.read(self._dataset, chunk, 0, size, boundaries=True)
         return np.frombuffer(answer, "<u4").astype(np.int64)
 
     def read_chunk(self, chunk: int, start: int, stop: int) -> memoryview:
         """The chunk-local bytes [start, stop), requested piece by piece."""
         pieces = [
-            self._connect().read(self._dataset, chunk, at, min(at + _PIECE_BYTES, stop))
+            self._connection.read(self._dataset, chunk, at, min(at + _PIECE_BYTES, stop))
             for at in range(start, stop, _PIECE_BYTES)
         ]
         return memoryview(bytearray(b"".join(pieces)))

@@ -221,6 +221,3 @@ class StreamReader:
     def stage_nanoseconds(self) -> tuple[int, int, int]:
         """Read, decode, transform: nanoseconds since it was opened, over all members."""
         return self._maker.stage_nanoseconds()
-
-    def close(self) -> None:
-        """Does nothing: no descriptor and no mapping is kept between samples."""

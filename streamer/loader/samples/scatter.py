@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -22,7 +21,7 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.formats.base import Field
 from streamer.loader.batch.buffers import Bytes, address
 from streamer.loader.batch.placement import Key, Rows, RowShape
-from streamer.loader.samples.maker import SampleLocation
+from streamer.loader.samples.maker import CachedBytes, SampleLocation
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +29,6 @@ logger = logging.getLogger(__name__)
 _LEAST_SHARE = 0.5
 # Batches that are read in the ordinary way after a batch of which most samples were read twice.
 _PAUSED_BATCHES = 64
-
-
-class Scatter(Protocol):
-    """Reads samples into pieces of memory."""
-
-    def read_into(self, chunk: int, targets: Sequence[tuple[SampleLocation, Sequence[memoryview]]]) -> None:
-        """Reads samples of one chunk.
-
-        Raises:
-            ChunkUnreadableError: the chunk is missing or wrong.
-        """
-        ...
 
 
 class Hole(msgspec.Struct, frozen=True):
@@ -140,7 +127,7 @@ class ScatterReader:
         decoder: finds the fields that are arrays.
     """
 
-    def __init__(self, source: Scatter, decoder: SampleDecoder) -> None:
+    def __init__(self, source: CachedBytes, decoder: SampleDecoder) -> None:
         self._source = source
         self._decoder = decoder
         self._template: Template | None = None
@@ -233,7 +220,7 @@ class ScatterReader:
 
 
 def read_by_chunk(
-    source: Scatter, targets: Mapping[int, tuple[SampleLocation, Sequence[memoryview]]], at: Callable[[int], None]
+    source: CachedBytes, targets: Mapping[int, tuple[SampleLocation, Sequence[memoryview]]], at: Callable[[int], None]
 ) -> Iterator[int]:
     """Reads samples, chunk by chunk, and yields the indices of those that were read.
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 from streamer.decode.dispatch import Raw
 from streamer.loader.batch.placement import Rows
-from streamer.loader.samples.maker import SampleLocation
-from streamer.loader.samples.scatter import Scatter, read_by_chunk
+from streamer.loader.samples.maker import CachedBytes, SampleLocation
+from streamer.loader.samples.scatter import read_by_chunk
 
 # Share of a sample's bytes that are not decoded. Below it, headers and decoded fields would take more of the slot than
 # its spare eighth.
@@ -25,7 +25,7 @@ class WholeReader:
         source: of the bytes.
     """
 
-    def __init__(self, source: Scatter) -> None:
+    def __init__(self, source: CachedBytes) -> None:
         self._source = source
         self._contents: dict[int, memoryview] = {}
         self._stay = self._learning = False

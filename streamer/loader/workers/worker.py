@@ -53,11 +53,7 @@ def run(row: int, channel: Channel, status_page: StatusPage, open_source: Callab
         return
     if opened is None:  # the loader was closed before its first batch
         return
-    source, rules = opened
-    try:
-        Worker(channel, status_page, row, source, rules).serve()
-    finally:
-        source.close()
+    Worker(channel, status_page, row, *opened).serve()
 
 
 class _ChannelClosedError(Exception):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import CacheFullError, DecodeError
-from streamer.loader.rank.agreement import StoreBudget
-from streamer.loader.skipping import NOTICE_STEPS, SkipLedger, Skipped, may_skip
+from streamer.loader.skipping import NOTICE_STEPS, SkipLedger, Skipped, StoreBudget, may_skip
 
 
 class DictStore:

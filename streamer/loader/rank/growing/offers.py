@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from streamer.errors import StateError, StreamerError
-from streamer.loader.rank.agreement import Store, process_store
+from streamer.loader.rank.agreement import process_store
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 # A look costs 50 us; the trainer has finished batches meanwhile.
 _POLL_SECONDS = 0.005

@@ -41,7 +41,6 @@ def test_a_recipe_travels_and_opens_the_same_samples(make_dataset, folder, every
             assert key == prepared.members.each[0].manifest.name(ordinal).object_key
     read, decode, transform = reader.stage_nanoseconds()
     assert min(read, decode, transform) > 0
-    reader.close()
 
 
 def test_a_selections_batches_have_the_manifests_numbers(make_dataset, folder, everything_local):
