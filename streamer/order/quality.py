@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -120,10 +119,6 @@ def near_lanes(spec: OrderSpec, global_batch: int, nodes: int) -> int:
 def check_sample_shuffle(samples: int, total_bytes: int) -> None:
     """Refuses shuffle="sample" if a request per sample is too expensive.
 
-    Args:
-        samples: n.
-        total_bytes: bytes of all samples.
-
     Raises:
         ConfigError: the mean sample is below 256 KiB; the text has the price of both.
     """
@@ -150,7 +145,8 @@ def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
         total_bytes: bytes of all chunks.
         nodes: number of machines.
     """
-    rows = {"order": _order_row(spec), "dataset": _dataset_row(chunk_samples, total_bytes)}
+    order = f"{spec.order_id}: seed {spec.seed}, shuffle {spec.shuffle}, {spec.cut} cut"
+    rows = {"order": order, "dataset": _dataset_row(chunk_samples, total_bytes)}
     if spec.shuffle != "none":
         rows["lanes"] = f"{spec.lanes}: {global_batch / spec.lanes:g} samples of a batch from each"
         rows["window"] = _window_row(spec, chunk_samples, total_bytes)
@@ -160,10 +156,6 @@ def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
     if nodes > 1:
         rows["nodes"] = str(lane_spread(spec, global_batch, nodes))
     return "\n".join(f"{name:<8} {text}" for name, text in rows.items())
-
-
-def _order_row(spec: OrderSpec) -> str:
-    return f"{spec.order_id}: seed {spec.seed}, shuffle {spec.shuffle}, {spec.cut} cut"
 
 
 def _dataset_row(chunk_samples: Integers, total_bytes: int) -> str:
@@ -215,17 +207,12 @@ def _advice(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
 def mixing_window(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> int | None:
     """The smallest window in whole chunks per lane that mixes well; None if there are too few chunks or samples."""
     lane_chunks = -(-int(np.count_nonzero(chunk_samples)) // spec.lanes)
+    lane_window = spec.lane_window
     # The bound falls with every additional chunk.
-    for lane_window in _powers_of_two(spec.lane_window, lane_chunks):
+    while (lane_window := 2 * lane_window) <= lane_chunks:
         wider = msgspec.structs.replace(spec, window=spec.lanes * lane_window)
         if vif_bound(wider, chunk_samples, global_batch) <= WELL_MIXED and bound_holds(
             wider, chunk_samples, global_batch
         ):
             return wider.window
     return None
-
-
-def _powers_of_two(start: int, stop: int) -> Iterator[int]:
-    """2 x start, 4 x start ... up to `stop`."""
-    while (start := 2 * start) <= stop:
-        yield start

@@ -15,19 +15,8 @@ from streamer.order.protocol import Batches, Needs
 from streamer.unique import unique_inverse
 
 
-class Schedule(msgspec.Struct, frozen=True, eq=False):
-    """The chunks a rank needs, each once per pass, sorted by first need.
-
-    Attributes:
-        chunk: (C,) chunk numbers.
-        first, last: (C,) batch numbers in the epoch, both inclusive.
-        passes: (C,) pass over its dataset that each use belongs to; for one dataset the epoch.
-    """
-
-    chunk: Chunks
-    first: Integers
-    last: Integers
-    passes: Integers
+class Schedule(Needs, frozen=True, eq=False):
+    """The chunks a rank needs, each once per pass, sorted by first need."""
 
     def __len__(self) -> int:
         return len(self.chunk)
@@ -38,10 +27,8 @@ def merge(needs: list[Needs]) -> Schedule:
     if not needs:
         empty = np.empty(0, dtype=np.int64)
         return Schedule(empty.astype(np.uint32), empty, empty, empty)
-    chunk = np.concatenate([part.chunk for part in needs])
-    first = np.concatenate([part.first for part in needs])
-    last = np.concatenate([part.last for part in needs])
-    passes = np.concatenate([part.passes for part in needs])
+    columns = zip(*map(msgspec.structs.astuple, needs), strict=True)
+    chunk, first, last, passes = map(np.concatenate, columns)
     uses, _, entry = unique_inverse(passes << 32 | chunk)
     merged_first = np.full(len(uses), np.iinfo(np.int64).max)
     merged_last = np.full(len(uses), -1)

@@ -158,13 +158,10 @@ class State(msgspec.Struct, frozen=True):
         return state
 
     def of_kind(self, kind: str) -> State:
-        """Makes sure that it is the state of what goes on with it.
-
-        Args:
-            kind: as the attribute.
+        """Makes sure that the state is of what is resumed, a `kind` as the attribute.
 
         Raises:
-            StateError: of something else.
+            StateError: it is of something else.
         """
         if self.kind != kind:
             remedy = "load it there"

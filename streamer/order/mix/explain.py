@@ -79,8 +79,8 @@ def explain(
     parts = quotas if unit == "samples" else [each * size.bytes for each, size in zip(passes, sizes, strict=True)]
     of_unit = "" if unit == "samples" else f" of the {unit}"
     for number, member in enumerate(spec.members):
-        share = f"{parts[number] / sum(parts):8.2%}{of_unit}  {quotas[number]:>13,} samples"
-        share = f"{share} = {passes[number]:.2f} passes"
+        amount = f"{quotas[number]:>13,} samples = {passes[number]:.2f} passes"
+        share = f"{parts[number] / sum(parts):8.2%}{of_unit}  {amount}"
         rows.append((member.name, f"{share}  {_open_row(member, sizes[number])}"))
     if cache_bytes is not None:
         rows.append(("cache", _cache_row(spec, passes, [size.bytes for size in sizes], cache_bytes)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,30 +11,7 @@ from streamer.order.mix.spec import MixSpec
 from streamer.order.mix.tree import LaneShares
 from streamer.order.mix.windows import GroupWindows, LaneWindows
 
-
-class Places(Protocol):
-    """Which member, and which of its samples in the lane, is at which place of a lane."""
-
-    @property
-    def lane_samples(self) -> Integers:
-        """(L,) places of each lane."""
-        ...
-
-    def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
-        """Member and its count in the lane at some places, both (N,)."""
-        ...
-
-    def counts(self, slots: Integers) -> Integers:
-        """(M, L) samples of each member among the first (L,) `slots` of the lanes."""
-        ...
-
-    def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
-        """(N,) half-open counts of a member in lanes that include all in a run of places of the lane."""
-        ...
-
-    def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
-        """(N,) the first and the last place at which a member's c-th sample of a lane can be, both inclusive."""
-        ...
+Places: TypeAlias = LaneWindows | GroupWindows
 
 
 def epoch_places(spec: MixSpec, epoch: int) -> Places:

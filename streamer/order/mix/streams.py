@@ -26,7 +26,6 @@ _PASSES_KEPT = 3
 _SMALL = 4
 # A pass with at most this many samples is computed once, as a table of two bytes per sample, which takes 1.5 ms.
 # Computing a few of its places takes 0.3 ms each time: for 200 members 60 ms, every 16 batches (2 cores, 2026-11-23).
-# cost 0.3 ms each time: of 200 members 60 ms, every 16 batches (2 cores, 2026-11-23).
 _TABLED = 4096
 
 

@@ -101,7 +101,7 @@ class LaneWindows:
         return found
 
     def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
-        """(N,) half-open counts of a member in lanes, of all windows that a run of places of the lane touches."""
+        """(N,) half-open counts of a member in lanes that include all in a run of places: those of whole windows."""
         first, _ = self._window_of(begin)
         last, size = self._window_of(np.maximum(end - 1, begin))
         stops = self._stops(lanes, last, size)
@@ -223,13 +223,13 @@ class GroupWindows:
         self.lane_samples = np.repeat(groups.lane_samples * slots, width)
 
     def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
-        """As of `LaneWindows`."""
+        """See `LaneWindows`."""
         batch, inside = np.divmod(slots, self._slots)
         members, counts = self._groups.find(lanes // self._width, batch)
         return members, counts * self._slots + inside
 
     def counts(self, slots: Integers) -> Integers:
-        """As of `LaneWindows`."""
+        """See `LaneWindows`."""
         batches, inside = np.divmod(slots, self._slots)
         whole = [self._groups.counts(batches[lane :: self._width]) for lane in range(self._width)]
         found = np.stack(whole, axis=2).reshape(len(whole[0]), len(slots)) * self._slots
@@ -239,12 +239,12 @@ class GroupWindows:
         return found
 
     def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
-        """As of `LaneWindows`."""
+        """See `LaneWindows`."""
         ends = (begin // self._slots, -(-end // self._slots))
         low, high = self._groups.span(member, lanes // self._width, *ends)
         return low * self._slots, high * self._slots
 
     def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
-        """As of `LaneWindows`."""
+        """See `LaneWindows`."""
         low, high = self._groups.bounds(member, lanes // self._width, counts // self._slots)
         return low * self._slots, (high + 1) * self._slots - 1
