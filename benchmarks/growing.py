@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from s3sim import simulator
 
+from streamer import Order
 from streamer.order.growing import AdmissionLog, Cohorts, GrowingOrder
 from streamer.order.spec import OrderSpec
 
@@ -196,12 +197,11 @@ def real(command: str | None) -> None:
                 decode={"bin": ArrayDecoder("<f4", (length,))},
                 growing=Growing(reuse, blocks),
                 manifest=str(root / "manifest"),
-                lanes=LANES,
-                shuffle_window=WINDOW,
+                order=Order(lanes=LANES, shuffle_window=WINDOW),
             )
             len(dataset)
             server.statistics(reset=True)
-            with StreamingDataLoader(dataset, batch, 1, report_seconds=None) as loader:
+            with StreamingDataLoader(dataset, batch, 1, reports=None) as loader:
                 uses, began, first = np.zeros(blocks, int), time.monotonic(), 0.0
                 for epoch in range(12):
                     for content in loader:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from report import kept
 
+from streamer import Weights
 from streamer.order import RankPlan
 from streamer.order.mix import MemberChunks, MixOrder, MixRequest, MixSource, MixSpec, Shares
 from streamer.order.state import State
@@ -132,7 +133,9 @@ def _cost_row(mix: Mix, samples: int) -> str:
 
 def _deviation_row(name: str, weights: tuple[float, ...], lanes: int, batch: int, windows: int) -> str:
     names = [f"m{i}" for i in range(len(weights))]
-    shares = Shares.of(names, weights=dict(zip(names, weights, strict=True)), epoch_samples=batch * 16 * windows)
+    shares = Shares.of(
+        names, weights=Weights(dict(zip(names, weights, strict=True)), epoch_samples=batch * 16 * windows)
+    )
     sources = [MixSource(name, "0" * 32, np.full(1000, 1000), 17) for name in names]
     mix = Mix(name, (1_000_000,) * len(names), 1000, weights, batch)
     worst, spread = 0.0, 0.0

@@ -94,7 +94,7 @@ def _streamer(told: dict[str, object], user: dict[str, object]) -> object:
         batch_size=BATCH,
         num_workers=int(str(told["workers"])),
         collate_fn=user["collate"],  # type: ignore[arg-type]
-        report_seconds=None,
+        reports=None,
     )
 
 

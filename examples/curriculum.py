@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer import MixedDataset, StreamingDataLoader, StreamingDataset, Weights
 
 LENGTH, CLASSES, BATCH = 64, 4, 32
 NOISE = {"easy": 0.5, "hard": 2.0}
@@ -39,7 +39,7 @@ def make_data(folder: Path) -> None:
 def run(folder: Path, checkpoint: Path, stop_after: int) -> None:
     """Trains a linear model, and saves it after each epoch."""
     sets = {name: StreamingDataset(folder / name, cache_dir=folder / "cache") for name in NOISE}
-    data = MixedDataset(sets, weights=STAGES, epoch_samples=512)
+    data = MixedDataset(sets, weights=Weights(STAGES, epoch_samples=512))
     torch.manual_seed(0)
     model = torch.nn.Linear(LENGTH, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer import MixedDataset, StreamingDataLoader, StreamingDataset, Weights
 
 EDGE = 32
 WEIGHTS = {"photos": 0.7, "drawings": 0.2, "scans": 0.1}
@@ -56,7 +56,7 @@ def run(folder: Path, arguments: argparse.Namespace) -> None:
         "drawings": StreamingDataset(folder / "drawings", **options),
         "scans": StreamingDataset(folder / "scans", transform=halved, **options),
     }
-    data = MixedDataset(sets, weights=WEIGHTS, epoch_samples=400)
+    data = MixedDataset(sets, weights=Weights(WEIGHTS, epoch_samples=400))
     print(data.explain(arguments.batch_size))
     with StreamingDataLoader(data, arguments.batch_size, arguments.workers) as loader:
         for epoch in range(arguments.epochs):

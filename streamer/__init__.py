@@ -16,35 +16,56 @@ from streamer.version import VERSION
 if TYPE_CHECKING:
     from streamer import errors as errors
     from streamer.annotations.options import Annotations as Annotations
+    from streamer.decode.rule import Decode as Decode
     from streamer.loader.batch.ragged import Ragged as Ragged
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
     from streamer.loader.mixed_dataset import MixedDataset as MixedDataset
+    from streamer.loader.rank.arguments import Index as Index
+    from streamer.loader.rank.arguments import Order as Order
+    from streamer.loader.rank.arguments import Skip as Skip
+    from streamer.loader.stall.reporter import Reports as Reports
     from streamer.order.growing.options import Growing as Growing
+    from streamer.order.mix.shares import Weights as Weights
+    from streamer.order.mix.spec import Homogeneous as Homogeneous
     from streamer.shards.pack import pack as pack
 
 __version__ = VERSION
 
 _HOMES = {
     "Annotations": "streamer.annotations.options",
-    "StreamingDataset": "streamer.loader.dataset",
-    "StreamingDataLoader": "streamer.loader.dataloader",
+    "Decode": "streamer.decode.rule",
     "DevicePrefetcher": "streamer.loader.device.prefetcher",
     "Growing": "streamer.order.growing.options",
+    "Homogeneous": "streamer.order.mix.spec",
+    "Index": "streamer.loader.rank.arguments",
     "MixedDataset": "streamer.loader.mixed_dataset",
+    "Order": "streamer.loader.rank.arguments",
     "Ragged": "streamer.loader.batch.ragged",
+    "Reports": "streamer.loader.stall.reporter",
+    "Skip": "streamer.loader.rank.arguments",
+    "StreamingDataLoader": "streamer.loader.dataloader",
+    "StreamingDataset": "streamer.loader.dataset",
+    "Weights": "streamer.order.mix.shares",
     "pack": "streamer.shards.pack",
 }
 
 __all__ = [
     "Annotations",
+    "Decode",
     "DevicePrefetcher",
     "Growing",
+    "Homogeneous",
+    "Index",
     "MixedDataset",
+    "Order",
     "Ragged",
+    "Reports",
+    "Skip",
     "StreamingDataLoader",
     "StreamingDataset",
+    "Weights",
     "__version__",
     "errors",
     "pack",

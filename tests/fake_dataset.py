@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
-from streamer.loader.skipping import Skipped, SkipRules, StoreBudget
+from streamer.loader.rank.arguments import Skip, skip_rules
+from streamer.loader.skipping import OnError, Skipped, SkipRules, StoreBudget
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
 
 # (epoch, ordinal) -> sample
@@ -192,6 +193,7 @@ class FakePrepared:
         on_reject: called with each rejected chunk.
         sessions: all that were opened.
         shared: counts skipped samples.
+        skip_rules: of the dataset.
         engine_values: the counters of the fake engine; None: there is no engine.
     """
 
@@ -201,6 +203,7 @@ class FakePrepared:
     on_reject: Callable[[int], None] = lambda chunk: None
     sessions: list[FakeSession] = field(default_factory=list)
     shared: StoreBudget | None = None
+    skip_rules: SkipRules = field(default_factory=SkipRules)
     engine_values: Mapping[str, object] | None = None
     _opened: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
 
@@ -225,11 +228,6 @@ class FakePrepared:
     @property
     def growth(self) -> None:
         """It does not grow."""
-
-    @property
-    def skip_rules(self) -> SkipRules:
-        """No sample may be skipped."""
-        return SkipRules()
 
     def sample_key(self, ordinal: int) -> str:
         """Its number."""
@@ -301,6 +299,8 @@ class FakeDataset:
         make: (epoch, ordinal) -> sample.
         held_back: sessions wait for `allow`.
         shared: counts skipped samples.
+        on_error: as of a dataset.
+        last_batch: as of the `Order` of a dataset.
         draws: whether `make` may draw from the global generators.
     """
 
@@ -311,9 +311,13 @@ class FakeDataset:
         *,
         held_back: bool = False,
         shared: StoreBudget | None = None,
+        on_error: OnError | Skip = "raise",
+        last_batch: LastBatch | None = None,
         draws: bool = True,
     ) -> None:
         self._samples = samples
+        self._skip_rules = skip_rules(on_error)
+        self.last_batch = last_batch
         self._make = make
         self._held_back = held_back
         self._shared = shared
@@ -334,7 +338,9 @@ class FakeDataset:
     def prepare(self, batch_size: int, last_batch: LastBatch | None) -> FakePrepared:
         """Prepares the dataset."""
         recipe = FakeRecipe(self._samples, batch_size, self._make, last_batch, draws=self._draws)
-        self.prepared = FakePrepared(recipe, held_back=self._held_back, shared=self._shared)
+        self.prepared = FakePrepared(
+            recipe, held_back=self._held_back, shared=self._shared, skip_rules=self._skip_rules
+        )
         return self.prepared
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.order.mix import MemberChunks, MixOrder, MixRequest, MixSource, MixSpec, Shares
+from streamer.order.mix import MemberChunks, MixOrder, MixRequest, MixSource, MixSpec, Shares, Weights
 
 Array = NDArray[np.int64]
 
@@ -27,7 +27,10 @@ def sources(sizes: Mapping[str, int], chunk: int = 20) -> list[MixSource]:
 
 
 def request(names: Sequence[str], **said: object) -> MixRequest:
-    """What a user says: the arguments of `Shares.of`, and of `MixRequest`."""
+    """What a user says: the arguments of `Shares.of`, of `Weights` and of `MixRequest`."""
+    length = {name: said.pop(name) for name in ("temperature", "unit", "epoch_samples", "stop") if name in said}
+    if length:
+        said["weights"] = Weights(said.get("weights"), **length)  # type: ignore[arg-type]
     own = {name: said.pop(name) for name in ("batching", "lanes", "window", "group") if name in said}
     seed = said.pop("seed", 17)
     return MixRequest(Shares.of(names, **said), seed, **own)  # type: ignore[arg-type]

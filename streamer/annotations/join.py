@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from streamer.annotations.options import Annotations, Missing
 from streamer.annotations.table import AnnotationTable
-from streamer.decode.dispatch import DecodeRule, SampleDecoder
+from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.kinds import NULL
+from streamer.decode.rule import DecodeRule
 from streamer.errors import DecodeError, ManifestError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.table.records import TableOpener, fixed_dtype

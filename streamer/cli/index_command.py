@@ -196,13 +196,14 @@ def _explained_mix(arguments: argparse.Namespace) -> str:
         raise ConfigError(f"one file describes one mix, not {len(arguments.urls)}", field="urls")
     try:
         from streamer.loader.mixed_dataset import MixedDataset
+        from streamer.loader.rank.arguments import Index
     except ImportError as error:
         raise ConfigError(f"explaining a mix needs torch: {error}", field="explain") from error
     data = MixedDataset.from_file(
         arguments.urls[0],
         cache_dir=arguments.cache_dir,
         storage_options=arguments.storage_options,
-        index_limit=_NO_LIMIT_SECONDS,
+        manifest=Index(limit_seconds=_NO_LIMIT_SECONDS),
     )
     try:
         return data.explain(arguments.explain, arguments.nodes)

@@ -61,7 +61,7 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
 
 
 def add_format(parser: argparse.ArgumentParser, name: str = "--format") -> None:
-    """Adds the options for StreamingDataset's format= and extensions=."""
+    """Adds the options for StreamingDataset's format=, with the extensions of a Folder."""
     parser.add_argument(name, default=AUTO, metavar="NAME", help=f"{', '.join(BUILT_IN)} (default: by the names)")
     parser.add_argument(
         "--format-options",
@@ -79,7 +79,7 @@ def add_format(parser: argparse.ArgumentParser, name: str = "--format") -> None:
 
 
 def add_sample_choice(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for StreamingDataset's format=, extensions=, index_errors= and shuffle=False."""
+    """Adds the options for StreamingDataset's format=, Index(on_error=...) and shuffle=False."""
     add_format(parser)
     parser.add_argument(
         "--index-errors",

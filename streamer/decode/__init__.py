@@ -8,7 +8,7 @@
 | txt text transcript | str |
 | npy, npz, safetensors | numpy array; dict of arrays |
 | numbers without a header | with `decode={"bin": ArrayDecoder("<f4", (64, 64))}`: numpy array |
-| pt pth, pkl pickle | refused unless `allow_pickle=True` |
+| pt pth, pkl pickle | refused unless `decode=Decode(allow_pickle=True)` |
 | txt.gz, json.gz, ... | unpacked (at most 1 GiB), then as the extension before .gz; others: the unpacked bytes |
 | any other | bytes |
 
@@ -18,12 +18,14 @@ Imports neither torch nor any decoder until a field needs one.
 """
 
 from streamer.decode.arrays import ArrayDecoder
-from streamer.decode.dispatch import DecodeRule, FieldDecoder, SampleDecoder
+from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.images import ImageDecoder, decode_image
 from streamer.decode.masks import coco_masks
+from streamer.decode.rule import Decode, DecodeRule, FieldDecoder
 
 __all__ = [
     "ArrayDecoder",
+    "Decode",
     "DecodeRule",
     "FieldDecoder",
     "ImageDecoder",

@@ -211,8 +211,9 @@ def refuse_pickle(content: Content) -> object:
         ConfigError: always; names the setting.
     """
     raise ConfigError(
-        "pickles run code when they are read (.pt, .pth, .pkl, .pickle); pass allow_pickle=True if you wrote these "
-        "files yourself, or decode={'pt': your_function}, or store npy or safetensors",
+        "pickles run code when they are read (.pt, .pth, .pkl, .pickle); pass "
+        "decode=streamer.Decode(allow_pickle=True) if you wrote these files yourself, or "
+        "decode={'pt': your_function}, or store npy or safetensors",
         field="allow_pickle",
     )
 

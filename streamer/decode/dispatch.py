@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -12,14 +11,10 @@ from streamer.decode import arrays, images, texts
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.gzipped import unpacking
 from streamer.decode.kinds import NULL, decoder_of, nothing
+from streamer.decode.rule import DecodeRule, FieldDecoder, check_rule
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import PICTURES, field_name
-
-FieldDecoder = Callable[[bytes], object]
-# "auto": by extension. None: bytes. A mapping: overrides for some fields or extensions (None: bytes). A callable gets
-# (field name, bytes).
-DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
 
 logger = logging.getLogger(__name__)
 
@@ -126,8 +121,9 @@ class SampleDecoder:
         for spec in fields:
             if self.reader(Field(spec.name, _NO_BYTES, spec.kind)) is arrays.refuse_pickle:
                 raise ConfigError(
-                    f"field {spec.name!r} is a pickle, which runs code when it is read; pass allow_pickle=True if you "
-                    f"wrote the data yourself, or decode={{{spec.name!r}: your_function}} (None: bytes)",
+                    f"field {spec.name!r} is a pickle, which runs code when it is read; pass "
+                    "decode=streamer.Decode(allow_pickle=True) if you wrote the data yourself, or "
+                    f"decode={{{spec.name!r}: your_function}} (None: bytes)",
                     field="allow_pickle",
                     name=spec.name,
                 )
@@ -198,25 +194,6 @@ def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> obje
 def extension(name: str) -> str:
     """The extension of a field's name ("seg.PNG" -> "png", "jpeg" -> "jpg"), by which the decoder is chosen."""
     return field_name(name).rpartition(".")[2]
-
-
-def check_rule(rule: DecodeRule) -> None:
-    """Refuses an invalid rule, without importing a decoder.
-
-    Raises:
-        ConfigError: names the value and what is allowed.
-    """
-    if rule is None or rule == "auto" or callable(rule):
-        return
-    if not isinstance(rule, Mapping):
-        raise ConfigError(
-            f"decode={rule!r}: use 'auto', None (raw bytes), a function of (field name, bytes), or a dict from "
-            "extension or field to function",
-            field="decode",
-        )
-    for name, reader in rule.items():
-        if reader is not None and not callable(reader):
-            raise ConfigError(f"decode[{name!r}]={reader!r} is neither a function of bytes nor None", field="decode")
 
 
 def _given(rule: DecodeRule) -> dict[str, _Reader]:

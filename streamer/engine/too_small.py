@@ -48,4 +48,4 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-_LESS = "pass a smaller shuffle_window or fewer lanes on all ranks"
+_LESS = "pass an Order with a smaller shuffle_window or fewer lanes on all ranks"

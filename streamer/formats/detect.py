@@ -108,7 +108,7 @@ def detect(keys: Sequence[str]) -> str:
     if others:
         raise ConfigError(
             f"format='auto' found {len(tar_keys)} tars and other files ({counted(others)}); name the format: "
-            "'webdataset' takes the tars only, 'folder' the files; extensions= says which of them",
+            "'webdataset' takes the tars only, 'folder' the files; Folder(extensions=...) says which of them",
             field="format",
             tars=len(tar_keys),
             others=len(others),

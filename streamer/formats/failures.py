@@ -7,10 +7,11 @@ from streamer.manifest.model import ObjectRecord
 
 
 def damaged(record: ObjectRecord, reason: str, offset: int, remedy: str = "write it again") -> ManifestError:
-    """An object whose bytes are not what they should be; `index_errors="skip"` leaves it out."""
+    """An object whose bytes are not what they should be; `Index(on_error="skip")` leaves it out."""
     where = f"{reason} (at byte {offset} of {record.size})"
     return ManifestError(
-        f"{record.url} is damaged: {where}; {remedy}, or leave such objects out (index_errors='skip')",
+        f"{record.url} is damaged: {where}; {remedy}, or leave such objects out "
+        "(Index(on_error='skip'), --index-errors skip)",
         url=record.url,
         offset=offset,
         size=record.size,

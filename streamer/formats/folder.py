@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from msgspec.structs import force_setattr
+
+from streamer.errors import ConfigError
 from streamer.formats.base import Facts, Field, Format, Indexing, SampleName, Source, Span
 from streamer.formats.layouts import paired_files, paired_folders
-from streamer.formats.names import AUDIO, COMPANIONS, PICTURES, VIDEO, base_name, extension, is_hidden
+from streamer.formats.names import AUDIO, COMPANIONS, PICTURES, VIDEO, base_name, extension, field_name, is_hidden
 
 
 class Folder(Format, frozen=True, forbid_unknown_fields=True):
     """Raw files.
 
+        StreamingDataset(url, format=Folder(extensions=["jpg", "png"]))
+
     Attributes:
-        extensions: of the files that are samples, as `names.extension` gives them; None: all files.
-        metadata: the file of annotations among them, which is no sample; "": there is none.
+        extensions: of the files that are samples; capitals do not matter, jpeg is jpg. None: where most files are in
+            class folders, the commonest (all pictures count as one); else all.
+        metadata: the file of annotations among them, which is no sample, as an index finds it; "": there is none.
+
+    Raises:
+        ConfigError: `extensions` are not texts, or none.
     """
 
     name = "folder"
     whole_objects = True
-    extensions: frozenset[str] | None = None
+    extensions: str | Collection[str] | None = None
     metadata: str = ""
+
+    def __post_init__(self) -> None:
+        if (given := self.extensions) is None:
+            return
+        several: object = [given] if isinstance(given, str) else given
+        names = [_bare(name) for name in several] if isinstance(several, Iterable) else []
+        if not names or not all(names):
+            raise ConfigError(f"extensions={given!r}: give a list as ['jpg', 'png']", field="extensions")
+        force_setattr(self, "extensions", frozenset(names))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -46,6 +64,11 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """One field, named by the extension (see `names`); the key is the path below the dataset's url."""
         return name.object_key, [Field(extension(name.object_key), content)]
+
+
+def _bare(name: object) -> str:
+    """An extension in the one spelling of `names.extension`; "" for what is not a text."""
+    return field_name(name.lstrip(".")) if isinstance(name, str) else ""
 
 
 _MEDIA = (PICTURES, AUDIO, VIDEO)
@@ -80,7 +103,7 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
         others = [key for key in files if extension(key) not in chosen]
         on_note(
             f"{len(others)} of {len(files)} files are no samples ({counted(others)}): those in the class folders are "
-            f".{', .'.join(sorted(endings.keys() & chosen))}; extensions= chooses others"
+            f".{', .'.join(sorted(endings.keys() & chosen))}; Folder(extensions=...) chooses others"
         )
     return Folder(extensions=chosen)
 

@@ -12,8 +12,8 @@ _TRAINING = frozenset(["training", "train"])
 _INPUTS = frozenset(["images", "image", "imgs", "img"])
 _TARGETS = frozenset(["masks", "mask", "labels", "label", "annotations", "segmentations", "depths", "depth", "targets"])
 _ADVICE = (
-    "for samples of several files write them as tars (streamer.pack, or tar --sort=name); extensions= takes files of "
-    "one kind, annotations= joins a table to them"
+    "for samples of several files write them as tars (streamer.pack, or tar --sort=name); Folder(extensions=...) "
+    "takes files of one kind, annotations= joins a table to them"
 )
 
 

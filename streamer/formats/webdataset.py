@@ -180,7 +180,8 @@ def _damage(target: ObjectRecord, error: TarError) -> ManifestError:
     reason = f"{error.reason} (at byte {error.offset} of {target.size})"
     return ManifestError(
         f"{target.url} is damaged: {reason}. To repair it, unpack it with `tar -xif`, delete the file that is cut off "
-        "and pack the rest with `tar --sort=name`; index_errors='skip' leaves damaged tars out",
+        "and pack the rest with `tar --sort=name`; Index(on_error='skip'), or --index-errors skip, leaves "
+        "damaged tars out",
         url=target.url,
         offset=error.offset,
         size=target.size,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from streamer.errors import ClosedError, StreamerError
 from streamer.loader.carried import Carried, Stateful
-from streamer.loader.checks import at_least, function, one_of, saved_state, seconds
+from streamer.loader.checks import at_least, flag, function, saved_state, seconds
 from streamer.loader.contracts import Collate
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
@@ -23,7 +23,6 @@ from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.loader_views import LoaderViews
 from streamer.loader.options import (
     LoaderSettings,
-    Pin,
     no_batch,
     ragged_of,
     ring_bytes_of,
@@ -31,15 +30,14 @@ from streamer.loader.options import (
     worker_config,
 )
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.skipping import OnError, SkipLedger, SkipRules
+from streamer.loader.skipping import SkipLedger
 from streamer.loader.stall.report import Snapshot
-from streamer.loader.stall.reporter import OnReport, StallReporter, report_rules
+from streamer.loader.stall.reporter import OnReport, Reports, StallReporter
 from streamer.loader.stall.stats import TrainerClock
-from streamer.loader.torch_arguments import check_torch_arguments, last_batch_of
+from streamer.loader.torch_arguments import check_torch_arguments
 from streamer.loader.torch_attributes import TorchAttributes
 from streamer.loader.workers.fork_server import fork_server
-from streamer.loader.workers.pool import WorkerStart, WorkerType
-from streamer.order.plan import LastBatch
+from streamer.loader.workers.pool import WorkerType
 from streamer.system_limits import naming_limits
 
 if TYPE_CHECKING:
@@ -64,9 +62,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         batch_size: samples per batch of this rank.
         num_workers: worker processes; 0: everything happens in `next()`. One starts at once, each further one when a
             batch could be made and all workers are busy.
-        drop_last: torch's word for last_batch="drop".
-        last_batch: if it is incomplete: "fill" it with repeats (`repeated` marks them); leave it "short", on one rank
-            only; "drop" it. None: "short" on one rank, "fill" on several, which make the same number of steps.
+        drop_last: leave out an incomplete last batch, as `Order(last_batch="drop")` of the dataset, which also has
+            other choices: by default it is short on one rank, and filled with repeats on several.
         device: the target of the batches; copies run on a separate stream, two batches ahead. None: no copies.
         device_transform: called with each batch on the device, e.g. `streamer.loader.device.Normalize`.
         collate_fn: list of samples -> batch; default: like `default_collate`. Runs in the workers.
@@ -74,20 +71,18 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             encoded files for decoders on the GPU, with `decode={"jpg": None}`.
         worker_type: "process", or "thread" for threads of the trainer's own process: only `rng` is then reproducible,
             because the threads share the global generators, which are not seeded; and they share one transform.
-        worker_start: "forkserver": processes are forked in milliseconds from one that has imported the modules of your
-            code, and share its memory; "spawn": they are new interpreters.
         prefetch_batches: batches begun and not yet taken; default 8 per worker, at most 48.
         ring_bytes: memory of the ring; default: a twentieth of the machine's or cgroup's, at most 2 GiB.
         timeout: seconds that one sample may take before its worker is replaced; 0: no limit.
-        pin: register the ring with CUDA: "auto": where there is CUDA; True: an error if it fails; False.
-        on_error: "raise", or "skip": another sample of the batch replaces one that cannot be made; marked in
-            `repeated` and listed in `skipped`. None: the dataset's setting.
-        error_budget: skipped samples over all epochs and ranks, before all ranks raise; None: the dataset's setting.
-        report_seconds: interval of the stall report in the log (`streamer.loader.stall`); None: no report.
+        reports: seconds between two stall reports in the log (`streamer.loader.stall`); None: no report; a function,
+            which is called with each report; or both: `Reports`.
         stateful: an object that holds something of the batches it was given, as a packer that carries tokens over: its
             `state_dict()` travels in the loader's, which then belongs to one rank.
-        on_report: called with each report, on a thread of its own.
-        torch_arguments: others of torch's DataLoader; the error names the replacement.
+        torch_arguments: others of torch's DataLoader. `pin_memory`: None, "auto" or True: the ring is registered with
+            CUDA where there is CUDA; "required": an error if that fails; False: not. `multiprocessing_context`:
+            "forkserver" (the default): processes are forked in milliseconds from one that has imported the modules of
+            your code, and share its memory; "spawn": they are new interpreters. Of the rest the error names the
+            replacement.
 
     Raises:
         ConfigError: an invalid value; `device="cuda"` without CUDA.
@@ -100,34 +95,28 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         num_workers: int = 0,
         *,
         drop_last: bool = False,
-        last_batch: LastBatch | None = None,
         device: str | torch.device | None = None,
         device_transform: Callable[[object], object] | None = None,
         collate_fn: Collate | None = None,
         ragged: Sequence[str] = (),
         worker_type: WorkerType = "process",
-        worker_start: WorkerStart = "forkserver",
         prefetch_batches: int | None = None,
         ring_bytes: int | str | None = None,
         timeout: float = 0,
-        pin: Pin = "auto",
-        on_error: OnError | None = None,
-        error_budget: int | None = None,
-        report_seconds: float | None = 30.0,
-        on_report: OnReport | None = None,
+        reports: Reports | OnReport | float | None = 30.0,
         stateful: Stateful | None = None,
         **torch_arguments: object,
     ) -> None:
-        check_torch_arguments(torch_arguments)
+        taken = check_torch_arguments(torch_arguments)
         self.dataset = dataset
         self._source = opening_of(dataset)
-        workers = worker_config(num_workers, worker_type, worker_start, (*self._source.user_code, collate_fn))
+        workers = worker_config(num_workers, worker_type, taken.start, (*self._source.user_code, collate_fn))
         if workers is not None and workers.start == "forkserver" and workers.worker_type == "process":
             fork_server(workers.modules)
         self._settings = LoaderSettings(
             batch_size=at_least("batch_size", batch_size, 1),
             workers=workers,
-            last_batch=last_batch_of(last_batch, drop_last),
+            last_batch="drop" if flag("drop_last", drop_last) else self._source.last_batch,
             device=check_device(device),
             device_transform=function("device_transform", device_transform),
             collate_fn=function("collate_fn", collate_fn),
@@ -135,10 +124,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             span=span_of(prefetch_batches, workers),
             ring_bytes=ring_bytes_of(ring_bytes),
             timeout=seconds("timeout", timeout),
-            pin=one_of("pin", pin, ("auto", True, False)),
-            on_error=None if on_error is None else one_of("on_error", on_error, ("raise", "skip")),
-            error_budget=None if error_budget is None else at_least("error_budget", error_budget, 0),
-            reports=report_rules(report_seconds, on_report),
+            pin=taken.pin,
+            reports=Reports.of(reports),
         )
         self._carried = Carried(stateful)
         self.repeated: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
@@ -306,7 +293,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def _arrived(self, delivery: Delivery) -> None:
         """Delivers the next batch, unless too many samples were skipped."""
-        if self._skip_rules.on_error == "skip":
+        if self._prepare().skip_rules.on_error == "skip":
             skipped = [self._prepare().skipped(at, cause) for at, cause in delivery.skipped]
             self._ledger.note(skipped, self._delivered)
             self._ledger.check(self._delivered)
@@ -342,14 +329,10 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             self._end_supply()
             raise
 
-    @property
-    def _skip_rules(self) -> SkipRules:
-        return self._settings.skip_rules(self._prepare().skip_rules)
-
     def _compare(self) -> None:
         self._source.compare(self._prepare_to_compare, "epoch {}, batch {}".format(*self._start))
         self._compared = True
-        rules = self._skip_rules
+        rules = self._prepare().skip_rules
         shared = self._prepare().shared_budget() if rules.on_error == "skip" else None
         if shared is not None:
             shared.spend(len(self._ledger.entries))

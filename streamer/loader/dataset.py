@@ -6,28 +6,26 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import EllipsisType
+from typing import Never
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.annotations.options import Annotations
-from streamer.decode.dispatch import DecodeRule
+from streamer.decode.rule import Decode, DecodeRule
 from streamer.formats.base import Format
 from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, OnChange, OnDamage, Peers, as_urls
+from streamer.loader.rank.arguments import Index, Order, Skip, Url, instance_of
+from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.member import Member
 from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.selections import Indices, choice
 from streamer.loader.rank.single_reads import SlowReads
+from streamer.loader.removed import refuse_unknown
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
-from streamer.loader.torch_arguments import last_batch_of
 from streamer.order.growing import Growing
-from streamer.order.plan import LastBatch
-from streamer.order.spec import Cut
-
-Url = str | os.PathLike[str]
 
 
 class StreamingDataset(FixedArguments, EpochDataset):
@@ -45,55 +43,38 @@ class StreamingDataset(FixedArguments, EpochDataset):
     Several loaders and loops may read from one dataset at the same time, each at its own pace; they share the fetched
     chunks.
 
-    All ranks make the same number of steps: on several, the last batch is filled with repeats, see `last_batch`.
+    All ranks make the same number of steps: on several, the last batch is filled with repeats, see `Order`.
 
     Args:
         url: a prefix or an object, or several; any fsspec url, or a local path.
-        format: the name of a format, or one with options (`streamer.formats`); "auto": from the names of the objects.
-        extensions: of the raw files that are samples, as ["jpg", "png"]; capitals do not matter, jpeg is jpg. None:
-            where most files are in class folders, the commonest (all pictures count as one); else all.
+        format: the name of a format, or one with options (`streamer.formats`): `Folder(extensions=["jpg"])` says which
+            raw files are samples. "auto": from the names of the objects.
         storage_options: as for fsspec.
+        manifest: url or path of a built manifest (`streamer index`), or an `Index`, which also says how objects are
+            listed and indexed, and what becomes of damaged or changed ones. None: found or built at first use.
         cache_dir: the folder of the chunks on this machine; None: $STREAMER_CACHE_DIR, else the XDG cache folder.
         cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this process starts.
+        engine: "unix:/path" of a running engine; "inline": one that is started runs in this process, in a thread; None:
+            $STREAMER_ENGINE, else one is started as a process of its own.
         shuffle: True or "block", "sample" (see the docs for its price), False (in the order of the urls, of the keys
             below each, and of the entries of a tar).
         seed: fixes the order, and the `rng` of transforms.
+        order: what else fixes the order, what becomes of the last batch, and which rank reads what: an `Order`. Rarely
+            needed.
         batch_size: samples of a batch on one rank, for plain DataLoaders.
-        last_batch: of plain DataLoaders, if it is incomplete: "fill" it with repeats, which `repeated` marks; leave it
-            "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several.
-        drop_last: torch's word for last_batch="drop".
+        growing: trains on what has arrived, each sample several times, over a link that is slower than the trainer; see
+            `Growing`. For `StreamingDataLoader` and bare loops.
         decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
-            extension or field; see `streamer.decode`.
+            extension or field; see `streamer.decode`. `Decode(allow_pickle=True)` reads pickles.
         transform: sample dict -> anything. A parameter called `rng` is given a numpy Generator that depends only on
             seed, epoch and sample; one called `out` a dict with the rows of the sample's arrays in the batch, by
             field, possibly empty: arrays that are written there and returned are not copied again.
-        allow_pickle: decode .pt and .pkl fields, which runs code that they contain.
-        on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or
-            transformed, marked as a repeat.
-        error_budget: samples that may be skipped before all ranks raise; per process under a plain DataLoader.
-        index_errors: "raise", or "skip": damaged tars are left out; a warning names them.
-        on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
-            ObjectChangedError. "refresh": the objects are listed again before each epoch, see `refresh`; within an
-            epoch a changed object is still an error.
-        growing: trains on what has arrived, each sample several times, over a link that is slower than the trainer; see
-            `Growing`. For `StreamingDataLoader` and bare loops.
         annotations: the url of a file with labels, boxes or texts of the samples, which are joined by key; with
             options: `Annotations`. None: the metadata.csv, .jsonl or .parquet beside the files, as Hugging Face has it.
-        manifest: rarely needed, as all that follow: url or path of a built manifest (`streamer index`); None: found or
-            built at first use.
-        index_limit: seconds; a manifest that would take longer is not built at first use.
-        engine: "unix:/path" of a running engine; "inline": one that is started runs in this process, in a thread; None:
-            $STREAMER_ENGINE, else one is started as a process of its own.
+        on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or transformed,
+            marked as a repeat; up to 100 samples, `Skip(budget=...)` for more or fewer.
         rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
-        lanes, shuffle_window: override the automatic choice (chunks open over all nodes).
-        cut: what decides which chunks share a lane, and so a node: "fixed", the seed; "common", the chunks' keys, so
-            that a run with another seed finds the same chunks in the same caches; "redrawn", seed and epoch. None:
-            "fixed", or that of the state that is loaded.
-        peers: "auto": the caches of all nodes act as one (docs/scale-out.md). Their engines find each other through
-            torch.distributed, and each rank reads what its node holds. For `StreamingDataLoader`; best with
-            cut="common".
-        stream: distinguishes two datasets of one job with the same data and shuffle but different batches; loaders of
-            one dataset need none.
+        removed: arguments of earlier versions, which are refused with their new names.
 
     Raises:
         ConfigError: an invalid argument.
@@ -107,65 +88,44 @@ class StreamingDataset(FixedArguments, EpochDataset):
         url: Url | Sequence[Url],
         *,
         format: str | Format = "auto",  # noqa: A002 - the word of the domain
-        extensions: str | Sequence[str] | None = None,
         storage_options: Mapping[str, object] | None = None,
+        manifest: Url | Index | None = None,
         cache_dir: Url | None = None,
         cache_bytes: str | int = "auto",
+        engine: str | None = None,
         shuffle: bool | str = True,
         seed: int = 17,
+        order: Order | None = None,
         batch_size: int | None = None,
-        last_batch: LastBatch | None = None,
-        drop_last: bool = False,
-        decode: DecodeRule = "auto",
-        transform: Transform | None = None,
-        allow_pickle: bool = False,
-        on_error: OnError = "raise",
-        error_budget: int = 100,
-        index_errors: OnDamage = "raise",
-        on_change: OnChange = "raise",
         growing: Growing | None = None,
+        decode: DecodeRule | Decode = "auto",
+        transform: Transform | None = None,
         annotations: str | Annotations | Mapping[str, object] | None = None,
-        manifest: Url | None = None,
-        index_limit: float = 600.0,
-        engine: str | None = None,
+        on_error: OnError | Skip = "raise",
         rank: int | None = None,
         world_size: int | None = None,
-        lanes: int | None = None,
-        shuffle_window: int | None = None,
-        cut: Cut | None = None,
-        peers: Peers = "off",
-        stream: str = "",
+        **removed: Never,
     ) -> None:
+        refuse_unknown("StreamingDataset", removed)
         options = DatasetOptions(
             urls=as_urls(url),
-            manifest=checks.path("manifest", manifest),
             format=format,
+            storage_options=checks.mapping("storage_options", storage_options),
+            manifest=Index.of(manifest),
             cache_dir=checks.path("cache_dir", cache_dir),
             cache_bytes=cache_bytes,
-            storage_options=checks.mapping("storage_options", storage_options),
+            engine=engine,
             shuffle=shuffle,
             seed=seed,
+            order=instance_of("order", order, Order),
             batch_size=batch_size,
-            lanes=lanes,
-            shuffle_window=shuffle_window,
-            cut=cut,
-            decode=decode,
+            growing=growing,
+            decode=Decode.of(decode),
             transform=transform,
-            allow_pickle=allow_pickle,
-            last_batch=last_batch_of(last_batch, drop_last),
+            annotations=Annotations.of(annotations),
+            on_error=on_error,
             rank=rank,
             world_size=world_size,
-            on_error=on_error,
-            error_budget=error_budget,
-            engine=engine,
-            index_limit=index_limit,
-            stream=stream,
-            on_change=on_change,
-            extensions=extensions,
-            index_errors=index_errors,
-            growing=growing,
-            annotations=Annotations.of(annotations),
-            peers=peers,
         )
         # One job for this process and its workers, where torchrun or SLURM name none.
         self._start(Member(options, (), f"pid-{os.getpid()}", EpochCell()))
@@ -260,9 +220,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
         """Lists the objects again; True: they have changed, and the next epoch uses the new ones. Collective.
 
         Unchanged objects stay in the cache. All ranks must call it between the same two epochs; if they see different
-        listings, all of them keep the current manifest. With `on_change="refresh"` a StreamingDataLoader and a bare
-        `for` call it before each epoch. A plain DataLoader's workers do not: call it yourself between epochs, in the
-        main process and without persistent workers. A state saved before a change cannot be loaded after it.
+        listings, all of them keep the current manifest. With `Index(on_change="refresh")` a StreamingDataLoader and a
+        bare `for` call it before each epoch. A plain DataLoader's workers do not: call it yourself between epochs, in
+        the main process and without persistent workers. A state saved before a change cannot be loaded after it.
 
         Raises:
             StreamerError: the objects cannot be listed or indexed; on every rank.

@@ -132,7 +132,7 @@ class EpochDataset(IterableDataset[object]):
         self._opening = opening
         self._prepared = None
         self._epochs = opening.shared
-        self._ledger = SkipLedger(opening.options.error_budget)
+        self._ledger = SkipLedger(opening.options.skip_rules.budget)
         self._resume = None
         self._resume_strict = True
         self._progress = None
@@ -147,7 +147,8 @@ class EpochDataset(IterableDataset[object]):
         edition = self._opening.edition
         if self._prepared is None or self._prepared[0] != edition:
             options = self._opening.options
-            self._prepared = edition, self._opening.prepare(options.batch_size or 1, options.last_batch, plain=True)
+            last_batch = options.order.last_batch
+            self._prepared = edition, self._opening.prepare(options.batch_size or 1, last_batch, plain=True)
         return self._prepared[1]
 
     def _for_loader(self) -> Opening:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Never
 
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
@@ -13,16 +14,15 @@ from streamer.errors import ConfigError, StreamerError
 from streamer.loader import checks
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.epoch_dataset import EpochDataset
+from streamer.loader.rank.arguments import Order, Skip, instance_of
 from streamer.loader.rank.epoch_cell import EpochCell
-from streamer.loader.rank.mix_options import MixOptions, check_keys, check_members, check_names, read_mix
+from streamer.loader.rank.mix_options import MixOptions, check_keys, check_members, check_names, grouped, read_mix
 from streamer.loader.rank.mixing import Mixing
 from streamer.loader.rank.opening import Opening
+from streamer.loader.removed import refuse_unknown
 from streamer.loader.skipping import OnError
-from streamer.loader.torch_arguments import last_batch_of
-from streamer.order.mix import Batching, Shares
-from streamer.order.mix.shares import Amounts, Stop, WeightStages
-from streamer.order.mix.spec import Unit
-from streamer.order.plan import LastBatch
+from streamer.order.mix import Batching, Homogeneous, Shares, Weights
+from streamer.order.mix.shares import Amounts, WeightStages
 
 
 class MixedDataset(EpochDataset):
@@ -32,26 +32,22 @@ class MixedDataset(EpochDataset):
     takes the next part of it. After any number of epochs no sample of a member was used more than once more than any
     other. The members may have different stores, credentials, formats, decoders and transforms.
 
-    Give one of `weights`, `repeat`, `choose` and `temperature`; without them each member makes one pass per epoch.
+    Give one of `weights`, `repeat` and `choose`; without them each member makes one pass per epoch.
 
     Args:
         members: name -> dataset, in order.
         weights: shares of the samples, on any scale, by name; 0 leaves a member out. Or stages of epochs
-            `[(0, {...}), (10, {...})]`: from that epoch on; `(20, {...}, "linear")`: reached by equal steps.
+            `[(0, {...}), (10, {...})]`: from that epoch on; `(20, {...}, "linear")`: reached by equal steps. With the
+            length of an epoch, shares of the bytes or shares by size: `Weights`.
         repeat: passes per epoch, by name or the same for all; 0.25 uses another quarter in each epoch.
         choose: samples per epoch, by name.
-        temperature: weights are `samples ** (1 / temperature)`: 1 by size, a large number equal.
-        epoch_samples: length of an epoch with `weights` or `temperature`, rounded to whole batches; None: all samples.
-        stop: instead: an epoch ends when the first member, or every member, has made one pass.
-        unit: what `weights` and `temperature` are shares of: "samples", or "bytes" of the samples in the store.
         batching: "stratified": each batch has each member's share; "random": the shares hold on average;
-            "homogeneous": each batch is of one member.
-        group: of a homogeneous batch, samples that are of one member, such as the batch of one rank; None: all of it.
-            It divides the global batch, and the number of groups divides the lanes.
+            "homogeneous": each batch is of one member; `Homogeneous(group=...)`: each group of a batch is.
         seed: of the mixing; members have their own.
         source_key: field of each sample with the name of its member; None: not added.
-        batch_size, drop_last, last_batch, lanes, shuffle_window, rank, world_size, on_error, error_budget, stream: of
-            the whole, as of a `StreamingDataset`; the members have none of them.
+        batch_size, order, on_error, rank, world_size: of the whole, as of a `StreamingDataset`; the members have none
+            of them. The `Order` of a mix has neither `cut` nor `peers`.
+        removed: arguments of earlier versions, which are refused with their new names.
 
     Raises:
         ConfigError: an invalid argument, or members that do not go together.
@@ -64,55 +60,32 @@ class MixedDataset(EpochDataset):
         self,
         members: Mapping[str, StreamingDataset],
         *,
-        weights: Amounts | WeightStages | None = None,
+        weights: Amounts | WeightStages | Weights | None = None,
         repeat: Amounts | float | None = None,
         choose: Mapping[str, int] | None = None,
-        temperature: float | None = None,
-        epoch_samples: int | None = None,
-        stop: Stop | None = None,
-        unit: Unit = "samples",
-        batching: Batching = "stratified",
-        group: int | None = None,
+        batching: Batching | Homogeneous = "stratified",
         seed: int = 17,
         source_key: str | None = "__source__",
         batch_size: int | None = None,
-        drop_last: bool = False,
-        last_batch: LastBatch | None = None,
-        lanes: int | None = None,
-        shuffle_window: int | None = None,
+        order: Order | None = None,
+        on_error: OnError | Skip = "raise",
         rank: int | None = None,
         world_size: int | None = None,
-        on_error: OnError = "raise",
-        error_budget: int = 100,
-        stream: str = "",
+        **removed: Never,
     ) -> None:
+        refuse_unknown("MixedDataset", removed)
         names = check_names(list(_mapping(members)))
-        shares = Shares.of(
-            names,
-            weights=weights,
-            repeat=repeat,
-            choose=choose,
-            temperature=temperature,
-            epoch_samples=epoch_samples,
-            stop=stop,
-            unit=unit,
-        )
         options = MixOptions(
             names=names,
-            shares=shares,
+            shares=Shares.of(names, weights=weights, repeat=repeat, choose=choose),
             batching=batching,
-            group=group,
             seed=seed,
             source_key=source_key,
             batch_size=batch_size,
-            last_batch=last_batch_of(last_batch, drop_last),
-            lanes=lanes,
-            shuffle_window=shuffle_window,
+            order=instance_of("order", order, Order),
+            on_error=on_error,
             rank=rank,
             world_size=world_size,
-            on_error=on_error,
-            error_budget=error_budget,
-            stream=stream,
         )
         check_members({name: member._member.options for name, member in members.items()})
         self._start(members, options, f"pid-{os.getpid()}", EpochCell())
@@ -123,23 +96,23 @@ class MixedDataset(EpochDataset):
 
         Args:
             path: of the file. Its keys are arguments of this class; each table `members.NAME` has those of a
-                `StreamingDataset`.
+                `StreamingDataset`. What is an object in Python is a table in the file: `order = {lanes = 8}`.
             member_options: for every member, as far as the file does not say them: `decode`, `transform` and what
-                else is no plain value.
+                else is not a plain value.
 
         Raises:
-            ConfigError: no such file, a key that is no argument, or an invalid value; names file and member.
+            ConfigError: no such file, a key that is not an argument, or an invalid value; names file and member.
         """
         members, options = read_mix(Path(path))
-        check_keys(str(path), options, cls)
+        check_keys(str(path), options, cls, "MixedDataset")
         made = {}
         for name, own in members.items():
-            check_keys(f"{path}: member {name}", own, StreamingDataset)
+            check_keys(f"{path}: member {name}", own, StreamingDataset, "StreamingDataset")
             try:
-                made[name] = StreamingDataset(**{**member_options, **own})  # type: ignore[arg-type]
+                made[name] = StreamingDataset(**grouped(own, member_options))  # type: ignore[arg-type]
             except StreamerError as error:
                 raise error.of_member(name) from error
-        return cls(made, **options)  # type: ignore[arg-type]
+        return cls(made, **grouped(options, {}, list(members)))  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return f"MixedDataset({', '.join(self._members)}, batching={self._options.batching!r})"
@@ -202,7 +175,7 @@ class MixedDataset(EpochDataset):
     ) -> MixedDataset:
         """Returns a mix of selections of the members, each by these conditions; see `StreamingDataset.select`.
 
-        Weights, `repeat` and `temperature` stay as they are. Numbers of samples are for a member: select on it.
+        Weights and `repeat` stay as they are. Numbers of samples are for a member: select on it.
 
         Raises:
             ConfigError: invalid conditions, or a mix by `choose`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,8 +15,8 @@ from streamer.loader.checks import at_least, one_of
 from streamer.loader.contracts import Collate
 from streamer.loader.ring.ring import HELD_SLOTS, Limits
 from streamer.loader.samples.generators import warn_of_generators
-from streamer.loader.skipping import OnError, SkipRules
-from streamer.loader.stall.reporter import ReportRules
+from streamer.loader.stall.reporter import Reports
+from streamer.loader.torch_arguments import Pin, WorkerStart
 from streamer.loader.workers.imports import needed_modules
 from streamer.loader.workers.pool import WorkerConfig
 from streamer.order.plan import LastBatch
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _SPAN_PER_WORKER, _SPAN_MAX = 8, 48
 # A twentieth of the memory of the machine, or of the container where that has less; at most 2 GiB.
 _RING_SHARE, _RING_MAX_BYTES = 20, 2048 * MiB
-
-Pin = bool | Literal["auto"]
 
 
 class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,9 +51,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
     ring_bytes: int
     timeout: float
     pin: Pin
-    on_error: OnError | None
-    error_budget: int | None
-    reports: ReportRules
+    reports: Reports
     ragged: tuple[str, ...] = ()
     poison: bool = False
 
@@ -81,30 +77,23 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the threads that make batches do not share the global generators."""
         return self.workers is None or self.workers.worker_type == "process"
 
-    def skip_rules(self, dataset: SkipRules) -> SkipRules:
-        """The loader's rules, which override those of the dataset."""
-        return SkipRules(
-            self.on_error or dataset.on_error, dataset.budget if self.error_budget is None else self.error_budget
-        )
-
 
 def worker_config(
-    num_workers: int, worker_type: str, worker_start: str, user_code: Sequence[object]
+    num_workers: int, worker_type: str, start: WorkerStart, user_code: Sequence[object]
 ) -> WorkerConfig | None:
     """The configuration of the workers; None: there are none.
 
     Args:
         num_workers: their number.
         worker_type: their kind.
-        worker_start: the way to start processes.
+        start: the way to start processes.
         user_code: objects that are sent to them.
 
     Raises:
-        ConfigError: an invalid number, kind or start; workers where there is no epoll.
+        ConfigError: an invalid number or kind; workers where there is no epoll.
     """
     num_workers = at_least("num_workers", num_workers, 0)
     kind = one_of("worker_type", worker_type, ("process", "thread"))
-    start = one_of("worker_start", worker_start, ("forkserver", "spawn"))
     warn_of_generators(user_code, shared=num_workers > 0 and kind == "thread")
     if num_workers == 0:
         return None
@@ -147,6 +136,7 @@ def no_batch(batch_size: int) -> ConfigError:
     """The error of an epoch without a batch, which would be waited for without an end."""
     return ConfigError(
         f"an epoch has no batch: the samples are fewer than one batch of all ranks (batch_size={batch_size} on each), "
-        "and drop_last=True leaves the incomplete one out; lower batch_size, or leave drop_last=True out",
+        "and drop_last=True or Order(last_batch='drop') leaves the incomplete one out; lower batch_size, or keep that "
+        "batch",
         field="batch_size",
     )

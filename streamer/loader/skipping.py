@@ -174,7 +174,7 @@ class SkipLedger:
 
     def _announce(self, spent: int, step: int) -> None:
         named = "; ".join(map(str, self.entries[-_NAMED:]))
-        message = f"error_budget={self._budget} is spent, {spent} samples cannot be made; the last ones: {named}"
+        message = f"Skip(budget={self._budget}) is spent, {spent} samples cannot be made; the last ones: {named}"
         self._stop = Stop(step if self._shared is None else step + NOTICE_STEPS, message)
         if self._shared is not None:
             logger.error("%s; all ranks stop before batch %d of this loader", message, self._stop.step)

@@ -61,7 +61,7 @@ class TorchAttributes:
         """Whether the ring is registered with CUDA."""
         import torch
 
-        return self._settings.worker_count > 0 and self._settings.pin is not False and torch.cuda.is_available()
+        return self._settings.worker_count > 0 and self._settings.pin != "off" and torch.cuda.is_available()
 
     @property
     def persistent_workers(self) -> bool:

@@ -68,13 +68,13 @@ def cut_lanes(
         chunk_samples: (M,) samples per chunk.
         epoch: number of the epoch; used only with cut="redrawn".
         shift: the lane of position 0.
-        chunk_words: (M,) the first 8 bytes of the chunks' keys, little-endian; used only with cut="common".
+        chunk_words: (M,) the first 8 bytes of the chunks' keys, little-endian; used only with cut="by_key".
 
     Raises:
-        ConfigError: cut="common" without the words.
+        ConfigError: cut="by_key" without the words.
     """
     chunks = np.flatnonzero(chunk_samples).astype(np.uint32)
-    if spec.cut == "common":
+    if spec.cut == "by_key":
         order = _common_order(chunks, chunk_words)
     else:
         order = hashed_order(fold(spec.seed, TAG_CUT, *((epoch,) if spec.cut == "redrawn" else ())), chunks)
@@ -85,7 +85,7 @@ def _common_order(chunks: Chunks, words: Words | None) -> Chunks:
     """Sorts by a hash of the key. Two keys that begin alike, one pair in 2**64, stay in the order of their numbers."""
     if words is None:
         raise ConfigError(
-            'cut="common" needs the keys of the chunks; a mix and a growing dataset take no cut', field="cut"
+            'cut="by_key" needs the keys of the chunks; a mix and a growing dataset take no cut', field="cut"
         )
     return chunks[np.argsort(fold_each(fold(0, TAG_COMMON), words[chunks]), kind="stable")]
 

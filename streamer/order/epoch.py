@@ -36,7 +36,7 @@ class EpochOrder:
         chunk_first: (M+1,) their prefix sum, if the caller has it; saves 8 bytes per chunk.
         shift: position p lies in lane (p + shift) mod L. Not 0 only for a pass of a mix's member, whose stream of
             passes goes round the lanes without a break; ranks share epochs without a shift.
-        chunk_words: (M,) the first 8 bytes of the chunks' keys; for cut="common".
+        chunk_words: (M,) the first 8 bytes of the chunks' keys; for cut="by_key".
 
     Attributes:
         origin: positions begin with 0.

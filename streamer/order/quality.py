@@ -79,7 +79,7 @@ class LaneSpread(msgspec.Struct, frozen=True):
         more = f" and {len(self.crossing) - 8} more" if len(self.crossing) > 8 else ""
         return (
             f"{self.nodes} nodes share the lanes {lanes}{more}: store bytes up to "
-            f"{self.store_factor:.2f} x dataset; lanes={self.suggested_lanes} makes it 1.00 "
+            f"{self.store_factor:.2f} x dataset; Order(lanes={self.suggested_lanes}) makes it 1.00 "
             "(another order: only for a new run)"
         )
 
@@ -198,7 +198,7 @@ def _advice(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
             "index --chunk-bytes`), or a dataset that was shuffled when it was written"
         )
     return (
-        f"where neighbours in the dataset are alike (sorted by label), shuffle_window={window} makes it at most "
+        f"where neighbours in the dataset are alike (sorted by label), Order(shuffle_window={window}) makes it at most "
         f"{WELL_MIXED:.2f} x, and holds {format_bytes(window * total_bytes / chunks)} of the cache open; where the "
         "dataset was shuffled when it was written, nothing is to be done"
     )

@@ -14,7 +14,10 @@ from streamer.errors import ConfigError, ManifestError
 from streamer.order.hashing import Integers
 
 Shuffle: TypeAlias = Literal["block", "sample", "none"]
-Cut: TypeAlias = Literal["fixed", "common", "redrawn"]
+Cut: TypeAlias = Literal["fixed", "by_key", "redrawn"]
+
+# What states and digests call a cut by key; states of earlier versions have it.
+_STORED_BY_KEY = "common"
 
 # Raised whenever the same parts would give another order; part of every order_id.
 ORDER_FORMAT = 1
@@ -43,8 +46,9 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         shuffle: "block" (chunks and windows of chunks), "sample" (over one-sample chunks), "none".
         lanes: L, the canonical streams of an epoch, >= 1; 1 when "none".
         window: K, chunks open together over all nodes, >= 1; 1 when "none".
-        cut: "fixed": a chunk stays in its lane for the whole run, so node caches stay useful; "common": in the same
-            lane for all seeds; "redrawn": dealt to the lanes anew in every epoch, where nodes share caches.
+        cut: "fixed": a chunk stays in its lane for the whole run, so node caches stay useful; "by_key": in the same
+            lane for all seeds, because its key decides; "redrawn": dealt to the lanes anew in every epoch, where nodes
+            share caches.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -62,7 +66,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         if not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"seed={self.seed} is not in 0..2**64-1", field="seed")
         if self.cut not in get_args(Cut):
-            raise ConfigError(f'cut={self.cut!r} is not "fixed", "common" or "redrawn"', field="cut")
+            raise ConfigError(f'cut={self.cut!r} must be "fixed", "by_key" or "redrawn"', field="cut")
         _at_least_one("lanes", self.lanes)
         _at_least_one("shuffle_window", self.window)
         if self.shuffle == "none" and (self.lanes, self.window, self.cut) != (1, 1, "fixed"):
@@ -137,19 +141,24 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         return max(1, self.window // self.lanes)
 
     def facts(self) -> dict[str, str | int]:
-        """What ranks and states are compared by: all parts."""
-        return self.parts()
+        """What ranks and states are compared by: all parts, in the words of users."""
+        return {**self.parts(), "cut": self.cut}
 
     def parts(self) -> dict[str, str | int]:
-        """The parts by name, plain values."""
+        """The parts by name, plain values: what a state keeps."""
         return {
             "manifest": self.manifest_digest,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "lanes": self.lanes,
             "window": self.window,
-            "cut": self.cut,
+            "cut": _STORED_BY_KEY if self.cut == "by_key" else self.cut,
         }
+
+
+def stored_cut(stored: str) -> str:
+    """The cut that a state has stored."""
+    return "by_key" if stored == _STORED_BY_KEY else stored
 
 
 def auto_lanes(chunks: int, batch_size: int) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from streamer.errors import ConfigError, StateError
 from streamer.order.plan import LastBatch, batch_count
-from streamer.order.spec import OrderSpec
+from streamer.order.spec import OrderSpec, stored_cut
 from streamer.version import VERSION
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ _FIXES = {
     "manifest": "resume on the manifest the run began with (manifest=), or begin anew",
     "seed": "pass the seed the run began with",
     "shuffle": "pass the shuffle the run began with",
-    "lanes": "pass lanes= as the run had it",
-    "window": "pass shuffle_window= as the run had it",
-    "cut": "pass cut= as the run had it",
+    "lanes": "pass Order(lanes=...) as the run had it",
+    "window": "pass Order(shuffle_window=...) as the run had it",
+    "cut": "pass Order(cut=...) as the run had it",
     "batching": "pass the batching the run began with",
-    "groups": "pass the group= the run began with",
+    "groups": "pass the Homogeneous(group=...) the run began with",
     "reuse": "pass the reuse the run began with",
     "epoch_samples": "pass the epoch_samples the run began with",
 }
@@ -262,6 +262,7 @@ def _shown(part: str | int | None) -> str:
 def _fields(saved: Mapping[str, object]) -> tuple[OrderSpec, int, int, int]:
     """Order and place of one dataset."""
     fields = {name: _field(saved, name, kind) for name, kind in (_PARTS | _PLACE).items()}
+    fields["cut"] = stored_cut(str(fields["cut"]))
     parts = [fields[name] for name in _PARTS]
     try:
         spec = OrderSpec(*parts)  # type: ignore[arg-type]

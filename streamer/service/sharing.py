@@ -47,7 +47,7 @@ class CacheSharing:
         if self._engine.config.grace_seconds is None:
             raise ConfigError(
                 'peers="auto" is for engines that the job starts itself; this one is a service, which shares its cache '
-                "as [peers] members of its configuration says: remove peers=",
+                "as [peers] members of its configuration says: leave Order(peers=...) out",
                 field="peers",
             )
         require('peers="auto"', "peers", "aiohttp", "pycurl", field="peers")

@@ -23,6 +23,7 @@ import torch.distributed.checkpoint as dcp
 
 from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
 from streamer.errors import StreamerError
+from streamer.loader.rank.mix_options import grouped
 
 
 def samples_of(batch: list[dict[str, object]]) -> list[str]:
@@ -62,15 +63,14 @@ def main() -> None:
     where = {"cache_dir": task["cache_dir"], "cache_bytes": "64MB"}
     if "members" in task:
         members = {name: StreamingDataset(url, **where) for name, url in task["members"].items()}
-        dataset = MixedDataset(members, **task["dataset"])
+        dataset = MixedDataset(members, **grouped(task["dataset"], {}, list(members)))
     else:
-        dataset = StreamingDataset(task["url"], **where, **task["dataset"])
+        dataset = StreamingDataset(task["url"], **where, **grouped(task["dataset"], {}))
     with StreamingDataLoader(
         dataset,
         task["global_batch"] // world,
         task["workers"],
         collate_fn=samples_of,
-        **task["loader"],
     ) as loader:
         try:
             train(task, loader, rank)

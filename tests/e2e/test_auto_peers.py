@@ -14,13 +14,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamer import StreamingDataset
+from streamer import Order, StreamingDataset
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, StreamerError
 from streamer.loader.rank import sharing
 from streamer.loader.rank.agreement import Gather
 from streamer.loader.rank.rank_stream import RankStream
+from streamer.order.spec import Cut
 from streamer.wire.messages import GetManifest
 
 pytestmark = pytest.mark.process
@@ -38,7 +39,7 @@ class Node:
         places = {"cache_dir": self.cache, "runtime_dir": root / "run"}
         self.client = EngineClient(ClientSettings(**places, cache_bytes=64 << 20, grace_seconds=0.1, job="test"))
 
-    def prepare(self, rank: int, world: int, **options: object) -> RankStream:
+    def prepare(self, rank: int, world: int, cut: Cut | None = None, **options: object) -> RankStream:
         dataset = StreamingDataset(
             str(self.root / "data"),
             manifest=str(self.root / "manifest"),
@@ -47,7 +48,7 @@ class Node:
             decode=None,
             rank=rank,
             world_size=world,
-            peers="auto",
+            order=Order(cut=cut, peers="auto"),
             **options,
         )
         self.datasets.append(dataset)
@@ -144,19 +145,19 @@ def store_files(nodes: list[Node]) -> float:
 
 def test_another_seed_another_node_and_other_ranks_read_what_the_caches_hold(nodes: list[Node]) -> None:
     """With a common cut the store sends each byte once, whatever becomes of the job."""
-    two = [node.prepare(rank, 2, cut="common") for rank, node in enumerate(nodes[:2])]
+    two = [node.prepare(rank, 2, cut="by_key") for rank, node in enumerate(nodes[:2])]
     share(two)
     assert [run for prepared in two for run in prepared.recipe().runs], "each reads what its node holds"
     epoch(two, 0)
     assert store_files(nodes) == FILES
     before = [prepared.recipe().runs for prepared in two]
-    swapped = [node.prepare(rank, 2, cut="common", seed=5) for rank, node in enumerate(reversed(nodes[:2]))]
+    swapped = [node.prepare(rank, 2, cut="by_key", seed=5) for rank, node in enumerate(reversed(nodes[:2]))]
     share(swapped)
     assert [prepared.recipe().runs for prepared in swapped] == before[::-1]
     epoch(swapped, 0)
     assert store_files(nodes) == FILES
     assert sum(node.count("peer_chunks") for node in nodes[:2]) <= 2, "chunks on the edges of lanes"
-    three = [node.prepare(rank, 3, cut="common") for rank, node in enumerate(nodes)]
+    three = [node.prepare(rank, 3, cut="by_key") for rank, node in enumerate(nodes)]
     share(three)
     epoch(three, 1)
     assert store_files(nodes) <= FILES + 8, "what the third node reads comes from the others"

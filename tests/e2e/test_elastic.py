@@ -57,7 +57,6 @@ class Job:
             "every": 2,
             "launch": self.launches,
             "dataset": {},
-            "loader": {},
             **task,
         }
         self.launches += 1
@@ -128,7 +127,7 @@ def test_a_mix_killed_and_resumed_on_other_ranks(job, rest_ranks):
     """kill -9 of 2 ranks in mid-epoch of a mix; the others go on with the very samples of one that was never ended."""
     mix = {
         "members": {f"class{number}": str(job.root / "data" / f"class{number}") for number in range(3)},
-        "dataset": {"weights": {"class0": 7, "class1": 2, "class2": 1}, "epoch_samples": 240},
+        "dataset": {"weights": {"values": {"class0": 7, "class1": 2, "class2": 1}, "epoch_samples": 240}},
     }
     one = job.launch(1, **mix)
     one.communicate(timeout=240)
@@ -154,13 +153,13 @@ def test_a_spent_budget_stops_all_ranks_at_one_step(job):
     bad = _files(job)[:40:2]
     for path in bad:
         path.write_bytes(b"\xff" * path.stat().st_size)
-    ranks = job.launch(2, global_batch=4, every=1000, loader={"on_error": "skip", "error_budget": 3})
+    ranks = job.launch(2, global_batch=4, every=1000, dataset={"on_error": {"budget": 3}})
     ranks.communicate(timeout=240)
     assert ranks.returncode == 0
     told = [json.loads((job.root / "records" / f"error-{rank}.json").read_text()) for rank in range(2)]
     assert told[0]["position"] == told[1]["position"] > 0
     assert told[0]["text"] == told[1]["text"]
-    assert "error_budget=3 is spent" in told[0]["text"]
+    assert "Skip(budget=3) is spent" in told[0]["text"]
     assert "DecodeError" in told[0]["text"]
     batches = [len(path.read_text().splitlines()) for path in (job.root / "records").glob("0-*.jsonl")]
     assert batches[0] == batches[1], "equal steps"

@@ -252,7 +252,7 @@ def test_two_nodes_share_an_epoch(tmp_path):
     with contextlib.ExitStack() as stack:
         for node in nodes:
             stack.callback(node.client.close)
-        task = {"url": url, "batch_size": 8, "dataset": {"manifest": manifest, "lanes": 2}}
+        task = {"url": url, "batch_size": 8, "dataset": {"manifest": manifest, "order": {"lanes": 2}}}
 
         def job(**more: object) -> list[list[dict]]:
             ranks = [
@@ -283,7 +283,7 @@ def test_nodes_fetch_what_the_lanes_predict(tmp_path, data, lanes):
     with contextlib.ExitStack() as stack:
         for node in nodes:
             stack.callback(node.client.close)
-        options = {"manifest": manifest, "lanes": lanes}
+        options = {"manifest": manifest, "order": {"lanes": lanes}}
         lines_of([nodes[n].start(n, 2, node=n, url=url, batch_size=8, dataset=dict(options)) for n in range(2)])
         fetched = sum(node.statistics()["store_bytes"] for node in nodes)
     (found,) = (nodes[0].folder / "cache" / "manifests").glob("*/root.json")
@@ -317,7 +317,7 @@ def test_two_hundred_kills_cost_nothing(machine, data, truth, withheld):
             url=str(data / "folder"),
             workers=2,
             epochs=6,
-            dataset={"manifest": None, "shuffle_window": 4, **cache},
+            dataset={"manifest": None, "order": {"shuffle_window": 4}, **cache},
         )
         found, ended = Counter(), False
         for line in rank.stdout:

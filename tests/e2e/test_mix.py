@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer import MixedDataset, StreamingDataLoader, StreamingDataset, Weights
 from tests.tars import tar_of
 
 # Of members files, tars and large; a sample is its number, plus 1000 times that of its member.
@@ -56,7 +56,7 @@ def make(place: Path, closing: Callable[[StreamingDataset], StreamingDataset]) -
 
     def mix(**options: object) -> MixedDataset:
         members = {name: StreamingDataset(place / name, transform=same_length) for name in SIZES}
-        return closing(MixedDataset(members, **{"weights": WEIGHTS, "epoch_samples": 240, **options}))
+        return closing(MixedDataset(members, **{"weights": Weights(WEIGHTS, epoch_samples=240), **options}))
 
     return mix
 
@@ -84,7 +84,7 @@ def stock(dataset: MixedDataset, kind: type[DataLoader] = DataLoader, **options:
 def epochs(place: Path, standing_engine: Callable[[Path], None]) -> list[list[list[int]]]:
     """Three epochs of one rank, by a bare loop: what all others must be."""
     members = {name: StreamingDataset(place / name, transform=same_length) for name in SIZES}
-    data = MixedDataset(members, weights=WEIGHTS, epoch_samples=240, batch_size=BATCH)
+    data = MixedDataset(members, weights=Weights(WEIGHTS, epoch_samples=240), batch_size=BATCH)
     found = [[int(sample["npy"][0]) for sample in data] for _ in range(3)]
     data.close()
     return [[epoch[at : at + BATCH] for at in range(0, 240, BATCH)] for epoch in found]
@@ -211,7 +211,9 @@ def test_raw_arrays_and_strings_arrive_without_copies(place, closing):
 def test_homogeneous_batches_need_no_common_shape(place, closing):
     """Each member has its own rows in the ring."""
     members = {name: StreamingDataset(place / name) for name in ("files", "large")}
-    data = closing(MixedDataset(members, weights={"files": 2, "large": 1}, epoch_samples=180, batching="homogeneous"))
+    data = closing(
+        MixedDataset(members, weights=Weights({"files": 2, "large": 1}, epoch_samples=180), batching="homogeneous")
+    )
     with StreamingDataLoader(data, 10, 2) as loader:
         for _ in range(2):
             for batch in loader:

@@ -17,7 +17,7 @@ import pytest
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from streamer import StreamingDataset
+from streamer import Order, StreamingDataset
 from streamer.client.engine_client import EngineClient
 from streamer.config import Environment
 from streamer.errors import DecodeError
@@ -89,7 +89,7 @@ def test_the_last_batch_is_short_or_filled_and_marked(make, workers):
     for ranks in (1, 2):
         found: Counter[int] = Counter()
         for rank in range(ranks):
-            dataset = make(batch_size=BATCH, last_batch="fill", rank=rank, world_size=ranks)
+            dataset = make(batch_size=BATCH, order=Order(last_batch="fill"), rank=rank, world_size=ranks)
             for step, batch in enumerate(batches(loader(dataset, num_workers=workers))):
                 found.update(np.array(batch)[~dataset.repeated(step)].tolist())
             assert step + 1 == -(-SAMPLES // (BATCH * ranks))

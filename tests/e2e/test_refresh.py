@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer import StreamingDataLoader, StreamingDataset
+from streamer import Index, StreamingDataLoader, StreamingDataset
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.errors import ObjectChangedError
@@ -75,7 +75,11 @@ def fetched_bytes(engine: EngineClient) -> int:
 def test_what_changed_between_epochs_is_in_the_next_one(engine: EngineClient, folder: Path, workers: int) -> None:
     """One object more, one less, one other: all three count from the next epoch on; the rest is not fetched anew."""
     dataset = StreamingDataset(
-        folder, cache_dir=engine.settings.cache_dir, cache_bytes=64 << 20, decode=None, on_change="refresh"
+        folder,
+        cache_dir=engine.settings.cache_dir,
+        cache_bytes=64 << 20,
+        decode=None,
+        manifest=Index(on_change="refresh"),
     )
     with (
         closing(dataset),
@@ -94,7 +98,11 @@ def test_what_changed_between_epochs_is_in_the_next_one(engine: EngineClient, fo
 def test_a_change_in_mid_epoch_names_both_versions(engine: EngineClient, folder: Path) -> None:
     """Within an epoch nothing is looked at again: an object that is another one by then is an error, never mixed."""
     dataset = StreamingDataset(
-        folder, cache_dir=engine.settings.cache_dir, cache_bytes=64 << 20, decode=None, on_change="refresh"
+        folder,
+        cache_dir=engine.settings.cache_dir,
+        cache_bytes=64 << 20,
+        decode=None,
+        manifest=Index(on_change="refresh"),
     )
     assert dataset.samples == 160
     changed = folder / "class0" / "0007.bin"

@@ -18,7 +18,7 @@ def epoch(data: Path, cache: Path, cache_bytes: int) -> int:
             StreamingDataset(str(data), cache_dir=str(cache), cache_bytes=cache_bytes, rank=rank, world_size=2),
             8,
             0,
-            report_seconds=None,
+            reports=None,
         )
         for rank in range(2)
     ]

@@ -83,7 +83,14 @@ class Job:
         return {"key": "key", "secret": "secret", "endpoint_url": endpoint}
 
     def start(
-        self, nodes: Sequence[int], state: dict[str, Any] | None = None, *, pause: float = 0.0, **dataset: object
+        self,
+        nodes: Sequence[int],
+        state: dict[str, Any] | None = None,
+        *,
+        pause: float = 0.0,
+        cut: str | None = None,
+        lanes: int | None = None,
+        **dataset: object,
     ) -> None:
         """Starts the job: one rank on each of these nodes, in this order; they pause so long after each batch."""
         self._incarnations += 1
@@ -100,7 +107,7 @@ class Job:
                 "cache_bytes": self.cache_bytes,
                 "batch": BATCH,
                 "pause": pause,
-                "dataset": {"peers": "auto", **dataset},
+                "dataset": {"order": {"peers": "auto", "cut": cut, "lanes": lanes}, **dataset},
                 "state": state,
             }
             self.ranks[node] = Rank(task, self._namespaces.prefix(node), self.root / "run")

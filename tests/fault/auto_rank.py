@@ -22,6 +22,7 @@ from streamer import StreamingDataLoader, StreamingDataset
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment
+from streamer.loader.rank.mix_options import grouped
 from tests.fault.peer_reader import sample
 
 
@@ -48,10 +49,10 @@ def main() -> None:
         cache_dir=task["cache_dir"],
         cache_bytes=task["cache_bytes"],
         decode=None,
-        **task["dataset"],
+        **grouped(task["dataset"], {}),
     )
     loader = StreamingDataLoader(
-        dataset, batch_size=task["batch"] // task["world"], num_workers=0, collate_fn=number_of, report_seconds=None
+        dataset, batch_size=task["batch"] // task["world"], num_workers=0, collate_fn=number_of, reports=None
     )
     if task["state"] is not None:
         loader.load_state_dict(task["state"])

@@ -57,7 +57,7 @@ def test_workers_are_children_of_one_server() -> None:
     with (
         StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 2) as one,
         StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1) as other,
-        StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1, worker_start="spawn") as spawned,
+        StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1, multiprocessing_context="spawn") as spawned,
     ):
         parents = [{int(parent) for batch in loader for parent in batch["parent"]} for loader in (one, other, spawned)]
     assert parents == [{server_pid()}, {server_pid()}, {os.getpid()}]

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from streamer import Growing, StreamingDataLoader, StreamingDataset
+from streamer import Growing, Order, StreamingDataLoader, StreamingDataset
 from streamer.decode import ArrayDecoder
 from tests.e2e.keyed_s3 import KeyedS3
 
@@ -248,13 +248,12 @@ def test_a_link_of_a_quarter_of_the_rate_is_enough(
         cache_bytes=samples * length * 4 // 5 + 1_000_000,
         decode={"bin": ArrayDecoder("<f4", (length,))},
         growing=Growing(reuse, samples),
-        lanes=1,
-        shuffle_window=2,
+        order=Order(lanes=1, shuffle_window=2),
     )
     request.addfinalizer(dataset.close)
     len(dataset)
     store.bytes_per_second = rate
-    with StreamingDataLoader(dataset, batch, 1, report_seconds=None) as loader:
+    with StreamingDataLoader(dataset, batch, 1, reports=None) as loader:
         batches = iter(loader)
         begun = time.monotonic()
         next(batches)

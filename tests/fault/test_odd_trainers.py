@@ -27,7 +27,7 @@ def make(epoch, ordinal):
     return {"x": np.full(1_000_000, ordinal, np.uint8), "y": (lambda n: n * scale)(ordinal)}
 
 def train():
-    with StreamingDataLoader(FakeDataset(48, lambda e, o: make(e, o)), 8, 2, pin=False) as loader:
+    with StreamingDataLoader(FakeDataset(48, lambda e, o: make(e, o)), 8, 2, pin_memory=False) as loader:
         for epoch in range(4):
             for number, batch in enumerate(loader):
                 ordinals = [(8 * number + n + epoch) % 48 for n in range(8)]

@@ -252,7 +252,7 @@ def test_crashing_sample_is_named():
 
 def test_crashing_sample_is_skipped(caplog):
     """With `on_error="skip"` another of its batch takes the place; it is counted and logged."""
-    with StreamingDataLoader(FakeDataset(16, repeated_crash), 4, 2, on_error="skip") as loader:
+    with StreamingDataLoader(FakeDataset(16, repeated_crash, on_error="skip"), 4, 2) as loader:
         assert [b["x"].tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 14, 14, 15]]
         assert [(entry.ordinal, "SIGSEGV" in entry.cause) for entry in loader.skipped] == [(13, True)]
     assert "sample 13 (#13)" in caplog.text

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer import StreamingDataLoader, StreamingDataset
+from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
 from streamer.errors import DecodeError, ManifestError, ObjectChangedError, RecodeError
 from streamer.formats import window
@@ -280,10 +280,9 @@ class Job:
 
     def loader(self, case: Case, rank: int, ranks: int, **options: object) -> StreamingDataLoader:
         """The loader of one rank."""
-        dataset = self.dataset(case, rank=rank, world_size=ranks, **options)
-        return StreamingDataLoader(
-            dataset, GLOBAL_BATCH // ranks, 0, collate_fn=_kept, last_batch="fill", report_seconds=None
-        )
+        filled = Order(last_batch="fill")
+        dataset = self.dataset(case, rank=rank, world_size=ranks, order=filled, **options)
+        return StreamingDataLoader(dataset, GLOBAL_BATCH // ranks, 0, collate_fn=_kept, reports=None)
 
     def manifest(self, case: Case) -> Path:
         """A manifest that was built with another cache."""

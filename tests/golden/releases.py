@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
-from streamer import Growing, MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer import Growing, MixedDataset, Order, StreamingDataLoader, StreamingDataset, Weights
 from streamer.version import VERSION
 from streamer.wire import messages
 from streamer.wire.frames import encode
@@ -148,11 +148,11 @@ def opened(kind: str, options: Mapping[str, object], cache: Path, **more: object
         members = {"tars": tars, "files": files}
         if kind == "homogeneous":
             return MixedDataset(members, batching="homogeneous", **more)
-        return MixedDataset(members, weights={"tars": 0.75, "files": 0.25}, epoch_samples=96, **more)
+        return MixedDataset(members, weights=Weights({"tars": 0.75, "files": 0.25}, epoch_samples=96), **more)
     if kind == "growing":
         more["growing"] = Growing(reuse=3, epoch_samples=48)
     else:
-        more |= {"lanes": 2, "shuffle_window": 4}
+        more["order"] = Order(lanes=2, shuffle_window=4)
     return StreamingDataset("s3://golden/tars/", **common, **more)
 
 

@@ -78,7 +78,7 @@ GOLDEN = [
     Golden(
         "common",
         _uneven(),
-        OrderSpec(MANIFEST, 17, "block", 8, 64, "common"),
+        OrderSpec(MANIFEST, 17, "block", 8, 64, "by_key"),
         1,
         "30a3d5a7138a71d71241d4de6398bac4",
         [195, 6867, 10734, 4848, 10967, 13203, 371, 9980],

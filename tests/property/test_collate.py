@@ -164,7 +164,7 @@ def test_samples_of_different_fields_are_named() -> None:
     samples = [{"__key__": "a/1.jpg", "jpg": 1, "label": 0}, {"__key__": "README.md", "md": b""}]
     with pytest.raises(KeyError):
         default_collate(samples)
-    with pytest.raises(ConfigError, match=r"'a/1\.jpg' has jpg, label; 'README\.md' has md\. .*extensions="):
+    with pytest.raises(ConfigError, match=r"'a/1\.jpg' has jpg, label; 'README\.md' has md\. .*Folder\(extensions="):
         collate(samples)
     with pytest.raises(ConfigError, match=r"'README\.md' has md; 'a/1\.jpg' has jpg, label"):
         collate(samples[::-1])

@@ -92,9 +92,9 @@ def _bij(i: int, size: int, *key: int) -> int:
 def _lane_pieces(g: Geometry) -> list[list[list[int]]]:
     """Per lane the ordinals of its pieces, in the order of the epoch."""
     spec, first = g.spec, np.concatenate([[0], np.cumsum(g.sizes)]).tolist()
-    cut = {"fixed": (spec.seed, 0), "redrawn": (spec.seed, 0, g.epoch), "common": (0, 5)}[spec.cut]
+    cut = {"fixed": (spec.seed, 0), "redrawn": (spec.seed, 0, g.epoch), "by_key": (0, 5)}[spec.cut]
     chunks = (c for c in range(len(g.sizes)) if g.sizes[c])
-    chunks = sorted(chunks, key=lambda c: fold(*cut, _word(c) if spec.cut == "common" else c))
+    chunks = sorted(chunks, key=lambda c: fold(*cut, _word(c) if spec.cut == "by_key" else c))
     flat = [(c, first[c] + i) for c in chunks for i in range(g.sizes[c])]
     lanes, done = [], 0
     for lane in range(spec.lanes):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer import StreamingDataLoader, StreamingDataset
+from streamer import Order, StreamingDataLoader, StreamingDataset
 from tests.recoding.blocked_format import packed_object
 from tests.tars import tar_of
 
@@ -75,7 +75,7 @@ def numbers(batch: dict[str, object]) -> list[int]:
 def test_workers_and_resume(data: Path, monkeypatch: pytest.MonkeyPatch, cache_bytes: str) -> None:
     """Each sample once in each epoch, also where chunks leave in mid-epoch and come back, and after a resume."""
     with (
-        opened(data, monkeypatch, cache_bytes=cache_bytes, shuffle_window=2) as dataset,
+        opened(data, monkeypatch, cache_bytes=cache_bytes, order=Order(shuffle_window=2)) as dataset,
         contextlib.closing(StreamingDataLoader(dataset, num_workers=2)) as loader,
     ):
         assert sorted(number for batch in loader for number in numbers(batch)) == ALL
@@ -83,7 +83,7 @@ def test_workers_and_resume(data: Path, monkeypatch: pytest.MonkeyPatch, cache_b
         first = [number for _ in range(7) for number in numbers(next(batches))]
         state = loader.state_dict()
     with (
-        opened(data, monkeypatch, cache_bytes=cache_bytes, shuffle_window=2) as dataset,
+        opened(data, monkeypatch, cache_bytes=cache_bytes, order=Order(shuffle_window=2)) as dataset,
         contextlib.closing(StreamingDataLoader(dataset, num_workers=1)) as loader,
     ):
         loader.load_state_dict(state)

@@ -85,12 +85,19 @@ def test_the_names_are_these():
     """Frozen: a change here is a change for every user."""
     assert streamer.__all__ == [
         "Annotations",
+        "Decode",
         "DevicePrefetcher",
         "Growing",
+        "Homogeneous",
+        "Index",
         "MixedDataset",
+        "Order",
         "Ragged",
+        "Reports",
+        "Skip",
         "StreamingDataLoader",
         "StreamingDataset",
+        "Weights",
         "__version__",
         "errors",
         "pack",
@@ -102,42 +109,72 @@ def test_the_names_are_these():
         streamer.Streaming  # noqa: B018
 
 
-def test_the_dataset_takes_these_arguments():
-    """Names, order and defaults."""
-    parameters = inspect.signature(streamer.StreamingDataset).parameters
-    assert {name: parameter.default for name, parameter in parameters.items() if name != "url"} == {
-        "manifest": None,
-        "format": "auto",
-        "cache_dir": None,
-        "cache_bytes": "auto",
-        "storage_options": None,
-        "shuffle": True,
-        "seed": 17,
-        "batch_size": None,
-        "lanes": None,
-        "shuffle_window": None,
-        "cut": None,
-        "peers": "off",
-        "decode": "auto",
-        "transform": None,
-        "allow_pickle": False,
-        "drop_last": False,
-        "last_batch": None,
-        "rank": None,
-        "world_size": None,
-        "on_error": "raise",
-        "error_budget": 100,
-        "engine": None,
-        "index_limit": 600.0,
-        "stream": "",
-        "on_change": "raise",
-        "extensions": None,
-        "annotations": None,
-        "index_errors": "raise",
-        "growing": None,
-    }
-    kinds = {parameter.kind for name, parameter in parameters.items() if name != "url"}
-    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+DATASET = {
+    "format": "auto",
+    "storage_options": None,
+    "manifest": None,
+    "cache_dir": None,
+    "cache_bytes": "auto",
+    "engine": None,
+    "shuffle": True,
+    "seed": 17,
+    "order": None,
+    "batch_size": None,
+    "growing": None,
+    "decode": "auto",
+    "transform": None,
+    "annotations": None,
+    "on_error": "raise",
+    "rank": None,
+    "world_size": None,
+}
+MIX = {
+    "weights": None,
+    "repeat": None,
+    "choose": None,
+    "batching": "stratified",
+    "seed": 17,
+    "source_key": "__source__",
+    "batch_size": None,
+    "order": None,
+    "on_error": "raise",
+    "rank": None,
+    "world_size": None,
+}
+LOADER = {
+    "batch_size": 1,
+    "num_workers": 0,
+    "drop_last": False,
+    "device": None,
+    "device_transform": None,
+    "collate_fn": None,
+    "ragged": (),
+    "worker_type": "process",
+    "prefetch_batches": None,
+    "ring_bytes": None,
+    "timeout": 0,
+    "reports": 30.0,
+    "stateful": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "defaults", "positional"),
+    [
+        (streamer.StreamingDataset, "url", DATASET, 1),
+        (streamer.MixedDataset, "members", MIX, 1),
+        (streamer.StreamingDataLoader, "dataset", LOADER, 3),
+    ],
+)
+def test_the_classes_take_these_arguments(kind: type, first: str, defaults: dict[str, object], positional: int):
+    """Names, order and defaults; all but the first ones are keywords. The catch-all refuses what earlier ones had."""
+    *named, rest = inspect.signature(kind).parameters.values()
+    assert [(entry.name, entry.default) for entry in named[1:]] == list(defaults.items())
+    assert (named[0].name, named[0].default) == (first, inspect.Parameter.empty)
+    kinds = [entry.kind for entry in named]
+    assert kinds[:positional] == [inspect.Parameter.POSITIONAL_OR_KEYWORD] * positional
+    assert set(kinds[positional:]) == {inspect.Parameter.KEYWORD_ONLY}
+    assert rest.kind is inspect.Parameter.VAR_KEYWORD
 
 
 def test_the_dataset_has_these_methods():

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Literal
 
-from streamer import StreamingDataLoader, StreamingDataset
+from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.decode.arrays import ArrayDecoder
 from streamer.errors import StreamerError
 from streamer.formats.names import PICTURES
@@ -193,6 +193,7 @@ def _dataset(job: Job) -> StreamingDataset:
         cache_bytes=job.cache_bytes or "auto",
         engine="auto",
         decode=_UNDECODED,
+        order=Order(last_batch="fill"),
     )
 
 
@@ -205,9 +206,8 @@ def _fed(job: Job, together: Barrier) -> Fed:
         # Of one size they are stacked, and read from the cache file straight into the batch.
         collate_fn=None if job.stacks else list,
         worker_type=job.worker_type,
-        last_batch="fill",
         prefetch_batches=_PREFETCH_BATCHES * max(1, job.workers),
-        report_seconds=None,
+        reports=None,
     )
     with closing(dataset), loader:
         len(loader)  # opens the data

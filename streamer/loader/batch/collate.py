@@ -134,7 +134,7 @@ def _other_fields(first: Mapping[object, object], other: Mapping[object, object]
 
     return ConfigError(
         f"the samples of a batch have different fields: {described(first)}; {described(other)}. Let the transform "
-        "return the same fields for each, or say with extensions= which files are samples",
+        "return the same fields for each, or say with Folder(extensions=...) which files are samples",
         field="extensions",
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Self
 
 import msgspec
 
@@ -15,23 +15,19 @@ from streamer.absolute import absolute as from_root
 from streamer.annotations.options import Annotations
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment, RankConfig, parse_bytes
-from streamer.decode.dispatch import DecodeRule, check_rule
+from streamer.decode.rule import Decode
 from streamer.errors import ConfigError
 from streamer.formats import AUTO
 from streamer.formats.base import Format
-from streamer.formats.names import field_name
+from streamer.formats.folder import Folder
 from streamer.formats.registry import find_format
 from streamer.loader import checks
+from streamer.loader.rank.arguments import Index, Order, Skip, skip_rules
 from streamer.loader.samples.maker import Transform
-from streamer.loader.skipping import OnError
+from streamer.loader.skipping import OnError, SkipRules
 from streamer.order.growing import Growing
-from streamer.order.plan import LastBatch
-from streamer.order.spec import Cut, shuffle_mode
+from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import GetManifest
-
-OnChange = Literal["raise", "refresh"]
-OnDamage = Literal["raise", "skip"]
-Peers = Literal["off", "auto"]
 
 # Urls that a message names.
 _NAMED = 4
@@ -41,10 +37,7 @@ _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
 
 _LEAST = {
     "batch_size": 1,
-    "lanes": 1,
-    "shuffle_window": 1,
     "seed": 0,
-    "error_budget": 0,
     "rank": 0,
     "world_size": 1,
 }
@@ -58,17 +51,13 @@ class StreamOptions:
 
     seed: int = 17
     batch_size: int | None = None
-    last_batch: LastBatch | None = None
-    lanes: int | None = None
-    shuffle_window: int | None = None
+    order: Order = field(default_factory=Order)
     rank: int | None = None
     world_size: int | None = None
-    on_error: OnError = "raise"
-    error_budget: int = 100
-    stream: str = ""
+    on_error: OnError | Skip = "raise"
 
     def __post_init__(self) -> None:
-        checks.one_of("on_error", self.on_error, ("raise", "skip"))
+        skip_rules(self.on_error)
         for name, least in _LEAST.items():
             self._set_at_least(name, least)
 
@@ -76,6 +65,11 @@ class StreamOptions:
         """Checks a whole number, and keeps it as Python's own."""
         if getattr(self, name) is not None:
             object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
+
+    @property
+    def skip_rules(self) -> SkipRules:
+        """The rules for samples that cannot be made."""
+        return skip_rules(self.on_error)
 
     def with_rank(self, rank_config: RankConfig) -> Self:
         """The same options with this rank and world size."""
@@ -87,38 +81,23 @@ class DatasetOptions(StreamOptions):
     """The arguments of `StreamingDataset`, which documents them."""
 
     urls: tuple[str, ...]
-    manifest: str | None = None
+    manifest: Index = field(default_factory=Index)
     format: str | Format = "auto"
     cache_dir: str | None = None
     cache_bytes: str | int = "auto"
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
     shuffle: bool | str = True
-    cut: Cut | None = None
-    decode: DecodeRule = "auto"
+    decode: Decode = field(default_factory=Decode)
     transform: Transform | None = None
-    allow_pickle: bool = False
     engine: str | None = None
-    index_limit: float = 600.0
-    on_change: OnChange = "raise"
-    extensions: str | Sequence[str] | None = None
-    index_errors: OnDamage = "raise"
     growing: Growing | None = None
     annotations: Annotations | None = None
-    peers: Peers = "off"
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)
         shuffle_mode(self.shuffle)
-        check_rule(self.decode)
         self._check_format()
         super().__post_init__()
-        checks.one_of("index_errors", self.index_errors, ("raise", "skip"))
-        self.sample_extensions()
-        checks.one_of("on_change", self.on_change, ("raise", "refresh"))
-        checks.one_of("cut", self.cut, (None, *get_args(Cut)))
-        checks.one_of("peers", self.peers, get_args(Peers))
-        checks.flag("allow_pickle", self.allow_pickle)
-        checks.seconds("index_limit", self.index_limit)
         checks.function("transform", self.transform)
         self._check_manifest()
         self.limit_bytes()
@@ -140,11 +119,12 @@ class DatasetOptions(StreamOptions):
 
     def _check_manifest(self) -> None:
         # A manifest that does not exist is built there: its files would be samples of the next listing.
-        for url in self.urls if self.manifest is not None else ():
-            manifest, data = absolute(self.manifest or "").rstrip("/"), absolute(url).rstrip("/")
+        path = self.manifest.path
+        for url in self.urls if path is not None else ():
+            manifest, data = absolute(path or "").rstrip("/"), absolute(url).rstrip("/")
             if manifest == data or manifest.startswith(data + "/"):
                 raise ConfigError(
-                    f"manifest={self.manifest!r} is inside the dataset {url!r}; a manifest that is built there would "
+                    f"manifest={path!r} is inside the dataset {url!r}; a manifest that is built there would "
                     "become part of the data: name another folder",
                     field="manifest",
                 )
@@ -159,39 +139,24 @@ class DatasetOptions(StreamOptions):
         if self.growing is None:
             return
         if not isinstance(self.growing, Growing):
-            raise ConfigError(f"growing={self.growing!r} is no streamer.Growing", field="growing")
-        if self.on_change == "refresh":
+            raise ConfigError(f"growing={self.growing!r} is not a streamer.Growing", field="growing")
+        if self.manifest.on_change == "refresh":
             raise ConfigError(
-                'growing= with on_change="refresh": the uses of a changed dataset cannot be level; begin a new run',
+                'growing= with Index(on_change="refresh"): the uses of a changed dataset cannot be level; begin a new '
+                "run",
                 field="growing",
             )
         if shuffle_mode(self.shuffle) == "none":
             raise ConfigError("growing= with shuffle=False: samples are admitted in random order", field="growing")
-        if self.cut is not None:
-            raise ConfigError(f"growing= with cut={self.cut!r}: its lanes follow from the seed", field="cut")
-        if self.peers != "off":
+        if self.order.cut is not None:
             raise ConfigError(
-                f"growing= with peers={self.peers!r}: run the engines as services with [peers] members", field="peers"
+                f"growing= with Order(cut={self.order.cut!r}): its lanes follow from the seed", field="cut"
             )
-
-    def sample_extensions(self) -> list[str] | None:
-        """The extensions of the raw files that are samples, in one spelling, sorted; None: chosen by what is there.
-
-        Raises:
-            ConfigError: no extensions, or containers.
-        """
-        given: object = self.extensions
-        if given is None:
-            return None
-        several = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else []
-        names = [name.lstrip(".") if isinstance(name, str) else "" for name in several]
-        if not names or not all(names):
-            raise ConfigError(f"extensions={given!r}: give a list as ['jpg', 'png']", field="extensions")
-        if self.format_name not in {AUTO, "folder"}:
+        if self.order.peers != "off":
             raise ConfigError(
-                f"extensions={given!r} is for raw files, not for format={self.format_name!r}", field="extensions"
+                f"growing= with Order(peers={self.order.peers!r}): run the engines as services with [peers] members",
+                field="peers",
             )
-        return sorted(set(map(field_name, names)))
 
     def limit_bytes(self) -> int | None:
         """The cache's limit; None: the engine chooses.
@@ -200,12 +165,6 @@ class DatasetOptions(StreamOptions):
             ConfigError: not a size.
         """
         return None if self.cache_bytes == "auto" else parse_bytes(self.cache_bytes, "cache_bytes")
-
-    @property
-    def free_parts(self) -> frozenset[str]:
-        """The parts of the order that are chosen automatically."""
-        given = {"lanes": self.lanes, "window": self.shuffle_window, "cut": self.cut}
-        return frozenset(part for part, value in given.items() if value is None)
 
     def client_settings(self, environment: Environment, job: str) -> ClientSettings:
         """The settings of the client; `job` is used if the environment names none."""
@@ -221,17 +180,19 @@ class DatasetOptions(StreamOptions):
 
     def manifest_request(self, rank_config: RankConfig) -> GetManifest:
         """The request for the manifest. Only the first node builds it; the others wait for it to appear."""
+        # As under "auto", an index then finds the file of annotations beside the files, too.
+        chosen = self.format.extensions if isinstance(self.format, Folder) else None
         return GetManifest(
             request=0,
             urls=[absolute(url) for url in self.urls],
-            format=self.format_name,
+            format=self.format_name if chosen is None else AUTO,
             format_options=b"{}" if isinstance(self.format, str) else msgspec.json.encode(self.format.options),
-            manifest="" if self.manifest is None else absolute(self.manifest),
+            manifest="" if self.manifest.path is None else absolute(self.manifest.path),
             build=rank_config.node == 0,
             chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else 0,
-            limit_seconds=self.index_limit,
-            extensions=self.sample_extensions(),
-            skip_damaged=self.index_errors == "skip",
+            limit_seconds=self.manifest.limit_seconds,
+            extensions=None if chosen is None else sorted(chosen),
+            skip_damaged=self.manifest.on_error == "skip",
             in_key_order=shuffle_mode(self.shuffle) == "none",
         )
 

@@ -99,7 +99,8 @@ class Member:
             joined = self._join(manifest)
             with self.connections.for_requests() as connection:
                 place = connection.settings.runtime_dir / "selections"
-            SampleDecoder(self.options.decode, allow_pickle=self.options.allow_pickle).check(manifest.facts.fields)
+            decode = self.options.decode
+            SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle).check(manifest.facts.fields)
             choices = (*kept(manifest, joined), *self.choices)
             self._opened = OpenedDataset(manifest, choose(manifest, choices, place), joined)
         return self._opened
@@ -107,12 +108,12 @@ class Member:
     @property
     def user_code(self) -> tuple[object, ...]:
         """Transforms and decoders: they run in workers."""
-        return self.options.transform, self.options.decode
+        return self.options.transform, self.options.decode.rule
 
     @property
     def refreshes(self) -> bool:
         """Whether objects are listed again before each epoch."""
-        return self.options.on_change == "refresh"
+        return self.options.manifest.on_change == "refresh"
 
     def refresh(self) -> bool:
         """Lists the objects again; collective. True: they have changed, and the new manifest is used from now on.
@@ -250,7 +251,7 @@ class Member:
             return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {log_of(settings)}"
         return (
             f"the engine to list and index {options.place}{self._announcer.so_far}; an index that would take "
-            f"longer than index_limit={options.index_limit:g} s is refused"
+            f"longer than Index(limit_seconds={options.manifest.limit_seconds:g}) is refused"
         )
 
     def settled(self) -> Manifest | None:
@@ -271,9 +272,9 @@ class Member:
         """
         options = self.options
         return SampleRules(
-            decode=options.decode,
+            decode=options.decode.rule,
             transform=as_transform(options.transform),
-            allow_pickle=options.allow_pickle,
+            allow_pickle=options.decode.allow_pickle,
             seed=options.seed,
             member=name,
             source_key=source_key,

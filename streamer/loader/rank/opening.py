@@ -20,7 +20,6 @@ from streamer.loader.rank.rank_stream import Identity, OrderRequest, RankStream
 from streamer.loader.samples.maker import SampleRules
 from streamer.loader.samples.opened import Members
 from streamer.loader.samples.recipe import SampleRecipe
-from streamer.loader.skipping import SkipRules
 from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
 from streamer.order.spec import OrderSpec, shuffle_mode
@@ -128,8 +127,8 @@ class Opening:
         identity = Identity(
             rank_config=rank_config,
             stream=self._stream_name(batch_size, plain),
-            skip_rules=SkipRules(options.on_error, options.error_budget),
-            peers=self._only.peers if self._mixing is None else "off",
+            skip_rules=options.skip_rules,
+            peers=self._only.order.peers if self._mixing is None else "off",
             options=tuple(member.encoded_options(environment) for member in self._datasets),
         )
         return RankStream(self.connections, recipe, members, identity, request)
@@ -153,11 +152,11 @@ class Opening:
             global_batch,
             options.seed,
             options.shuffle,
-            lanes=options.lanes,
-            window=options.shuffle_window,
-            cut=options.cut or "fixed",
+            lanes=options.order.lanes,
+            window=options.order.shuffle_window,
+            cut=options.order.cut or "fixed",
         )
-        return spec, OrderRequest(free_parts=options.free_parts, growing=options.growing)
+        return spec, OrderRequest(free_parts=options.order.free_parts, growing=options.growing)
 
     def _rules(self) -> list[SampleRules]:
         """The rules of making samples, of each member."""
@@ -168,7 +167,7 @@ class Opening:
 
     def _stream_name(self, batch_size: int, plain: bool) -> str:
         """Distinguishes the loaders of one job, within which the ranks must agree: by samples, shuffle and batch."""
-        name = self.options.stream or self._data_name()
+        name = self.options.order.stream or self._data_name()
         if plain:
             return f"{name}, sample by sample"
         self._usual_batch = self._usual_batch or batch_size
@@ -220,6 +219,11 @@ class Opening:
         """Transforms and decoders: they run in workers; the modules that they need are imported before these start."""
         return tuple(code for member in self._datasets for code in member.user_code)
 
+    @property
+    def last_batch(self) -> LastBatch | None:
+        """What becomes of an incomplete last batch, as the user says it; None: not said."""
+        return self.options.order.last_batch
+
     def take_requested_epoch(self) -> int | None:
         """The epoch given to `set_epoch` since the last call, if any."""
         requested, self.requested_epoch = self.requested_epoch, None
@@ -262,7 +266,7 @@ class Opening:
             StreamerError: of the first rank that failed, on every rank, also where an engine cannot share its cache.
         """
         stream = self.compared(prepare, place)
-        if self._mixing is not None or self._only.peers != "auto":
+        if self._mixing is not None or self._only.order.peers != "auto":
             return
         if (gather := gather_for(self.rank_config())) is not None:
             stream.share_caches(gather)

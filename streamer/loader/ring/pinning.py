@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from streamer.errors import ConfigError
 from streamer.loader.batch.buffers import Bytes, address
 from streamer.loader.ring.fence import Fence
+from streamer.loader.torch_arguments import Pin
 
 if TYPE_CHECKING:
     import torch
@@ -83,20 +84,20 @@ class Pinner:
         self._lock = threading.Lock()
 
     @classmethod
-    def for_mode(cls, mode: bool | Literal["auto"], fencing: bool = True) -> Pinner | None:
-        """The pinner for `pin=`; None: do not pin.
+    def for_mode(cls, mode: Pin, fencing: bool = True) -> Pinner | None:
+        """The pinner for `pin_memory=`; None: do not pin.
 
         Raises:
-            ConfigError: `pin=True` without CUDA.
+            ConfigError: "required" without CUDA.
         """
-        if mode is False:
+        if mode == "off":
             return None
         import torch
 
         if torch.cuda.is_available():
-            return cls(TorchCuda(), required=mode is True, fencing=fencing)
-        if mode is True:
-            raise ConfigError("pin=True, but torch finds no CUDA device", field="pin")
+            return cls(TorchCuda(), required=mode == "required", fencing=fencing)
+        if mode == "required":
+            raise ConfigError("pin_memory='required', but torch finds no CUDA device", field="pin_memory")
         return None
 
     def register(self, slot: int, memory: Bytes) -> bool:
@@ -139,5 +140,9 @@ class Pinner:
         self._failed = True
         message = f"cudaHostRegister of {nbytes} bytes failed with code {code}"
         if self._required:
-            raise ConfigError(f"pin=True: {message}; lower ring_bytes or use pin='auto'", field="pin", code=code)
+            raise ConfigError(
+                f"pin_memory='required': {message}; lower ring_bytes or use pin_memory='auto'",
+                field="pin_memory",
+                code=code,
+            )
         logger.warning("%s: batches are copied to the device from unpinned memory", message)

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from streamer.annotations.join import Joiner, JoinRules
 from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.decode.arrays import NO_ROW, Row
-from streamer.decode.dispatch import DecodeRule, SampleDecoder
+from streamer.decode.dispatch import SampleDecoder
+from streamer.decode.rule import DecodeRule
 from streamer.decode.transforms import OnField, takes
 from streamer.errors import DecodeError, IntegrityError, WorkerError
 from streamer.formats.base import Field, SampleName

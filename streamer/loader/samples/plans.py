@@ -160,7 +160,7 @@ def _first_order(recipe: BatchRecipe, members: Members, rounds: Rounds | None) -
         return GrowingOrder(rounds, recipe.growing_lanes, recipe.epoch_samples, epoch)
     if isinstance(recipe.spec, OrderSpec):
         only = members.each[0]
-        words = only.manifest.chunk_words if recipe.spec.cut == "common" else None
+        words = only.manifest.chunk_words if recipe.spec.cut == "by_key" else None
         return EpochOrder(recipe.spec, only.chunk_samples, epoch, chunk_words=words)
     from streamer.order.mix import MemberChunks, MixOrder
 

@@ -253,6 +253,6 @@ _ADVICE = {
     Bottleneck.LOST: "see the log for why workers end: memory (OOM killer), or code that crashes on a sample",
     Bottleneck.HANDOFF: "finished batches wait for the trainer's thread: other threads hold the GIL, or a batch has "
     "very many small tensors",
-    Bottleneck.DEVICE: "pin=True, fewer or smaller tensors (uint8, normalised on the device), a cheaper "
+    Bottleneck.DEVICE: "pin_memory='required', fewer or smaller tensors (uint8, normalised on the device), a cheaper "
     "device_transform",
 }

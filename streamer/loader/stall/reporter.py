@@ -3,10 +3,10 @@
 With TensorBoard (`writer`) and W&B (`wandb`):
 
     steps = itertools.count()
-    loader = StreamingDataLoader(..., on_report=lambda report: [
+    loader = StreamingDataLoader(..., reports=lambda report: [
         writer.add_scalar(name, value, next(steps)) for name, value in report.scalars().items()])
 
-    loader = StreamingDataLoader(..., on_report=lambda report: wandb.log(report.scalars()))
+    loader = StreamingDataLoader(..., reports=lambda report: wandb.log(report.scalars()))
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from streamer.cgroup import idle_core_seconds, usable_cores
 from streamer.client.oneshot import Finding
@@ -63,16 +61,38 @@ def snapshot(stats: LoaderStats, clock: TrainerClock, head: BatchTimeline | None
     )
 
 
-class ReportRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of the reporter.
+@dataclass(frozen=True)
+class Reports:
+    """When a loader reports what it waits for, and to whom besides the log.
 
-    Attributes:
-        seconds: between two reports; None: never.
-        on_report: called with each report, on the reporter's thread; its errors are logged.
+        StreamingDataLoader(dataset, reports=Reports(seconds=60, call=lambda report: wandb.log(report.scalars())))
+
+    Args:
+        seconds: between two reports; None: none.
+        call: called with each report, on a thread of its own; its errors are logged.
+
+    Raises:
+        ConfigError: an interval that is not above 0, or not a function.
     """
 
     seconds: float | None = 30.0
-    on_report: OnReport | None = None
+    call: OnReport | None = None
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and checks.seconds("reports", self.seconds) <= 0:
+            raise ConfigError(f"reports={self.seconds:g} is not above 0 seconds", field="reports")
+        checks.function("call", self.call)
+
+    @classmethod
+    def of(cls, given: Reports | OnReport | float | None) -> Reports:
+        """The argument as the user gives it: seconds, None for none, a function, or both together.
+
+        Raises:
+            ConfigError: something else.
+        """
+        if isinstance(given, cls):
+            return given
+        return cls(call=given) if callable(given) else cls(given)  # type: ignore[arg-type]
 
 
 class StallReporter:
@@ -87,9 +107,7 @@ class StallReporter:
         before: the start of the first report.
     """
 
-    def __init__(
-        self, report_since: ReportSince, rules: ReportRules, rank: int, before: Snapshot | None = None
-    ) -> None:
+    def __init__(self, report_since: ReportSince, rules: Reports, rank: int, before: Snapshot | None = None) -> None:
         self._report_since = weakref.WeakMethod(report_since)
         self._rules = rules
         self._rank = rank
@@ -113,7 +131,7 @@ class StallReporter:
             self._thread.join(_JOIN_SECONDS)
 
     def report(self) -> StallReport | None:
-        """Reports the time since the last report: to log, engine and `on_report`. None: the loader is gone."""
+        """Reports the time since the last report: to log, engine and callback. None: the loader is gone."""
         if (report_since := self._report_since()) is None:
             return None
         report, self._before = report_since(self._before)
@@ -121,8 +139,8 @@ class StallReporter:
             report.engine.reply(Finding(report.share, str(report.bottleneck), report.advice))
         if self._rank == 0 or report.share > REPORTED_SHARE:
             logger.log(self._level(report), "rank %d: %s", self._rank, report, extra=report.attributes())
-        if self._rules.on_report is not None:
-            self._rules.on_report(report)
+        if self._rules.call is not None:
+            self._rules.call(report)
         return report
 
     def _level(self, report: StallReport) -> int:
@@ -144,14 +162,3 @@ def named(report: StallReport, name: Callable[[int], str]) -> StallReport:
     """The report with the name of its slowest sample."""
     sample = report.slowest_sample
     return report if sample is None else replace(report, slowest_sample=replace(sample, name=name(sample.ordinal)))
-
-
-def report_rules(seconds: float | None, on_report: OnReport | None) -> ReportRules:
-    """The rules, checked.
-
-    Raises:
-        ConfigError: an interval that is not above 0, or no function.
-    """
-    if seconds is not None and checks.seconds("report_seconds", seconds) <= 0:
-        raise ConfigError(f"report_seconds={seconds:g} is not above 0", field="report_seconds")
-    return ReportRules(seconds=seconds, on_report=checks.function("on_report", on_report))

@@ -13,6 +13,7 @@ import msgspec
 from streamer.errors import ConfigError
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.samples.recipe import SampleRecipe
+from streamer.loader.torch_arguments import WorkerStart
 from streamer.loader.workers.batch_maker import MakerRules
 from streamer.loader.workers.fork_server import ForkedPool, fork_server
 from streamer.loader.workers.handle import ExitReport, WorkerHandle, WorkerProcess
@@ -24,7 +25,6 @@ from streamer.loader.workers.worker import run
 logger = logging.getLogger(__name__)
 
 WorkerType = Literal["process", "thread"]
-WorkerStart = Literal["forkserver", "spawn"]
 
 
 class WorkerConfig(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ class Pool:
             self._forks = False
             logger.warning(
                 "workers are started as new interpreters, which takes more time and memory, because %s; "
-                "worker_start='spawn' does so without this warning",
+                "multiprocessing_context='spawn' does so without this warning",
                 reason,
             )
 

@@ -20,12 +20,13 @@ from streamer.order.mix.explain import MemberSize, cautions, explain, hit_bound,
 from streamer.order.mix.order import MixOrder
 from streamer.order.mix.quotas import Stage
 from streamer.order.mix.request import MixRequest, MixSource
-from streamer.order.mix.shares import Shares
-from streamer.order.mix.spec import Batching, MixMember, MixSpec
+from streamer.order.mix.shares import Shares, Weights
+from streamer.order.mix.spec import Batching, Homogeneous, MixMember, MixSpec
 from streamer.order.mix.streams import MemberChunks
 
 __all__ = [
     "Batching",
+    "Homogeneous",
     "MemberChunks",
     "MemberSize",
     "MixMember",
@@ -36,6 +37,7 @@ __all__ = [
     "SampleCodes",
     "Shares",
     "Stage",
+    "Weights",
     "cautions",
     "explain",
     "hit_bound",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
@@ -40,17 +41,61 @@ class Amount(msgspec.Struct, frozen=True):
     samples: int
 
 
+@dataclass(frozen=True)
+class Weights:
+    """Shares of the members on any scale, with the unit that they count in and the length of an epoch.
+
+        MixedDataset(members, weights=Weights({"web": 0.9, "books": 0.1}, epoch_samples=1_000_000))
+
+    `weights={...}` is `weights=Weights({...})`: an epoch has as many samples as all members together.
+
+    Args:
+        values: shares by name, 0 leaves a member out; or stages of epochs `[(0, {...}), (10, {...})]`: from that epoch
+            on; `(20, {...}, "linear")`: reached by equal steps.
+        temperature: instead of `values`: shares `samples ** (1 / temperature)`: 1 by size, a large number equal.
+        unit: what the shares are of: "samples", or "bytes" of the samples in the store.
+        epoch_samples: samples of an epoch, over all ranks, rounded to whole batches; None: all samples.
+        stop: instead of `epoch_samples`: an epoch ends when the first member ("first_exhausted"), or every member
+            ("all_exhausted"), has made one pass.
+
+    Raises:
+        ConfigError: an invalid value, neither `values` nor `temperature`, or both of them.
+    """
+
+    values: Amounts | WeightStages | None = None
+    _: KW_ONLY
+    temperature: float | None = None
+    unit: Unit = "samples"
+    epoch_samples: int | None = None
+    stop: Stop | None = None
+
+    def __post_init__(self) -> None:
+        if (self.values is None) == (self.temperature is None):
+            both = "neither values nor temperature" if self.values is None else "both values and temperature"
+            raise ConfigError(f"Weights has {both}: give the shares of the members by one of them", field="weights")
+        if self.temperature is not None and not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ConfigError(f"temperature={self.temperature} is not a positive number", field="temperature")
+        if self.unit not in get_args(Unit):
+            raise ConfigError(f"unit={self.unit!r} must be one of {get_args(Unit)}", field="unit")
+        if self.epoch_samples is not None and self.epoch_samples < 1:
+            raise ConfigError(f"epoch_samples={self.epoch_samples} must be at least 1", field="epoch_samples")
+        if self.stop not in (None, *get_args(Stop)):
+            raise ConfigError(f"stop={self.stop!r} must be one of {get_args(Stop)}", field="stop")
+        if self.epoch_samples is not None and self.stop is not None:
+            raise ConfigError("epoch_samples and stop both fix the length of an epoch: pass one", field="stop")
+
+
 class Shares(msgspec.Struct, frozen=True):
-    """The proportions as the user gives them. Without any of the four, every sample comes once per epoch.
+    """The proportions, checked. Without any of the four, every sample comes once per epoch.
 
     Attributes:
         weights: stages of (first epoch, weight by name); relative.
         repeat: passes per epoch by name.
         choose: samples per epoch by name.
         temperature: weights are n ** (1 / temperature).
-        epoch_samples: length of an epoch, with `weights` or `temperature`.
-        stop: the length instead: until the first member, or every member, has made one pass.
-        unit: the unit of `weights` and `temperature`.
+        epoch_samples: length of an epoch, with `weights` or `temperature`; 0: not said.
+        stop: as in `Weights`.
+        unit: as in `Weights`.
     """
 
     weights: tuple[tuple[int, dict[str, float]], ...] = ()
@@ -66,48 +111,40 @@ class Shares(msgspec.Struct, frozen=True):
         cls,
         names: Sequence[str],
         *,
-        weights: Amounts | WeightStages | None = None,
+        weights: Amounts | WeightStages | Weights | None = None,
         repeat: Amounts | float | None = None,
         choose: Mapping[str, int] | None = None,
-        temperature: float | None = None,
-        epoch_samples: int | None = None,
-        stop: str | None = None,
-        unit: str = "samples",
     ) -> Shares:
         """Checks the arguments of a mix.
 
         Args:
             names: of the members, in their order.
-            weights: by name, of any scale; or stages, see `WeightStages`. 0 leaves a member out.
+            weights: as the user gives them.
             repeat: by name, or one number for all.
             choose: by name.
-            temperature: 1: by size; large: equal.
-            epoch_samples: rounded to whole batches.
-            stop: see the class.
-            unit: see the class.
 
         Raises:
             ConfigError: names the argument: an unknown or missing member, a number that cannot be a share, only shares
-                of zero, two of the four, or a length where they determine it.
+                of zero, or two of the three.
         """
-        given = {"weights": weights, "repeat": repeat, "choose": choose, "temperature": temperature}
+        given = {"weights": weights, "repeat": repeat, "choose": choose}
         chosen = [name for name, value in given.items() if value is not None]
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} both fix the shares of the members: pass one", field=chosen[1])
-        _check_length(chosen, epoch_samples, stop)
-        _check_unit(chosen, unit)
+        if weights is not None:
+            rule = weights if isinstance(weights, Weights) else Weights(weights)
+            return cls(
+                weights=_weight_stages(names, rule.values),
+                temperature=rule.temperature or 0.0,
+                epoch_samples=rule.epoch_samples or 0,
+                stop=rule.stop,
+                unit=rule.unit,
+            )
         if isinstance(repeat, int | float):
             repeat = dict.fromkeys(names, float(repeat))
-        if temperature is not None and not (temperature > 0 and math.isfinite(temperature)):
-            raise ConfigError(f"temperature={temperature} is not a positive number", field="temperature")
         return cls(
-            weights=_weight_stages(names, weights),
             repeat=_checked("repeat", names, repeat),
             choose={name: int(value) for name, value in _checked("choose", names, choose).items()},
-            temperature=temperature or 0.0,
-            epoch_samples=epoch_samples or 0,
-            stop=stop,  # type: ignore[arg-type]  # checked
-            unit=unit,  # type: ignore[arg-type]  # checked
         )
 
     def amounts(self, samples: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> tuple[Amount, ...]:
@@ -215,33 +252,6 @@ def _checked(field: str, names: Sequence[str], values: object) -> dict[str, floa
     if not any(values.values()):
         raise ConfigError(f"{field}={dict(values)} leaves every member out", field=field)
     return {name: values[name] for name in names}
-
-
-def _check_length(chosen: Sequence[str], epoch_samples: int | None, stop: str | None) -> None:
-    if epoch_samples is not None and epoch_samples < 1:
-        raise ConfigError(f"epoch_samples={epoch_samples} must be at least 1", field="epoch_samples")
-    if stop is not None and stop not in get_args(Stop):
-        raise ConfigError(f"stop={stop!r} is not one of {get_args(Stop)}", field="stop")
-    if epoch_samples is not None and stop is not None:
-        raise ConfigError("epoch_samples and stop both fix the length of an epoch: pass one", field="stop")
-    length = "epoch_samples" if epoch_samples is not None else "stop"
-    if (epoch_samples or stop) and (not chosen or chosen[0] in ("repeat", "choose")):
-        raise ConfigError(
-            f"{length} goes with weights or temperature; {chosen[0] if chosen else 'repeat=1, the default,'} already "
-            "fixes the length of an epoch",
-            field=length,
-        )
-
-
-def _check_unit(chosen: Sequence[str], unit: str) -> None:
-    if unit not in get_args(Unit):
-        raise ConfigError(f"unit={unit!r} is not one of {get_args(Unit)}", field="unit")
-    if unit == "bytes" and (not chosen or chosen[0] in ("repeat", "choose")):
-        raise ConfigError(
-            "unit='bytes' goes with weights or temperature, not with "
-            f"{chosen[0] if chosen else 'repeat=1, the default'}",
-            field="unit",
-        )
 
 
 def whole_passes_as_weights(amount: Amount, sizes: Sequence[int], members: Sequence[bool]) -> Amount:

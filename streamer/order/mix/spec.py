@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
@@ -19,6 +20,32 @@ Unit: TypeAlias = Literal["samples", "bytes"]
 # Raised whenever the same parts would give another order; part of every order_id.
 MIX_FORMAT = 1
 MOST_MEMBERS = 4096
+
+
+@dataclass(frozen=True)
+class Homogeneous:
+    """Batches whose samples are of one member, or that consist of groups of which each is of one member.
+
+        MixedDataset(members, batching=Homogeneous(group=32))
+
+    `batching="homogeneous"` is `batching=Homogeneous()`.
+
+    Args:
+        group: samples of a batch that are of one member, such as the batch of one rank; None: all of it. It divides the
+            global batch, and the number of groups divides the lanes.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.group is None:
+            return
+        if isinstance(self.group, bool) or not hasattr(self.group, "__index__") or self.group < 1:
+            raise ConfigError(f"group={self.group!r} is not a whole number of at least 1", field="group")
+        object.__setattr__(self, "group", int(self.group))
 
 
 class MixMember(msgspec.Struct, frozen=True):
@@ -98,8 +125,8 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
             raise ConfigError(f"groups={self.groups} of a batch that is {self.batching}", field="group")
         if self.lanes % self.groups:
             raise ConfigError(
-                f"the {self.groups} groups of a batch do not divide the lanes, {self.lanes}; pass lanes={self.groups}, "
-                "or a multiple of it",
+                f"the {self.groups} groups of a batch do not divide the lanes, {self.lanes}; pass "
+                f"Order(lanes={self.groups}), or a multiple of it",
                 field="group",
             )
 

@@ -97,7 +97,8 @@ class LaneShares:
         self.lane_samples = self.quotas.sum(axis=0)
         if self.lane_samples.max() >= 3_000_000_000:
             raise ConfigError(
-                f"an epoch of {ends[-1, 0]:,} samples in {lanes} lanes is too long; pass lanes= or a shorter epoch",
+                f"an epoch of {ends[-1, 0]:,} samples in {lanes} lanes is too long; pass Order(lanes=...) or a "
+                "shorter epoch",
                 field="lanes",
             )
         self._levels, below = halving_tree(quotas)

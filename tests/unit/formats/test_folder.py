@@ -68,7 +68,7 @@ def test_in_class_folders_pictures_are_samples(name):
         CLASSES,
         [
             "6 of 10 files are no samples (2 .txt, 1 .md, 1 .csv, 1 without extension, 1 .db): "
-            "those in the class folders are .jpg, .png; extensions= chooses others"
+            "those in the class folders are .jpg, .png; Folder(extensions=...) chooses others"
         ],
     )
     assert taken(CLASSES) == (CLASSES, [])

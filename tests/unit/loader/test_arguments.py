@@ -25,7 +25,7 @@ def sample(epoch: int, ordinal: int) -> object:
         ("num_workers", None),
         ("timeout", "5"),
         ("timeout", -1),
-        ("report_seconds", "30"),
+        ("reports", "30"),
     ],
 )
 def test_of_the_loader(name, value):
@@ -38,10 +38,11 @@ def test_of_the_loader(name, value):
     ("name", "value", "message"),
     [
         ("drop_last", "no", "is neither True nor False"),
-        ("pin", "no", "is none of 'auto', True, False"),
+        ("pin_memory", "no", "must be None, 'auto', True, False or 'required'"),
+        ("pin_memory", 1, "must be None"),
+        ("multiprocessing_context", "fork", "must be None, 'forkserver' or 'spawn'; for threads write worker_type="),
         ("collate_fn", 7, "cannot be called"),
         ("device_transform", 7, "cannot be called"),
-        ("on_report", 7, "cannot be called"),
     ],
 )
 def test_of_the_loader_for_other_types(name, value, message):
@@ -60,10 +61,9 @@ def test_of_the_loader_for_other_types(name, value, message):
         ("url", 3, "url=3 is no url"),
         ("seed", 2.5, "seed=2.5 is not a whole number"),
         ("rank", "0", "rank='0' is not a whole number"),
-        ("index_limit", "9", "index_limit='9' is not a number of seconds"),
         ("manifest", 7, "manifest=7 is not a path"),
         ("cache_dir", 7, "cache_dir=7 is not a path"),
-        ("allow_pickle", "no", "allow_pickle='no' is neither True nor False"),
+        ("order", {"lanes": 8}, r"order=\{'lanes': 8\} is not a streamer.Order"),
         ("storage_options", "secret", "storage_options: str is not a dict"),
     ],
 )

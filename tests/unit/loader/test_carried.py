@@ -37,7 +37,7 @@ class Packer:
 
 def loader_of(packer: object, **options: object) -> StreamingDataLoader:
     dataset = FakeDataset(100, lambda epoch, ordinal: {"x": ordinal})
-    return StreamingDataLoader(dataset, 5, report_seconds=None, stateful=packer, **options)  # type: ignore[arg-type]
+    return StreamingDataLoader(dataset, 5, reports=None, stateful=packer, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stop", range(1, 20))

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from streamer import Skip
 from streamer.errors import (
     ClosedError,
     ConfigError,
@@ -100,23 +101,23 @@ def test_constructing_does_nothing():
 def test_the_last_batch(workers, kind):
     """10 samples by 4: short on one rank, filled with marked repeats where asked for; epoch after epoch."""
     for last_batch, sizes, repeats in ((None, [4, 4, 2], 0), ("short", [4, 4, 2], 0), ("fill", [4, 4, 4], 2)):
-        dataset = FakeDataset(10, sample)
-        with StreamingDataLoader(dataset, 4, workers, worker_type=kind, last_batch=last_batch) as loader:
+        dataset = FakeDataset(10, sample, last_batch=last_batch)
+        with StreamingDataLoader(dataset, 4, workers, worker_type=kind) as loader:
             for _ in range(3):
                 assert [batch["x"].shape[0] for batch in loader] == sizes
                 assert (len(loader.repeated), loader.repeated.sum()) == (sizes[-1], repeats)
             assert loader.stats().samples == 3 * sum(sizes)
-    with pytest.raises(ConfigError, match="contradicts"):
-        StreamingDataLoader(FakeDataset(10, sample), 4, drop_last=True, last_batch="short")
 
 
 @ways
 def test_drop_last(workers, kind):
-    """With `drop_last` the incomplete batch is left out."""
-    with StreamingDataLoader(FakeDataset(10, sample), 4, workers, worker_type=kind, drop_last=True) as loader:
-        assert len(loader) == 2
-        assert [batch["x"].shape[0] for batch in loader] == [4, 4]
-        assert not loader.repeated.any()
+    """With `drop_last`, or where the dataset says so, the incomplete batch is left out; the loader comes first."""
+    dropping = FakeDataset(10, sample, last_batch="drop")
+    for dataset, drop_last in ((dropping, False), (FakeDataset(10, sample, last_batch="fill"), True)):
+        with StreamingDataLoader(dataset, 4, workers, worker_type=kind, drop_last=drop_last) as loader:
+            assert (len(loader), loader.drop_last) == (2, True)
+            assert [batch["x"].shape[0] for batch in loader] == [4, 4]
+            assert not loader.repeated.any()
 
 
 def test_epochs_follow_each_other():
@@ -331,7 +332,7 @@ def test_error_in_a_transform(workers, kind):
 @ways
 def test_skip_fills_the_place_from_the_same_batch(workers, kind, caplog):
     """`on_error="skip"`: the next sample of the batch, marked as a repeat; the other is listed, counted and logged."""
-    with StreamingDataLoader(FakeDataset(12, broken), 4, workers, worker_type=kind, on_error="skip") as loader:
+    with StreamingDataLoader(FakeDataset(12, broken, on_error="skip"), 4, workers, worker_type=kind) as loader:
         found = [(batch["x"].tolist(), loader.repeated.tolist()) for batch in loader]
         assert [samples for samples, _ in found] == [[0, 1, 2, 3], [4, 6, 6, 7], [8, 9, 10, 11]]
         assert [marks for _, marks in found] == [[False] * 4, [False, True, False, False], [False] * 4]
@@ -343,12 +344,10 @@ def test_skip_fills_the_place_from_the_same_batch(workers, kind, caplog):
 @ways
 def test_skip_ends_with_its_budget(workers, kind):
     """The sample that is one too many is an error that names it, before its batch; nothing comes after it."""
-    with StreamingDataLoader(
-        FakeDataset(12, odd), 4, workers, worker_type=kind, on_error="skip", error_budget=3
-    ) as loader:
+    with StreamingDataLoader(FakeDataset(12, odd, on_error=Skip(budget=3)), 4, workers, worker_type=kind) as loader:
         batches = iter(loader)
         assert next(batches)["x"].tolist() == [0, 2, 2, 0]
-        with pytest.raises(DecodeError, match=r"error_budget=3 is spent, 4 .*sample 7 \(#7\): ValueError: odd"):
+        with pytest.raises(DecodeError, match=r"Skip\(budget=3\) is spent, 4 .*sample 7 \(#7\): ValueError: odd"):
             next(batches)
         assert loader.state_dict()["batch"] == 1
         with pytest.raises(DecodeError, match="is spent"):
@@ -374,7 +373,7 @@ def test_the_epoch_of_the_data_set_reaches_the_loader():
 def test_skip_of_a_whole_batch_is_an_error():
     """A batch with nothing left in it is not silently dropped."""
     with (
-        StreamingDataLoader(FakeDataset(12, broken), 1, 1, worker_type="thread", on_error="skip") as loader,
+        StreamingDataLoader(FakeDataset(12, broken, on_error="skip"), 1, 1, worker_type="thread") as loader,
         pytest.raises(WorkerError, match="all 1 samples of a batch failed") as caught,
     ):
         list(loader)
@@ -638,8 +637,9 @@ def test_forked_child_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("batch_size", 0), ("num_workers", -1), ("worker_type", "fork"), ("on_error", "ignore"), ("prefetch_batches", 0),
-     ("device", "cuda"), ("device", "tpu9"), ("pin", True)],
+    [("batch_size", 0), ("num_workers", -1), ("worker_type", "fork"), ("multiprocessing_context", "fork"),
+     ("prefetch_batches", 0),
+     ("device", "cuda"), ("device", "tpu9"), ("pin_memory", "required")],
 )  # fmt: skip
 def test_settings_that_cannot_be(field, value):
     """Each wrong setting is named."""

@@ -55,7 +55,7 @@ def test_alone_the_budget_ends_at_once():
         ledger.note([entry(step)], step)
         ledger.check(step)
     ledger.note([entry(7)], 2)
-    with pytest.raises(DecodeError, match=r"error_budget=2 is spent, 3 .*sample 7 \(7\.jpg\): ValueError: bad"):
+    with pytest.raises(DecodeError, match=r"Skip\(budget=2\) is spent, 3 .*sample 7 \(7\.jpg\): ValueError: bad"):
         ledger.check(2)
 
 
@@ -68,7 +68,7 @@ def test_ranks_share_the_budget_and_stop_at_the_same_step():
     for ledger in (first, second):
         for step in range(5, stop):
             ledger.check(step)
-        with pytest.raises(DecodeError, match=r"rank 1: error_budget=2 is spent, 3 samples .*3\.jpg"):
+        with pytest.raises(DecodeError, match=r"rank 1: Skip\(budget=2\) is spent, 3 samples .*3\.jpg"):
             ledger.check(stop)
 
 

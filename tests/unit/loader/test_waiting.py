@@ -122,7 +122,7 @@ def test_chunks_that_are_not_local_are_waited_for_by_name(caplog, workers):
         _until(lambda: "waiting" in caplog.text)
         dataset.prepared.first_session().allow(11)
 
-    with StreamingDataLoader(dataset, 4, workers, worker_type="thread", report_seconds=None) as loader:
+    with StreamingDataLoader(dataset, 4, workers, worker_type="thread", reports=None) as loader:
         batches = iter(loader)
         dataset.prepared.engine_values = engine
         _until(lambda: not workers or _state(loader) == "network")
@@ -162,7 +162,7 @@ def test_a_slow_sample_is_named(caplog):
         _until(lambda: "waiting" in caplog.text)
         release.set()
 
-    with StreamingDataLoader(FakeDataset(8, slow), 4, 1, worker_type="thread", report_seconds=None) as loader:
+    with StreamingDataLoader(FakeDataset(8, slow), 4, 1, worker_type="thread", reports=None) as loader:
         batches = iter(loader)
         _until(lambda: _state(loader) == "work")
         thread = threading.Thread(target=free)
@@ -180,7 +180,7 @@ def test_workers_that_import_are_named_with_their_modules(caplog, tmp_path, monk
     (tmp_path / "slow_to_import.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     make = importlib.import_module("slow_to_import").sample
-    with StreamingDataLoader(FakeDataset(8, make), 4, 1, report_seconds=None) as loader:
+    with StreamingDataLoader(FakeDataset(8, make), 4, 1, reports=None) as loader:
         batches = iter(loader)
         _until(lambda: _state(loader) == "start")
         assert next(batches).tolist() == [0, 1, 2, 3]
@@ -215,7 +215,7 @@ def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, 
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert line == (
         f"waiting for the engine to list and index {folder} (index it); an index that would take longer than "
-        "index_limit=600 s is refused"
+        "Index(limit_seconds=600) is refused"
     )
 
 

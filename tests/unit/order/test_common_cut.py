@@ -1,4 +1,4 @@
-"""cut="common": lanes that do not follow the seed."""
+"""cut="by_key": lanes that do not follow the seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _lanes(spec: OrderSpec, words: np.ndarray) -> list[set[int]]:
     return [set(words[cut.pieces(np.array([lane]), sizes)[1]].tolist()) for lane in range(spec.lanes)]
 
 
-def _spec(seed: int, cut: Cut = "common", lanes: int = 16) -> OrderSpec:
+def _spec(seed: int, cut: Cut = "by_key", lanes: int = 16) -> OrderSpec:
     return OrderSpec("m", seed, "block", lanes, 100, cut)
 
 
@@ -51,7 +51,7 @@ def test_new_chunks_and_another_numbering_move_few_to_another_lane() -> None:
 
 def test_its_keys_are_needed() -> None:
     """Without them there is no order, and no order by accident."""
-    with pytest.raises(ConfigError, match="common"):
+    with pytest.raises(ConfigError, match="by_key"):
         EpochOrder(_spec(0), SIZES, 0).ordinals(np.arange(3))
 
 
@@ -70,5 +70,5 @@ def _variance(cut: Cut, seed: int, labels: np.ndarray) -> float:
 @pytest.mark.parametrize("labels", [np.arange(CHUNKS), np.arange(CHUNKS) // 16], ids=["a class a chunk", "100 classes"])
 def test_it_shuffles_as_well_as_a_fixed_cut(labels: np.ndarray) -> None:
     """Chunks sorted by label; ten seeds. Read: 6.12 and 6.12, 6.07 and 6.12 (2026-11-23)."""
-    means = {cut: np.mean([_variance(cut, seed, labels) for seed in range(10)]) for cut in ("common", "fixed")}
-    assert means["common"] == pytest.approx(means["fixed"], rel=0.05)
+    means = {cut: np.mean([_variance(cut, seed, labels) for seed in range(10)]) for cut in ("by_key", "fixed")}
+    assert means["by_key"] == pytest.approx(means["fixed"], rel=0.05)

@@ -83,7 +83,7 @@ def test_three_nodes_on_eight_lanes_share_two_and_the_cure_is_named() -> None:
     """Lanes 2 and 5 have two nodes each: 10 lanes are fetched instead of 8; 6 lanes avoid it."""
     spread = lane_spread(_spec(8, 64), 384, 3)
     assert (spread.crossing, spread.store_factor, spread.suggested_lanes) == ((2, 5), 1.25, 6)
-    assert "lanes=6 makes it 1.00" in str(spread)
+    assert "Order(lanes=6) makes it 1.00" in str(spread)
     assert lane_spread(_spec(6, 64), 384, 3).crossing == ()
 
 
@@ -133,7 +133,10 @@ def test_a_poor_mixture_comes_with_advice() -> None:
     sizes, spec = np.full(17_100, 75), _spec(8, 8)
     text = explain(spec, sizes, 256, 140 * 10**9)
     assert vif_bound(spec, sizes, 256) > 30
-    assert "\nadvice   where neighbours in the dataset are alike (sorted by label), shuffle_window=256 makes it" in text
+    assert (
+        "\nadvice   where neighbours in the dataset are alike (sorted by label), Order(shuffle_window=256) makes it"
+        in text
+    )
     assert "holds 2.1 GB of the cache open" in text
     assert vif_bound(_spec(8, 256), sizes, 256) <= 2.0 < vif_bound(_spec(8, 128), sizes, 256)
 

@@ -48,7 +48,7 @@ def test_a_state_says_everything_by_name() -> None:
         ({"lanes": 4}, "lanes"),
         ({"window": 63}, "window"),
         ({"cut": "redrawn"}, "cut"),
-        ({"cut": "common"}, "cut"),
+        ({"cut": "by_key"}, "cut"),
     ],
 )
 def test_a_state_of_another_order_names_the_part(change: dict[str, object], field: str) -> None:

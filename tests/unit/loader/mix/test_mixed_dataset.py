@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from streamer import StreamingDataLoader, StreamingDataset
+from streamer import Homogeneous, Index, Order, Skip, StreamingDataLoader, StreamingDataset, Weights
 from streamer.errors import ConfigError, DecodeError, ManifestError, StateError
 from streamer.loader.mixed_dataset import MixedDataset
 from tests.unit.loader.mix.conftest import SIZES, numbers, write
@@ -56,8 +56,8 @@ def test_a_member_makes_another_part_of_its_pass_in_each_epoch(make_mix):
 
 def test_batches_are_the_same_through_the_loader_and_a_bare_loop(make_mix):
     """Sample for sample; `sources` and `__source__` agree with the numbers; stats with a recount."""
-    bare = make_mix(weights={"a": 7, "b": 2, "c": 1}, epoch_samples=120, batch_size=12)
-    with StreamingDataLoader(make_mix(weights={"a": 7, "b": 2, "c": 1}, epoch_samples=120), 12) as loader:
+    bare = make_mix(weights=Weights({"a": 7, "b": 2, "c": 1}, epoch_samples=120), batch_size=12)
+    with StreamingDataLoader(make_mix(weights=Weights({"a": 7, "b": 2, "c": 1}, epoch_samples=120)), 12) as loader:
         drawn: Counter[str] = Counter()
         for _ in range(3):
             expected = numbers(bare)
@@ -78,7 +78,7 @@ def test_batches_are_the_same_through_the_loader_and_a_bare_loop(make_mix):
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_the_global_batches_do_not_depend_on_the_ranks(make_mix, world_size):
     """Each rank's samples together are those of one rank."""
-    whole = make_mix(batch_size=12, last_batch="fill")
+    whole = make_mix(batch_size=12, order=Order(last_batch="fill"))
     ranks = [make_mix(batch_size=12 // world_size, rank=rank, world_size=world_size) for rank in range(world_size)]
     expected = np.array(numbers(whole)).reshape(-1, 12)
     found = np.concatenate([np.array(numbers(rank)).reshape(-1, 12 // world_size) for rank in ranks], axis=1)
@@ -88,7 +88,7 @@ def test_the_global_batches_do_not_depend_on_the_ranks(make_mix, world_size):
 @pytest.mark.parametrize("batching", ["stratified", "random", "homogeneous"])
 def test_batchings(make_mix, batching):
     """The share of each member in a batch, by batching."""
-    data = make_mix("ab", weights={"a": 3, "b": 1}, epoch_samples=160, batching=batching, batch_size=8)
+    data = make_mix("ab", weights=Weights({"a": 3, "b": 1}, epoch_samples=160), batching=batching, batch_size=8)
     batches = np.array(numbers(data)).reshape(-1, 8)
     of_b = (batches >= 1000).sum(axis=1)
     assert of_b.sum() == 40
@@ -116,7 +116,7 @@ def test_homogeneous_batches_have_every_sample_once(make_mix, world_size):
 
 def test_each_group_of_a_batch_is_of_one_member(make_mix):
     """Of ranks that take one group each, too, after the state of a single rank is resumed in mid-epoch."""
-    options = {"batching": "homogeneous", "group": 4, "weights": {"a": 3, "b": 1}, "epoch_samples": 320}
+    options = {"batching": Homogeneous(group=4), "weights": Weights({"a": 3, "b": 1}, epoch_samples=320)}
     expected = np.array(numbers(make_mix("ab", batch_size=16, **options))).reshape(20, 4, 4)
     of_b = expected >= 1000
     assert (of_b.all(axis=2) == of_b.any(axis=2)).all()
@@ -135,7 +135,7 @@ def test_each_group_of_a_batch_is_of_one_member(make_mix):
 def test_a_batch_of_parts_of_groups_is_logged(make_mix, caplog):
     """Not where a rank has whole groups."""
     for world_size, warned in ((2, True), (3, False), (1, False)):
-        data = make_mix("ab", batching="homogeneous", group=8, world_size=world_size, rank=0)
+        data = make_mix("ab", batching=Homogeneous(group=8), world_size=world_size, rank=0)
         data._for_loader().prepare(24 // world_size, None)
         assert ("has parts of several groups of 8" in caplog.text) == warned
         caplog.clear()
@@ -206,7 +206,7 @@ def test_a_selection_of_a_mix_selects_in_every_member(make_mix):
 
 def test_explain_names_members_batches_and_cache(make_mix, caplog):
     """And the log has it once."""
-    data = make_mix(weights={"a": 7, "b": 2, "c": 1}, epoch_samples=120)
+    data = make_mix(weights=Weights({"a": 7, "b": 2, "c": 1}, epoch_samples=120))
     text = data.explain(12, nodes=2)
     for part in ("stratified", "10 batches of 12", "70.00%", "passes", "hits at most"):
         assert part in text, text
@@ -221,7 +221,7 @@ def test_explain_names_members_batches_and_cache(make_mix, caplog):
 
 def test_a_state_continues_with_the_next_sample(make_mix):
     """Of a bare loop, and of the loader on another number of ranks."""
-    options = {"weights": {"a": 7, "b": 2, "c": 1}, "epoch_samples": 120}
+    options = {"weights": Weights({"a": 7, "b": 2, "c": 1}, epoch_samples=120)}
     data = make_mix(batch_size=12, **options)
     expected = numbers(data) + numbers(data)
     first = make_mix(batch_size=12, **options)
@@ -246,12 +246,12 @@ def test_a_state_continues_with_the_next_sample(make_mix):
 def test_weights_may_change_between_two_jobs(make_mix):
     """At the end of an epoch: after both jobs no sample of a member was used more than once more than another."""
     uses: Counter[int] = Counter()
-    with StreamingDataLoader(make_mix("ab", weights={"a": 3, "b": 1}, epoch_samples=80), 8) as loader:
+    with StreamingDataLoader(make_mix("ab", weights=Weights({"a": 3, "b": 1}, epoch_samples=80)), 8) as loader:
         for _ in range(3):
             for batch in loader:
                 uses.update(batch["npy"][:, 0].tolist())
         state = loader.state_dict()
-    changed = make_mix("abc", weights={"a": 1, "b": 2, "c": 1}, epoch_samples=96)
+    changed = make_mix("abc", weights=Weights({"a": 1, "b": 2, "c": 1}, epoch_samples=96))
     with StreamingDataLoader(changed, 8) as loader:
         with pytest.raises(StateError):
             loader.load_state_dict(state)
@@ -263,7 +263,7 @@ def test_weights_may_change_between_two_jobs(make_mix):
     for place, (name, size) in enumerate(SIZES.items()):
         counts = [uses[1000 * place + number] for number in range(size)]
         assert max(counts) - min(counts) <= 1, name
-    with StreamingDataLoader(make_mix("abc", weights={"a": 1, "b": 2, "c": 1}, epoch_samples=96), 8) as loader:
+    with StreamingDataLoader(make_mix("abc", weights=Weights({"a": 1, "b": 2, "c": 1}, epoch_samples=96)), 8) as loader:
         loader.load_state_dict(later)
         assert next(iter(loader))["npy"].shape == (8, 40), "a state after the change fits the changed mix"
 
@@ -320,9 +320,9 @@ def test_refresh_lets_the_other_members_continue(fake_engine, make_mix, folders,
 
 
 def test_the_loader_takes_a_change_between_epochs(fake_engine, make_mix, folders, tmp_path):
-    """With on_change="refresh" of a member it lists before each epoch."""
+    """With Index(on_change="refresh") of a member it lists before each epoch."""
     folders["b"] = write(tmp_path / "b", SIZES["b"], 1000)
-    data = make_mix("ab", {"b": {"on_change": "refresh"}}, repeat={"a": 0.5, "b": 1})
+    data = make_mix("ab", {"b": {"manifest": Index(on_change="refresh")}}, repeat={"a": 0.5, "b": 1})
     with StreamingDataLoader(data, 10) as loader:
         first = [number for batch in loader for number in batch["npy"][:, 0].tolist()]
         write(folders["b"], 80, 1000)
@@ -395,24 +395,17 @@ def test_members_that_do_not_collate_are_named(make_mix):
         ({"weights": {"a": 1, "b": 1, "c": 1, "d": 1}}, "weights"),
         ({"weights": {"a": 1, "b": 1}}, "weights"),
         ({"weights": {"a": 1, "b": 1, "c": 1}, "repeat": 1}, "repeat"),
-        ({"choose": {"a": 1, "b": 1, "c": 1}, "temperature": 2}, "temperature"),
-        ({"repeat": 1, "stop": "all_exhausted"}, "stop"),
-        ({"choose": {"a": 1, "b": 1, "c": 1}, "stop": "first_exhausted"}, "stop"),
-        ({"stop": "whenever", "temperature": 1}, "stop"),
-        ({"epoch_samples": 0, "temperature": 1}, "epoch_samples"),
-        ({"temperature": 0}, "temperature"),
+        ({"choose": {"a": 1, "b": 1, "c": 1}, "weights": Weights(temperature=2)}, "choose"),
         ({"repeat": {"a": 1, "b": 1, "c": -1}}, "repeat"),
         ({"choose": {"a": 1, "b": 1, "c": 0.5}}, "choose"),
         ({"batching": "sorted"}, "batching"),
-        ({"group": 4}, "group"),
-        ({"batching": "homogeneous", "group": 0}, "group"),
         ({"seed": -1}, "seed"),
         ({"source_key": ""}, "source_key"),
         ({"batch_size": 0}, "batch_size"),
-        ({"lanes": 0}, "lanes"),
-        ({"shuffle_window": 0}, "shuffle_window"),
+        ({"order": {"lanes": 1}}, "order"),
+        ({"order": Order(cut="by_key")}, "cut"),
+        ({"order": Order(peers="auto")}, "peers"),
         ({"on_error": "ignore"}, "on_error"),
-        ({"error_budget": -1}, "error_budget"),
     ],
 )
 def test_an_argument_that_cannot_be_is_refused_at_once(make_mix, options, field):
@@ -434,13 +427,13 @@ def test_wrong_names_are_listed(make_mix):
     "option",
     [
         {"batch_size": 2},
-        {"last_batch": "drop"},
         {"rank": 0, "world_size": 2},
         {"on_error": "skip"},
-        {"error_budget": 7},
-        {"stream": "s"},
-        {"lanes": 2},
-        {"shuffle_window": 64},
+        {"on_error": Skip(budget=7)},
+        {"order": Order(last_batch="drop")},
+        {"order": Order(stream="s")},
+        {"order": Order(lanes=2)},
+        {"order": Order(shuffle_window=64)},
     ],
 )
 def test_an_option_of_the_whole_is_refused_on_a_member(make_mix, option):
@@ -450,11 +443,11 @@ def test_an_option_of_the_whole_is_refused_on_a_member(make_mix, option):
     assert caught.value.details["field"] in option
 
 
-@pytest.mark.parametrize("option", [{"cut": "common"}, {"peers": "auto"}])
+@pytest.mark.parametrize("option", [{"cut": "by_key"}, {"peers": "auto"}])
 def test_an_option_of_a_dataset_alone_is_refused_on_a_member(make_mix, option):
     """With the member's name and the reason."""
     with pytest.raises(ConfigError, match=r"member b: .* is for a dataset alone") as caught:
-        make_mix(members={"b": option})
+        make_mix(members={"b": {"order": Order(**option)}})
     assert caught.value.details["field"] in option
 
 
@@ -514,7 +507,7 @@ def test_a_weight_of_zero_leaves_a_member_out(make_mix, caplog):
 
 def test_a_tiny_weight_is_exact_in_the_long_run(make_mix):
     """Its quota is 0 in some epochs."""
-    data = make_mix("ab", weights={"a": 1999, "b": 1}, epoch_samples=100, batch_size=10)
+    data = make_mix("ab", weights=Weights({"a": 1999, "b": 1}, epoch_samples=100), batch_size=10)
     quotas = [data.quotas(epoch)["b"] for epoch in range(400)]
     assert min(quotas) == 0 < max(quotas)
     assert abs(sum(quotas) - 20) <= 2
@@ -522,7 +515,9 @@ def test_a_tiny_weight_is_exact_in_the_long_run(make_mix):
 
 def test_stages_of_weights(make_mix):
     """From that epoch on; a member with 0 begins later where it is."""
-    data = make_mix("ab", weights=[(0, {"a": 1, "b": 0}), (2, {"a": 1, "b": 1})], epoch_samples=40, batch_size=10)
+    data = make_mix(
+        "ab", weights=Weights([(0, {"a": 1, "b": 0}), (2, {"a": 1, "b": 1})], epoch_samples=40), batch_size=10
+    )
     assert [data.quotas(epoch)["b"] for epoch in range(4)] == [0, 0, 20, 20]
     found = [Counter(map(member_of, numbers(data))) for _ in range(4)]
     assert [counts["b"] for counts in found] == [0, 0, 20, 20]

@@ -8,6 +8,7 @@ import pytest
 
 from streamer.config import Environment, RankConfig
 from streamer.errors import ConfigError
+from streamer.loader.rank.arguments import Order
 from streamer.loader.rank.dataset_options import DatasetOptions, absolute, as_urls
 
 
@@ -75,11 +76,5 @@ def test_secrets_are_not_shown():
 
 def test_free_parts_are_those_that_nobody_fixed():
     """What a resumed state may bring along."""
-    assert DatasetOptions(urls=("a",)).free_parts == {"lanes", "window", "cut"}
-    assert DatasetOptions(urls=("a",), lanes=4, cut="common").free_parts == {"window"}
-
-
-def test_a_limit_that_is_no_number_is_refused():
-    """Not taken for "no limit"."""
-    with pytest.raises(ConfigError, match="index_limit"):
-        DatasetOptions(urls=("a",), index_limit=float("nan"))
+    assert DatasetOptions(urls=("a",)).order.free_parts == {"lanes", "window", "cut"}
+    assert Order(lanes=4, cut="by_key").free_parts == {"window"}

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from streamer import Order
 from streamer.errors import ConfigError, StateError, StreamerError
 from streamer.loader.rank import opening
 
@@ -61,30 +62,30 @@ def test_a_finished_epoch_goes_on_with_the_next(make_dataset, folder):
 
 def test_automatic_parts_of_the_order_follow_the_state(make_dataset, folder):
     """They were chosen for the batch of the run that saved it; given ones must agree."""
-    saved = make_dataset(folder, lanes=2, shuffle_window=6)._for_loader().prepare(10)
+    saved = make_dataset(folder, order=Order(lanes=2, shuffle_window=6))._for_loader().prepare(10)
     prepared = make_dataset(folder)._for_loader().prepare(10)
     assert prepared.spec != saved.spec
     prepared.resume(saved.state(1, 2))
     assert prepared.spec == saved.spec
     assert prepared.ordinals(1, 2).tolist() == saved.ordinals(1, 2).tolist()
-    fixed = make_dataset(folder, lanes=5)._for_loader().prepare(10)
+    fixed = make_dataset(folder, order=Order(lanes=5))._for_loader().prepare(10)
     with pytest.raises(StateError, match="lanes"):
         fixed.resume(saved.state(1, 2))
 
 
-@pytest.mark.parametrize("cut", ["fixed", "common", "redrawn"])
-def test_a_run_keeps_the_cut_that_it_began_with(make_dataset, folder, cut):
-    """Where its user names none; another one is refused."""
-    saved = make_dataset(folder, cut=cut)._for_loader().prepare(10)
+@pytest.mark.parametrize(("cut", "stored"), [("fixed", "fixed"), ("by_key", "common"), ("redrawn", "redrawn")])
+def test_a_run_keeps_the_cut_that_it_began_with(make_dataset, folder, cut, stored):
+    """Where its user names none; another one is refused. States keep the words that they always had."""
+    saved = make_dataset(folder, order=Order(cut=cut))._for_loader().prepare(10)
     state = json.loads(json.dumps(saved.state(1, 2)))
-    assert state["cut"] == cut
+    assert state["cut"] == stored
     prepared = make_dataset(folder)._for_loader().prepare(10)
     prepared.resume(state)
     assert prepared.spec == saved.spec
     for epoch in (1, 2):
         assert prepared.ordinals(epoch, 2).tolist() == saved.ordinals(epoch, 2).tolist()
         assert prepared.recipe().open().batch(epoch, 2)[0].tolist() == saved.ordinals(epoch, 2).tolist()
-    other = make_dataset(folder, cut="fixed" if cut == "common" else "common")._for_loader().prepare(10)
+    other = make_dataset(folder, order=Order(cut="fixed" if cut == "by_key" else "by_key"))._for_loader().prepare(10)
     with pytest.raises(StateError, match=f"cut was '{cut}'"):
         other.resume(state)
 
@@ -115,7 +116,7 @@ def test_all_ranks_prepare_together(make_dataset, folder, monkeypatch):
     assert (facts["global_batch"], facts["world_size"], facts["last_batch"]) == (10, 2, "drop")
     assert facts["manifest"] == prepared.members.each[0].manifest.digest
     assert facts["resume"] == "epoch 0, batch 3"
-    wrong = make_dataset(folder, shuffle=False, lanes=3, rank=0, world_size=2)
+    wrong = make_dataset(folder, shuffle=False, order=Order(lanes=3), rank=0, world_size=2)
     with pytest.raises(ConfigError, match="lanes"):
         wrong._for_loader().compare(lambda: wrong._for_loader().prepare(5), "")
     assert told[1]["failure"][0] == "ConfigError"
@@ -172,5 +173,5 @@ def test_ways_to_read_one_data_set_are_streams_of_their_own(make_dataset, folder
     assert streams[0] == streams[2] == "shuffle block of all"
     assert streams[1] == "shuffle block of all, by 12"
     assert plain == "shuffle block of all, sample by sample"
-    other = make_dataset(folder, stream="mine")
+    other = make_dataset(folder, order=Order(stream="mine"))
     assert other._for_loader().prepare(12).session(0, 0)._spec.stream == "mine", "the first size is the usual one"

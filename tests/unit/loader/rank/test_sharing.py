@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from streamer import Order
 from streamer.errors import ConfigError
 from streamer.loader.rank import sharing
 from streamer.loader.rank.agreement import exchange, pack
@@ -77,7 +78,7 @@ def _text(value: object) -> str:
 
 def test_lanes_are_told_to_engines_by_the_order_of_their_ids(make_dataset, folder) -> None:
     """Readers with their samples, and two former holders at most."""
-    prepared = make_dataset(folder, lanes=2)._for_loader().prepare(12)
+    prepared = make_dataset(folder, order=Order(lanes=2))._for_loader().prepare(12)
     lanes = prepared._plans.chunk_lanes()
     shared = sharing.Shared(
         manifest=prepared.members.each[0].manifest, name="all", global_batch=12, lanes=lanes, lane_count=2
@@ -98,7 +99,7 @@ def test_lanes_are_told_to_engines_by_the_order_of_their_ids(make_dataset, folde
 
 def test_each_chunk_with_samples_has_a_lane(make_dataset, folder) -> None:
     """Those without any of a selection have none."""
-    dataset = make_dataset(folder, lanes=2)
+    dataset = make_dataset(folder, order=Order(lanes=2))
     prepared = dataset._for_loader().prepare(12)
     assert set(prepared._plans.chunk_lanes().tolist()) == {0, 1}
     part = dataset.select(labels=[0])._for_loader().prepare(12)
@@ -118,7 +119,7 @@ def test_where_lanes_can_be_split(chunks: int, batch: int, lanes: int, expected:
 
 def test_without_a_process_group_nothing_is_shared(make_dataset, folder, caplog) -> None:
     """Said once, with the other ways."""
-    dataset = make_dataset(folder, peers="auto")
+    dataset = make_dataset(folder, order=Order(peers="auto"))
     side = dataset._for_loader()
     for _ in range(2):
         side.compare(lambda: side.prepare(12), "")

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from streamer import Order
 from streamer.client.session import EpochSchedule
 from streamer.errors import BrokenError
 from streamer.loader.rank.sample_iterator import Progress, SampleIterator
@@ -43,7 +44,7 @@ def test_the_steps_of_a_span_are_those_of_its_batches(workers):
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("first", [0, 5])
-@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"lanes": 2, "shuffle_window": 4}])
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"order": Order(lanes=2, shuffle_window=4)}])
 def test_a_share_reads_only_what_is_leased(make_dataset, folder, workers, first, options):
     """The fake engine deletes everything else; together the shares have the rest of the epoch."""
     prepared = make_dataset(folder, **options)._for_loader().prepare(7)
@@ -110,7 +111,7 @@ def test_an_epoch_that_is_over_is_not_in_the_session(make_dataset, folder):
 
 def test_the_session_identifies_itself_to_the_engine(fake_engine, make_dataset, folder):
     """What the sessions of a job are compared by, and how much is open at once."""
-    dataset = make_dataset(folder, rank=1, world_size=2, shuffle_window=4)
+    dataset = make_dataset(folder, rank=1, world_size=2, order=Order(shuffle_window=4))
     prepared = dataset._for_loader().prepare(5)
     prepared.session(0, 2).close()
     spec = fake_engine.sessions[0].spec

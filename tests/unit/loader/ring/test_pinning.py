@@ -119,17 +119,17 @@ def test_failure_at_a_later_slot():
 
 
 def test_required():
-    """`pin=True`: a failure is an error that names the argument."""
+    """`pin_memory="required"`: a failure is an error that names the argument."""
     ring = Ring(Limits(1, 1, 1 << 20), lambda: None, Pinner(FakeCuda(fail_at=0), required=True))
-    with pytest.raises(ConfigError, match="pin=True") as caught:
+    with pytest.raises(ConfigError, match="pin_memory='required'") as caught:
         filled(ring)
-    assert caught.value.details["field"] == "pin"
+    assert caught.value.details["field"] == "pin_memory"
     ring.close()
 
 
 def test_modes_without_cuda():
     """Without CUDA there is nothing to pin, unless it was demanded."""
     assert Pinner.for_mode("auto") is None
-    assert Pinner.for_mode(False) is None
+    assert Pinner.for_mode("off") is None
     with pytest.raises(ConfigError, match="no CUDA device"):
-        Pinner.for_mode(True)
+        Pinner.for_mode("required")

@@ -334,7 +334,7 @@ def test_a_byte_of_an_array_in_a_zip_archive_is_another(make_dataset, fake_engin
     content = bytearray((tmp_path / "a.zip").read_bytes())
     content[content.index(array(39).tobytes()) + 1000] ^= 1
     (tmp_path / "a.zip").write_bytes(content)
-    with StreamingDataLoader(make_dataset(tmp_path), 8, 1, worker_type="thread", on_error="skip") as loader:
+    with StreamingDataLoader(make_dataset(tmp_path, on_error="skip"), 8, 1, worker_type="thread") as loader:
         keys = [key for batch in loader for key in batch["__key__"]]
         assert "039.npy" not in keys
         assert loader.stats().skipped == 1

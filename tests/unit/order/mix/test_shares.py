@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.order.mix import Shares
+from streamer.order.mix import Shares, Weights
 
 NAMES = ["web", "books"]
 SIZES = {"web": 1000, "books": 300}
@@ -34,14 +34,14 @@ def test_an_epoch_of_weights_has_as_many_samples_as_the_members_with_weight() ->
     """Unless its length is said."""
     assert _amount(weights={"web": 1, "books": 2}).samples == 1300
     assert _amount(weights={"web": 1, "books": 0}).samples == 1000
-    assert _amount(weights={"web": 1, "books": 2}, epoch_samples=77).samples == 77
+    assert _amount(weights=Weights({"web": 1, "books": 2}, epoch_samples=77)).samples == 77
 
 
 def test_an_epoch_can_stop_with_the_first_or_the_last_pass() -> None:
     """At equal weights the smaller member ends first: 300 of each, or 1,000."""
     even = {"web": 1, "books": 1}
-    assert _amount(weights=even, stop="first_exhausted").samples == 600
-    assert _amount(weights=even, stop="all_exhausted").samples == 2000
+    assert _amount(weights=Weights(even, stop="first_exhausted")).samples == 600
+    assert _amount(weights=Weights(even, stop="all_exhausted")).samples == 2000
 
 
 def test_repeat_gives_whole_passes_or_exact_parts() -> None:
@@ -59,7 +59,7 @@ def test_choose_gives_samples() -> None:
 
 def test_temperature_goes_from_sizes_to_equal_shares() -> None:
     """1: by size; large: equal."""
-    by_size, equal = (_amount(temperature=t).weights for t in (1.0, 1e9))
+    by_size, equal = (_amount(weights=Weights(temperature=t)).weights for t in (1.0, 1e9))
     assert by_size[0] / by_size[1] == pytest.approx(1000 / 300)
     assert equal[0] / equal[1] == pytest.approx(1)
 
@@ -106,14 +106,10 @@ def test_weights_change_by_equal_steps() -> None:
         ({"weights": [(0, {"web": 1, "books": 1}), (9, {"web": 1, "books": 1}, "cubic")]}, "with ascending epochs"),
         ({"repeat": {"web": 1}}, "none for the members"),
         ({"choose": {"web": 1.5, "books": 1}}, "not a whole number of samples"),
-        ({"temperature": 0}, "temperature=0 is not a positive number"),
         ({"weights": {"web": 1, "books": 1}, "repeat": 2}, "weights and repeat both fix the shares"),
-        ({"repeat": 2, "stop": "first_exhausted"}, "stop goes with weights or temperature; repeat already"),
-        ({"choose": {"web": 1, "books": 1}, "epoch_samples": 9}, "epoch_samples goes with weights or temperature"),
-        ({"epoch_samples": 9}, "repeat=1, the default, already"),
-        ({"temperature": 1, "stop": "sometimes"}, "stop='sometimes' is not one of"),
-        ({"temperature": 1, "stop": "first_exhausted", "epoch_samples": 9}, "pass one"),
-        ({"temperature": 1, "epoch_samples": 0}, "epoch_samples=0 must be at least 1"),
+        ({"weights": Weights(temperature=2), "repeat": 2}, "weights and repeat both fix the shares"),
+        ({"weights": Weights(temperature=2), "choose": {"web": 1, "books": 1}}, "weights and choose both fix"),
+        ({"weights": Weights({"web": 1}, epoch_samples=9)}, r"none for the members \['books'\]"),
     ],
 )
 def test_what_is_no_proportion_is_refused(said: dict[str, Any], message: str) -> None:
@@ -127,20 +123,38 @@ def test_shares_of_the_bytes_are_shares_of_the_samples_over_their_mean_size() ->
     sizes = {"web": 1_000_000, "books": 2_700_000}
 
     def amount(**said: Any) -> Any:
-        return Shares.of(NAMES, unit="bytes", **said).amounts(SIZES, sizes)[0]
+        return Shares.of(NAMES, weights=Weights(unit="bytes", **said)).amounts(SIZES, sizes)[0]
 
-    web, books = amount(weights={"web": 1, "books": 1}).weights
+    web, books = amount(values={"web": 1, "books": 1}).weights
     assert web == pytest.approx(9 * books, rel=1e-8)
-    assert amount(weights={"web": 1, "books": 1}, stop="first_exhausted").samples == 1111
-    assert amount(temperature=1).weights == Shares.of(NAMES, temperature=1).amounts(SIZES)[0].weights
+    assert amount(values={"web": 1, "books": 1}, stop="first_exhausted").samples == 1111
+    assert amount(temperature=1).weights == Shares.of(NAMES, weights=Weights(temperature=1)).amounts(SIZES)[0].weights
     web, books = amount(temperature=1e9).weights
     assert web == pytest.approx(9 * books, rel=1e-6)
 
 
-@pytest.mark.parametrize("said", [{}, {"repeat": 2}, {"choose": {"web": 1, "books": 1}}])
-def test_bytes_are_for_shares(said: dict[str, Any]) -> None:
-    """Passes and numbers of samples have their unit."""
-    with pytest.raises(ConfigError, match="unit='bytes' goes with weights or temperature"):
-        Shares.of(NAMES, unit="bytes", **said)
-    with pytest.raises(ConfigError, match="unit='tokens' is not one of"):
-        Shares.of(NAMES, unit="tokens", temperature=1)
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({}, "Weights has neither values nor temperature"),
+        ({"epoch_samples": 9}, "Weights has neither values nor temperature"),
+        ({"unit": "bytes"}, "Weights has neither values nor temperature"),
+        ({"values": {"web": 1}, "temperature": 2}, "Weights has both values and temperature"),
+        ({"temperature": 0}, "temperature=0 is not a positive number"),
+        ({"temperature": float("inf")}, "temperature=inf is not a positive number"),
+        ({"temperature": 1, "stop": "sometimes"}, "stop='sometimes' must be one of"),
+        ({"temperature": 1, "stop": "first_exhausted", "epoch_samples": 9}, "pass one"),
+        ({"temperature": 1, "epoch_samples": 0}, "epoch_samples=0 must be at least 1"),
+        ({"temperature": 1, "unit": "tokens"}, "unit='tokens' must be one of"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused_at_once(said: dict[str, Any], message: str) -> None:
+    """A length and a unit go with shares; passes and numbers of samples have their own."""
+    with pytest.raises(ConfigError, match=message):
+        Weights(**said)
+
+
+def test_weights_are_shown_with_their_options() -> None:
+    """As they were written."""
+    shown = repr(Weights({"web": 2}, epoch_samples=9))
+    assert shown == "Weights(values={'web': 2}, temperature=None, unit='samples', epoch_samples=9, stop=None)"

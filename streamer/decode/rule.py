@@ -1,0 +1,68 @@
+"""How the fields of a dataset are decoded, as users say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+from streamer.errors import ConfigError
+
+FieldDecoder = Callable[[bytes], object]
+# "auto": by extension. None: bytes. A mapping: overrides for some fields or extensions (None: bytes). A callable gets
+# (field name, bytes).
+DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callable[[str, bytes], object]
+
+
+@dataclass(frozen=True)
+class Decode:
+    """How fields are decoded, where pickles are allowed.
+
+        StreamingDataset(url, decode=Decode(allow_pickle=True))
+
+    Args:
+        rule: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
+            extension or field; see `streamer.decode`.
+        allow_pickle: decode pickles (.pt, .pkl, and columns of MDS and LitData that are pickled), which runs the code
+            that they contain. Only for data that you wrote yourself.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    rule: DecodeRule = "auto"
+    _: KW_ONLY
+    allow_pickle: bool = False
+
+    def __post_init__(self) -> None:
+        check_rule(self.rule)
+        if not isinstance(self.allow_pickle, bool):
+            raise ConfigError(f"allow_pickle={self.allow_pickle!r} is neither True nor False", field="allow_pickle")
+
+    @classmethod
+    def of(cls, given: DecodeRule | Decode) -> Decode:
+        """The argument as the user gives it.
+
+        Raises:
+            ConfigError: neither a rule nor a Decode.
+        """
+        return given if isinstance(given, Decode) else cls(given)
+
+
+def check_rule(rule: DecodeRule) -> None:
+    """Refuses an invalid rule, without importing a decoder.
+
+    Raises:
+        ConfigError: names the value and what is allowed.
+    """
+    if rule is None or rule == "auto" or callable(rule):
+        return
+    if not isinstance(rule, Mapping):
+        raise ConfigError(
+            f"decode={rule!r}: use 'auto', None (raw bytes), a function of (field name, bytes), or a dict from "
+            "extension or field to function",
+            field="decode",
+        )
+    for name, reader in rule.items():
+        if reader is not None and not callable(reader):
+            raise ConfigError(f"decode[{name!r}]={reader!r} is neither a function of bytes nor None", field="decode")

@@ -1,0 +1,97 @@
+"""Order, Index, Skip, Decode, Homogeneous and Reports: checked when they are made, and shown as they were written."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from streamer import Decode, Homogeneous, Index, MixedDataset, Order, Reports, Skip, StreamingDataset
+from streamer.errors import ConfigError
+from streamer.formats import Folder
+
+
+def call(report: object) -> None:
+    """Does nothing."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Order, {"lanes": 0}, "lanes=0 is below 1"),
+        (Order, {"lanes": "8"}, "lanes='8' is not a whole number"),
+        (Order, {"shuffle_window": -1}, "shuffle_window=-1 is below 1"),
+        (Order, {"cut": "common"}, "cut='common' .*'by_key'"),
+        (Order, {"last_batch": "pad"}, "last_batch='pad' .*'fill', 'short', 'drop'"),
+        (Order, {"peers": "all"}, "peers='all'"),
+        (Order, {"stream": 3}, "stream=3 is not a text"),
+        (Index, {"url": 7}, "manifest=7 is not a path"),
+        (Index, {"limit_seconds": "9"}, "limit_seconds='9' is not a number of seconds"),
+        (Index, {"limit_seconds": -1}, "limit_seconds=-1 is not a number of seconds"),
+        (Index, {"limit_seconds": float("nan")}, "limit_seconds=nan is not a number of seconds"),
+        (Index, {"on_error": "ignore"}, "on_error='ignore'"),
+        (Index, {"on_change": "ignore"}, "on_change='ignore'"),
+        (Skip, {"budget": -1}, "budget=-1 is below 0"),
+        (Decode, {"rule": "pil"}, "decode='pil'"),
+        (Decode, {"allow_pickle": "no"}, "allow_pickle='no' is neither True nor False"),
+        (Homogeneous, {"group": 0}, "group=0 is not a whole number of at least 1"),
+        (Homogeneous, {"group": "4"}, "group='4' is not a whole number of at least 1"),
+        (Reports, {"seconds": 0}, "reports=0 is not above 0 seconds"),
+        (Reports, {"seconds": "9"}, "reports='9' is not a number of seconds"),
+        (Reports, {"call": 7}, "call=7 cannot be called"),
+        (Folder, {"extensions": []}, r"extensions=\[\]: give a list as"),
+        (Folder, {"extensions": ["jpg", 3]}, "extensions=.*: give a list as"),
+        (Folder, {"extensions": 3}, "extensions=3: give a list as"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(kind: type, options: dict[str, object], message: str) -> None:
+    """With the name and the value."""
+    with pytest.raises(ConfigError, match=message):
+        kind(**options)
+
+
+@pytest.mark.parametrize(
+    ("made", "shown"),
+    [
+        (Order(lanes=8), "Order(lanes=8, shuffle_window=None, cut=None, last_batch=None, peers='off', stream='')"),
+        (Index("s3://b/m"), "Index(url='s3://b/m', limit_seconds=600.0, on_error='raise', on_change='raise')"),
+        (Skip(), "Skip(budget=100)"),
+        (Decode(allow_pickle=True), "Decode(rule='auto', allow_pickle=True)"),
+        (Homogeneous(4), "Homogeneous(group=4)"),
+        (Reports(), "Reports(seconds=30.0, call=None)"),
+    ],
+)
+def test_they_are_shown_compared_and_pickled(made: object, shown: str) -> None:
+    """As values."""
+    assert repr(made) == shown
+    assert pickle.loads(pickle.dumps(made)) == made
+    with pytest.raises(AttributeError):
+        made.extra = 1  # type: ignore[attr-defined]
+
+
+def test_the_short_form_is_the_same() -> None:
+    """A url for an Index, a rule for a Decode, "skip" for a Skip, None for an Order."""
+    short = StreamingDataset("/data", manifest="/m", decode={"bin": None}, on_error="skip")._opening.options
+    whole = StreamingDataset(
+        "/data", manifest=Index(Path("/m")), decode=Decode({"bin": None}), on_error=Skip(100), order=Order()
+    )._opening.options
+    assert (short.manifest, short.decode, short.order) == (whole.manifest, whole.decode, whole.order)
+    assert short.skip_rules == whole.skip_rules
+
+
+def test_reports_are_seconds_a_function_or_both() -> None:
+    """None: no report."""
+    assert Reports.of(None) == Reports(None)
+    assert Reports.of(5) == Reports(5)
+    assert Reports.of(call) == Reports(30.0, call)
+    assert Reports.of(Reports(5, call)) == Reports(5, call)
+
+
+def test_a_homogeneous_batch_needs_no_group() -> None:
+    """The word and the object ask for one order."""
+    requests = [
+        MixedDataset({"a": StreamingDataset("/data")}, batching=batching)._options.request
+        for batching in ("homogeneous", Homogeneous())
+    ]
+    assert requests[0] == requests[1]
