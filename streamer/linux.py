@@ -113,7 +113,7 @@ def epoll() -> Epoll:
     if sys.platform == "linux" and hasattr(select, "epoll"):
         return select.epoll()
     raise ConfigError(
-        "workers and growing datasets need epoll, which only Linux has: use num_workers=0, and no grow",
+        "workers need epoll, which only Linux has: use num_workers=0",
         field="num_workers",
     )
 

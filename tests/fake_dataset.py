@@ -99,6 +99,8 @@ class FakeSession:
         consumed: the highest `done`.
     """
 
+    poll_seconds = None
+
     def __init__(self, prepared: FakePrepared, epoch: int, start_batch: int) -> None:
         self._prepared = prepared
         self._start = epoch * prepared.batches + start_batch

@@ -44,6 +44,9 @@ with tarfile.open("images.tar", "w") as tar:
     tar.add("images", recursive=True)
 tars = StreamingDataset("images.tar", cache_dir="cache-tars", engine="inline")
 print(sum(len(batch["jpg"]) for batch in StreamingDataLoader(tars, batch_size=16)), "from a tar")
+growth = streamer.Growing(reuse=2, epoch_samples=96)
+growing = StreamingDataset("images/", cache_dir="cache-growing", engine="inline", growing=growth)
+print(sum(len(batch["jpg"]) for batch in StreamingDataLoader(growing, batch_size=16)), "of a growing dataset")
 try:
     StreamingDataLoader(tars, batch_size=16, num_workers=2)
 except streamer.errors.ConfigError as error:
@@ -73,7 +76,8 @@ def test_the_quickstart_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert lines[0] == "64 ['cats', 'dogs']"
     assert lines[2:4] == [f"{epoch} torch.Size([16, 64, 64, 3]) torch.uint8 torch.Size([16])" for epoch in (0, 1)]
     assert lines[5] == "2 batches are left of the epoch"
-    assert lines[-4:-1] == ["64 samples", "64 samples, no other process", "64 from a tar"]
+    assert lines[-5:-2] == ["64 samples", "64 samples, no other process", "64 from a tar"]
+    assert lines[-2] == "96 of a growing dataset"
     assert re.match(r"num_workers .*need epoll.*use num_workers=0", lines[-1])
 
 

@@ -204,6 +204,37 @@ def test_every_batch_becomes_ready_when_those_before_it_are_consumed(case: Case,
                 consume(made, session, start, count, ahead)
 
 
+class LateOffers:
+    """Other ranks that have as much, and say so at every tenth look."""
+
+    looks = 0
+
+    def agreed(self, number: int, cohorts: int) -> int | None:
+        self.looks += 1
+        return None if self.looks % 10 else cohorts
+
+
+def test_a_batch_waits_for_the_other_ranks_and_no_longer() -> None:
+    """While they are waited for, the session is to be looked at again without a message; `done` looks, too."""
+    with prepared(Case(chunks=64, chunk_samples=1, reuse=3, epoch_samples=60, batch=10)) as (made, _):
+        offers = made.growth._offers = LateOffers()
+        with contextlib.closing(made.session(0, 0)) as session:
+            assert session.poll_seconds is None
+            waited = 0
+            for step in range(40):
+                assert session.step_of(*divmod(step, 6)) == step
+                session.want(step)
+                session.pump()
+                if session.ready < step and session.poll_seconds:
+                    waited += 1
+                    looks = offers.looks
+                    session.done(step)
+                    assert offers.looks == looks + 1
+                session.wait(step, 60)
+                session.done(step + 1)
+            assert waited > 3
+
+
 def test_a_batch_that_nobody_will_bring_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that was asked for is here, all before the batch is consumed, and it is not ready."""
     extend = CohortFeed.extend

@@ -201,7 +201,8 @@ class Feeder:
         self._wakeup.wants_work = self._dispatch()
         # After dispatching: a trainer that is awake takes the GIL at each system call of this thread.
         self._run_state.deliver()
-        for key, _ in self._selector.select(self._timeouts.remaining_seconds if self._run_state.open else None):
+        waits = (self._timeouts.remaining_seconds, self._run_state.poll_seconds) if self._run_state.open else ()
+        for key, _ in self._selector.select(min((wait for wait in waits if wait is not None), default=None)):
             key.data()
         for handle in self._timeouts.stuck() if self._run_state.open else ():
             self._end_stuck(handle)

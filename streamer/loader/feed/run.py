@@ -133,6 +133,11 @@ class RunState:
         """Whether the run may begin further batches."""
         return not self._stopped
 
+    @property
+    def poll_seconds(self) -> float | None:
+        """See `StepSession.poll_seconds`."""
+        return None if self._session is None else self._session.poll_seconds
+
     def enter(self, run: Run) -> None:
         """Begins a run, and opens its session."""
         self.run = run

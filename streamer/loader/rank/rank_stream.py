@@ -1,7 +1,7 @@
 """One rank's batches of a dataset or of a mix, prepared for one batch size: plan, schedule, sessions and state.
 
-A dataset alone is a stream with one member, a mix has several; of a growing dataset `growing.Growth` decides the
-rounds and opens the sessions.
+A dataset alone is a stream with one member, a mix has several; of a growing dataset `growing.growth` decides the
+rounds, and `growing.session` opens the sessions.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from streamer.errors import ConfigError, Detail
 from streamer.loader.rank.agreement import Gather, gather_for, process_store
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.growing.growth import Growth
+from streamer.loader.rank.growing.session import GrowingSession
 from streamer.loader.rank.step_session import EpochSession, Integers, Share, StepSession, open_bytes
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import sample_key
@@ -372,7 +373,10 @@ class RankStream:
             if self.growth is not None:
                 # Without a value: what is used up leaves first, and is not kept in place of what is in use.
                 spec = msgspec.structs.replace(spec, parts=self._parts([0.0], [0]))
-                return self.growth.session(connection, spec, self._recipe, (self.plan(epoch), share.first), on_close)
+                plan, first = self.plan(epoch), share.first
+                return GrowingSession(
+                    connection, spec, self.growth, self._recipe, plan=plan, first=first, on_close=on_close
+                )
             # Computed once for request and session: with 540 chunks it delays the first batch by 2 to 6 ms.
             begun = [self.schedule(epoch, share)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -89,6 +90,11 @@ class StepSession(ABC):
             StreamerError: the engine's error.
         """
 
+    @property
+    def poll_seconds(self) -> float | None:
+        """Seconds after which `ready` may change without a message, because other ranks are waited for; None: never."""
+        return None
+
     @abstractmethod
     def step_of(self, epoch: int, batch: int) -> int:
         """The step of a batch at or after the session's start.
@@ -101,7 +107,6 @@ class StepSession(ABC):
     def want(self, step: int) -> None:
         """Requests the chunks of all steps up to and including this one; does not block."""
 
-    @abstractmethod
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         """Blocks until `ready >= step`.
 
@@ -109,6 +114,16 @@ class StepSession(ABC):
             StreamerError: the engine's error; of a growing dataset also where another rank does not answer.
             TimeoutError: the time is over.
         """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        self.want(step)
+        while self.ready < step:
+            left = self.poll_seconds
+            if deadline is not None:
+                until = deadline - time.monotonic()
+                if until <= 0:
+                    raise TimeoutError(f"step {step} of {self!r}: not ready after {timeout_seconds} s")
+                left = until if left is None else min(left, until)
+            self.pump(left)
 
     @abstractmethod
     def done(self, step: int, *, flush: bool = True) -> None:
@@ -126,8 +141,8 @@ class StepSession(ABC):
         """Readable when `pump` has something to receive; may change in `pump`."""
         return self._client.fileno()
 
-    def pump(self, timeout_seconds: float = 0.0) -> None:
-        """Receives the engine's messages."""
+    def pump(self, timeout_seconds: float | None = 0.0) -> None:
+        """Receives the engine's messages; waits at most `timeout_seconds` for one, None: until one comes."""
         self._client.pump(timeout_seconds)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
@@ -206,22 +221,14 @@ class EpochSession(StepSession):
 
     def want(self, step: int) -> None:
         """See `StepSession`."""
-        self._look_ahead(step)
+        while self._endless and step >= self._extend_at:
+            self._extend()
         self._session.want(step)
-
-    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
-        """See `StepSession`."""
-        self._look_ahead(step)
-        self._session.wait(step, timeout_seconds)
 
     def done(self, step: int, *, flush: bool = True) -> None:
         """See `StepSession`."""
         self._done = step
         self._session.done(step, flush=flush)
-
-    def _look_ahead(self, step: int) -> None:
-        while self._endless and step >= self._extend_at:
-            self._extend()
 
     def _extend(self) -> None:
         epoch, share = self._next_epoch, self._share

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -19,7 +18,7 @@ from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
 
 if TYPE_CHECKING:
-    from streamer.order.growing import GrowingOrder, Round, Rounds
+    from streamer.order.growing import GrowingOrder, Rounds
     from streamer.order.mix import MixOrder
     from streamer.order.mix.spec import MixSpec
 
@@ -27,8 +26,6 @@ Integers = npt.NDArray[np.int64]
 
 # The running epoch and the next one, which the look-ahead plans.
 _PLANS_KEPT = 2
-# Enough for the batches of a worker, and for one that it repeats.
-_ROUNDS_KEPT = 4
 
 
 class BatchRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,40 +71,6 @@ class BatchRecipe(msgspec.Struct, frozen=True, kw_only=True):
         if self.epoch_samples % batch and batch % lanes:
             return np.arange(lanes, dtype=np.int64)
         return self.split.rank_lanes(self.entry[0] * self.epoch_samples + self.entry[1])
-
-
-class KnownRounds:
-    """The rounds of a growing dataset that a worker was told last.
-
-    Which samples a batch has depends on admissions, which only the rank knows: a worker is told them with the batch.
-
-    Args:
-        spec: of the order.
-        members: the dataset.
-    """
-
-    def __init__(self, spec: OrderSpec, members: Members) -> None:
-        from streamer.order.growing import Cohorts
-
-        self.cohorts = Cohorts(spec, members.each[0].chunk_samples)
-        self._rounds: list[Round] = []
-
-    def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
-        """The rounds of the next batch, each as the fields of `Round`."""
-        from streamer.order.growing import Round
-
-        # Not of the same number with other cohorts: after a state was loaded.
-        numbers = {fields[0] for fields in rounds}
-        kept = [of for of in self._rounds if of.number not in numbers]
-        # A batch that is larger than the data is in any number of rounds.
-        self._rounds = [*kept, *(Round(*fields) for fields in rounds)][-max(_ROUNDS_KEPT, len(rounds)) :]
-
-    def at(self, position: int) -> Round:
-        """The round of a position of the stream; an IndexError if it was not told."""
-        for of in reversed(self._rounds):
-            if of.start <= position < of.stop:
-                return of
-        raise IndexError(f"position {position} is in none of {self._rounds}")
 
 
 class Plans:

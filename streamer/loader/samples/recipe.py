@@ -17,7 +17,7 @@ from streamer.loader.batch.placement import Rows
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import CachedBytes, Integers, SampleLocation, SampleMaker
 from streamer.loader.samples.opened import MemberRecipe, Members
-from streamer.loader.samples.plans import BatchRecipe, KnownRounds, Plans
+from streamer.loader.samples.plans import BatchRecipe, Plans
 from streamer.loader.samples.row_reader import RowReader
 from streamer.order.spec import OrderSpec
 
@@ -121,7 +121,9 @@ class StreamReader:
         members = Members([member.open() for member in recipe.members])
         self._rounds = None
         if recipe.epoch_samples and isinstance(recipe.spec, OrderSpec):
-            self._rounds = KnownRounds(recipe.spec, members)
+            from streamer.order.growing import Cohorts, KnownRounds
+
+            self._rounds = KnownRounds(Cohorts(recipe.spec, members.each[0].chunk_samples))
         self._plans = Plans(recipe, members, self._rounds)
         self._maker = StreamMaker(recipe, members)
         self._places: Sequence[SampleLocation] = ()
@@ -134,9 +136,9 @@ class StreamReader:
         return f"StreamReader(rank {recipe.rank} of {recipe.world_size}, {len(recipe.members)} members: {names})"
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
-        """The rounds of the next batch of a growing dataset."""
+        """Sets the rounds of the next batch of a growing dataset, each as the fields of `Round`."""
         if self._rounds is not None:
-            self._rounds.set_rounds(rounds)
+            self._rounds.set(rounds)
 
     def batch(self, epoch: int, batch: int) -> tuple[Integers, npt.NDArray[np.bool_]]:
         """This rank's samples of one batch: codes, and which are repeats."""

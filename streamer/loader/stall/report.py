@@ -11,7 +11,7 @@ from itertools import starmap
 from streamer.loader.stall import causes
 from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise, diagnose
 from streamer.loader.stall.causes import BatchTiming, Tail
-from streamer.loader.stall.growth import Rates, sentence
+from streamer.loader.stall.growth import sentence
 from streamer.loader.stall.stats import EngineView, LoaderStats, quantile
 
 # A batch is slow if it takes this many times the median of the others; natural images of random sizes stay below.
@@ -241,16 +241,16 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
 
 
 def _growing(found: Findings, stats: LoaderStats, samples: int, step_seconds: float, *, waits: bool) -> str:
-    """What the rates of a growing dataset ask for."""
+    """Returns what the rates of a growing dataset ask for."""
     if stats.growing is None or found.engine is None or not step_seconds:
         return ""
-    rates = Rates(
+    return sentence(
+        stats.growing,
         samples_per_second=samples / step_seconds,
         store_bytes_per_second=found.grown("store_bytes") / found.seconds,
         cache_bytes=found.engine.limit_bytes,
         waits=waits,
     )
-    return sentence(stats.growing, rates)
 
 
 def slow_sample(timings: Sequence[BatchTiming]) -> SlowSample | None:

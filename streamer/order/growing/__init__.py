@@ -7,9 +7,9 @@ order.py    positions to samples
 """
 
 from streamer.order.growing.cohorts import CohortChunks, Cohorts
-from streamer.order.growing.log import AdmissionLog, Round
+from streamer.order.growing.log import AdmissionLog, KnownRounds, Round, Rounds, rounds_between
 from streamer.order.growing.options import Growing
-from streamer.order.growing.order import GrowingOrder, Rounds
+from streamer.order.growing.order import GrowingOrder
 
 __all__ = [
     "AdmissionLog",
@@ -17,6 +17,8 @@ __all__ = [
     "Cohorts",
     "Growing",
     "GrowingOrder",
+    "KnownRounds",
     "Round",
     "Rounds",
+    "rounds_between",
 ]

@@ -6,12 +6,14 @@ Each admission has exactly k uses: cohort j is in [a(r-k), a(r)) for the k round
 a(r) > j. So uses stay level. Let u_x be the uses of sample x so far. The p-th admission of x is before the (p+1)-th
 of y, so it has as many rounds behind it or more; summed over p: u_x >= u_y - k. At the end of every round max - min
 <= k, inside a round <= k + 1, and 0 after a pass whose uses are all made. This holds for every log.
+
+Rounds that are planned from the rates of the first ones would need no log, but they wait: see docs/growing.md.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -36,16 +38,16 @@ class Round(msgspec.Struct, frozen=True):
 
 
 class AdmissionLog:
-    """The rounds that are known so far. Grows by `admit`; never changes otherwise.
+    """The rounds that are known so far. `admit` adds one; known rounds never change.
 
     Args:
-        cohorts: of the dataset.
-        reuse: k, rounds that each admitted cohort stays.
-        least: cohorts that a round trains at least: rounds of few batches would shuffle little.
-        admitted: cohorts that each round has added, from round 0.
+        cohorts: cohorts of the dataset.
+        reuse: k, number of rounds that each admitted cohort stays.
+        least: smallest number of cohorts in a round: rounds of few batches would shuffle little.
+        admitted: number of cohorts that each round has added, from round 0.
 
     Raises:
-        ConfigError: a round that could not have been.
+        ConfigError: `admitted` contains a round that is not possible.
     """
 
     def __init__(self, cohorts: Cohorts, reuse: int, least: int, admitted: Iterable[int] = ()) -> None:
@@ -68,7 +70,7 @@ class AdmissionLog:
             self.admit(least)
 
     def __repr__(self) -> str:
-        return f"AdmissionLog({len(self)} rounds, reuse={self.reuse}, admitted={self._at(len(self) - 1)})"
+        return f"AdmissionLog({len(self)} rounds, reuse={self.reuse}, admitted={self._end})"
 
     def __len__(self) -> int:
         return len(self._admitted)
@@ -80,23 +82,27 @@ class AdmissionLog:
         return Round(number, start, stop, self._at(number - self.reuse), self._at(number))
 
     @property
+    def last(self) -> Round:
+        """The last known round."""
+        return self[len(self) - 1]
+
+    @property
     def stop(self) -> int:
         """One past the last position of the known rounds."""
         return self._starts[-1]
 
     @property
     def next_begin(self) -> int:
-        """The first cohort of the round that comes after the known ones."""
+        """The first cohort of the round after the known ones."""
         return self._at(len(self) - self.reuse)
 
     @property
     def admitted(self) -> list[int]:
-        """Cohorts that each known round has added, from round 0."""
-        before = [0, *self._admitted]
-        return [after - first for first, after in zip(before, self._admitted, strict=False)]
+        """Number of cohorts that each known round has added, from round 0."""
+        return [after - before for before, after in zip([0, *self._admitted], self._admitted, strict=False)]
 
     def at(self, position: int) -> Round:
-        """The round of a position of the stream.
+        """Returns the round of a position of the stream.
 
         Raises:
             IndexError: the position is beyond the known rounds.
@@ -104,27 +110,24 @@ class AdmissionLog:
         return self[bisect_right(self._starts, position) - 1]
 
     def admit(self, cohorts: int) -> Round:
-        """Adds a round.
+        """Adds a round and returns it.
 
         Args:
-            cohorts: how many it should add; fewer if the window would be more than all data, more if it would be too
-                small.
-
-        Returns:
-            The new round.
+            cohorts: number of cohorts to add. Fewer are added if the round would have more than all data, more if it
+                would have fewer than `least` cohorts.
         """
         low, high = self._limits()
         # Where too few are left in use, fresh ones must come, although the trainer waits for them.
-        needed = self.least - (self._at(len(self) - 1) - self.next_begin)
+        needed = self.least - (self._end - self.next_begin)
         self._append(min(max(cohorts, needed, low), high))
-        return self[len(self) - 1]
+        return self.last
 
     def trainable(self, cohorts: int) -> int:
-        """The position up to which rounds train only the first `cohorts` cohorts."""
+        """Returns the position up to which rounds train only the first `cohorts` cohorts."""
         return self._starts[bisect_right(self._admitted, cohorts)]
 
     def used(self, position: int) -> tuple[int, int]:
-        """Bounds of how often any sample has been used at the start of the round of a position.
+        """Returns bounds of how often any sample has been used when the round of a position begins.
 
         Returns:
             The least and the most uses; at most `reuse` apart.
@@ -138,21 +141,68 @@ class AdmissionLog:
         return least, min(most, least + self.reuse)
 
     def _uses(self, cohort: int, number: int) -> int:
-        """Rounds before `number` that have trained a cohort."""
+        """Returns how many rounds before `number` have trained a cohort."""
         return min(self.reuse, max(0, number - bisect_right(self._admitted, cohort)))
 
     def _limits(self) -> tuple[int, int]:
-        """How many cohorts the next round may add: it trains at least one, and none of a pass twice."""
-        kept = self._at(len(self) - 1) - self.next_begin
+        """Returns how many cohorts the next round may add: it trains at least one, and none of a pass twice."""
+        kept = self._end - self.next_begin
         return int(kept == 0), self.cohorts.per_pass - kept
 
     def _append(self, added: int) -> None:
-        begin, end = self.next_begin, self._at(len(self) - 1) + added
-        size = self.cohorts.samples_before(end) - self.cohorts.samples_before(begin)
+        end = self._end + added
+        size = self.cohorts.samples_before(end) - self.cohorts.samples_before(self.next_begin)
         # In this order: another thread may look a position up meanwhile.
         self._starts.append(self.stop + size)
         self._admitted.append(end)
 
+    @property
+    def _end(self) -> int:
+        """One past the last admitted cohort."""
+        return self._at(len(self) - 1)
+
     def _at(self, number: int) -> int:
-        """a(r); 0 before round 0."""
+        """Returns a(r); 0 before round 0."""
         return self._admitted[number] if number >= 0 else 0
+
+
+class KnownRounds:
+    """The rounds of the batch that a worker makes: only the rank knows the log, and sends them with each batch.
+
+    Args:
+        cohorts: cohorts of the dataset.
+    """
+
+    def __init__(self, cohorts: Cohorts) -> None:
+        self.cohorts = cohorts
+        self._rounds: list[Round] = []
+
+    def set(self, rounds: Sequence[tuple[int, ...]]) -> None:
+        """Sets the rounds of the next batch, each as the fields of `Round`."""
+        self._rounds = [Round(*fields) for fields in rounds]
+
+    def at(self, position: int) -> Round:
+        """Returns the round of a position of the stream.
+
+        Raises:
+            IndexError: the round was not told.
+        """
+        for of in self._rounds:
+            if of.start <= position < of.stop:
+                return of
+        raise IndexError(f"position {position} is in none of {self._rounds}")
+
+
+Rounds = AdmissionLog | KnownRounds
+
+
+def rounds_between(rounds: Rounds, first: int, last: int) -> list[Round]:
+    """Returns the rounds of the positions first..last.
+
+    Raises:
+        IndexError: one of them is not known.
+    """
+    found = [rounds.at(first)]
+    while found[-1].stop <= last:
+        found.append(rounds.at(found[-1].stop))
+    return found

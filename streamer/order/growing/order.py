@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Protocol
-
 import numpy as np
 
 from streamer.order.deal import Deal
 from streamer.order.decode import LaneDecoder
 from streamer.order.growing.cohorts import Cohorts, Pieces
-from streamer.order.growing.log import Round
+from streamer.order.growing.log import Round, Rounds, rounds_between
 from streamer.order.hashing import Flags, Integers, fold, fold_each
 from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
@@ -23,19 +20,6 @@ TAG_ROUND_LANE, TAG_ROUND_GROUP, TAG_ROUND_PIECE = 41, 42, 43
 _ROUNDS_KEPT = 3
 
 
-class Rounds(Protocol):
-    """The known rounds."""
-
-    @property
-    def cohorts(self) -> Cohorts:
-        """Of the dataset."""
-        ...
-
-    def at(self, position: int) -> Round:
-        """The round of a position of the stream."""
-        ...
-
-
 class RoundTables:
     """The pieces of one round in some lanes, dealt as those of an epoch.
 
@@ -43,9 +27,9 @@ class RoundTables:
     The rest of a pass (n mod L samples) goes to the lanes in turn, beginning with that of the round's first position.
 
     Args:
-        cohorts: of the dataset.
+        cohorts: cohorts of the dataset.
         of: the round.
-        lanes: the lanes that are asked for.
+        lanes: numbers of the lanes.
     """
 
     def __init__(self, cohorts: Cohorts, of: Round, lanes: Integers) -> None:
@@ -54,26 +38,30 @@ class RoundTables:
         pieces = [self._lane_pieces(lane) for lane in lanes.tolist()]
         counts = np.zeros(spec.lanes + 1, np.int64)
         counts[lanes + 1] = [len(each.chunk) for each in pieces]
-        self.chunk, offset, size, turn = Pieces.join(pieces)
+        self.chunk, offset, size, turn = map(np.concatenate, zip(*pieces, strict=True))
         prefix = np.concatenate([np.zeros(1, np.int64), np.cumsum(size)])
         first = np.cumsum(counts)
-        # Lanes that are not asked for have no pieces here.
+        # Other lanes have no pieces here.
         self.deal = Deal(spec.lane_window, prefix, first, prefix[first])
         # 2 r + (pass mod 2) distinguishes the uses of a sample: a round trains at most all data, so two passes.
         self._turn = 2 * of.number + turn % 2
-        start = cohorts.chunk_first[self.chunk] + offset
+        codes = self._turn * cohorts.samples + cohorts.chunk_first[self.chunk] + offset
         every = np.arange(spec.lanes, dtype=np.uint64)
-        keys = tuple(fold_each(fold(spec.seed, tag, of.number), every) for tag in (TAG_ROUND_GROUP, TAG_ROUND_PIECE))
-        codes = self._turn * cohorts.samples + start
-        self._decoder = LaneDecoder(self.deal, (keys[0], keys[1]), partial(_piece_start, first, codes))
+        group, piece = (fold_each(fold(spec.seed, tag, of.number), every) for tag in (TAG_ROUND_GROUP, TAG_ROUND_PIECE))
+
+        def piece_start(lanes: Integers, pieces: Integers) -> Integers:
+            found: Integers = codes[first[lanes] + pieces]
+            return found
+
+        self._decoder = LaneDecoder(self.deal, (group, piece), piece_start)
 
     def codes(self, positions: Integers) -> Integers:
-        """The samples at positions of this round, as codes."""
+        """Returns the codes of the samples at positions of this round, (N,)."""
         lanes: Integers = positions % self._lanes
         return self._decoder.ordinals(self.deal.start[lanes] + (positions - self._round.start) // self._lanes)
 
     def needs(self, lanes: Integers, run: Batches) -> list[Needs]:
-        """The chunks that some lanes need in a run of batches, which may begin before the round and end after it."""
+        """Returns the chunks of some lanes in a run of batches, which may begin before the round and end after it."""
         found, start = [], self._round.start
         for lane in lanes.tolist():
             # Index i of a lane is at position head + i L.
@@ -88,116 +76,96 @@ class RoundTables:
         return found
 
     def _lane_pieces(self, lane: int) -> Pieces:
-        """The pieces of a lane in the round's own order."""
+        """Returns the pieces of a lane in the round's own order."""
         cohorts, of = self._cohorts, self._round
         rests = cohorts.rests(of.begin, of.end)
         mine = slice((lane - of.start) % self._lanes, None, self._lanes)
-        pieces = Pieces.join([cohorts.pieces(lane, of.begin, of.end), Pieces(*(column[mine] for column in rests))])
+        both = zip(cohorts.pieces(lane, of.begin, of.end), (column[mine] for column in rests), strict=True)
+        pieces = Pieces._make(map(np.concatenate, both))
         state = fold_each(fold(cohorts.spec.seed, TAG_ROUND_LANE, of.number), pieces.chunk)
         arranged = np.argsort(fold_each(state, pieces.turn << 32 | pieces.offset))
-        return Pieces(*(column[arranged] for column in pieces))
-
-
-def _piece_start(first: Integers, codes: Integers, lanes: Integers, pieces: Integers) -> Integers:
-    """The code of the first sample of each piece."""
-    found: Integers = codes[first[lanes] + pieces]
-    return found
+        return Pieces._make(column[arranged] for column in pieces)
 
 
 class GrowingOrder:
     """The order of one epoch of a growing dataset: an `Order` in positions of the stream of all rounds.
 
     Epoch e has the positions e E .. (e+1) E - 1, wherever rounds begin and end. The samples are codes: ordinal + n t,
-    where t is another number for each use of a sample.
-
-    Owned by one thread.
+    where t is another number for each use of a sample. Owned by one thread.
 
     Args:
-        rounds: the known ones; grow while the order is used.
-        lanes: those that will be asked for.
+        rounds: the known rounds; more may become known while the order is used.
+        lanes: numbers of the lanes of the rank.
         epoch_samples: E.
-        epoch: from 0.
+        epoch: number of the epoch, from 0.
+
+    Attributes:
+        epoch: as given.
+        origin: the first position of the epoch.
+        samples: one past the last position of the epoch.
+        lanes: L.
+        block_samples: see `EpochOrder`.
     """
+
+    block_samples = 4096
 
     def __init__(self, rounds: Rounds, lanes: Integers, epoch_samples: int, epoch: int) -> None:
         self._rounds = rounds
         self._lanes = lanes
         self._epoch_samples = epoch_samples
         self.epoch = epoch
+        self.origin = epoch * epoch_samples
+        self.samples = self.origin + epoch_samples
+        self.lanes = rounds.cohorts.spec.lanes
         self._tables: dict[Round, RoundTables] = {}
 
     def __repr__(self) -> str:
         return f"GrowingOrder(epoch={self.epoch}, {self._rounds!r})"
 
-    @property
-    def origin(self) -> int:
-        """The first position of the epoch."""
-        return self.epoch * self._epoch_samples
-
-    @property
-    def samples(self) -> int:
-        """One past the last position of the epoch."""
-        return (self.epoch + 1) * self._epoch_samples
-
-    @property
-    def lanes(self) -> int:
-        """L."""
-        return self._rounds.cohorts.spec.lanes
-
-    @property
-    def block_samples(self) -> int:
-        """As for an epoch of all data, see `EpochOrder`."""
-        return 4096
-
     def at(self, epoch: int) -> GrowingOrder:
-        """The order of another epoch, with the same tables."""
+        """Returns the order of another epoch, with the same tables."""
         other = GrowingOrder(self._rounds, self._lanes, self._epoch_samples, epoch)
         other._tables = self._tables
         return other
 
     def known(self, position: int) -> tuple[int, int]:
-        """The positions of its round: the next one may not be decided. An IndexError if the round is not known."""
+        """Returns the positions of its round, half-open: the next one may not be decided.
+
+        Raises:
+            IndexError: the round is not known.
+        """
         of = self._rounds.at(position)
         return of.start, of.stop
 
     def ordinals(self, positions: Integers) -> Integers:
-        """The samples at some positions, (N,) codes; those from `samples` on are padding, and repeat samples.
+        """Returns the codes of the samples at some positions, (N,); from `samples` on they repeat samples.
 
         Raises:
             IndexError: positions of unknown rounds.
         """
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
         found = np.empty_like(real)
-        for of in self._covering(real):
+        for of in rounds_between(self._rounds, int(real.min()), int(real.max())) if real.size else ():
             mine = (real >= of.start) & (real < of.stop)
             found[mine] = self._table(of).codes(real[mine])
         return found
 
     def repeats(self, positions: Integers) -> Flags:
-        """(N,) which positions are padding."""
+        """Returns which positions are padding, (N,)."""
         padding: Flags = positions >= self.samples
         return padding
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
-        """The chunks that a rank uses in a run of batches of known rounds; never narrower than the truth."""
-        ends = np.array([run.first_position, run.stop_position - 1], np.int64)
+        """Returns the chunks that a rank uses in a run of batches of known rounds; never narrower than the truth."""
         lanes = split.rank_lanes(run.first_position)
-        return [need for of in self._covering(ends) for need in self._table(of).needs(lanes, run)]
+        rounds = rounds_between(self._rounds, run.first_position, run.stop_position - 1)
+        return [need for of in rounds for need in self._table(of).needs(lanes, run)]
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Chunk, and number of the use, of some codes."""
+        """Returns the chunk, and the number of the use, of some codes, both (N,)."""
         cohorts = self._rounds.cohorts
         turns, own = np.divmod(ordinals, cohorts.samples)
         return np.searchsorted(cohorts.chunk_first, own, side="right") - 1, turns
-
-    def _covering(self, positions: Integers) -> list[Round]:
-        """The rounds from the first of some positions to the last."""
-        if not positions.size:
-            return []
-        found, last = [self._rounds.at(int(positions.min()))], int(positions.max())
-        while found[-1].stop <= last:
-            found.append(self._rounds.at(found[-1].stop))
-        return found
 
     def _table(self, of: Round) -> RoundTables:
         if of not in self._tables:

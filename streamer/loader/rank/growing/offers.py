@@ -1,69 +1,35 @@
-"""How many cohorts have arrived on every rank: the least of what the ranks offer, one number per round."""
+"""How many cohorts have arrived on every rank: the smallest of the numbers that the ranks offer, once per round."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from streamer.errors import StateError, StreamerError
+from streamer.errors import StateError
 from streamer.loader.rank.agreement import process_store
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 # A look costs 50 us; the trainer has finished batches meanwhile.
-_POLL_SECONDS = 0.005
-_JOIN_SECONDS = 5.0
+POLL_SECONDS = 0.005
 # Torch's own default.
 _WAIT_SECONDS = 1800.0
+_GAP_SECONDS = 1.0
 
 
-class Offers(Protocol):
-    """What the ranks agree on. Used by one thread."""
+class Offers:
+    """The offers of all ranks, in the process group's store: rank 0 reads those of a round and writes the smallest.
 
-    def agreed(self, number: int, cohorts: int, wake: Callable[[], object]) -> int | None:
-        """What every rank has for a round; None: not all of them have said it yet.
-
-        Args:
-            number: of the round; rounds come in order.
-            cohorts: what this rank has; what it said first for a round counts.
-            wake: called once, on any thread, when the answer is there.
-
-        Raises:
-            StreamerError: a rank does not answer.
-        """
-        ...
-
-    def close(self) -> None:
-        """Ends the waiting; it can begin again. Idempotent."""
-        ...
-
-
-class OwnOffer:
-    """There is one rank."""
-
-    def agreed(self, number: int, cohorts: int, wake: Callable[[], object]) -> int | None:
-        """What this rank has."""
-        return cohorts
-
-    def close(self) -> None:
-        """Does nothing."""
-
-
-class StoreOffers:
-    """Through the process group's store: rank 0 reads all offers of a round and writes the least.
-
-    No collective that could meet another one, no device. A thread waits: the feeder must go on delivering batches, on
-    which the ranks that have not offered yet may depend.
+    There is no collective that could meet another one, and no device. Nothing blocks: the feeder must go on delivering
+    batches, on which the ranks that have not offered yet may depend. Used by one thread at a time.
 
     Args:
-        store: the process group's.
-        place: begins the keys; the same on all ranks, used by one log of admissions.
-        rank, world: of this process.
-        timeout_seconds: a rank that needs longer is an error.
+        store: the process group's store.
+        place: prefix of the keys; the same on all ranks, used by one log of admissions.
+        rank, world: rank of this process, and number of ranks.
+        timeout_seconds: longest wait for the other ranks.
     """
 
     def __init__(self, store: Store, place: str, rank: int, world: int, timeout_seconds: float) -> None:
@@ -72,14 +38,11 @@ class StoreOffers:
         self._rank, self._world = rank, world
         self._timeout_seconds = timeout_seconds
         self._offered = -1
-        self._least: tuple[int, int] = (-1, 0)
-        self._failure: StreamerError | None = None
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._looked = self._waited = 0.0
 
     @classmethod
-    def of_process_group(cls, rank: int, world: int) -> StoreOffers:
-        """The n-th of this rank and the n-th of every other offer together."""
+    def of_process_group(cls, rank: int, world: int) -> Offers:
+        """Returns the n-th offers of this rank, which are compared with the n-th of every other rank."""
         store = process_store()
         number = store.add(f"streamer/growers/{rank}", 1)
         # Not in torch's stubs; what init_process_group was given.
@@ -88,61 +51,56 @@ class StoreOffers:
         return cls(store, f"streamer/growing/{number}", rank, world, seconds)
 
     def __repr__(self) -> str:
-        return f"StoreOffers({self._place}, offered for round {self._offered})"
+        return f"Offers({self._place}, offered for round {self._offered})"
 
-    def agreed(self, number: int, cohorts: int, wake: Callable[[], object]) -> int | None:
-        """See `Offers`."""
-        if self._failure is not None:
-            raise self._failure
-        if self._least[0] == number:
-            return self._least[1]
-        if self._offered != number:
-            self._store.set(f"{self._place}/{number}/{self._rank}", str(cohorts))
-            self._offered = number
-        if self._thread is None:
-            self._closing.clear()
-            self._thread = threading.Thread(target=self._wait, args=(number, wake), name="streamer-offers", daemon=True)
-            self._thread.start()
-        return None
+    def agreed(self, number: int, cohorts: int) -> int | None:
+        """Returns the number of cohorts that every rank has for a round; None: not all ranks have offered yet.
 
-    def close(self) -> None:
-        """See `Offers`."""
-        self._closing.set()
-        if (thread := self._thread) is not None:
-            thread.join(_JOIN_SECONDS)
-            self._thread = None
+        Looks at most once in `POLL_SECONDS`.
 
-    def _wait(self, number: int, wake: Callable[[], object]) -> None:
+        Args:
+            number: the round; rounds come in order.
+            cohorts: number of cohorts that this rank has; its first offer for a round counts.
+
+        Raises:
+            StateError: a rank does not answer in time, or the store fails.
+        """
+        now, fresh = time.monotonic(), self._offered != number
+        since = now - self._looked
+        if not fresh and since < POLL_SECONDS:
+            return None
+        # Where nothing looked meanwhile, nothing waited: a session may end before the answer.
+        self._waited = 0.0 if fresh else self._waited + min(since, _GAP_SECONDS)
+        self._looked = now
         try:
-            if self._rank == 0:
-                keys = [f"{self._place}/{number}/{rank}" for rank in range(self._world)]
-                if not self._all_there(keys):
-                    return
-                least = min(int(self._store.get(key)) for key in keys)
-                self._store.set(f"{self._place}/{number}", str(least))
-            key = f"{self._place}/{number}"
-            if not self._all_there([key]):
-                return
-            self._least = number, int(self._store.get(key))
-        except StreamerError as error:
-            self._failure = error
-        except Exception as error:  # noqa: BLE001 - of torch: the store is gone; raised in the feeder, which waits
-            self._failure = StateError(f"the ranks cannot agree on round {number}: {error}", round=number)
-        self._thread = None
-        if not self._closing.is_set():
-            wake()
+            if fresh:
+                self._store.set(self._key(number, self._rank), str(cohorts))
+                self._offered = number
+            least = self._least(number)
+            silent = self._silent(number) if least is None and self._waited > self._timeout_seconds else ""
+        except Exception as error:  # torch has many types for a store that is gone
+            raise StateError(f"the ranks cannot agree on round {number}: {error}", round=number) from error
+        if silent:
+            raise StateError(
+                f"ranks {silent} have not said within {self._timeout_seconds:.0f} s what has arrived: all ranks must "
+                "iterate the same loaders in step; one may have ended",
+                ranks=silent,
+            )
+        return least
 
-    def _all_there(self, keys: list[str]) -> bool:
-        """Waits for keys; False: closed meanwhile."""
-        deadline = time.monotonic() + self._timeout_seconds
-        while not self._store.check(keys):
-            if self._closing.wait(_POLL_SECONDS):
-                return False
-            if time.monotonic() > deadline:
-                missing = [key.rsplit("/", 1)[1] for key in keys if not self._store.check([key])]
-                raise StateError(
-                    f"ranks {', '.join(missing)} have not said within {self._timeout_seconds:.0f} s what has arrived: "
-                    "all ranks must iterate the same loaders in step; one may have ended",
-                    ranks=", ".join(missing),
-                )
-        return True
+    def _least(self, number: int) -> int | None:
+        key = f"{self._place}/{number}"
+        if self._rank == 0:
+            offers = [self._key(number, rank) for rank in range(self._world)]
+            if not self._store.check(offers):
+                return None
+            self._store.set(key, str(min(int(self._store.get(offer)) for offer in offers)))
+        return int(self._store.get(key)) if self._store.check([key]) else None
+
+    def _silent(self, number: int) -> str:
+        """Returns the ranks that have not offered; rank 0, which answers, if all have."""
+        ranks = [str(rank) for rank in range(self._world) if not self._store.check([self._key(number, rank)])]
+        return ", ".join(ranks or ["0"])
+
+    def _key(self, number: int, rank: int) -> str:
+        return f"{self._place}/{number}/{rank}"

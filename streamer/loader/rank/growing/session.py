@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import math
-import select
 import time
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
-from streamer import linux
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import SessionSpec
+from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.config import format_bytes
 from streamer.errors import BrokenError, CacheFullError
 from streamer.loader.rank.growing.feed import CohortFeed
-from streamer.loader.rank.growing.offers import Offers
+from streamer.loader.rank.growing.growth import Growth
+from streamer.loader.rank.growing.offers import POLL_SECONDS
 from streamer.loader.rank.step_session import StepSession
-from streamer.order.growing import AdmissionLog, Round
+from streamer.loader.samples.recipe import SampleRecipe
+from streamer.order.growing import rounds_between
+from streamer.order.plan import RankPlan, batch_count
+from streamer.order.protocol import Batches
 
+# Share of the cache for the cohorts in use; the rest is for their arrival and for other datasets of the job.
+WINDOW_SHARE = 0.85
 # Cohorts that are asked for beyond those that have arrived; the engine itself looks further ahead.
 _COHORTS_AHEAD = 8
 
 
 class Steps(msgspec.Struct, frozen=True):
-    """The batches of all epochs from one on, as steps and as positions of the stream.
+    """The batches of all epochs from one on, as steps of a session and as positions of the stream.
 
     Attributes:
-        epoch: the first one.
-        first: number of its batch that is step 0.
+        epoch, first: the epoch and the batch that is step 0.
         start: position of step 0.
-        batches: of the first epoch, from step 0 on.
-        batches_later: of each later epoch.
-        epoch_samples: E.
-        size: B.
+        batches, batches_later: number of batches of the first epoch, from step 0 on, and of each later one.
+        epoch_samples, size: samples of an epoch, and of a batch, over all ranks.
     """
 
     epoch: int
@@ -45,85 +47,70 @@ class Steps(msgspec.Struct, frozen=True):
     size: int
 
     def of(self, epoch: int, batch: int) -> int:
-        """The step of a batch."""
+        """Returns the step of a batch."""
         if epoch == self.epoch:
             return batch - self.first
         return self.batches + (epoch - self.epoch - 1) * self.batches_later + batch
 
     def begin(self, step: int) -> int:
-        """The position at which a step begins."""
+        """Returns the position at which a step begins."""
         if step < self.batches:
             return self.start + step * self.size
         later, batch = divmod(step - self.batches, self.batches_later)
         return (self.epoch + 1 + later) * self.epoch_samples + batch * self.size
 
     def end(self, step: int) -> int:
-        """The position at which a step ends; a last batch that is filled up ends with its epoch."""
+        """Returns the position at which a step ends; a last batch that is filled up ends with its epoch."""
         begin = self.begin(step)
         return min(begin + self.size, (begin // self.epoch_samples + 1) * self.epoch_samples)
 
     def before(self, position: int) -> int:
-        """The number of steps that end at or before a position."""
+        """Returns the number of steps that end at or before a position."""
         epoch, inside = divmod(position, self.epoch_samples)
         if epoch <= self.epoch:
             return max(0, position - self.start) // self.size
-        return (
-            self.batches + (epoch - self.epoch - 1) * self.batches_later + min(self.batches_later, inside // self.size)
-        )
+        return self.of(epoch, min(self.batches_later, inside // self.size))
 
 
-class Room(msgspec.Struct, frozen=True):
-    """A rank's room in the cache, in bytes.
+class CacheBudget(msgspec.Struct, frozen=True):
+    """The bytes of the cache that a rank's cohorts may take.
 
     Attributes:
-        bytes: for all cohorts that are here or asked for.
-        reserve: of them, what no round takes: where all that a round trains ends with it, fresh cohorts must arrive
-            before its last batch is made.
-        most: rounds that were decided elsewhere may take this; infinite where all data fits.
+        live: limit for all cohorts that are here or asked for.
+        held_back: bytes of `live` that no round is given, so that the next round's cohorts can arrive while the
+            current round is still training, also where all that it trains leaves with it.
+        most: limit for rounds that were decided elsewhere; infinite where all data fits.
     """
 
-    bytes: int
-    reserve: int
+    live: int
+    held_back: int
     most: float
 
-
-class Admissions:
-    """The log of one rank, and how it grows. Used by one thread at a time; other threads may read the log.
-
-    Args:
-        log: the known rounds.
-        offers: of the ranks.
-        grow: cohorts that each round adds; None: those that have arrived on all ranks.
-
-    Attributes:
-        log, offers, grow: as given.
-    """
-
-    def __init__(self, log: AdmissionLog, offers: Offers, grow: int | None) -> None:
-        self.log = log
-        self.offers = offers
-        self.grow = grow
-
-    def __repr__(self) -> str:
-        return f"Admissions({self.log!r}, grow={self.grow})"
-
-    @property
-    def fixed_window(self) -> int:
-        """Cohorts that a round trains where each adds as many; 0: as many as there is room for."""
-        return 0 if self.grow is None else min(self.log.reuse * self.grow, self.log.cohorts.per_pass)
-
-    def decide(self, arrived: int, wake: Callable[[], object]) -> Round | None:
-        """The next round; None: other ranks have not said what they have.
+    @classmethod
+    def of(cls, growth: Growth, limit_bytes: int, live_bytes: int, lanes: int) -> CacheBudget:
+        """Returns this rank's budget: its part of `WINDOW_SHARE`, or more where that is too little for its rounds.
 
         Args:
-            arrived: cohorts that are local, from the first one on.
-            wake: called once, on any thread, when the answer is there.
+            growth: growth of the dataset.
+            limit_bytes: limit of the engine's cache.
+            live_bytes: bytes of the cohorts in use.
+            lanes: number of the rank's lanes.
         """
-        added = self.grow
-        if added is None:
-            fresh = max(0, arrived - self.log[len(self.log) - 1].end)
-            added = self.offers.agreed(len(self.log), fresh, wake)
-        return None if added is None else self.log.admit(added)
+        rank, log, sizes = growth.rank_config, growth.log, growth.manifest.chunk_local_bytes
+        per_pass, all_lanes, total = log.cohorts.per_pass, log.cohorts.spec.lanes, int(sizes.sum())
+
+        def size(cohorts: int) -> int:
+            return total * cohorts * lanes // (all_lanes * per_pass)
+
+        # The last chunk of each lane belongs to a later cohort as well.
+        edges = lanes * int(sizes.max())
+        added = min(growth.grow or 0, per_pass)
+        held_back = size(max(log.least, added)) + edges
+        needed = max(live_bytes, size(max(min(log.reuse * added, per_pass), log.least))) + held_back
+        own = limit_bytes // max(1, rank.world_size // max(1, rank.nodes))
+        # Cohorts of two passes may be live together; their chunks are the same files.
+        most = math.inf if max(needed, own) >= size(per_pass) + edges else max(needed, own)
+        return cls(max(needed, int(WINDOW_SHARE * own)), held_back, most)
 
 
 class GrowingSession(StepSession):
@@ -133,53 +120,79 @@ class GrowingSession(StepSession):
     first batch of the next round is asked for, the rank offers what has arrived; the least of all ranks is admitted.
 
     Args:
-        client: see `StepSession`.
-        spec: the consumer.
-        steps: of the batches.
-        feed: of the cohorts.
-        admissions: of the rank.
-        room: in the cache.
-        on_close: see `StepSession`.
+        client: connection to the engine.
+        spec: the consumer, with one part.
+        growth: growth of the dataset on this rank.
+        recipe: recipe of the samples.
+        plan: plan of an epoch.
+        first: the batch of it that is step 0.
+        on_close: called once, when the session is closed.
     """
 
     def __init__(
         self,
         client: EngineClient,
         spec: SessionSpec,
-        steps: Steps,
-        feed: CohortFeed,
-        admissions: Admissions,
+        growth: Growth,
+        recipe: SampleRecipe,
         *,
-        room: Room,
-        on_close: Callable[[], None] = lambda: None,
+        plan: RankPlan,
+        first: int,
+        on_close: Callable[[], None],
     ) -> None:
-        self._steps = steps
-        self._feed = feed
-        self._admissions = admissions
-        self._room = room
+        position, size, epoch_samples = plan.position(first), recipe.global_batch, growth.epoch_samples
+        later = batch_count(epoch_samples, size, recipe.last_batch)
+        self._growth = growth
+        self._steps = Steps(plan.order.epoch, first, position, plan.batches - first, later, epoch_samples, size)
         self._asked = self._wanted = self._ready = -1
-        self._next = 0
-        self._begin, self._arrived = self._cohorts_at(steps.start), 0
-        self._wakeup = linux.Wakeup()
-        self._poll = linux.epoll()
-        super().__init__(client, spec, on_close)
+        self._next = self._arrived = 0
+        # Where an epoch was left early or left out, the uses of its rounds are lost.
+        while growth.log.stop < position:
+            growth.decide(0)
+            time.sleep(POLL_SECONDS if growth.waiting else 0)
+        self._feed, self._first = self._begun(recipe, plan, position)
+        self._begin = self._cohorts_at(position)
+        self._budget = CacheBudget.of(
+            growth, client.welcome.limit_bytes, self._feed.live_bytes, len(recipe.growing_lanes)
+        )
+        (part,) = spec.parts
+        part = msgspec.structs.replace(part, open_bytes=self._budget.live)
+        super().__init__(client, msgspec.structs.replace(spec, parts=(part,)), on_close)
+
+    def _begun(self, recipe: SampleRecipe, plan: RankPlan, position: int) -> tuple[CohortFeed, EpochSchedule]:
+        """Returns the feed of a session that begins at a position, and what it asks for first."""
+        log, size, epoch_samples = self._growth.log, recipe.global_batch, self._growth.epoch_samples
+        sizes = self._growth.manifest.chunk_local_bytes
+        first_batch = np.full(len(sizes), np.iinfo(np.int64).max)
+        steps, begin, end = 0, log.next_begin, log.last.end
+        if position < log.stop:
+            of = log.at(position)
+            # After a resume with another batch size, batches do not follow each other over the end of an epoch.
+            whole = epoch_samples % size == 0
+            stop = of.stop if whole else min(of.stop, (position // epoch_samples + 1) * epoch_samples)
+            steps, begin, end = (stop - position) // size, of.begin, of.end
+            for need in plan.order.needs(recipe.split, Batches(position, size, 0, steps)) if steps else ():
+                np.minimum.at(first_batch, need.chunk, need.first)
+        feed = CohortFeed(log.cohorts, recipe.growing_lanes, sizes, steps=steps, begin=begin, end=end)
+        return feed, feed.first(first_batch)
 
     def _ask_first(self) -> None:
-        self._resources.callback(self._poll.close)
-        self._resources.callback(self._admissions.offers.close)
-        self._poll.register(self._wakeup.fileno(), select.POLLIN)
-        self._poll.register(self._client.fileno(), select.POLLIN)
-        self._session.extend(self._feed.first)
+        self._session.extend(self._first)
         self._extend()
 
     def __repr__(self) -> str:
-        return f"GrowingSession({self._session!r}, {self._admissions!r}, ready={self._ready})"
+        return f"GrowingSession({self._session!r}, {self._growth!r}, ready={self._ready})"
 
     @property
     def ready(self) -> int:
         """See `StepSession`."""
         self._decide()
         return self._ready
+
+    @property
+    def poll_seconds(self) -> float | None:
+        """See `StepSession`."""
+        return POLL_SECONDS if self._growth.waiting else None
 
     def step_of(self, epoch: int, batch: int) -> int:
         """See `StepSession`; the batch is needed now."""
@@ -189,12 +202,10 @@ class GrowingSession(StepSession):
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
         """See `StepSession`."""
-        log, end = self._admissions.log, self._steps.end(step)
+        log, end = self._growth.log, self._steps.end(step)
         # What fills a last batch up is before its end by the lanes at most.
-        found = [log.at(max(0, min(self._steps.begin(step), end - log.cohorts.spec.lanes)))]
-        while found[-1].stop < end:
-            found.append(log.at(found[-1].stop))
-        return tuple(msgspec.structs.astuple(of) for of in found)
+        first = max(0, min(self._steps.begin(step), end - log.cohorts.spec.lanes))
+        return tuple(msgspec.structs.astuple(of) for of in rounds_between(log, first, end - 1))
 
     def want(self, step: int) -> None:
         """See `StepSession`."""
@@ -203,18 +214,10 @@ class GrowingSession(StepSession):
 
     def wait(self, step: int, timeout_seconds: float | None = None) -> None:
         """See `StepSession`."""
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         self._asked = max(self._asked, step)
         # What has arrived meanwhile counts, also where the step is ready already.
         self.pump()
-        self.want(step)
-        while self._ready < step:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError(f"step {step} of {self!r}: not ready after {timeout_seconds} s")
-            self._poll.poll(left)
-            self.pump()
-            self.want(step)
+        super().wait(step, timeout_seconds)
 
     def done(self, step: int, *, flush: bool = True) -> None:
         """Records the steps below this one as consumed: a cohort leaves with the last batch of its last round."""
@@ -227,33 +230,25 @@ class GrowingSession(StepSession):
             self._session.done(self._feed.step(begin), flush=flush)
         if released or self._due(step) > self._feed.sent:
             self._update()
-
-    def fileno(self) -> int:
-        """Readable when `pump` has something to receive, or another rank has answered."""
-        return self._poll.fileno()
-
-    def pump(self, timeout_seconds: float = 0.0) -> None:
-        """Receives the engine's messages."""
-        self._wakeup.clear()
-        self._client.pump(timeout_seconds)
+        if self._growth.waiting:
+            # Rank 0 answers the others also while none of its workers is free.
+            self._decide()
 
     # ------------------------------------------------------------ inside
 
-    def _wake(self) -> None:
-        self._wakeup.signal()
-
     def _cohorts_at(self, position: int) -> int:
-        """The first cohort in use at a position."""
-        log = self._admissions.log
+        """Returns the first cohort in use at a position."""
+        log = self._growth.log
         return log.at(position).begin if position < log.stop else log.next_begin
 
     def _decide(self) -> None:
         """Decides on the rounds of the step that is asked for."""
         self._update()
-        log, end = self._admissions.log, self._steps.end(self._asked) if self._asked >= 0 else 0
+        log, end = self._growth.log, self._steps.end(self._asked) if self._asked >= 0 else 0
         while log.stop < end:
-            offered = self._feed.fitting(log.next_begin, self._arrived, self._room.bytes - self._room.reserve)
-            if self._admissions.decide(offered, self._wake) is None:
+            budget = self._budget.live - self._budget.held_back
+            self._growth.decide(self._feed.fitting(log.next_begin, self._arrived, budget))
+            if self._growth.waiting:
                 return
             self._update()
         self._check_owed()
@@ -278,48 +273,46 @@ class GrowingSession(StepSession):
 
     def _update(self) -> None:
         """Takes in what has arrived, and asks for more."""
-        through = self._session.ready
-        arrived = self._feed.cohorts_through(through)
+        feed, through = self._feed, self._session.ready
+        arrived = feed.cohorts_through(through)
         self._arrived = max(self._arrived, arrived)
-        position = self._admissions.log.trainable(arrived)
-        self._ready = max(min(through, self._feed.steps - 1), self._steps.before(position) - 1)
+        position = self._growth.log.trainable(arrived)
+        self._ready = max(min(through, feed.steps - 1), self._steps.before(position) - 1)
         self._extend()
-        self._want_more(through, arrived)
-
-    def _want_more(self, through: int, arrived: int) -> None:
-        feed = self._feed
         if through < feed.steps - 1:
             step = min(self._wanted, feed.steps - 1)
         else:
-            step = max(feed.step(arrived + _COHORTS_AHEAD), feed.step(self._due(self._asked))) - 1
+            step = feed.step(max(arrived + _COHORTS_AHEAD, self._due(self._asked))) - 1
         # Never beyond what was sent: what is ready is only known for that.
         self._session.want(min(step, feed.step(feed.sent) - 1))
 
     def _due(self, step: int) -> int:
-        """One past the last cohort that a step needs; 0: its round is not decided."""
-        log, position = self._admissions.log, self._steps.end(max(0, step)) - 1
+        """Returns one past the last cohort that a step needs; 0: its round is not decided."""
+        log, position = self._growth.log, self._steps.end(max(0, step)) - 1
         return log.at(position).end if position < log.stop else 0
 
     def _extend(self) -> None:
-        # What the next batch to be consumed needs is sent in any case: also where it is in two rounds that together
-        # train some samples in both of their passes, so more cohorts than a pass has. Batches that are made ahead of it
-        # may be rounds away: what they need waits until there is room, which each consumed round makes. What only
-        # arrives early waits for the pass after this one.
-        all_data = self._begin + self._admissions.log.cohorts.per_pass
-        rooms = (
+        """Asks the engine for the chunks of further cohorts, and makes sure that the cache can hold them.
+
+        What the next batch to be consumed needs is asked for in any case: also where it is in two rounds that together
+        train some samples in both of their passes, so more cohorts than a pass has. Batches that are made ahead of it
+        may be rounds away: what they need waits for the bytes that each consumed round releases. What only arrives
+        early waits for the pass after this one.
+        """
+        all_data = self._begin + self._growth.log.cohorts.per_pass
+        for end, budget in (
             (self._due(self._next), math.inf),
-            (self._due(self._asked), self._room.most),
-            (all_data, self._room.bytes),
-        )
-        for end, room_bytes in rooms:
-            schedule = self._feed.extend(end, room_bytes)
+            (self._due(self._asked), self._budget.most),
+            (all_data, self._budget.live),
+        ):
+            schedule = self._feed.extend(end, budget)
             if schedule is not None:
                 self._session.extend(schedule)
-        if self._feed.live_bytes > self._room.most:
+        if self._feed.live_bytes > self._budget.most:
             raise CacheFullError(
                 f"the rounds of this run take {format_bytes(self._feed.live_bytes)} of the cache on this rank, "
-                f"which has {format_bytes(self._room.most)}: raise cache_bytes; a run that is repeated needs what the "
-                "first one had",
+                f"which has {format_bytes(self._budget.most)}: raise cache_bytes; a run that is repeated needs what "
+                "the first one had",
                 live_bytes=self._feed.live_bytes,
-                room_bytes=self._room.most,
+                room_bytes=self._budget.most,
             )

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from streamer.loader.rank.growing.feed import CohortFeed, Entry
+from streamer.loader.rank.growing.feed import CohortFeed
 from streamer.loader.rank.growing.session import Steps
 from streamer.order.growing import Cohorts
 from streamer.order.spec import OrderSpec
@@ -22,8 +22,8 @@ def cohorts() -> Cohorts:
     return Cohorts(OrderSpec("x" * 32, 1, "block", 2, 8), np.full(CHUNKS, SAMPLES, np.int64))
 
 
-def feed_of(cohorts: Cohorts, entry: Entry) -> CohortFeed:
-    return CohortFeed(cohorts, np.arange(2), np.full(CHUNKS, SIZE, np.int64), entry)
+def feed_of(cohorts: Cohorts, steps: int, begin: int, end: int) -> CohortFeed:
+    return CohortFeed(cohorts, np.arange(2), np.full(CHUNKS, SIZE, np.int64), steps=steps, begin=begin, end=end)
 
 
 def test_the_running_round_comes_first_by_its_batches(cohorts: Cohorts) -> None:
@@ -31,11 +31,12 @@ def test_the_running_round_comes_first_by_its_batches(cohorts: Cohorts) -> None:
     in_use = cohorts.chunks(np.arange(2), 3, 7, earlier=True).chunk
     first_batch = np.full(CHUNKS, NEVER)
     first_batch[in_use[:4]] = [5, 1, 4, 0]
-    feed = feed_of(cohorts, Entry(6, 3, 7, first_batch))
-    first = dict(zip(feed.first.chunk.tolist(), feed.first.first.tolist(), strict=True))
+    feed = feed_of(cohorts, 6, 3, 7)
+    schedule = feed.first(first_batch)
+    first = dict(zip(schedule.chunk.tolist(), schedule.first.tolist(), strict=True))
     assert [first[chunk] for chunk in in_use[:4].tolist()] == [5, 1, 4, 0]
     assert all(first[chunk] >= 6 for chunk in in_use[4:].tolist())
-    assert feed.first.first.tolist() == sorted(feed.first.first.tolist())
+    assert schedule.first.tolist() == sorted(schedule.first.tolist())
     assert feed.sent == 7
     assert feed.live_bytes == len(in_use) * SIZE
     assert (feed.cohorts_through(5), feed.cohorts_through(6), feed.cohorts_through(9)) == (3, 4, 7)
@@ -43,7 +44,7 @@ def test_the_running_round_comes_first_by_its_batches(cohorts: Cohorts) -> None:
 
 def test_cohorts_are_asked_for_while_there_is_room(cohorts: Cohorts) -> None:
     """Where there is none nothing comes; released ones make room."""
-    feed = feed_of(cohorts, Entry(0, 0, 0, np.full(CHUNKS, NEVER)))
+    feed = feed_of(cohorts, 0, 0, 0)
     whole = feed.extend(4, 100 * SIZE)
     assert whole is not None
     assert feed.sent == 4

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import threading
+import time
 
 import pytest
 
 from streamer.errors import StateError
-from streamer.loader.rank.growing.offers import StoreOffers
+from streamer.loader.rank.growing.offers import POLL_SECONDS, Offers
 
 
 class Store(dict[str, str]):
     """A process group's store, as far as offers use it."""
 
+    looks = 0
+
     def set(self, key: str, value: str) -> None:
         self[key] = value
 
     def check(self, keys: list[str]) -> bool:
+        self.looks += 1
         return all(key in self for key in keys)
 
 
@@ -27,32 +30,64 @@ class Lost(Store):
         raise ConnectionResetError("the store is gone")
 
 
-def waited(store: Store, seconds: float) -> StoreOffers:
-    """Offers of rank 0 of 2, once its wait has ended."""
-    offers, woken = StoreOffers(store, "here", 0, 2, seconds), threading.Event()
-    assert offers.agreed(3, 7, woken.set) is None
-    assert woken.wait(60)
-    return offers
+def offers_of(store: Store, rank: int = 0, world: int = 2, seconds: float = 60.0) -> Offers:
+    return Offers(store, "here", rank, world, seconds)
+
+
+def answer(offers: Offers, number: int, cohorts: int) -> int | None:
+    """What is known after one look more."""
+    time.sleep(POLL_SECONDS)
+    return offers.agreed(number, cohorts)
 
 
 def test_the_least_of_all_ranks_counts():
-    """As soon as all of them have said theirs."""
-    offers = waited(Store({"here/3/1": "5"}), 60)
-    assert offers.agreed(3, 9, lambda: None) == 5
-    offers.close()
+    """As soon as all of them have said theirs; what a rank said first counts."""
+    store = Store()
+    ranks = [offers_of(store, rank, 3) for rank in range(3)]
+    assert [ranks[rank].agreed(3, cohorts) for rank, cohorts in ((0, 7), (1, 5))] == [None, None]
+    assert answer(ranks[0], 3, 2) is None
+    assert ranks[2].agreed(3, 6) is None
+    assert [answer(offers, 3, 1) for offers in ranks] == [5, 5, 5]
 
 
-def test_a_rank_that_says_nothing_is_named():
-    """After the time of the process group."""
-    offers = waited(Store(), 0.01)
-    with pytest.raises(StateError, match="ranks 1 have not said within 0 s"):
-        offers.agreed(3, 7, lambda: None)
-    offers.close()
+def test_a_new_session_gets_the_same_answer():
+    """Rank 0 may have answered a session that ended before it knew."""
+    store = Store({"here/3/1": "5"})
+    offers = offers_of(store)
+    assert [offers.agreed(3, 7), answer(offers, 3, 0)] == [5, 5]
+
+
+def test_the_store_is_asked_now_and_then():
+    """The feeder asks after each event."""
+    store = Store()
+    offers = offers_of(store)
+    begun = time.monotonic()
+    for _ in range(1000):
+        assert offers.agreed(3, 7) is None
+    assert store.looks <= 2 + 2 * (time.monotonic() - begun) / POLL_SECONDS
+
+
+@pytest.mark.parametrize(("rank", "said", "silent"), [(0, [0], "1, 2"), (1, [1], "0, 2"), (1, [0, 1, 2], "0")])
+def test_a_rank_that_says_nothing_is_named(rank: int, said: list[int], silent: str):
+    """After the time of the process group; where all have offered it is rank 0, which answers."""
+    store = Store({f"here/3/{other}": "5" for other in said})
+    offers = offers_of(store, rank, 3, 0.01)
+    assert offers.agreed(3, 7) is None
+    time.sleep(0.02)
+    with pytest.raises(StateError, match=f"ranks {silent} have not said within 0 s"):
+        offers.agreed(3, 7)
+
+
+def test_time_in_which_nothing_looks_does_not_count(monkeypatch: pytest.MonkeyPatch):
+    """A session that ends before the answer, and another one an hour later: the other ranks may be as late."""
+    offers = offers_of(Store())
+    assert offers.agreed(3, 7) is None
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 3600)
+    assert offers.agreed(3, 7) is None
 
 
 def test_a_store_that_fails_ends_the_wait():
-    """Regression: an error that torch had not raised ended the thread, and nobody woke the feeder."""
-    offers = waited(Lost(), 60)
+    """Regression: an error that torch had not raised ended the wait, and nobody told the feeder."""
     with pytest.raises(StateError, match="cannot agree on round 3: the store is gone"):
-        offers.agreed(3, 7, lambda: None)
-    offers.close()
+        offers_of(Lost()).agreed(3, 7)
