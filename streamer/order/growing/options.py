@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError
-from streamer.order.growing.cohorts import Cohorts
 
 
 @dataclass(frozen=True)
@@ -38,19 +37,14 @@ class Growing:
         for name in ("reuse", "epoch_samples"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r} is not a whole number of at least 1", field=name)
+                raise ConfigError(f"{name}={value!r} must be a whole number of at least 1", field=name)
         if isinstance(self.grow, (str, int)):
             self.grow_bytes()
         elif not all(type(added) is int and added >= 0 for added in self.grow):
-            raise ConfigError('grow: give "auto", bytes as "20GB", or the list of loader.admissions', field="grow")
-
-    @property
-    def replayed(self) -> tuple[int, ...]:
-        """The admissions of an earlier run."""
-        return () if isinstance(self.grow, (str, int)) else tuple(self.grow)
+            raise ConfigError('grow= must be "auto", bytes as "20GB", or the list of loader.admissions', field="grow")
 
     def grow_bytes(self) -> int | None:
-        """The bytes that each round adds; None: what has arrived.
+        """Returns the bytes that each round adds; None: what has arrived.
 
         Raises:
             ConfigError: it is not a size.
@@ -59,16 +53,6 @@ class Growing:
             return None
         return parse_bytes(self.grow, "grow")
 
-    def grow_cohorts(self, cohorts: Cohorts, data_bytes: int) -> int | None:
-        """The number of cohorts that each round adds; None: what has arrived.
-
-        Args:
-            cohorts: cohorts of the dataset.
-            data_bytes: size of its samples.
-        """
-        added = self.grow_bytes()
-        return None if added is None else max(1, round(added * cohorts.per_pass / max(1, data_bytes)))
-
     def whole_epoch(self, global_batch: int) -> int:
-        """`epoch_samples` in whole global batches, at least one."""
+        """Returns `epoch_samples` in whole global batches, at least one."""
         return max(1, round(self.epoch_samples / global_batch)) * global_batch

@@ -50,7 +50,8 @@ class Growth:
         self.manifest = members.each[0].manifest
         self.rank_config = rank_config
         self.waiting = False
-        self._begin(recipe, growing.whole_epoch(recipe.global_batch), growing.replayed)
+        replayed = () if isinstance(growing.grow, (str, int)) else tuple(growing.grow)
+        self._begin(recipe, growing.whole_epoch(recipe.global_batch), replayed)
 
     def __repr__(self) -> str:
         return f"Growth({self.log!r}, grow={self.grow})"
@@ -63,7 +64,8 @@ class Growth:
         least = least or cohorts.enough(max(window_samples, _LEAST_BATCHES * recipe.global_batch))
         self.log = AdmissionLog(cohorts, self._growing.reuse, least, admitted)
         self.epoch_samples = epoch_samples
-        self.grow = self._growing.grow_cohorts(cohorts, int(self.manifest.chunk_local_bytes.sum()))
+        added, data_bytes = self._growing.grow_bytes(), max(1, int(self.manifest.chunk_local_bytes.sum()))
+        self.grow = None if added is None else max(1, round(added * cohorts.per_pass / data_bytes))
         self._offers = self._own_offers()
 
     def _own_offers(self) -> Offers | None:
