@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamer.order.growing import AdmissionLog, Cohorts, GrowingOrder
+from streamer.order.growing import AdmissionLog, Cohorts, GrowingOrder, KnownRounds, rounds_between
 from streamer.order.protocol import Batches
 from streamer.order.rank_split import RankSplit
 from streamer.order.spec import OrderSpec
@@ -105,6 +107,23 @@ def test_any_place_and_any_log_again_give_the_same_samples(log: AdmissionLog, se
     whole = GrowingOrder(log, lanes, log.stop, 0).ordinals(np.arange(log.stop))
     picks = np.random.default_rng(seed).integers(0, log.stop, 50)
     assert np.array_equal(GrowingOrder(again, lanes, log.stop, 0).ordinals(picks), whole[picks])
+
+
+@QUICK
+@given(logs(), st.integers(0, 1 << 32))
+def test_a_worker_needs_the_rounds_of_its_batch_only(log: AdmissionLog, seed: int) -> None:
+    """Told as numbers they give the same samples; a position of another round is an error."""
+    first, last = np.sort(np.random.default_rng(seed).integers(0, log.stop, 2)).tolist()
+    known, lanes = KnownRounds(log.cohorts), np.arange(log.cohorts.spec.lanes)
+    rounds = rounds_between(log, first, last)
+    known.set([(99, log.stop, log.stop + 1, 0, 1)])
+    known.set([msgspec.structs.astuple(of) for of in rounds])
+    positions = np.arange(first, last + 1)
+    found, expected = (GrowingOrder(source, lanes, log.stop, 0).ordinals(positions) for source in (known, log))
+    assert np.array_equal(found, expected)
+    for outside in (rounds[0].start - 1, rounds[-1].stop):
+        with pytest.raises(IndexError, match=f"position {outside} is in none"):
+            known.at(outside)
 
 
 @QUICK
