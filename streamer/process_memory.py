@@ -42,7 +42,6 @@ def keep_freed_memory(bytes_kept: int) -> bool:
 
 # Thousands of requests wait as tasks. The collector visited all of them, and every imported module, for each 700 new
 # objects: 5-10 % of the CPU of small objects (two cores, 2026-11-20).
-# each 700 new objects: 5-10 % of the CPU of small objects (two cores, 2026-11-20).
 _COLLECT_AFTER = 10_000
 
 

@@ -26,7 +26,6 @@ from streamer.manifest.model import Codec
 _CRC = struct.Struct("<I")
 # Small samples read one by one cost more in calls than in bytes; longer runs gain nothing (read and checked: 55 us/MiB
 # of CPU in calls of 256 KiB, 48 of 1 MiB, 43 of 4 MiB, 2026-11-20).
-# of CPU in calls of 256 KiB, 48 of 1 MiB, 43 of 4 MiB, 2026-11-20).
 _RUN_BYTES = 4 << 20
 # The most buffers of one system call (IOV_MAX).
 _RUN_PIECES = 1024
@@ -207,7 +206,6 @@ def _runs(wanted: Sequence[_Target]) -> Iterator[list[_Target]]:
     begin = stop = pieces = sample = 0
     # One loop without calls: with them everything but the copy (22 us) and the checksum (18) took 5.3 us for a MiB of
     # samples of 100 KB, now 3.4 (2026-11-20).
-    # of 100 KB, now 3.4 (2026-11-20).
     for one in wanted:
         item, parts = one
         pieces += len(parts)

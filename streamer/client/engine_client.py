@@ -52,7 +52,6 @@ _ROOT_ID = "root-id"
 
 # Requests that a process sends before they are answered. The engine looks up known manifests one after the other; if it
 # has to build them, more at once would only share its requests and its memory.
-# are known; where they are built, more at once would only share its requests and its memory.
 _ASKED_AT_ONCE = 8
 
 _Answer = TypeVar("_Answer", bound=Message)
@@ -99,7 +98,7 @@ class EngineClient:
 
     def manifests(self, asks: Iterable[ManifestAsk]) -> Iterator[Path]:
         """Does the same as `manifest` for several manifests."""
-        return manifest_folders(self, asks)
+        return manifest_folders(asks, self.settings.encoded_options(), self.ask_each, self.roots)
 
     def open_session(self, spec: SessionSpec) -> Session:
         """Opens a session; a refusal is raised by its first `ready` or `wait`."""
@@ -241,7 +240,6 @@ class EngineClient:
             if self._poll is not None:
                 # A closed socket leaves the set by itself. A selector would take a new socket of the same number for
                 # the old one; it sees the set, which stays.
-                # with the old one; it sees the set, which stays.
                 self._poll.register(self._connection.fileno(), select.POLLIN)
             # `shut_down` may have been called meanwhile without finding a connection.
             self._check_open()

@@ -232,7 +232,6 @@ def _engine_environment() -> dict[str, str]:
     paths = [path or os.getcwd() for path in sys.path]
     # The engine does no linear algebra; OpenBLAS would start a spinning thread per core: 26 ticks of CPU until the
     # engine listens instead of 13, while the workers start on the same two cores (2026-11-20).
-    # listens instead of 13, while the workers start beside it on the same two cores (2026-11-20).
     return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 

@@ -6,11 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from streamer.client.settings import ClientSettings
 from streamer.errors import ManifestError
 from streamer.wire.messages import GetManifest, IndexProgress, ManifestReady, Message
 
@@ -29,35 +28,26 @@ class ManifestAsk(NamedTuple):
     on_note: Callable[[str], None] | None = None
 
 
-class Asker(Protocol):
-    """The client of an engine."""
-
-    @property
-    def settings(self) -> ClientSettings:
-        """The settings for reaching the engine."""
-        ...
-
-    def roots(self) -> list[Path]:
-        """The cache folder as this process sees it, then the read-only layers."""
-        ...
-
-    def ask_each(
-        self,
-        requests: Iterable[Callable[[int], Message]],
-        kind: type[ManifestReady],
-        progress: Callable[[IndexProgress], None] | None = None,
-    ) -> Iterator[ManifestReady]:
-        """Yields the answers in order."""
-        ...
+# `EngineClient.ask_each`, for manifests.
+AskEach = Callable[
+    [Iterable[Callable[[int], Message]], type[ManifestReady], Callable[[IndexProgress], None]], Iterator[ManifestReady]
+]
 
 
-def manifest_folders(client: Asker, asks: Iterable[ManifestAsk]) -> Iterator[Path]:
+def manifest_folders(
+    asks: Iterable[ManifestAsk], options: bytes, ask_each: AskEach, roots: Callable[[], list[Path]]
+) -> Iterator[Path]:
     """Yields each manifest's folder as this process sees it, in order; the engine finds or builds a few at a time.
+
+    Args:
+        asks: the requests.
+        options: result of `ClientSettings.encoded_options`.
+        ask_each: sends requests, and yields the answers in order.
+        roots: returns the cache folder as this process sees it, then the read-only layers.
 
     Raises:
         ManifestError, StoreError, ConfigError: the engine's error for the first manifest that is not yielded.
     """
-    options = client.settings.encoded_options()
     asked: deque[ManifestAsk] = deque()
 
     def requests() -> Iterator[Callable[[int], Message]]:
@@ -70,11 +60,11 @@ def manifest_folders(client: Asker, asks: Iterable[ManifestAsk]) -> Iterator[Pat
             announce(step)
 
     root: Path | None = None
-    for answer in client.ask_each(requests(), ManifestReady, progress):
+    for answer in ask_each(requests(), ManifestReady, progress):
         if (on_note := asked.popleft().on_note) is not None:
             for note in answer.notes:
                 on_note(note)
-        root = root or client.roots()[0]
+        root = root or roots()[0]
         folder = root / "manifests" / answer.digest
         if not folder.is_dir():
             raise ManifestError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 # An engine that was killed is replaced at once. One that crashes at each request is not: without a bound a client
 # started 69 engines in 20 s (two cores, 2026-11-23).
-# started 69 engines in 20 s (two cores, 2026-11-23).
 MOST_RESTARTS = 5
 _FIRST_PAUSE_SECONDS = 0.2
 # An engine that ran for this long did not crash because of its client's request.

@@ -9,7 +9,6 @@ Content = bytes | bytearray | memoryview
 
 # deflate compresses zeros 1,000 to 1 (zlib.net, "Maximum Compression Factor"): without a limit, 10 MB of a tar become
 # 10 GB in every worker. A medical volume has up to 600 MB.
-# in every worker. A medical volume has up to 600 MB.
 MOST_BYTES = 1 << 30
 _GZIP = 31
 

@@ -106,7 +106,7 @@ class Engine:
             self.scheduler = Scheduler(self.policy, self.sessions, PageCache(self.cache, tasks), self._loop)
             self.publisher = Publisher(self.cache, self.recoders, tasks, self.scheduler.chunk_resized)
             self.sources = Sources(StoreSource(self.fetchers, self.fetch_pool, self.publisher))
-            in_flight = InFlight(self.sources, self.publisher, tasks, self.scheduler)
+            in_flight = InFlight(self.sources, self.publisher, tasks, self.scheduler.fetch_finished)
             self.in_flight = self.scheduler.in_flight = in_flight
             self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders, self.datasets)
             self.corruption_reports = CorruptionReports(

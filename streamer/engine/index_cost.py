@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+
+import msgspec
 
 from streamer.config import MiB, counted, format_bytes
 from streamer.errors import ManifestError
@@ -93,11 +94,11 @@ def _duration(seconds: float) -> str:
     return f"{f'{value:.1f}'.removesuffix('.0')} {unit}"
 
 
-class IndexTraffic(Protocol):
+class IndexTraffic(msgspec.Struct):
     """Bytes and requests of all indexes, which are counted apart."""
 
-    read_bytes: int
-    requests: int
+    read_bytes: int = 0
+    requests: int = 0
 
 
 class IndexReader:

@@ -20,7 +20,7 @@ from streamer.annotations.table import ANNOTATIONS
 from streamer.cache.ram_fallback import REFUSALS
 from streamer.engine.datasets import Datasets
 from streamer.engine.fetching.fetchers import Fetchers
-from streamer.engine.index_cost import IndexCost, IndexReader, Report
+from streamer.engine.index_cost import IndexCost, IndexReader, IndexTraffic, Report
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifest_store import ManifestStore
 from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
@@ -75,7 +75,7 @@ class Manifests:
         datasets: the engine's, which are told what is found.
 
     Attributes:
-        read_bytes, requests: of all indexes.
+        traffic: bytes and requests of all indexes.
         written: how often a manifest was built or copied into the folder.
     """
 
@@ -94,8 +94,7 @@ class Manifests:
         # A lock lives as long as a request holds or awaits it: finished requests leave nothing behind.
         self._locks: weakref.WeakValueDictionary[tuple[object, ...], asyncio.Lock] = weakref.WeakValueDictionary()
         self._found: dict[tuple[object, ...], tuple[float, str]] = {}
-        self.read_bytes = 0
-        self.requests = 0
+        self.traffic = IndexTraffic()
         self.written = 0
 
     async def manifest(self, request: ManifestRequest, report: Report) -> str:
@@ -240,7 +239,7 @@ class Manifests:
                 request.urls,
                 self._root,
                 lister=lister,
-                reader=IndexReader(fetcher, self.recoders, self),
+                reader=IndexReader(fetcher, self.recoders, self.traffic),
                 choose_format=choose,
                 options=BuildOptions(
                     # The fetcher finds how many the link takes: at 200 KB/s each 28 s; with 16 it was 55 (2026-11-24).

@@ -102,7 +102,7 @@ def engine_statistics(engine: Engine) -> Values:
 
 
 def _store(engine: Engine, fetch: dict[str, int | float]) -> Table:
-    index = engine.manifests
+    index = engine.manifests.traffic
     return {
         "store_bytes": fetch.pop("received_bytes", 0) - index.read_bytes,
         "store_requests": fetch.pop("requests", 0) - index.requests,

@@ -27,8 +27,6 @@ LATENCY_INFLATION = 2.0
 # A measured inflation is valid for this long, and for this many mean durations of a request. Without an end, that of a
 # burst after which no request followed made an object that never answers look like a full link: it was reported after
 # minutes instead of 10 s, one time in four (2026-11-22).
-# burst after which no request followed made an object that never answers look like a full link: it was named after
-# minutes instead of 10 s, one time in four (2026-11-22).
 STALE_SECONDS = 5.0
 STALE_FACTOR = 4.0
 # A queue that our own requests cause must drain within this at least once.

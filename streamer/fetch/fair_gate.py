@@ -26,8 +26,6 @@ def no_owner() -> str:
 # A queue's due time may change while it waits (a session ran ahead, another joined). It is read at each grant; with
 # more queues than this only every 50 ms: at each grant it was 9 % of the engine's CPU in a cold epoch, every 10 ms
 # still 3 % (2026-11-22).
-# queues than this only every 50 ms: at each grant it was 9 % of the engine's CPU in a cold epoch, every 10 ms still 3 %
-# (2026-11-22).
 _FEW_QUEUES = 8
 _FRESH_SECONDS = 0.05
 # Timers are late by a millisecond, on a busy loop by tens: a rate is an average over this time.

@@ -53,7 +53,6 @@ def expired(error: StreamerError) -> bool:
 _SKEWED_CODE = "RequestTimeTooSkewed"
 # A first start waits this long for a metadata server that does not answer: those of Kubernetes need some seconds after
 # the pod's start (Google, "Troubleshoot GKE authentication").
-# the pod's start (Google, "Troubleshoot GKE authentication").
 FIRST_SECONDS = 6.0
 
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 # Fewer bytes are not progress: a body that always breaks delivers half of the rest each time, at last single bytes, and
 # the error came after 16 s instead of 9 (2026-11-22).
-# the error came after 16 s instead of 9 (2026-11-22).
 PROGRESS_BYTES = 64 << 10
 
 

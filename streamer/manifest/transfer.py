@@ -61,5 +61,4 @@ def install_files(files: Iterable[tuple[str, bytes]], root: Path, where: str = "
         digest = open_verified(place).digest
         # The reader of a copy verifies it again: if a power loss tears it, that costs another copy. Waiting for the
         # disk six times took 36 ms of a trainer's start while other programs wrote to it (2026-11-22).
-        # six times took 36 ms of a trainer's start where others wrote to it (2026-11-22).
         return Manifest.open(settle(place, root / digest, durable=False))

@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 # Time for the end of an engine without clients, whose cancellation takes milliseconds. One that hangs in a system call
 # is left to the end of the process.
-# system call is left to the end of the process.
 _END_SECONDS = 10.0
 
 

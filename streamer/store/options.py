@@ -43,7 +43,6 @@ WITHOUT_EFFECT = frozenset(
     ]
 )
 # The ending of S3 Express's bucket names: their requests are signed with keys of a session, which s3fs asks for, and
-# their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 # and their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 _EXPRESS = "--x-s3"
 # What gcsfs takes of a Google user's sign-in.

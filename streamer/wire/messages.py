@@ -16,7 +16,6 @@ PROTOCOL = 3
 
 # The bottlenecks that a loader may report (`streamer.loader.stall.advice.Bottleneck`). They are labels of /metrics, so
 # they are not free text; any other word counts as the last one.
-# therefore no free text; any other word counts as the last one.
 BOTTLENECKS = (
     *("nothing measured", "not input-bound", "the store throttles", "slow store", "slow peers", "recoding"),
     *("the engine's loop", "slow SSD (writing)", "no room in the cache", "slow SSD (reading)", "decode", "transform"),

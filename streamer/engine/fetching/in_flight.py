@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from streamer.engine.datasets import Dataset
 from streamer.engine.fetching.fetches import Fetch, Waiter
 from streamer.engine.fetching.publisher import Publisher
-from streamer.engine.fetching.sources import ChunkSource
+from streamer.engine.fetching.sources import Sources
 from streamer.engine.session import EngineSession
 from streamer.errors import BrokenError, StreamerError
 
 logger = logging.getLogger(__name__)
 
 
-class FetchListener(Protocol):
-    """Is told when fetches end."""
-
-    def fetch_finished(self, fetch: Fetch, error: StreamerError | None) -> None:
-        """A fetch is over, with the error if it failed."""
-        ...
-
-
 class InFlight:
     """Runs the fetches. Owned by the engine, on its loop.
 
     Args:
-        source: brings the chunks.
+        sources: bring the chunks.
         publisher: removes the files of evicted chunks.
         tasks: runs the fetches.
-        listener: the scheduler.
+        finished: called when a fetch is over, with the error if it failed.
     """
 
     def __init__(
-        self, source: ChunkSource, publisher: Publisher, tasks: asyncio.TaskGroup, listener: FetchListener
+        self,
+        sources: Sources,
+        publisher: Publisher,
+        tasks: asyncio.TaskGroup,
+        finished: Callable[[Fetch, StreamerError | None], None],
     ) -> None:
-        self._source = source
+        self._sources = sources
         self._publisher = publisher
         self._tasks = tasks
-        self._listener = listener
+        self._finished = finished
         self._fetches: dict[bytes, Fetch] = {}
 
     def __len__(self) -> int:
@@ -102,7 +97,7 @@ class InFlight:
     async def _run(self, fetch: Fetch) -> None:
         error: StreamerError | None = None
         try:
-            await self._source.bring(fetch)
+            await self._sources.bring(fetch)
         except StreamerError as failure:
             error = failure
         except Exception as failure:
@@ -110,4 +105,4 @@ class InFlight:
             error = BrokenError(f"the engine failed over chunk {fetch.chunk}: {failure!r}; see its log")
         finally:
             del self._fetches[fetch.key]
-        self._listener.fetch_finished(fetch, error)
+        self._finished(fetch, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from streamer.engine.datasets import Dataset
 from streamer.engine.fetching.fetchers import Fetchers
@@ -15,17 +15,8 @@ from streamer.fetch_processes.messages import OpenDataset
 from streamer.fetch_processes.pool import FetchPool, Wanted
 from streamer.fetch_processes.process import LocalError, SharedBytes
 
-
-class ChunkSource(Protocol):
-    """Brings chunks. On the engine's loop."""
-
-    async def bring(self, fetch: Fetch) -> None:
-        """Fetches a chunk and publishes it.
-
-        Raises:
-            StreamerError: it cannot be had, or the cache not be written.
-        """
-        ...
+# Fetches a chunk and publishes it; raises a StreamerError where the chunk cannot be had, or the cache not be written.
+Bring = Callable[[Fetch], Awaitable[None]]
 
 
 class StoreSource:
@@ -44,7 +35,7 @@ class StoreSource:
         self._described: dict[str, OpenDataset] = {}
 
     async def bring(self, fetch: Fetch) -> None:
-        """See ChunkSource.bring."""
+        """See `Bring`."""
         if self._pool.ready and not fetch.dataset.manifest.recoded and not self._publisher.is_refused:
             wanted = self._wanted(fetch)
             # What is wrong on this machine the loop tries itself: it makes a removed folder again, or writes to memory.
@@ -94,15 +85,15 @@ class Sources:
 
     def __init__(self, store: StoreSource) -> None:
         self.store = store
-        self._peers: ChunkSource | None = None
+        self._by_peers: Bring | None = None
 
     def __repr__(self) -> str:
-        return f"Sources(peers={self._peers!r})"
+        return f"Sources(peers={self._by_peers is not None})"
 
-    def use_peers(self, peers: ChunkSource | None) -> None:
-        """Later fetches ask these peers first; None: no longer any."""
-        self._peers = peers
+    def use_peers(self, bring: Bring | None) -> None:
+        """Sets how later fetches ask peers before the store; None: they do not."""
+        self._by_peers = bring
 
     async def bring(self, fetch: Fetch) -> None:
-        """See ChunkSource.bring."""
-        await (self._peers or self.store).bring(fetch)
+        """See `Bring`."""
+        await (self._by_peers or self.store.bring)(fetch)

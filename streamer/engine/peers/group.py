@@ -148,7 +148,7 @@ async def joined(
                 known = asyncio.Event()
                 running.append(tasks.create_task(group.follow(views, known), name="follow the members"))
                 await known.wait()
-            engine.sources.use_peers(group.source)
+            engine.sources.use_peers(group.source.bring)
             engine.peer_statistics = group.statistics
             try:
                 yield group

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
+from streamer.engine.peers.received import Received
+from streamer.fetch.fetcher import Fetched
+from streamer.fetch_processes.process import SharedBytes
 
-class Closable(Protocol):
-    """Holds bytes in a buffer that is given back."""
-
-    def close(self) -> None:
-        """Gives the memory back."""
-        ...
-
-
-P = TypeVar("P", bound=Closable)
-S = TypeVar("S", bound=Closable)
+FromStore = Fetched | SharedBytes
 
 
 async def race(
-    peer: Coroutine[Any, Any, P | None], late: asyncio.Event, store: Callable[[], Coroutine[Any, Any, S]]
-) -> P | S | None:
+    peer: Coroutine[Any, Any, Received | None],
+    late: asyncio.Event,
+    store: Callable[[], Coroutine[Any, Any, FromStore]],
+) -> Received | FromStore | None:
     """Returns what the peer brings, or the store, if it is faster than a late peer or the late peer brings nothing.
 
     Args:
@@ -36,8 +32,8 @@ async def race(
         StreamerError: a late peer brought nothing and the store failed.
     """
     asked, is_late = asyncio.create_task(peer), asyncio.create_task(late.wait())
-    fetched: asyncio.Task[S] | None = None
-    winner: asyncio.Task[P | None] | asyncio.Task[S] | None = None
+    fetched: asyncio.Task[FromStore] | None = None
+    winner: asyncio.Task[Received | None] | asyncio.Task[FromStore] | None = None
     try:
         await asyncio.wait({asked, is_late}, return_when=asyncio.FIRST_COMPLETED)
         if asked.done():

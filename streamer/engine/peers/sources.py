@@ -38,7 +38,7 @@ class SourceCounts(msgspec.Struct):
 
 
 class PeerSource:
-    """Asks peers for chunks, and the store where they are late or have none; a `ChunkSource`.
+    """Asks peers for chunks, and the store where they are late or have none.
 
     Args:
         store: the other source.
@@ -63,7 +63,7 @@ class PeerSource:
         self._found = Found()
 
     async def bring(self, fetch: Fetch) -> None:
-        """See ChunkSource.bring."""
+        """See `fetching.sources.Bring`."""
         late, ask = asyncio.Event(), self._route(fetch)
         brought = None
         if ask is not None:

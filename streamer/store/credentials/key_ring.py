@@ -25,7 +25,6 @@ C = TypeVar("C")
 _RENEWAL_SECONDS = 900.0
 # A request waits at most this long for a look. Its timeout for a first byte ends later (2 s), with a message that
 # blames the store.
-# the store.
 _WAIT_SECONDS = 1.5
 # A look that has not ended after this time gets another one beside it, while the credentials are valid.
 _LATE_SECONDS = 30.0

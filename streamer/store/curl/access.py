@@ -35,7 +35,6 @@ _BUNDLES = (
 )
 # Characters of a web url besides letters and digits; escaped ones stay as they are. A # is part of the name, as it is
 # for obstore, which finds the object.
-# for obstore, which finds the object.
 _URL_SIGNS = "%/:=&?~+!$,;'@()*[]"
 # Most keys need no escaping, which takes a third of the time.
 _PLAIN = re.compile(r"[A-Za-z0-9/_.~-]*")

@@ -25,8 +25,6 @@ _WATCHED = {
 # The loop continues after this; sockets that were not served by then come first in the next turn. A socket delivers up
 # to 2 MB at once: with all of 120 in one turn the engine served no client for 250 ms, no complete chunk was written
 # meanwhile, and 300 MB of buffers were filled instead of 100: 8 % of a cold epoch's time (2026-11-22).
-# once: with all of 120 in one turn the engine served no client for 250 ms, no complete chunk was written meanwhile, and
-# 300 MB of buffers were filled instead of 100: 8 % of a cold epoch's time (2026-11-22).
 _TURN_SECONDS = 0.001
 # Sockets served between two readings of the clock.
 _EVENTS = 2

@@ -190,11 +190,11 @@ async def test_of_tars_that_are_added_only_these_are_read(engine: Engine, tars: 
     """The rows of the others are those of the last manifest."""
     (Path(tars) / "1.tar").unlink()
     await found(engine, tars)
-    before = engine.manifests.read_bytes
+    before = engine.manifests.traffic.read_bytes
     added = add_tar(tars, 7)
     again, _, _ = await found(engine, tars)
     assert again.samples == 17
-    assert engine.manifests.read_bytes - before == added
+    assert engine.manifests.traffic.read_bytes - before == added
 
 
 async def test_a_manifest_beside_the_data_is_used(tmp_path: Path, tars: str) -> None:
@@ -209,11 +209,11 @@ async def test_a_manifest_beside_the_data_is_used(tmp_path: Path, tars: str) -> 
         (beside / name).write_bytes(content)
     async with engine_in(tmp_path / "two") as two:
         again, _, _ = await found(two, tars)
-        assert (again.digest, two.manifests.read_bytes) == (first.digest, 0)
+        assert (again.digest, two.manifests.traffic.read_bytes) == (first.digest, 0)
     added = add_tar(tars, 7)
     async with engine_in(tmp_path / "three") as three:
         more, _, _ = await found(three, tars)
-        assert (more.samples, three.manifests.read_bytes) == (17, added)
+        assert (more.samples, three.manifests.traffic.read_bytes) == (17, added)
 
 
 async def test_data_below_a_folder_of_that_name(engine: Engine, tmp_path: Path) -> None:

@@ -34,13 +34,12 @@ async def test_the_first_peer_that_needs_a_chunk_says_when_it_is_due(engine: Eng
     serving, key, go = Serving(engine, lambda digest, member: None), dataset.key(0), asyncio.Event()
     fetches: list[Fetch] = []
 
-    class Late:
-        async def bring(self, fetch: Fetch) -> None:
-            fetches.append(fetch)
-            await go.wait()
-            await engine.sources.store.bring(fetch)
+    async def bring_late(fetch: Fetch) -> None:
+        fetches.append(fetch)
+        await go.wait()
+        await engine.sources.store.bring(fetch)
 
-    engine.sources.use_peers(Late())
+    engine.sources.use_peers(bring_late)
     begun = engine.now()
     for member, due_seconds in (("a", 60.0), ("b", 5.0), ("c", 30.0)):
         assert await serving.serve(ChunkRequest(key, digest, member, due_seconds=due_seconds)) == "coming"
