@@ -80,7 +80,7 @@ def pause_before_restart(settings: ClientSettings, restarts: Restarts) -> None:
 
 
 def log_of(settings: ClientSettings) -> str:
-    """Where an engine that this client starts writes its log: a file, or the log of this process."""
+    """Returns where an engine that this client starts writes its log: a file, or the log of this process."""
     return "that of this process" if settings.inline else str(settings.runtime_dir / f"{settings.engine_id}.log")
 
 

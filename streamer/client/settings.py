@@ -1,4 +1,4 @@
-"""How a client finds or starts its engine."""
+"""The settings with which a client finds or starts its engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INLINE = "inline"
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """How to reach an engine.
+    """The way to reach an engine.
 
     Attributes:
         cache_dir: absolute; the cache folder of the embedded engine, or a sidecar's as the trainer sees it.

@@ -127,7 +127,7 @@ class Collection:
 
 
 class Parts:
-    """What a session keeps of each of its parts.
+    """The values that a session keeps of each of its parts.
 
     Args:
         name: the session's.

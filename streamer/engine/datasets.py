@@ -91,7 +91,7 @@ class Datasets:
             AccessDeniedError: it is of urls that are not served.
         """
         if not _DIGEST.fullmatch(digest):
-            raise ManifestError(f"{digest[:40]!r} is no digest of a manifest")
+            raise ManifestError(f"{digest[:40]!r} is not the digest of a manifest")
         known = self._open.get(digest)
         if known is None:
             folder = self._root / "manifests" / digest

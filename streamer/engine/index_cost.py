@@ -1,4 +1,4 @@
-"""What an index costs: counted, said while it runs, and refused where it would take too long in passing."""
+"""The cost of an index: counted, reported while it runs, and refused where it would take too long."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class IndexReader:
         return content
 
     async def examine(self, asked: Examine) -> Examined:
-        """What a recoder makes of an object, which is read as a whole: one at a time."""
+        """Lets a recoder examine an object, which is read as a whole: one at a time."""
         async with self._one_object:
             content = await self.read(Extent(asked.object, 0, asked.object.size))
             return await self._recoders.examine(asked, content)

@@ -1,4 +1,4 @@
-"""Which manifest a client asks for."""
+"""A client's request for a manifest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILE_RULES = "files 3"
 
 
 class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which manifest; see `wire.messages.GetManifest`."""
+    """A request for a manifest; see `wire.messages.GetManifest`."""
 
     urls: tuple[str, ...]
     format: str = "auto"

@@ -100,7 +100,7 @@ class ManifestStore:
         return None
 
     def notes(self, request: tuple[object, ...], digest: str) -> list[str]:
-        """What is to be known of the objects that this answer to a request leaves out."""
+        """Returns notes about the objects that this answer to a request leaves out."""
         with suppress(OSError, ValueError):
             answer, *notes = self._source(request).read_text(errors="replace").splitlines()
             if answer.endswith(f" {digest}"):
@@ -122,7 +122,7 @@ class ManifestStore:
         shutil.rmtree(self._logs, ignore_errors=True)
 
     def log_folder(self, request: tuple[object, ...]) -> Path:
-        """Where an index for the request notes what it has found, until `remember`."""
+        """The folder in which an index for the request notes what it has found, until `remember`."""
         return self._logs / _name_of(request)
 
     def use(self, digest: str) -> None:

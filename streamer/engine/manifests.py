@@ -112,7 +112,7 @@ class Manifests:
             self._asking -= 1
 
     def notes(self, request: ManifestRequest, digest: str) -> list[str]:
-        """What is to be known of the objects that a manifest leaves out, where it was built here."""
+        """Returns notes about the objects that a manifest leaves out, if it was built here."""
         return [
             note
             for source in (request.file_source, request.container_source)
@@ -120,7 +120,7 @@ class Manifests:
         ]
 
     async def remove_unused(self, used: Collection[str], most_bytes: int) -> list[str]:
-        """As `ManifestStore.remove_unused`, in a thread; does nothing while a request runs.
+        """Calls `ManifestStore.remove_unused` in a thread; does nothing while a request runs.
 
         Raises:
             OSError: the disk refused a removal.
@@ -143,7 +143,7 @@ class Manifests:
             return digest
 
     async def _find_with_room(self, request: ManifestRequest, report: Report) -> str:
-        """As `_find`; where the disk is full, of bytes or inodes, chunks make room: they can be fetched again."""
+        """Does the same as `_find`; on a disk full of bytes or inodes, chunks are removed, and fetched again later."""
         for share in _EVICTED_SHARES:
             try:
                 return await self._find(request, report, warm=share == _EVICTED_SHARES[0])
@@ -365,7 +365,7 @@ class _Recorder:
             self.beside += [root.removesuffix(ROOT_NAME) for root in roots if is_beside(root, url)]
 
     async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
-        """As a store would."""
+        """Yields the recorded pages, as a store would."""
         for page in self._pages[url]:
             yield page
 

@@ -245,7 +245,7 @@ class Scheduler:
             self.freed(self._policy.set_values(session.parts.relative_values()))
 
     def _start_pass(self, session: EngineSession, part: int, number: int) -> None:
-        """As `_begin_epoch`, for a pass over one part: to the policy an epoch is a pass."""
+        """Begins a pass over one part: to the policy an epoch is a pass."""
         session.parts.running_pass[part] = number
         remaining = session.progress.remaining(session.collection.span(part), number)
         self._policy.start_epoch(session.parts.names[part], remaining - np.uint32(session.collection.starts[part]))

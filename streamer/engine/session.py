@@ -80,7 +80,7 @@ class LoaderReport(msgspec.Struct, frozen=True):
 
 
 class Waiting:
-    """How long a consumer has waited for its engine: a stopwatch that is given the state and the time. Pure.
+    """Measures how long a consumer has waited for its engine; is given the state and the time. Pure.
 
     Args:
         now: when the consumer began, in seconds on any clock that only goes forward.
@@ -95,7 +95,7 @@ class Waiting:
         return f"Waiting({self._seconds:.3f} s, {'waits' if self._since is not None else 'reads'})"
 
     def update(self, waits: bool, now: float) -> None:
-        """From `now` on the consumer waits, or not."""
+        """Records whether the consumer waits from `now` on."""
         if waits and self._since is None:
             self._since = now
         elif not waits and self._since is not None:
@@ -103,11 +103,11 @@ class Waiting:
             self._since = None
 
     def seconds(self, now: float) -> float:
-        """All the time it has waited, up to now."""
+        """Returns the seconds that it has waited, up to now."""
         return self._seconds + (now - self._since if self._since is not None else 0.0)
 
     def age_seconds(self, now: float) -> float:
-        """How long ago it began."""
+        """Returns the seconds since it began."""
         return now - self._begun
 
 
@@ -355,7 +355,7 @@ class EngineSession:
             self.keys[key] = tuple(one for one in known if one != chunk)
 
     def due_at(self, step: int) -> float:
-        """When the consumer will read `step`, on the loop's clock, at its present pace."""
+        """Returns when the consumer will read `step`, on the loop's clock, at its present pace."""
         return self._done_at + max(0, step - self.progress.done) * self._step_seconds
 
     def reached_deferred(self) -> list[int]:

@@ -212,11 +212,11 @@ class SessionProgress:
         return sum(uses.nbytes for uses in self._epochs)
 
     def granted_chunks(self) -> int:
-        """How many of its chunks are local or in flight."""
+        """Number of its chunks that are local or in flight."""
         return max(0, len(self._held) - len(self._to_ask))
 
     def open_chunks(self) -> int:
-        """How many uses are open."""
+        """Number of uses that are open."""
         return len(self._open)
 
     def remaining(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:

@@ -1,4 +1,4 @@
-"""What a user can do about a cache that cannot hold what must be open at once; pure."""
+"""Advice for a cache that cannot hold what must be open at once; pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     to_come: int
 
     def error(self) -> CacheFullError:
-        """With a limit that is enough for all of them."""
+        """Returns the error, with a limit that is enough for all of them."""
         needed = self.others_bytes + self.wanted_bytes * (1 + self.to_come)
         need = f"{format_bytes(self.wanted_bytes)} for the chunks that one reader has open and one more"
         if needed > self.wanted_bytes:

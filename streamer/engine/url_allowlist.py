@@ -65,7 +65,7 @@ class UrlAllowlist:
         """
         if not self.restricted:
             return offered
-        # A url with braces names what they stand for: "{a,..}" is no dot segment yet.
+        # A url with braces names what they stand for: "{a,..}" is not a dot segment yet.
         every = (one for url in urls for one in expand(url))
         found: list[tuple[str, Options]] = [(url, self._of(url)) for url in every]
         for url, options in found[1:]:
@@ -89,7 +89,7 @@ class UrlAllowlist:
                     raise _denied(url)
 
     def check_chunk(self, chunk: Chunk, options: Options) -> None:
-        """As `check_objects`, for the objects of a chunk."""
+        """Checks the objects of a chunk; see `check_objects`."""
         if self.restricted:
             self.check_objects({extent.object.url for extent in chunk.extents}, options)
 

@@ -68,7 +68,7 @@ class EpochUses:
 
     @property
     def nbytes(self) -> int:
-        """What it takes."""
+        """Size in bytes."""
         return _EPOCH_BYTES + sum(
             column.nbytes for column in (self.chunk, self.first, self.last, self.passes) if column is not None
         )

@@ -15,11 +15,11 @@ class Stateful(Protocol):
     """An object of the trainer's process that holds something of the batches it was given."""
 
     def state_dict(self) -> Mapping[str, object]:
-        """What it holds now, as values for the checkpoint."""
+        """Returns its state, as values for the checkpoint."""
         ...
 
     def load_state_dict(self, state: dict[str, object], /) -> object:
-        """Takes over what `state_dict` returned."""
+        """Restores a state that `state_dict` returned."""
         ...
 
 

@@ -66,7 +66,7 @@ def one_of(name: str, value: T, allowed: tuple[T, ...]) -> T:
         ConfigError: it is not allowed.
     """
     if value not in allowed:
-        raise ConfigError(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}", field=name)
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}", field=name)
     return value
 
 

@@ -1,4 +1,4 @@
-"""What both halves of the loader know: chunks that are local or not, for those who make samples or move batches."""
+"""Names that both halves of the loader use: the one that makes samples, and the one that moves batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dataset and a mix of datasets share: epochs, state, and iteration in one process."""
+"""The common part of a dataset and a mix of datasets: epochs, state, and iteration in one process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class EpochDataset(IterableDataset[object]):
         self._resume = None
 
     def repeated(self, step: int) -> npt.NDArray[np.bool_]:
-        """Which samples of a batch are repeats that only fill it: bool (samples,). For plain DataLoaders.
+        """Returns which samples of a batch are repeats that only fill it: bool (samples,). For plain DataLoaders.
 
         `StreamingDataLoader.repeated` is its own. Samples that replace skipped ones are not marked.
 
@@ -89,7 +89,7 @@ class EpochDataset(IterableDataset[object]):
                 that were there continue where they were, with the next epoch.
 
         Raises:
-            StateError: it is no dict, or holds what only a loader can take.
+            StateError: it is not a dict, or holds a part that only a loader can restore.
         """
         carried.refuse_carried(checks.saved_state(state), "load it into a StreamingDataLoader with stateful=")
         self._resume, self._resume_strict = dict(state), strict
@@ -185,7 +185,7 @@ def opening_of(dataset: EpochDataset) -> Opening:
     """Returns what a loader uses of a dataset.
 
     Raises:
-        ConfigError: it is no dataset of streamer's.
+        ConfigError: it is not a dataset of streamer.
     """
     if not hasattr(dataset, "_for_loader"):
         if hasattr(dataset, "indices"):  # of torch's Subset, and of its random_split

@@ -1,4 +1,4 @@
-"""What a loader shows of itself: statistics, reports, skipped samples, members of a mix."""
+"""The part of a loader that only reads: statistics, reports, skipped samples, members of a mix."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TorchAttributes:
-    """What torch's loader has for an iterable dataset; all of it can only be read.
+    """The attributes that torch's loader has for an iterable dataset; all of them can only be read.
 
     Lightning, DeepSpeed, Composer and others read batch size, workers and samplers. There is no sampler: the order
     belongs to the dataset, so they must not replace or wrap one.

@@ -39,7 +39,7 @@ class Notice:
         """Waits to the end.
 
         Args:
-            wait: waits for at most so many seconds, or without limit; a TimeoutError after that time.
+            wait: waits for at most the seconds that it is given, None: without limit; then raises a TimeoutError.
             what: what it waits for, in words; "": nothing is said. Called once, after `NOTICE_SECONDS`.
         """
         try:

@@ -28,7 +28,7 @@ class Adopted(msgspec.Struct, frozen=True):
 
 
 class _Left(msgspec.Struct, frozen=True):
-    """Where a run left a member.
+    """The place at which a run left a member.
 
     Attributes:
         order: of its passes.
@@ -63,7 +63,7 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
         batch_size: its global batch.
 
     Raises:
-        StateError: not a state of a mix or dataset; one of a single dataset that is no member.
+        StateError: not a state of a mix or dataset; one of a single dataset that is not a member.
         ConfigError: as of `MixRequest.spec`.
     """
     state = State.from_dict(saved)
@@ -86,7 +86,7 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
 
 
 def _continued(source: MixSource, left: _Left | None, order: OrderSpec) -> tuple[Place, str]:
-    """Where a member begins, and a sentence about it."""
+    """Returns where a member begins, and a sentence about it."""
     if left is None:
         return Place(), "is new: it begins with its first pass"
     if left.inside and order != left.order:

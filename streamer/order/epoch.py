@@ -116,7 +116,7 @@ class EpochOrder:
         return self._decoder.ordinals(self._places(real))
 
     def add_ordinals(self, positions: Integers, rows: Integers, together: OrdinalsTogether) -> None:
-        """As `ordinals`, for `rows` of those of many orders; no padding."""
+        """Adds the samples at some positions to those of other orders, at `rows`; no padding."""
         draws = None if self.spec.shuffle == "none" else self._decoder.draws(self._places(positions))
         if draws is None:
             together.set(rows, self.ordinals(positions))
@@ -170,7 +170,7 @@ class EpochOrder:
 
     @property
     def cut(self) -> LaneCut:
-        """Which pieces each lane has."""
+        """The pieces of each lane."""
         if self._cut is None:
             self._cut = cut_lanes(self.spec, self.chunk_samples, self.epoch, self.shift, chunk_words=self._chunk_words)
         return self._cut

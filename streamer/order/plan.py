@@ -111,7 +111,7 @@ class RankPlan:
         return BatchIndex(positions, ordinals, self.order.repeats(positions))
 
     def repeated(self, batch: int) -> Flags:
-        """Which samples of this rank's batch only fill it up: its mask, without the samples.
+        """Returns which samples of this rank's batch only fill it up, without computing the samples.
 
         Raises:
             IndexError: no such batch.
@@ -173,7 +173,7 @@ class RankPlan:
 
 
 def check_last_batch(last_batch: LastBatch | None, world: int) -> LastBatch:
-    """What becomes of the last batch; None: short on one rank, filled on several.
+    """Returns what becomes of the last batch; None: short on one rank, filled on several.
 
     Raises:
         ConfigError: "short" on several ranks.
@@ -193,7 +193,7 @@ def batch_count(samples: int, global_batch: int, last_batch: LastBatch) -> int:
 
 
 def sample_count(samples: int, rank_split: RankSplit, last_batch: LastBatch) -> int:
-    """Number of samples that a rank yields of so many, repeats included."""
+    """Number of samples that a rank yields in an epoch of `samples`, repeats included."""
     if last_batch == "short":
         return samples
     return batch_count(samples, rank_split.global_batch, last_batch) * rank_split.per_rank

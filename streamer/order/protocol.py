@@ -1,4 +1,4 @@
-"""What a `RankPlan` asks of an order: `EpochOrder` for a dataset, `MixOrder` for a mix, `GrowingOrder` in rounds."""
+"""The interface of an order: `EpochOrder` for a dataset, `MixOrder` for a mix, `GrowingOrder` in rounds."""
 
 from __future__ import annotations
 

@@ -198,9 +198,9 @@ def _advice(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
             "index --chunk-bytes`), or a dataset that was shuffled when it was written"
         )
     return (
-        f"where neighbours in the dataset are alike (sorted by label), Order(shuffle_window={window}) makes it at most "
-        f"{WELL_MIXED:.2f} x, and holds {format_bytes(window * total_bytes / chunks)} of the cache open; where the "
-        "dataset was shuffled when it was written, nothing is to be done"
+        f"where adjacent samples of the dataset are alike (sorted by label), Order(shuffle_window={window}) makes it "
+        f"at most {WELL_MIXED:.2f} x, and holds {format_bytes(window * total_bytes / chunks)} of the cache open; where "
+        "the dataset was shuffled when it was written, nothing is to be done"
     )
 
 

@@ -141,11 +141,11 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         return max(1, self.window // self.lanes)
 
     def facts(self) -> dict[str, str | int]:
-        """What ranks and states are compared by: all parts, in the words of users."""
+        """All parts, by which ranks and states are compared, in the words of users."""
         return {**self.parts(), "cut": self.cut}
 
     def parts(self) -> dict[str, str | int]:
-        """The parts by name, plain values: what a state keeps."""
+        """The parts by name, plain values; a state keeps them."""
         return {
             "manifest": self.manifest_digest,
             "seed": self.seed,

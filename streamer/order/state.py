@@ -1,4 +1,4 @@
-"""Where a run is: the parts of its order, the epoch, and the position delivered. A few numbers."""
+"""The state of a run: the parts of its order, the epoch, and the position delivered. A few numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _KINDS = {
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """Where batches go on.
+    """The place at which batches go on.
 
     Attributes:
         epoch: the epoch.
@@ -65,7 +65,7 @@ class Resume(msgspec.Struct, frozen=True):
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """How a dataset has grown: the whole log of admissions, a number per round.
+    """The growth of a dataset: the whole log of admissions, a number per round.
 
     Any later run can repeat this one from its first batch.
 
@@ -111,7 +111,7 @@ class State(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """What the run reads: "" for a single dataset, "mix" or "growing"."""
+        """The kind of data that the run reads: "" for a single dataset, "mix" or "growing"."""
         if self.growth is not None:
             return "growing"
         return "" if isinstance(self.spec, OrderSpec) else "mix"
@@ -215,7 +215,7 @@ class State(msgspec.Struct, frozen=True):
         )
 
     def resume(self, samples: int, global_batch: int, last_batch: LastBatch = "fill") -> Resume:
-        """Where to go on: exactly the samples not delivered, in batches of `global_batch`.
+        """Returns where to go on: with exactly the samples not delivered, in batches of `global_batch`.
 
         Any number of ranks may go on, and another global batch, which is logged. A finished epoch
         goes on with the next.

@@ -28,7 +28,7 @@ _LOST_SECONDS = 1.0
 _WINDOW = 16
 # Of the requests: what a peer that sends to others may cost the store because it is slow.
 _HEDGES_SHARE = 0.02
-# So many wrong answers are no accident.
+# A peer with this many wrong answers is broken.
 _MOST_WRONG = 30
 
 

@@ -9,7 +9,7 @@
         400 not such a request   401 no token, or another one   405 another method   503 busy or leaving
 
 A chunk file is sent whole, as it is on the disk: its name stands for its content, its header has key and lengths, and
-its table the checksums of the samples. There are no ranges: a part of a chunk is of no use, and of a recoded chunk only
+its table the checksums of the samples. There are no ranges: a part of a chunk is useless, and of a recoded chunk only
 the answer says the length.
 """
 

@@ -94,7 +94,7 @@ def use_tls(easy: pycurl.Curl, folder: str) -> None:
     easy.setopt(pycurl.SSLCERT, str(Path(folder, CERTIFICATE)))
     easy.setopt(pycurl.SSLKEY, str(Path(folder, KEY)))
     easy.setopt(pycurl.CAINFO, str(Path(folder, AUTHORITY)))
-    # What the system trusts is no peer.
+    # An authority that the system trusts may sign anything: it does not make a peer.
     easy.unsetopt(pycurl.CAPATH)
     easy.setopt(pycurl.SSL_VERIFYHOST, 0)
 

@@ -43,5 +43,5 @@ class Fetch(msgspec.Struct):
         return "" if first is None else first.session.owner
 
     def due(self) -> float:
-        """When the first session or peer that waits for it needs it, on the loop's clock; infinity without them."""
+        """Returns when the first session or peer that waits needs it, on the loop's clock; infinity without them."""
         return min(self.peer_due, *(waiter.session.due_at(waiter.step) for waiter in self.waiters), math.inf)

@@ -49,7 +49,7 @@ class InFlight:
         self._begin(Fetch(key, waiter.session.collection.datasets[part], chunk, [waiter]))
 
     def start_for_peer(self, fetch: Fetch, victims: Iterable[bytes] = ()) -> None:
-        """As `start`, for a chunk that no session of this engine waits for."""
+        """Starts the fetch of a chunk that no session of this engine waits for."""
         self.unlink(victims)
         self._begin(fetch)
 

@@ -1,4 +1,4 @@
-"""Where chunks come from: the store, or peers in front of it."""
+"""The sources of chunks: the store, or peers in front of it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import msgspec
 
 from streamer.placement.members import Member
 
-# After so many chunks in a row that a member did not have, every 32nd is looked for there: a cold start then costs
+# After this many chunks in a row that a member did not have, every 32nd is looked for there: a cold start then costs
 # next to nothing, and the chunks of a changed set of members are found.
 _TRIES = 8
 _PAUSE = 32

@@ -1,4 +1,4 @@
-"""Explains why samples make no batch: which field it is, which samples differ, and what to do."""
+"""Explains why samples cannot make a batch: which field it is, which samples differ, and what to do."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def _of_values(place: str, values: Sequence[object], names: Sequence[str]) -> st
 def _unknown(place: str, values: Sequence[object], failure: Exception) -> str:
     kind = type(values[0])
     return (
-        f"{_field(place)} makes no batch ({kind.__module__}.{kind.__qualname__}: {failure}): return arrays, tensors, "
-        "numbers or texts in the transform, or pass a collate_fn"
+        f"{_field(place)} cannot make a batch ({kind.__module__}.{kind.__qualname__}: {failure}): return arrays, "
+        "tensors, numbers or texts in the transform, or pass a collate_fn"
     )
 
 

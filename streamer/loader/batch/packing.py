@@ -124,7 +124,7 @@ class PackedBatch:
         self.nbytes = sum(self.description)
 
     def compact(self) -> PackedBatch:
-        """The same batch for other memory: without rows and without gaps."""
+        """Returns the same batch for other memory: without rows and without gaps."""
         return PackedBatch(self._structure)
 
     def write(self, memory: Bytes) -> None:

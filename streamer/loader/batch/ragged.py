@@ -39,10 +39,10 @@ class Ragged(NamedTuple):
 
 
 def collate_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, object]:
-    """As `collate`, with these fields as `Ragged`, of buffers.
+    """Collates as `collate`, with these fields as `Ragged`, of buffers.
 
     Raises:
-        ConfigError: a field that the samples do not have, or that makes no such value.
+        ConfigError: the samples do not have a field, or its values cannot be joined.
     """
     mappings = _mappings(samples, fields)
     rest = collate([{key: value for key, value in sample.items() if key not in fields} for sample in mappings])
@@ -51,7 +51,7 @@ def collate_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, obje
 
 
 def join_ragged(samples: Samples, fields: Sequence[str]) -> dict[object, object]:
-    """The same with tensors, where the trainer makes the batches."""
+    """Does the same with tensors, where the trainer makes the batches."""
     import torch
     from torch.utils.data import default_collate
 

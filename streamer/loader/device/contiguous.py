@@ -86,7 +86,7 @@ def _place(tensor: torch.Tensor, memory: Bytes) -> tuple[int, int] | None:
 
 
 def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor], *, encoded: bool = False) -> object:
-    """The same structure with every tensor changed; those of encoded files, which stay on the CPU, if `encoded`."""
+    """Returns the structure with every tensor changed; those of encoded files, which stay on the CPU, if `encoded`."""
     again = partial(map_tensors, change=change, encoded=encoded)
     if isinstance(batch, torch.Tensor):
         return change(batch)

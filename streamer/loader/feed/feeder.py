@@ -110,7 +110,7 @@ class Feeder:
         return self._run_state.engine_values(timeout_seconds)
 
     def waited_for(self) -> str:
-        """What the batch that the trainer gets next waits for, in words; any thread."""
+        """Describes what the next batch of the trainer waits for; any thread."""
         return waited_for(self._run_state.window.head, self._pool, self._plan.workers.modules, self._what)
 
     # ------------------------------------------------------------ the trainer's side
@@ -355,7 +355,7 @@ class Feeder:
         self._run_state.window.repeat(pending)
 
     def _what(self, ordinal: int) -> str:
-        """What a worker was doing, with the name of its sample."""
+        """Describes what a worker was doing, with the name of its sample."""
         assert self._configured is not None
         return work_name(ordinal, self._configured[0])
 

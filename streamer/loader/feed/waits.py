@@ -1,4 +1,4 @@
-"""What the next batch of the trainer waits for, in words."""
+"""Describes what the next batch of the trainer waits for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_NAMES = 4
 
 
 def waited_for(head: Pending | None, pool: Pool, modules: Sequence[str], work_name: Callable[[int], str]) -> str:
-    """What a batch that is not made yet waits for.
+    """Describes what a batch that is not made yet waits for.
 
     Args:
         head: the batch; None: it has not begun.
@@ -39,21 +39,21 @@ def waited_for(head: Pending | None, pool: Pool, modules: Sequence[str], work_na
 
 
 def who(prepared: RankStream) -> str:
-    """Begins a line of one of several ranks."""
+    """Returns the start of a line of the log: the rank, if there are several."""
     if prepared.rank_config.world_size == 1:
         return ""
     return f"rank {prepared.rank_config.rank}: "
 
 
 def work_name(ordinal: int, prepared: RankStream) -> str:
-    """What a worker was doing: its sample with the name and the number that `dataset[i]` takes, or the batch."""
+    """Describes what a worker was doing: its sample with name and number, as `dataset[i]` takes it, or the batch."""
     if ordinal < 0:
         return "putting the batch together"
     return f"sample {prepared.sample_label(ordinal)} ({prepared.sample_key(ordinal)})"
 
 
 def engine_text(values: Mapping[str, object] | None) -> str:
-    """What the engine does about it, from its counters; None: it has not answered."""
+    """Describes what the engine does about it, from its counters; None: it has not answered."""
     if values is None:
         return "the engine does not answer within half a second"
     chunks, requests = values.get("fetches", 0), values.get("in_flight", 0)

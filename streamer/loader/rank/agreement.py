@@ -174,7 +174,7 @@ def pack(texts: list[str | None]) -> bytes:
 
 
 def unpack(packed: bytes) -> list[str | None]:
-    """What `pack` was given."""
+    """Returns the texts that `pack` was given."""
     distinct, numbers = json.loads(zlib.decompress(packed))
     return [distinct[number] for number in numbers]
 

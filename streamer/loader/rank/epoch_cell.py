@@ -93,7 +93,7 @@ class EpochCell:
         return self._settle("manifest", digest)
 
     def settle_annotations(self, digest: str) -> str:
-        """As `settle_manifest`, for the table of annotations."""
+        """Records the table of annotations; see `settle_manifest`."""
         return self._settle("annotations", digest)
 
     def replace(self, manifest: str, annotations: str) -> None:

@@ -198,17 +198,17 @@ class Member:
         return self._found
 
     def _digests(self) -> str:
-        """Of the manifest and of the annotations in use."""
+        """Returns the digests of the manifest and the annotations in use."""
         return both_digests(self.manifest.digest, table_digest(self.opened.joined))
 
     def _current(self) -> str:
-        """The same of what is there now."""
+        """Returns the digests of the manifest and the annotations that are there now."""
         path = self._listed()
         given = annotations_of(Manifest.open(path), self.options.annotations, self.options.urls)
         return both_digests(path.name, None if given is None else self._table(given).name)
 
     def _join(self, manifest: Manifest) -> JoinRules | None:
-        """What is joined to samples."""
+        """Returns the rules by which annotations are joined to samples."""
         given = annotations_of(manifest, self.options.annotations, self.options.urls)
         if given is None:
             return None
@@ -241,7 +241,7 @@ class Member:
         return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
 
     def waited_for(self) -> str:
-        """What the opening waits for, in words; any thread. "": another process says it."""
+        """Returns a text about what the opening waits for; any thread. "": another process logs it."""
         options, rank, worker = self.options, self.rank_config(), get_worker_info()
         if rank.rank % max(1, rank.world_size // rank.nodes) or (worker is not None and worker.id):
             return ""
@@ -311,12 +311,12 @@ class Announcer:
         self._begun = time.monotonic()
 
     def note(self, text: str) -> None:
-        """What was left out."""
+        """Logs a note about objects that were left out."""
         if self._first_rank:
             logger.warning("%s", text)
 
     def __call__(self, progress: IndexProgress) -> None:
-        """How far it is."""
+        """Logs how far the index is."""
         self.so_far = f" ({progress.text})"
         # What is known before is in the line about the wait.
         warns = not self._warned and time.monotonic() - self._begun > NOTICE_SECONDS

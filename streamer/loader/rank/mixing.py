@@ -16,7 +16,7 @@ from streamer.order.spec import shuffle_mode
 
 
 class Mixing:
-    """How the members of a mix are mixed.
+    """Joins the options of a mix with its opened members.
 
     Args:
         options: of the mix.
@@ -64,7 +64,7 @@ class Mixing:
         return explain(spec, sizes, global_batch, cache_bytes=cache_bytes, nodes=nodes, unit=unit)
 
     def cautions(self, spec: MixSpec, global_batch: int, local_batch: int, nodes: int) -> list[str]:
-        """What the user may not have meant."""
+        """Returns sentences about effects that the user may not expect."""
         return [
             *cautions(spec, global_batch, self.options.shares.epoch_samples),
             *_in_step(spec),

@@ -260,7 +260,7 @@ class Opening:
         return stream
 
     def compare(self, prepare: Callable[[], RankStream], place: str) -> None:
-        """As `compared`; with peers="auto" the engines of all ranks share their caches from then on. Collective.
+        """Does the same as `compared`; with peers="auto" the engines of all ranks then share their caches. Collective.
 
         Raises:
             StreamerError: of the first rank that failed, on every rank, also where an engine cannot share its cache.

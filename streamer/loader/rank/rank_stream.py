@@ -63,7 +63,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asks of the order, by which a saved state is checked.
+    """The user's request for the order, by which a saved state is checked.
 
     Attributes:
         free_parts: of one dataset, parts of its order that were chosen automatically: those of a state replace them.
@@ -294,10 +294,10 @@ class RankStream:
         return self._go_on(self._checked(state))
 
     def adopt(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """As `resume`, but a mix may be changed; the epoch after the saved one begins.
+        """Restores a saved state; a mix may be changed, and the epoch after the saved one begins.
 
         Raises:
-            ConfigError: this is no mix.
+            ConfigError: this is not a mix.
             StateError: the state is of another dataset.
         """
         request = self._request
@@ -311,7 +311,7 @@ class RankStream:
         return self._go_on(State(adopted.spec, adopted.spec.origin_epoch, 0, self.global_batch))
 
     def reenter(self, state: Mapping[str, object]) -> tuple[int, int]:
-        """Like `resume`, but a finished epoch stays finished: its next batch is one past the last."""
+        """Restores a saved state; a finished epoch stays finished: its next batch is one past the last."""
         saved = self._checked(state)
         batch, start = divmod(saved.position, self.global_batch)
         return self._go_on(saved, Resume(saved.epoch, start, batch))
@@ -421,7 +421,7 @@ class RankStream:
         )
 
     def _with_open_bytes(self, spec: SessionSpec, epoch: int, schedule: EpochSchedule) -> SessionSpec:
-        """The same consumer with how much it has open at once; in a mix, of each part."""
+        """Returns the same consumer with the bytes that it has open at once; in a mix, of each part."""
         opened = open_bytes(schedule, self.members.chunk_bytes, self.members.first_chunks).tolist()
         if self._request.mix is None:
             return msgspec.structs.replace(spec, open_bytes=opened[0])

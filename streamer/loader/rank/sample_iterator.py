@@ -175,7 +175,7 @@ class SampleIterator(Iterator[object]):
         self._ledger.check()
 
     def _leased(self, read: Callable[[], Found]) -> Found:
-        """What is read; a chunk that is missing or wrong is leased again, a few times."""
+        """Returns what `read` returns; a chunk that is missing or wrong is leased again, a few times."""
         rereads = 0
         while True:
             try:

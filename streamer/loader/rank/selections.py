@@ -100,7 +100,7 @@ def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
 
 
 def _numbers(indices: Indices | None) -> Indices | None:
-    """The indices as an array, if they are no slice."""
+    """The indices as an array, unless they are a slice."""
     if indices is None or isinstance(indices, slice):
         return indices
     found = np.asarray(indices)

@@ -63,7 +63,7 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank says first.
+    """The first message of a rank.
 
     Attributes:
         folder: id of the cache folder of its engine.
@@ -82,7 +82,7 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Node(msgspec.Struct, frozen=True, array_like=True):
-    """What the first rank of an engine says.
+    """The message of the first rank of an engine.
 
     Attributes:
         host: address of this machine for the others.
@@ -109,7 +109,7 @@ def share_caches(
         shared: what is read.
 
     Returns:
-        This rank's samples of each lane of a batch; empty: batches are dealt as ever.
+        This rank's samples of each lane of a batch; empty: each rank keeps its equal part of a batch.
 
     Raises:
         StreamerError: an engine cannot share its cache; on every rank.
@@ -138,7 +138,7 @@ def share_caches(
 
 
 class _Deal:
-    """Which node reads how much of each lane.
+    """Assigns samples of each lane to the nodes.
 
     Args:
         shared: what is read.
@@ -158,7 +158,7 @@ class _Deal:
         self._table = split_lanes(shared.lane_count, shared.global_batch // shared.lane_count, room, self._held)
 
     def in_words(self) -> str:
-        """What it means for the bytes."""
+        """Returns a text about the bytes that the nodes read and exchange."""
         if self._table is None:
             return "; chunks are kept by their keys"
         share = self._table / self._table.sum(axis=1, keepdims=True)
@@ -171,7 +171,7 @@ class _Deal:
         return () if self._table is None else lane_runs(self._table, node, share)
 
     def request(self, token: str, host: str, sharers: list[Sharer]) -> ShareCache:
-        """What an engine is told of where chunks are kept."""
+        """Returns the request that tells an engine where chunks are kept."""
         in_order = sorted(sharers, key=lambda sharer: sharer.id)
         request = ShareCache(0, self._shared.manifest.digest, token, host, in_order)
         if self._table is None:
@@ -262,7 +262,7 @@ def address_towards(host: str) -> str:
     """The address of this machine on the way to another one; nothing is sent.
 
     Raises:
-        ConfigError: no such host, or no way to it.
+        ConfigError: the host is unknown, or cannot be reached.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]

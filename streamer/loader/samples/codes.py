@@ -1,4 +1,4 @@
-"""What the numbers that the loader carries for samples stand for.
+"""The meaning of the numbers that the loader carries for samples.
 
 Plans, workers and messages carry a sample as one int64, its code. Of a dataset alone that is the ordinal in its
 manifest. In a mix it has the member and the pass as well, see `streamer.order.mix.codes`: a sample that comes twice in
@@ -71,7 +71,7 @@ class StreamCodes:
         return self._members.each[0].to_manifest(ordinals) if self._codes is None else ordinals
 
     def uses(self, epoch: int, codes: Integers) -> Iterator[Uses]:
-        """What codes stand for in an epoch, member by member; for codes that are no ordinals."""
+        """Yields the samples that codes stand for in an epoch, by member; for codes that are not ordinals."""
         assert self._codes is not None
         numbers, turns, members = self._codes.ordinals(codes), self._codes.turns(codes), self._codes.members(codes)
         arranged = members.argsort(kind="stable")

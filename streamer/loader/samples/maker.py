@@ -107,7 +107,7 @@ class CachedBytes:
             raise self._unreadable(chunk, error) from error
 
     def boundaries(self, chunk: int) -> Integers:
-        """As `ByteSource.boundaries`, from the chunk file.
+        """Reads the boundaries from the chunk file; see `ByteSource.boundaries`.
 
         Raises:
             ChunkUnreadableError: as above.

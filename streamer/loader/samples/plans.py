@@ -29,7 +29,7 @@ _PLANS_KEPT = 2
 
 
 class BatchRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """What the batches of one rank are made of; small, and without torch unless a transform uses it.
+    """The inputs of one rank's batches; small, and without torch unless a transform uses it.
 
     Attributes:
         members: the datasets; one, or those of a mix in their order.

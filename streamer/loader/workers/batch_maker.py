@@ -173,7 +173,7 @@ class BatchMaker:
 
         Raises:
             WorkerError: the function has called `sys.exit`.
-            ConfigError: torch's rules make no batch of these samples; names field and samples.
+            ConfigError: torch's rules cannot make a batch of these samples; names field and samples.
         """
         if len(loaded.members) > 1 and not self._rules.own_collate:
             check_fields(loaded.samples, loaded.members, self._rules.ragged)

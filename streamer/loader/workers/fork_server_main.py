@@ -108,7 +108,7 @@ class Imports:
 
 
 def _danger(name: str, sockets: int) -> str:
-    """Why this process must not be forked after importing a module, before which it had so many sockets; "": it may."""
+    """Returns why a fork after importing a module is unsafe, "" if it is not; `sockets`: their number before."""
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         return f"importing {name} starts {threads - 1} thread(s)"
     return f"importing {name} opens a socket" if _sockets() > sockets else ""

@@ -115,7 +115,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def exit_cause(code: int) -> str:
-    """An exit code in words."""
+    """Describes an exit code."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 

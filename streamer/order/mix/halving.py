@@ -86,7 +86,7 @@ def _even_edges(
 
 
 def _pairs(vertices: Integers, order: Integers) -> Integers:
-    """Pairs the edges at each vertex, neighbours in `order`; returns the partner of each edge."""
+    """Pairs the edges at each vertex that are adjacent in `order`; returns the partner of each edge."""
     # 16-bit words are sorted by radix, ten times as fast as longer ones.
     short = vertices.astype(np.uint16) if vertices.max() < 1 << 16 else vertices
     arranged = order[np.argsort(short[order], kind="stable")]

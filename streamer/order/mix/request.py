@@ -53,14 +53,14 @@ class MixSource(msgspec.Struct, frozen=True, eq=False):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """How far a member is: see `MixMember`."""
+    """The place of a member in its stream; see `MixMember`."""
 
     origin: int = 0
     turn: int = 0
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a mix takes over from a run that it continues.
+    """The values that a mix takes over from a run that it continues.
 
     Attributes:
         epoch: the first epoch.
@@ -80,7 +80,7 @@ class Start(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, spec: MixSpec) -> Start:
-        """That of the same mix."""
+        """Returns the start that continues a mix unchanged."""
         return cls(
             spec.origin_epoch,
             spec.lanes,
@@ -92,7 +92,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class MixRequest(msgspec.Struct, frozen=True):
-    """What a user says about a mix.
+    """The user's arguments of a mix.
 
     Attributes:
         shares: the proportions.
@@ -126,7 +126,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         return self.spec_from(sources, batch_size, Start() if like is None else Start.of(like))
 
     def spec_from(self, sources: Sequence[MixSource], batch_size: int, start: Start) -> MixSpec:
-        """As `spec`, from a given start."""
+        """Does the same as `spec`, from a given start."""
         _check_sources(sources, batch_size)
         ordered = _ordered(sources)
         lanes = self._lanes(sources, batch_size, start, ordered)
@@ -163,7 +163,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         return self.lanes or start.lanes or self._auto_lanes(sum(source.chunks for source in sources), batch_size)
 
     def _auto_lanes(self, chunks: int, batch_size: int) -> int:
-        """As of one dataset, but the groups of a batch divide them."""
+        """Chooses the lanes as of one dataset, but a multiple of the groups of a batch."""
         lanes = auto_lanes(chunks, batch_size)
         groups = self._groups(batch_size)
         return max((d for d in range(groups, lanes + 1, groups) if batch_size % d == 0), default=groups)

@@ -255,7 +255,7 @@ def _checked(field: str, names: Sequence[str], values: object) -> dict[str, floa
 
 
 def whole_passes_as_weights(amount: Amount, sizes: Sequence[int], members: Sequence[bool]) -> Amount:
-    """The same amounts if some members cannot have whole passes: as fair, but rounded to units in each epoch.
+    """Returns the amounts if some members cannot have whole passes: as fair, but rounded to units in each epoch.
 
     Args:
         amount: of one stage.

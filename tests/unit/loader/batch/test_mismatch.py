@@ -70,7 +70,7 @@ def test_the_loader_explains_it(case, workers):
 
 def test_what_no_rule_takes():
     """With torch's own reason."""
-    message = r"field 'jpg' makes no batch \(PIL\.Image\.Image: default_collate: .*\): return arrays, tensors"
+    message = r"field 'jpg' cannot make a batch \(PIL\.Image\.Image: default_collate: .*\): return arrays, tensors"
     with pytest.raises(ConfigError, match=message):
         raise explain(keyed({"jpg": Image.new("RGB", (2, 2))})) or AssertionError
 
