@@ -16,28 +16,6 @@ from streamer.wire.messages import Advance, CloseSession, Extend, Message, OpenS
 _ENTRIES_PER_FRAME = 200_000
 
 
-class SessionPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One dataset of a session over several. Its chunk numbers follow those of the parts before it.
-
-    Attributes:
-        dataset: digest of the manifest.
-        name: name for errors and statistics.
-        options: result of `ClientSettings.encoded_options`.
-        value: passes over this dataset in one epoch; 0: never kept. Only the ratios of the parts matter.
-        open_bytes: most bytes of this part that are open at once.
-    """
-
-    dataset: str
-    name: str
-    options: bytes = b"{}"
-    value: float = 1.0
-    open_bytes: int = 0
-
-    def __repr__(self) -> str:
-        # Without the options, which may be secret.
-        return f"SessionPart({self.name!r}, dataset={self.dataset}, value={self.value})"
-
-
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One consumer and its data: one dataset, or several as `parts`.
 
@@ -61,7 +39,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     open_bytes: int = 0
     stream: str = ""
     sharers: int = 0
-    parts: tuple[SessionPart, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 class EpochSchedule(msgspec.Struct, frozen=True):
@@ -219,25 +197,11 @@ class Session:
 
     def reopen_messages(self, job: str, options: bytes) -> Iterator[Message]:
         """Returns the messages that open this session at its present step in a new engine."""
-        spec = self.spec
         self._ready = self._done - 1
         self._rejects = 0
         self._sent = self._done
-        yield OpenSession(
-            session=self.number,
-            job=job,
-            dataset=spec.dataset,
-            consumer=spec.consumer,
-            options=options,
-            order_id=spec.order_id,
-            global_batch=spec.global_batch,
-            world_size=spec.world_size,
-            start=spec.start,
-            open_bytes=spec.open_bytes,
-            stream=spec.stream,
-            sharers=spec.sharers,
-            parts=[Part(part.dataset, part.name, part.options, part.value, part.open_bytes) for part in spec.parts],
-        )
+        spec = {**msgspec.structs.asdict(self.spec), "parts": list(self.spec.parts)}
+        yield OpenSession(session=self.number, job=job, options=options, **spec)
         for schedule in self._epochs:
             yield from _extend_messages(self.number, schedule.from_step(self._done))
         if self._want >= 0 or self._done > 0:

@@ -57,11 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """One cache folder, one fetcher, any number of sessions. Lives on one loop, inside its `async with`.
-
-    Args:
-        config: complete.
-    """
+    """One cache folder, one fetcher, any number of sessions. Lives on one loop, inside its `async with`."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config

@@ -61,12 +61,7 @@ def _is_held(engine: Engine, key: bytes) -> bool:
 
 
 class SilenceWatch:
-    """A consumer that hangs while others wait loses the protection of its look-ahead.
-
-    Args:
-        engine: whose sessions.
-        loop: the engine's.
-    """
+    """A consumer that hangs while others wait loses the protection of its look-ahead."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine

@@ -42,9 +42,6 @@ _NAME = re.compile("[0-9a-f]{32}")
 class ManifestStore:
     """See above. Owned by the engine's `Manifests`, which looks for no manifest during `remove_unused`.
 
-    Args:
-        root: the folder of manifests.
-
     Attributes:
         tables: the annotations that were asked for last, by digest; mapped, so that they can be written again.
     """

@@ -16,12 +16,7 @@ MEMORY_SHARE = 0.5
 
 
 class PageCache:
-    """Advises about single chunks, in the background. On the engine's loop.
-
-    Args:
-        cache: whose files.
-        tasks: runs the advice.
-    """
+    """Advises about single chunks, in the background. On the engine's loop."""
 
     def __init__(self, cache: ChunkCache, tasks: asyncio.TaskGroup) -> None:
         self._cache = cache

@@ -35,7 +35,7 @@ members                                       one entry per member of the mix of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate, islice
 
 import msgspec
@@ -59,6 +59,7 @@ _SHOWN_MEMBERS = 4096
 def engine_statistics(engine: Engine) -> Values:
     """All of it, at this moment."""
     policy = engine.policy.statistics()
+    live = {dataset.manifest.digest for one in engine.sessions.values() for dataset in one.collection.datasets}
     fetch = merged([engine.fetchers.statistics(), engine.fetch_pool.statistics()])
     cache = engine.cache.statistics()
     return {
@@ -80,7 +81,7 @@ def engine_statistics(engine: Engine) -> Values:
         "unfounded_rejects": engine.corruption_reports.unfounded,
         "refused_writes": cache.refused_writes,
         "written_bytes": cache.written_bytes,
-        "hit_bound": engine.policy.hit_bound(_digests(engine.sessions.values())),
+        "hit_bound": engine.policy.hit_bound(live),
         "fetches": len(engine.in_flight),
         **msgspec.structs.asdict(engine.recoders.count),
         "recode_waiting": engine.recoders.waiting,
@@ -118,10 +119,6 @@ def _first_bytes(found: Histogram) -> Values:
         {"le": bound, "count": count} for bound, count in zip(bounds, accumulate(found.counts), strict=True)
     ]
     return {"first_byte_buckets": buckets, "first_byte_sum_seconds": round(found.sum_seconds, 6)}
-
-
-def _digests(sessions: Iterable[EngineSession]) -> set[str]:
-    return {dataset.manifest.digest for session in sessions for dataset in session.collection.datasets}
 
 
 def _dataset(engine: Engine, dataset: Dataset) -> Table:

@@ -26,9 +26,6 @@ class Stateful(Protocol):
 class Carried:
     """The object of a loader, if it has one.
 
-    Args:
-        stateful: the object.
-
     Raises:
         ConfigError: it has no such methods.
     """

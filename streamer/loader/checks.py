@@ -14,11 +14,7 @@ T = TypeVar("T")
 
 
 def whole(name: str, value: object) -> int:
-    """Returns the value.
-
-    Raises:
-        ConfigError: it is not a whole number.
-    """
+    """Returns the value; a ConfigError where it is not a whole number."""
     try:
         return operator.index(value if not isinstance(value, bool) else None)  # type: ignore[arg-type]
     except TypeError:
@@ -26,11 +22,7 @@ def whole(name: str, value: object) -> int:
 
 
 def index(value: object) -> int:
-    """Returns the number of a sample.
-
-    Raises:
-        ConfigError: it is not a whole number.
-    """
+    """Returns the number of a sample; a ConfigError where it is not a whole number."""
     if isinstance(value, slice):
         several = f"dataset.select(indices={value}) is a dataset of several"
         raise ConfigError(f"index={value} is not a whole number: {several}", field="index")
@@ -38,66 +30,42 @@ def index(value: object) -> int:
 
 
 def at_least(name: str, value: object, least: int) -> int:
-    """Returns the value.
-
-    Raises:
-        ConfigError: it is not a whole number, or below `least`.
-    """
+    """Returns the value; a ConfigError where it is not a whole number, or below `least`."""
     if (number := whole(name, value)) < least:
         raise ConfigError(f"{name}={value} is below {least}", field=name)
     return number
 
 
 def seconds(name: str, value: object) -> float:
-    """Returns the value.
-
-    Raises:
-        ConfigError: it is not a number of seconds.
-    """
+    """Returns the value; a ConfigError where it is not a number of seconds."""
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value) or value < 0:
         raise ConfigError(f"{name}={value!r} is not a number of seconds", field=name)
     return value
 
 
 def one_of(name: str, value: T, allowed: tuple[T, ...]) -> T:
-    """Returns the value.
-
-    Raises:
-        ConfigError: it is not allowed.
-    """
+    """Returns the value; a ConfigError where it is not allowed."""
     if value not in allowed:
         raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}", field=name)
     return value
 
 
 def flag(name: str, value: object) -> bool:
-    """Returns the value.
-
-    Raises:
-        ConfigError: it is neither True nor False.
-    """
+    """Returns the value; a ConfigError where it is neither True nor False."""
     if value not in (True, False):
         raise ConfigError(f"{name}={value!r} is neither True nor False", field=name)
     return bool(value)
 
 
 def function(name: str, value: T | None) -> T | None:
-    """Returns the value.
-
-    Raises:
-        ConfigError: it is neither None nor a function.
-    """
+    """Returns the value; a ConfigError where it is neither None nor a function."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name}={value!r} cannot be called", field=name)
     return value
 
 
 def path(name: str, value: str | os.PathLike[str] | None) -> str | None:
-    """Returns the value as a text.
-
-    Raises:
-        ConfigError: it is neither a text nor a path, nor None.
-    """
+    """Returns the value as a text; a ConfigError where it is neither a text nor a path, nor None."""
     try:
         return None if value is None else os.fspath(value)
     except TypeError as error:
@@ -105,11 +73,7 @@ def path(name: str, value: str | os.PathLike[str] | None) -> str | None:
 
 
 def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:
-    """Returns the value, or an empty dict for None.
-
-    Raises:
-        ConfigError: it is not a dict.
-    """
+    """Returns the value, or an empty dict for None; a ConfigError where it is not a dict."""
     if value is not None and not isinstance(value, Mapping):
         # Not the value: it may be a secret.
         raise ConfigError(f"{name}: {type(value).__name__} is not a dict", field=name)
@@ -117,11 +81,7 @@ def mapping(name: str, value: Mapping[str, object] | None) -> dict[str, object]:
 
 
 def saved_state(value: object) -> Mapping[str, object]:
-    """Returns the value.
-
-    Raises:
-        StateError: it is not a dict.
-    """
+    """Returns the value; a StateError where it is not a dict."""
     if not isinstance(value, Mapping):
         raise StateError(f"state: {type(value).__name__} is not a dict that state_dict() has returned", field="state")
     return value

@@ -27,9 +27,6 @@ class SupplyOwner:
 
     Garbage collection ends it. After `end` it can begin again, e.g. with a loaded state.
 
-    Args:
-        settings: of the loader.
-
     Attributes:
         supply: None: not begun, or ended.
         planning: held while the prepared stream is used.
@@ -82,13 +79,7 @@ class SupplyOwner:
         self._resources.callback(end)
 
     def enter(self, epoch: int, batch: int, batches: Callable[[int], int]) -> None:
-        """Continues at a batch, unless it is the next one anyway.
-
-        Args:
-            epoch: of the batch.
-            batch: its number.
-            batches: epoch -> number of its batches.
-        """
+        """Continues at a batch, unless it is the next one anyway; `batches` maps an epoch to its number of batches."""
         assert self.supply is not None
         if self._sent is not None and self._next is not None:
             self._sent.compare()

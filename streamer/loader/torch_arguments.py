@@ -59,9 +59,6 @@ class TorchArguments(msgspec.Struct, frozen=True):
 def check_torch_arguments(given: Mapping[str, object]) -> TorchArguments:
     """Checks the arguments that the loader does not name itself.
 
-    Args:
-        given: by name.
-
     Raises:
         ConfigError: arguments of earlier versions; some of torch's, with values that mean something else here (all are
             named); an invalid value.

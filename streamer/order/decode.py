@@ -42,11 +42,7 @@ class Draws(msgspec.Struct, frozen=True, eq=False):
 
 
 class OrdinalsTogether:
-    """The samples at places of many orders: a few places of each cost as much as many places of one.
-
-    Args:
-        count: number of places, over all orders.
-    """
+    """The samples at places of many orders: a few places of each cost as much as many places of one."""
 
     def __init__(self, count: int) -> None:
         self._found = np.empty(count, dtype=np.int64)

@@ -1,11 +1,12 @@
-"""Opens server and client of one engine together."""
+"""Opens server and client of one engine together, and follows the members that the configuration names."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import stat
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from streamer.config import PeersConfig, read_token
@@ -13,15 +14,20 @@ from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers.client import PeerClient
 from streamer.peers.lookup import Lookup, parse_members
-from streamer.peers.membership import followed
 from streamer.peers.messages import Start
 from streamer.peers.protocol import Facts
+from streamer.peers.roster import Roster
 from streamer.peers.server_process import PeerServerProcess, ServeChunk
 from streamer.peers.tls import check
 from streamer.placement import PLACEMENT
 from streamer.placement.members import Member
 from streamer.threads import in_thread
 from streamer.version import VERSION
+
+_ROUND_SECONDS = 10.0
+# Engines that start together find each other sooner.
+_FIRST_ROUND_SECONDS = 1.0
+_FIRST_SECONDS = 60.0
 
 
 class Peers:
@@ -44,7 +50,7 @@ class Peers:
         return f"Peers({self.server}, {self.client})"
 
     def followed(self) -> AsyncIterator[tuple[Member, ...]] | None:
-        """Follows the members (see `membership.followed`); None if a job names them."""
+        """Follows the members (see `followed`); None if a job names them."""
         return None if self._lookup is None else followed(self._lookup, self.client, self._me)
 
     def statistics(self) -> dict[str, int]:
@@ -104,3 +110,33 @@ def _configured_token(config: PeersConfig) -> str:
             field="token_file",
         )
     return token
+
+
+async def followed(lookup: Lookup, client: PeerClient, me: Facts) -> AsyncIterator[tuple[Member, ...]]:
+    """Yields the other members: first after one round of asking all addresses, then at each change."""
+    time, roster = asyncio.get_running_loop().time, Roster(me, client.warn)
+    begun = time()
+    known: tuple[Member, ...] | None = None
+
+    async def ask(address: str) -> None:
+        if (facts := await client.facts(address)) is not None:
+            roster.answered(address, facts, time())
+
+    while True:
+        try:
+            roster.listed(await lookup(), time())
+        except OSError as error:  # TimeoutError is one
+            client.warn("list", f"cannot be looked up: {error!r}; the members stay as they were")
+        async with asyncio.TaskGroup() as asked:
+            for address in roster.to_ask(time(), client.is_probed):
+                asked.create_task(ask(address))
+        if (found := roster.members()) != known:
+            for gone in {member.address for member in known or ()} - {member.address for member in found}:
+                client.forget(gone)
+            known = found
+            yield found
+        is_first = roster.has_unknown and time() - begun < _FIRST_SECONDS
+        with suppress(TimeoutError):  # or until a peer is up again
+            async with asyncio.timeout(_FIRST_ROUND_SECONDS if is_first else _ROUND_SECONDS):
+                address, facts = await client.recovered.get()
+                roster.answered(address, facts, time())

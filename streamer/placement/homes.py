@@ -33,12 +33,7 @@ class Place:
 
 
 class Homes:
-    """Gives the homes of all chunks for one set of members, seen from one of them; O(members), see `first_members`.
-
-    Args:
-        me: this engine.
-        others: the other members.
-    """
+    """Gives the homes of all chunks for one set of members, seen from one of them; O(members), see `first_members`."""
 
     def __init__(self, me: Member, others: Iterable[Member]) -> None:
         self.me = me

@@ -84,12 +84,12 @@ class GetManifest(Message, tag=2, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One dataset of a session over several.
+    """One dataset of a session over several. Its chunk numbers follow those of the parts before it.
 
     Attributes:
         dataset: digest of the manifest.
         name: name for errors and statistics.
-        options: its own storage options, as in OpenSession.
+        options: its own storage options, as `ClientSettings.encoded_options` returns them.
         value: number of passes over this dataset in an epoch, which is what one of its bytes saves while it is kept.
             Only the ratios within one session matter. 0: never kept.
         open_bytes: most bytes of this part that are open at once.
@@ -100,6 +100,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     options: bytes = b"{}"
     value: Value = 1.0
     open_bytes: Count = 0
+
+    def __repr__(self) -> str:
+        # Without the options, which may be secret.
+        return f"Part({self.name!r}, dataset={self.dataset}, value={self.value})"
 
 
 class OpenSession(Message, tag=3, frozen=True):

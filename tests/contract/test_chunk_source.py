@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
+from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.errors import (
     CacheFullError,
     IntegrityError,
@@ -16,6 +16,7 @@ from streamer.errors import (
     StreamerError,
 )
 from streamer.formats import chunkfile
+from streamer.wire.messages import Part
 
 
 def one_chunk_a_step(epoch: int, first_step: int, chunks) -> EpochSchedule:
@@ -71,7 +72,7 @@ def test_a_mix_reads_each_member_as_its_own(make_source, folder, read_chunk):
     source = make_source()
     members = {url.name: source.manifest(str(url)) for url in (folder, small)}
     large, little = members.values()
-    parts = tuple(SessionPart(dataset=one.digest, name=name) for name, one in members.items())
+    parts = tuple(Part(dataset=one.digest, name=name) for name, one in members.items())
     session = source.open_session(SessionSpec(dataset="mix", consumer="rank 0", parts=parts))
     uses = [(large, chunk, 0) for chunk in range(large.chunks)]
     uses[1:1] = [(little, chunk, turn) for turn in range(3) for chunk in range(little.chunks)]
@@ -93,8 +94,8 @@ def test_a_member_without_a_manifest_is_named(make_source, folder):
     """The error of the first wait."""
     source = make_source()
     parts = (
-        SessionPart(dataset=source.manifest(str(folder)).digest, name="web"),
-        SessionPart(dataset="0", name="books"),
+        Part(dataset=source.manifest(str(folder)).digest, name="web"),
+        Part(dataset="0", name="books"),
     )
     with pytest.raises(ManifestError, match=r"^member books: "):
         source.open_session(SessionSpec(dataset="mix", consumer="rank 0", parts=parts)).wait(0, 60)

@@ -20,11 +20,11 @@ from streamer.client import restarts
 from streamer.client.engine_client import EngineClient
 from streamer.client.launcher import log_of
 from streamer.client.restarts import MOST_RESTARTS
-from streamer.client.session import EpochSchedule, Session, SessionPart, SessionSpec
+from streamer.client.session import EpochSchedule, Session, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.errors import EngineUnavailableError
 from streamer.manifest.table import Manifest
-from streamer.wire.messages import GetManifest
+from streamer.wire.messages import GetManifest, Part
 
 _CRASH = """
 import os, signal, sys
@@ -166,7 +166,7 @@ def test_an_engine_that_makes_progress_is_always_replaced(settings, saboteur, ma
 
 def test_a_session_over_several_datasets_goes_on_in_the_next_engine(settings, manifest):
     """With its parts, the uses that are left, their passes and the values of an epoch that began before."""
-    parts = tuple(SessionPart(dataset=manifest.digest, name=name) for name in ("plain", "augmented"))
+    parts = tuple(Part(dataset=manifest.digest, name=name) for name in ("plain", "augmented"))
     chunks = 2 * manifest.chunks
     numbers, steps = np.arange(chunks, dtype=np.uint32), np.arange(2 * chunks, dtype=np.int64)
     with EngineClient(settings) as client:

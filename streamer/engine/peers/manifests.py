@@ -28,11 +28,7 @@ _MOST_MISSING = 256
 
 
 class MissingManifests:
-    """Gets manifests for a service whose `[[datasets]]` say how to read what they name. On the engine's loop.
-
-    Args:
-        engine: takes the manifests.
-    """
+    """Gets manifests for a service whose `[[datasets]]` say how to read what they name. On the engine's loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

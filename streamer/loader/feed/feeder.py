@@ -69,9 +69,6 @@ class FeedPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Feeder:
     """See above. The trainer calls `start`, `configure`, `run`, `took` and `close`; all else runs on the thread.
 
-    Args:
-        plan: the settings.
-
     Attributes:
         ring: the slots.
         counters: of batches, bytes and times.
@@ -263,10 +260,8 @@ class Feeder:
         # A worker that still starts gets no batch: the batch would wait, although another worker could make it now.
         ready = (handle for handle in self._pool.workers.values() if handle.ready)
         handle = min(ready, key=lambda handle: len(handle.tasks), default=None)
-        return handle if handle is not None and len(handle.tasks) < self._depth() else None
-
-    def _depth(self) -> int:
-        return 2 if 0 < self._batch_nanoseconds < _SHORT_NANOSECONDS else 1
+        depth = 2 if 0 < self._batch_nanoseconds < _SHORT_NANOSECONDS else 1
+        return handle if handle is not None and len(handle.tasks) < depth else None
 
     def _send(self, handle: WorkerHandle, pending: Pending) -> None:
         self._tasks += 1

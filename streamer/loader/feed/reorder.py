@@ -12,12 +12,7 @@ Result = TypeVar("Result")
 
 
 class BatchCursor:
-    """The batches of a run in order, epoch after epoch.
-
-    Args:
-        batches: epoch -> number of its batches.
-        epoch, batch: the first batch of the run.
-    """
+    """The batches of a run in order, epoch after epoch; `batches` maps an epoch to its number of batches."""
 
     def __init__(self, batches: Callable[[int], int], epoch: int, batch: int) -> None:
         self._batches = batches

@@ -14,7 +14,6 @@ from types import TracebackType
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from streamer.errors import IntegrityError
 from streamer.loader.batch.buffers import Bytes
@@ -173,9 +172,10 @@ class FedSupply(Supply):
         made, pending = finished.made, finished.pending
         memory = self._memory_of(finished)
         content = BatchReader(memory).read(made.description)
+        repeated = np.frombuffer(made.repeated, np.bool_) if made.repeated else np.zeros(made.samples, np.bool_)
         skipped = tuple(pending.skipped.items())
         trace = Trace(pending.timeline, made.stages, made.slowest)
-        return Delivery(content, pending.epoch, pending.batch, _mask(made), made.nbytes, skipped, trace, memory)
+        return Delivery(content, pending.epoch, pending.batch, repeated, made.nbytes, skipped, trace, memory)
 
     def _ended_by(self, error: BaseException) -> BaseException:
         """Stores a final error and restores its traceback: each `raise` of it adds frames."""
@@ -191,12 +191,6 @@ class FedSupply(Supply):
         finally:
             os.close(finished.own_memory)
         return window(mapping, 0, finished.made.memory_bytes)
-
-
-def _mask(made: Made) -> npt.NDArray[np.bool_]:
-    if made.repeated:
-        return np.frombuffer(made.repeated, np.bool_)
-    return np.zeros(made.samples, np.bool_)
 
 
 class InlineSupply(Supply):

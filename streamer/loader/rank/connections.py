@@ -16,9 +16,6 @@ class EngineConnections:
     Two threads on one connection receive each other's replies: with a refresh beside workers, two of five runs hung
     (2026-11-20). Any thread may take and return one. There is no lock, because a fork would copy a held one; each
     change of a list is atomic under the GIL.
-
-    Args:
-        make: creates a connection.
     """
 
     def __init__(self, make: Callable[[], EngineClient]) -> None:

@@ -16,15 +16,7 @@ from streamer.order.spec import shuffle_mode
 
 
 class Mixing:
-    """Joins the options of a mix with its opened members.
-
-    Args:
-        options: of the mix.
-        members: of each member, in order.
-
-    Attributes:
-        options: of the mix.
-    """
+    """Joins the options of a mix with its opened members."""
 
     def __init__(self, options: MixOptions, members: Sequence[DatasetOptions]) -> None:
         self.options = options

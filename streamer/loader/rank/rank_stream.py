@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from streamer.annotations.join import table_digest
 from streamer.client.engine_client import EngineClient
-from streamer.client.session import EpochSchedule, SessionPart, SessionSpec
+from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail
 from streamer.loader.rank.agreement import Gather, gather_for, process_store
@@ -37,6 +37,7 @@ from streamer.order.growing.options import Growing
 from streamer.order.plan import RankPlan, sample_count
 from streamer.order.spec import OrderSpec
 from streamer.order.state import Resume, State
+from streamer.wire.messages import Part
 
 if TYPE_CHECKING:
     from streamer.order.mix import MixRequest, MixSource, MixSpec
@@ -80,13 +81,6 @@ class OrderRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class RankStream:
     """One rank's batches. Used by one thread at a time; each of its sessions has its own connection to the engine.
-
-    Args:
-        connections: to the engine.
-        recipe: of the samples.
-        members: opened.
-        identity: of the consumer.
-        request: for the order.
 
     Attributes:
         rank_config: rank and world size.
@@ -427,10 +421,10 @@ class RankStream:
             return msgspec.structs.replace(spec, open_bytes=opened[0])
         return msgspec.structs.replace(spec, parts=self._parts(self._mix_spec.passes(epoch), opened))
 
-    def _parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[SessionPart, ...]:
+    def _parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[Part, ...]:
         """The members as parts of a session, each with its credentials."""
         columns = (self.members.each, self.names or [""], self._identity.options, values, opened)
         return tuple(
-            SessionPart(dataset=member.manifest.digest, name=name, options=options, value=value, open_bytes=open_bytes)
+            Part(dataset=member.manifest.digest, name=name, options=options, value=value, open_bytes=open_bytes)
             for member, name, options, value, open_bytes in zip(*columns, strict=True)
         )

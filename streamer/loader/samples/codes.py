@@ -42,12 +42,7 @@ class Uses(msgspec.Struct, frozen=True, eq=False):
 
 
 class StreamCodes:
-    """Reads the codes of one stream.
-
-    Args:
-        recipe: of its batches.
-        members: opened.
-    """
+    """Reads the codes of one stream."""
 
     def __init__(self, recipe: BatchRecipe, members: Members) -> None:
         self._members = members

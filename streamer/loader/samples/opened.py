@@ -123,11 +123,7 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Members:
-    """The members in their order. The chunks of each are numbered after those of the members before it.
-
-    Attributes:
-        each: the members.
-    """
+    """The members in their order. The chunks of each are numbered after those of the members before it."""
 
     def __init__(self, members: Sequence[OpenedDataset]) -> None:
         self.each = list(members)

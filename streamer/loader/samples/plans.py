@@ -74,13 +74,7 @@ class BatchRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plans:
-    """Caches the plans of the last epochs; building one costs tens of milliseconds for large manifests.
-
-    Args:
-        recipe: of the batches.
-        members: opened.
-        rounds: of a growing dataset.
-    """
+    """Caches the plans of the last epochs; building one costs tens of milliseconds for large manifests."""
 
     def __init__(self, recipe: BatchRecipe, members: Members, rounds: Rounds | None = None) -> None:
         self._recipe = recipe

@@ -31,14 +31,7 @@ class SampleRecipe(BatchRecipe, frozen=True, kw_only=True):
 
 
 class MemberMaker:
-    """Makes the samples of one member.
-
-    Args:
-        members: all of them.
-        number: of this one.
-        recipe: of this one.
-        reader: of the cache folders.
-    """
+    """Makes the samples of one member."""
 
     def __init__(self, members: Members, number: int, recipe: MemberRecipe, reader: ChunkReader) -> None:
         own = members.each[number]
@@ -48,15 +41,7 @@ class MemberMaker:
 
 
 class StreamMaker:
-    """Turns codes into samples, each by the maker of its member. Used by one thread at a time.
-
-    Args:
-        recipe: of the batches.
-        members: opened.
-
-    Attributes:
-        codes: of the samples.
-    """
+    """Turns codes into samples, each by the maker of its member. Used by one thread at a time."""
 
     def __init__(self, recipe: BatchRecipe, members: Members) -> None:
         self._recipe = recipe
@@ -108,9 +93,6 @@ class StreamMaker:
 
 class StreamReader:
     """Makes the samples of one rank's batches, in a worker process or in the rank itself. Used by one thread at a time.
-
-    Args:
-        recipe: of the samples.
 
     Raises:
         ManifestError: there is no manifest at the recipe's path of a member.

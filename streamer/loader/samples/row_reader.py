@@ -15,12 +15,7 @@ from streamer.loader.samples.whole_fields import WholeReader
 
 
 class RowReader:
-    """Reads the samples of a batch, or those of one member of a mix. Used by one thread.
-
-    Args:
-        maker: of the samples.
-        content: the chunk files.
-    """
+    """Reads the samples of a batch, or those of one member of a mix. Used by one thread."""
 
     def __init__(self, maker: SampleMaker, content: CachedBytes) -> None:
         self._maker = maker
@@ -80,13 +75,13 @@ class RowReader:
         try:
             key, fields = self._maker.open(place, held.content)
             arrays = held.in_place(fields)
+            if arrays is None:
+                return None
             # Copied: the next sample uses the same memory.
-            return None if arrays is None else self._maker.build(place, key, fields, NO_ROW, arrays, raw=_copied)
+            return self._maker.build(
+                place, key, fields, NO_ROW, arrays, raw=lambda content: Raw(memoryview(bytes(content)))
+            )
         except DecodeError:  # unless the holes cause it, ordinary reading raises it again
             return None
         finally:
             self._maker.spent(1, started)
-
-
-def _copied(content: memoryview) -> Raw:
-    return Raw(memoryview(bytes(content)))

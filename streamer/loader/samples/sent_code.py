@@ -20,11 +20,7 @@ _INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
 
 
 class SentCode:
-    """Transforms, decoders and collate function as they were sent. Used by the trainer's thread.
-
-    Args:
-        contents: what was sent, or contains it.
-    """
+    """Transforms, decoders and collate function as they were sent. Used by the trainer's thread."""
 
     def __init__(self, contents: object) -> None:
         self._contents = contents

@@ -19,11 +19,7 @@ _LEAST_SHARE = 0.9
 
 
 class WholeReader:
-    """Reads the samples of a batch if those of the last one were not decoded. Used by one thread.
-
-    Args:
-        source: of the bytes.
-    """
+    """Reads the samples of a batch if those of the last one were not decoded. Used by one thread."""
 
     def __init__(self, source: CachedBytes) -> None:
         self._source = source

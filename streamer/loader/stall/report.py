@@ -195,7 +195,8 @@ class StallReport:
 def compare(before: Snapshot, after: Snapshot) -> StallReport:
     """Compares two snapshots of one loader."""
     b, a = before.stats, after.stats
-    waiting = _waiting(before, after)
+    # A wait that was ongoing at a snapshot is charged to its final cause.
+    waiting = {cause: _grown(before.seconds(cause), after.seconds(cause)) for cause in (*causes.ALL, causes.WORK)}
     waited, step = sum(waiting.values()), _grown(b.step_seconds, a.step_seconds)
     batches = int(_grown(b.batches, a.batches))
     timings = after.timings.since(before.timings.count)
@@ -295,11 +296,6 @@ def _slow_samples(timings: Sequence[BatchTiming], waited: int) -> Straggler | No
         return None
     worst = max(late, key=lambda timing: timing.sample)
     return Straggler("sample", worst.ordinal, worst.sample / 1e9, worst.spent / max(median, 1))
-
-
-def _waiting(before: Snapshot, after: Snapshot) -> dict[str, float]:
-    """Seconds by cause. A wait that was ongoing at a snapshot is charged to its final cause."""
-    return {cause: _grown(before.seconds(cause), after.seconds(cause)) for cause in (*causes.ALL, causes.WORK)}
 
 
 def _grown(before: float, after: float) -> float:

@@ -17,12 +17,11 @@ import numpy.typing as npt
 from streamer.errors import ConfigError, WorkerError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.collate import collate as collate_samples
-from streamer.loader.batch.mismatch import explain
+from streamer.loader.batch.mismatch import check_fields, explain
 from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
 from streamer.loader.batch.ragged import collate_ragged
 from streamer.loader.contracts import ChunkUnreadableError, Collate
-from streamer.loader.samples.member_fields import check_fields
 from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip

@@ -38,14 +38,7 @@ def crashed_too_often(pending: Pending, report: ExitReport) -> bool:
 
 
 def repeated_crash(pending: Pending, what: str, report: ExitReport, timeout_seconds: float) -> WorkerError:
-    """The error for a sample, or a batch, on which every worker crashes or exceeds the timeout.
-
-    Args:
-        pending: the batch.
-        what: the worker was doing.
-        report: of the last crash.
-        timeout_seconds: the loader's.
-    """
+    """The error for a sample, or a batch, on which every worker crashes or exceeds the timeout."""
     where = f"{what}, epoch {pending.epoch}, batch {pending.batch},"
     if report.timed_out:
         text = (

@@ -126,10 +126,6 @@ def send(end: socket.socket, message: Control | Request | Reply, descriptors: li
 def receive(end: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> tuple[_Message, list[int]] | None:
     """The next message with its descriptors; None: the other end is closed.
 
-    Args:
-        end: the socket.
-        decoder: of the messages on this socket.
-
     Raises:
         BlockingIOError: the socket does not block, and there is no message.
     """

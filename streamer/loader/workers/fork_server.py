@@ -118,10 +118,6 @@ class ForkedProcess:
 class ForkedPool:
     """The workers of one loader, as its feeder requests them. Used on the feeder's thread only.
 
-    Args:
-        end: the socket to the server.
-        server: the server behind the socket.
-
     Attributes:
         gone: the server and all its workers have ended.
     """

@@ -46,9 +46,6 @@ class WorkerConfig(msgspec.Struct, frozen=True):
 class Pool:
     """All workers.
 
-    Args:
-        config: number and kind.
-
     Attributes:
         workers: started and not reaped, by number.
         forked: the connection to the fork server; None: none is open.

@@ -85,10 +85,6 @@ class MemberStream:
 
     A member with less than 4 samples per lane is permuted as a whole, without lanes.
 
-    Args:
-        member: the member of the mix.
-        chunks: its chunks.
-
     Attributes:
         is_tabled: whether the ordinals of a few places cost almost nothing once the pass is computed.
 

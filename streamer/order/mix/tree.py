@@ -76,12 +76,6 @@ def _halves(quotas: Sequence[int], members: Sequence[int]) -> tuple[list[int], l
 class LaneShares:
     """The members' counts in every lane of one epoch.
 
-    Args:
-        quotas: samples of each member.
-        lanes: L.
-        seed: of the mix.
-        epoch: the epoch.
-
     Attributes:
         lane_samples: (L,) places of each lane.
         quotas: (M, L) samples of each member in each lane.

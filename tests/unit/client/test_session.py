@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from streamer.client.session import EpochSchedule, Session, SessionPart, SessionSpec
+from streamer.client.session import EpochSchedule, Session, SessionSpec
 from streamer.errors import ProtocolError
 from streamer.wire.frames import encode, request_decoder
 from streamer.wire.messages import Advance, Extend, OpenSession, Part
@@ -67,8 +67,8 @@ def epoch_of(epoch, first_step, values=()):
 def test_a_mix_is_opened_with_its_parts(line):
     """Each with its credentials, which are not in its repr."""
     parts = (
-        SessionPart(dataset="w", name="web", options=b'{"key": "hunter2"}', value=0.7, open_bytes=9),
-        SessionPart(dataset="b", name="books", value=4.0),
+        Part(dataset="w", name="web", options=b'{"key": "hunter2"}', value=0.7, open_bytes=9),
+        Part(dataset="b", name="books", value=4.0),
     )
     assert "hunter2" not in repr(parts)
     session = Session(line, 7, SessionSpec(dataset="mix", consumer="rank 0", parts=parts))
