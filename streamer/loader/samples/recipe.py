@@ -16,7 +16,7 @@ from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import CachedBytes, Integers, SampleLocation, SampleMaker
-from streamer.loader.samples.opened import MemberRecipe, Members
+from streamer.loader.samples.opened import Members
 from streamer.loader.samples.plans import BatchRecipe, Plans
 from streamer.loader.samples.row_reader import RowReader
 from streamer.order.spec import OrderSpec
@@ -30,16 +30,6 @@ class SampleRecipe(BatchRecipe, frozen=True, kw_only=True):
         return StreamReader(self)
 
 
-class MemberMaker:
-    """Makes the samples of one member."""
-
-    def __init__(self, members: Members, number: int, recipe: MemberRecipe, reader: ChunkReader) -> None:
-        own = members.each[number]
-        self.content = CachedBytes(own.manifest, reader, members.first_chunks[number])
-        self.maker = SampleMaker(own.manifest, self.content, recipe.rules, own.number)
-        self.reader = RowReader(self.maker, self.content)
-
-
 class StreamMaker:
     """Turns codes into samples, each by the maker of its member. Used by one thread at a time."""
 
@@ -47,16 +37,19 @@ class StreamMaker:
         self._recipe = recipe
         self._members = members
         self.codes = StreamCodes(recipe, members)
-        self._reader = ChunkReader(recipe.roots)
+        self._chunks = ChunkReader(recipe.roots)
         # Made at their first sample: a rank of a mix with many members may use few of them.
-        self._makers: dict[int, MemberMaker] = {}
+        self._readers: dict[int, RowReader] = {}
         self._reading = 0
 
-    def of(self, member: int) -> MemberMaker:
-        """The maker of one member."""
-        if member not in self._makers:
-            self._makers[member] = MemberMaker(self._members, member, self._recipe.members[member], self._reader)
-        return self._makers[member]
+    def of(self, member: int) -> RowReader:
+        """Returns the reader of one member."""
+        if member not in self._readers:
+            own = self._members.each[member]
+            content = CachedBytes(own.manifest, self._chunks, self._members.first_chunks[member])
+            maker = SampleMaker(own.manifest, content, self._recipe.members[member].rules, own.number)
+            self._readers[member] = RowReader(maker, content)
+        return self._readers[member]
 
     def every(self) -> list[SampleMaker]:
         """The makers of all members."""
@@ -68,7 +61,7 @@ class StreamMaker:
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
         """Read, decode, transform: nanoseconds so far, over all members."""
-        spent = [member.maker.stage_nanoseconds() for member in self._makers.values()]
+        spent = [reader.maker.stage_nanoseconds() for reader in self._readers.values()]
         read, decode, transform = (sum(column) for column in zip((self._reading, 0, 0), *spent, strict=True))
         return read, decode, transform
 
@@ -175,8 +168,8 @@ class StreamReader:
         self._places = self._maker.places(epoch, ordinals)
         by_member = self._by_member()
         for member, places in by_member.items():
-            self._maker.of(member).reader.begin(places, rows if places else None, at)
-        self._readers = {member: self._maker.of(member).reader for member, places in by_member.items() if places}
+            self._maker.of(member).begin(places, rows if places else None, at)
+        self._readers = {member: self._maker.of(member) for member, places in by_member.items() if places}
         self._maker.spent_reading(started)
 
     def _by_member(self) -> Mapping[int, dict[int, SampleLocation]]:

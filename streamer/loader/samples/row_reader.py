@@ -18,7 +18,7 @@ class RowReader:
     """Reads the samples of a batch, or those of one member of a mix. Used by one thread."""
 
     def __init__(self, maker: SampleMaker, content: CachedBytes) -> None:
-        self._maker = maker
+        self.maker = maker
         self._scatter = ScatterReader(content, maker.decoder)
         self._whole = WholeReader(content)
         self._places: Mapping[int, SampleLocation] = {}
@@ -39,7 +39,7 @@ class RowReader:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
         """
         self._places, self._rows = places, rows
-        own = rows if self._maker.decodes_into_rows else None
+        own = rows if self.maker.decodes_into_rows else None
         self._scatter.begin(places, own, at)
         self._whole.begin(places, own, at)
 
@@ -51,14 +51,14 @@ class RowReader:
             index: in the batch.
         """
         row = NO_ROW if self._rows is None else self._rows.row(index)
-        if not self._maker.decodes_into_rows:
-            return self._maker.transform(place, self._maker.sample(place), row)
+        if not self.maker.decodes_into_rows:
+            return self.maker.transform(place, self.maker.sample(place), row)
         return self._in_place(place, index) or self._untransformed(place, index, row)
 
     def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
         if self._rows is None:  # user code may keep its arguments
-            return self._maker.sample(place, row)
-        maker, content = self._maker, self._whole.held(index) if place is self._places.get(index) else None
+            return self.maker.sample(place, row)
+        maker, content = self.maker, self._whole.held(index) if place is self._places.get(index) else None
         if content is None:
             sample = maker.sample(place, row, self._scatter.learn, raw=Raw)
         else:
@@ -73,15 +73,15 @@ class RowReader:
             return None
         started = time.perf_counter_ns()
         try:
-            key, fields = self._maker.open(place, held.content)
+            key, fields = self.maker.open(place, held.content)
             arrays = held.in_place(fields)
             if arrays is None:
                 return None
             # Copied: the next sample uses the same memory.
-            return self._maker.build(
+            return self.maker.build(
                 place, key, fields, NO_ROW, arrays, raw=lambda content: Raw(memoryview(bytes(content)))
             )
         except DecodeError:  # unless the holes cause it, ordinary reading raises it again
             return None
         finally:
-            self._maker.spent(1, started)
+            self.maker.spent(1, started)
