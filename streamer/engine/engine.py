@@ -45,7 +45,7 @@ from streamer.engine.page_cache import PageCache
 from streamer.engine.scheduler import Scheduler
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.settling import Settling
-from streamer.engine.too_small import Room
+from streamer.engine.too_small import cache_too_small
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.engine.uses import Columns, affordable_lookahead
 from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
@@ -321,7 +321,7 @@ class Engine:
         """The policy's refusal with what would be enough."""
         space, request = self.cache.space, session.request
         present = sum(one.request.job == request.job for one in self.sessions.values())
-        return Room(
+        return cache_too_small(
             root=self.cache.root,
             limit_bytes=space.most_bytes,
             whole_bytes=space.most_whole_bytes,
@@ -329,7 +329,7 @@ class Engine:
             wanted_bytes=int(str(error.details["wanted_bytes"])),
             others_bytes=int(str(error.details["others_bytes"])),
             to_come=max(0, request.sharers - present),
-        ).error()
+        )
 
     def _restore(self) -> None:
         """Adds what earlier engines left in the folder, and the chunks of the read-only layers."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from streamer.config import enough_bytes, parse_bytes
-from streamer.engine.too_small import Room
+from streamer.engine.too_small import cache_too_small
 
-ROOM = Room(
+NODE = partial(
+    cache_too_small,
     root=Path("/c"),
     limit_bytes=0,
     whole_bytes=300_000,
@@ -23,16 +24,17 @@ ROOM = Room(
 
 def test_a_limit_below_manifests_and_catalog_is_named_whole() -> None:
     """Not "0 B", which is what chunks may take of it; the advice has room for both."""
-    error = ROOM.error()
+    error = NODE()
+    needed = NODE.keywords["wanted_bytes"] + NODE.keywords["overhead_bytes"]
     assert "the limit of 300.0 kB is too small" in str(error)
     assert "Set cache_bytes to at least 3.3 MB" in str(error)
     assert "0 B" not in str(error).replace("300.0 kB", "")
-    assert parse_bytes("3.3 MB", "x") >= ROOM.wanted_bytes + ROOM.overhead_bytes == error.details["least_bytes"]
+    assert parse_bytes("3.3 MB", "x") >= needed == error.details["least_bytes"]
 
 
 def test_ranks_that_have_not_come_yet_are_counted() -> None:
     """The first of eight names what all eight need."""
-    error = replace(ROOM, to_come=6, others_bytes=2_621_440).error()
+    error = NODE(to_come=6, others_bytes=2_621_440)
     assert error.details["least_bytes"] == 8 * 2_621_440 + 589_824
     assert "21.0 MB for all readers of this machine" in str(error)
     assert "at least 21.6 MB" in str(error)
