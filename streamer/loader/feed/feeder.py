@@ -254,7 +254,7 @@ class Feeder:
         if pending.slot is None:
             pending.slot = self.ring.take(late=self._run_state.window.head is not None)
         # If the trainer holds all slots and waits, the batch gets memory of its own.
-        return pending.slot is not None or self._run_state.starves(pending)
+        return pending.slot is not None or self._run_state.trainer_waits_for(pending)
 
     def _least_busy(self) -> WorkerHandle | None:
         # A worker that still starts gets no batch: the batch would wait, although another worker could make it now.

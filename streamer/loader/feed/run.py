@@ -195,7 +195,7 @@ class RunState:
             return None
         return pending
 
-    def starves(self, pending: Pending) -> bool:
+    def trainer_waits_for(self, pending: Pending) -> bool:
         """Whether the trainer has taken everything before this batch."""
         assert self.run is not None
         return self.run.taken >= pending.step
