@@ -8,7 +8,7 @@ hub_store.py        the Hugging Face Hub, pinned to commits
 local_store.py      files
 credentials/        how they are found and renewed
 places.py           the address and region of a bucket; bucket_region.py asks AWS for the region
-urls, patterns, versions, options, option_names, redirects, reached, failures, guard     pure parts
+urls, patterns, versions, options, redirects, reached, failures, guard     pure parts
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from streamer.extras import require
 from streamer.store import guard
 from streamer.store.base import ObjectStore, StoreStatistics
 from streamer.store.local_store import LocalStore
-from streamer.store.option_names import check
-from streamer.store.options import Translation, family, translate
+from streamer.store.options import Translation, check, family, translate
 from streamer.store.reached import reached
 from streamer.store.urls import Address, shown, split, without_login
 

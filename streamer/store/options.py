@@ -1,47 +1,25 @@
-"""Translates the storage options of fsspec to options of obstore. Pure.
+"""The storage options of fsspec: which ones exist, and their counterparts for obstore. Pure.
 
-Options without a counterpart are listed, so that the caller uses fsspec for the whole root instead of silently dropping
-an option.
+A misspelt option is an error that names the nearest one, before a request is made. An option without a counterpart is
+listed, so that the caller uses fsspec for the whole root instead of silently dropping it.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TypeAlias, cast
 
 import msgspec
 
-from streamer.store.urls import Address
+from streamer.errors import ConfigError
+from streamer.store import redirects
+from streamer.store.urls import Address, shown
 
 Options = Mapping[str, object]
 
-# They tune buffering and pooling of fsspec, which are not used here, and do not change the bytes read.
-WITHOUT_EFFECT = frozenset(
-    [
-        "default_block_size",
-        "default_cache_type",
-        "default_fill_cache",
-        "use_listings_cache",
-        "listings_expiry_time",
-        "max_paths",
-        "max_concurrency",
-        "cache_regions",
-        "asynchronous",
-        "loop",
-        "skip_instance_cache",
-        "project",
-        "access",
-        "consistency",
-        "block_size",
-        "cache_timeout",
-        "use_ssl",
-        "version_aware",
-        "fixed_upload_size",
-        "local_expiry_check",
-        "encoded",
-        "size_policy",
-    ]
-)
 # The ending of S3 Express's bucket names: their requests are signed with keys of a session, which s3fs asks for, and
 # and their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 _EXPRESS = "--x-s3"
@@ -52,19 +30,6 @@ _AZURE_SUFFIX = "core.windows.net"
 _ONELAKE = ".fabric.microsoft.com"
 # The first one that is set names the endpoint of S3, if no option does.
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-# Arguments of botocore's Config that do not change a GET signed with Signature Version 4.
-_CONFIG_WITHOUT_EFFECT = frozenset(
-    [
-        *("retries", "max_pool_connections", "read_timeout", "tcp_keepalive", "parameter_validation"),
-        *("request_checksum_calculation", "response_checksum_validation", "disable_request_compression"),
-        *("request_min_compression_size_bytes", "user_agent", "user_agent_extra", "user_agent_appid"),
-    ]
-)
-# Those that change a bucket's address.
-_CONFIG_OF_PLACE = ("use_fips_endpoint", "use_dualstack_endpoint", "ignore_configured_endpoint_urls")
-_S3_CONFIG_OF_PLACE = (
-    *("use_accelerate_endpoint", "use_dualstack_endpoint", "use_arn_region", "us_east_1_regional_endpoint"),
-)
 
 
 class Translation(msgspec.Struct):
@@ -104,24 +69,26 @@ class Translation(msgspec.Struct):
         self.config[name] = str(url).rstrip("/")
         self.client["allow_http"] = str(url).startswith("http://")
 
-    def verify(self, value: object) -> None:
-        """Translates boto's `verify`: a CA file, or True; False has no counterpart and is left to fsspec."""
-        if isinstance(value, str):
-            self.ca_file = value
-        elif value is not True and value is not None:
-            self.unknown.append("verify")
+    def apply(self, table: Table, options: Options, prefix: str = "") -> None:
+        """Translates options by a table; those of nested mappings by the tables below it."""
+        for name, value in options.items():
+            rule = table.get(name)
+            if rule is None:
+                self.unknown.append(f"{prefix}{name}")
+            elif value is None:
+                continue
+            elif isinstance(rule, str):
+                self.config[rule] = str(value)
+            elif isinstance(rule, Mapping):
+                self.apply(rule, value if isinstance(value, Mapping) else {}, f"{prefix}{name}.")
+            else:
+                rule(self, name, value)
 
 
 def translate(address: Address, options: Options) -> Translation:
     """Translates the options for one root."""
     outcome, kind = Translation(), _FAMILY[address.scheme]
-    table = _TABLES[kind]
-    for name, value in options.items():
-        if name in table:
-            if value is not None:
-                table[name](outcome, value)
-        elif name not in WITHOUT_EFFECT:
-            outcome.unknown.append(name)
+    outcome.apply(_TABLES[kind], options)
     if kind == "az":
         _azure_host(outcome, address.root.partition("@")[2])
     elif kind == "s3" and address.root.endswith(_EXPRESS):
@@ -135,127 +102,104 @@ def family(scheme: str) -> str | None:
 
 
 _FAMILY = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gs",
-    "gcs": "gs",
-    "az": "az",
-    "abfs": "az",
-    "abfss": "az",
-    "http": "http",
-    "https": "http",
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "az"),
+    **dict.fromkeys(("http", "https"), "http"),
 }
 
 
-def names(kind: str) -> list[str]:
-    """The options of a family that have a counterpart."""
-    return list(_TABLES[kind])
+# ---------------------------------------------------------------- the rules of options
+
+Setter = Callable[[Translation, str, object], None]
 
 
-Setter = Callable[[Translation, object], None]
+def _no_effect(outcome: Translation, name: str, value: object) -> None:
+    """Does nothing: the option tunes fsspec or botocore, and does not change the bytes that are read."""
 
 
-def _config(name: str) -> Setter:
-    def put(outcome: Translation, value: object) -> None:
-        outcome.config[name] = str(value)
-
-    return put
-
-
-def _anonymous(outcome: Translation, value: object) -> None:
-    if value:
-        outcome.config["skip_signature"] = True
-
-
-def _each(prefix: str, table: Mapping[str, Setter], ignored: frozenset[str] = frozenset()) -> Setter:
-    """Translates a nested mapping of options, such as s3fs' client_kwargs."""
-
-    def put(outcome: Translation, value: object) -> None:
-        for name, inner in value.items() if isinstance(value, Mapping) else ():
-            if name in table:
-                table[name](outcome, inner)
-            elif name not in ignored:
-                outcome.unknown.append(f"{prefix}.{name}")
+def _flag(key: str) -> Setter:
+    def put(outcome: Translation, name: str, value: object) -> None:
+        if value:
+            outcome.config[key] = True
 
     return put
 
 
-def _redirects(outcome: Translation, value: object) -> None:
-    outcome.redirects = tuple(str(host) for host in value) if isinstance(value, (list, tuple)) else ()
+def _endpoint(key: str) -> Setter:
+    return lambda outcome, name, value: outcome.endpoint(key, value)
 
 
-def _pin(outcome: Translation, value: object) -> None:
+def _unless(*values: object) -> Setter:
+    """Leaves every other value to fsspec."""
+
+    def put(outcome: Translation, name: str, value: object) -> None:
+        if value not in values:
+            outcome.unknown.append(f"config_kwargs.{name}")
+
+    return put
+
+
+def _pin(outcome: Translation, name: str, value: object) -> None:
     outcome.sizes_only = value == "size"
 
 
-def _requester_pays(outcome: Translation, value: object) -> None:
-    if value:
-        outcome.config["request_payer"] = True
+def _redirects(outcome: Translation, name: str, value: object) -> None:
+    outcome.redirects = tuple(str(host) for host in value) if isinstance(value, (list, tuple)) else ()
 
 
-def _profile(outcome: Translation, value: object) -> None:
+def _profile(outcome: Translation, name: str, value: object) -> None:
     outcome.profile = str(value)
 
 
-def _addressing(outcome: Translation, value: object) -> None:
+def _verify(outcome: Translation, name: str, value: object) -> None:
+    """Translates boto's `verify`: a CA file, or True; False has no counterpart and is left to fsspec."""
+    if isinstance(value, str):
+        outcome.ca_file = value
+    elif value is not True:
+        outcome.unknown.append("verify")
+
+
+def _addressing(outcome: Translation, name: str, value: object) -> None:
     if value in ("virtual", "path"):
         outcome.config["virtual_hosted_style_request"] = value == "virtual"
 
 
-def _of_place(name: str) -> Setter:
-    def put(outcome: Translation, value: object) -> None:
-        outcome.boto[name] = value
-
-    return put
+def _of_place(outcome: Translation, name: str, value: object) -> None:
+    outcome.boto[name] = value
 
 
-def _of_s3_place(name: str) -> Setter:
-    def put(outcome: Translation, value: object) -> None:
-        known = outcome.boto.get("s3")
-        outcome.boto["s3"] = {**(known if isinstance(known, Mapping) else {}), name: value}
-
-    return put
+def _of_s3_place(outcome: Translation, name: str, value: object) -> None:
+    outcome.boto["s3"] = {**cast("Options", outcome.boto.get("s3", {})), name: value}
 
 
-def _signature(outcome: Translation, value: object) -> None:
-    if value not in ("s3v4", "v4"):
-        outcome.unknown.append("config_kwargs.signature_version")
-
-
-def _proxies(outcome: Translation, value: object) -> None:
-    if value:
-        outcome.unknown.append("config_kwargs.proxies")
-
-
-def _connect_timeout(outcome: Translation, value: object) -> None:
+def _connect_timeout(outcome: Translation, name: str, value: object) -> None:
     outcome.client["connect_timeout"] = f"{value}s"
 
 
-def _google_token(outcome: Translation, value: object) -> None:
+def _google_token(outcome: Translation, name: str, value: object) -> None:
     if value == "anon":
         outcome.config["skip_signature"] = True
     elif isinstance(value, Mapping) and value.get("type") == "service_account":
         outcome.config["service_account_key"] = json.dumps(dict(value))
     elif isinstance(value, Mapping) and value.keys() >= _OF_GOOGLE_USER:
-        outcome.google_user = {name: str(value[name]) for name in _OF_GOOGLE_USER}
+        outcome.google_user = {key: str(value[key]) for key in _OF_GOOGLE_USER}
     elif isinstance(value, str) and (value.endswith(".json") or value.startswith(("/", "./", "../"))):
         outcome.config["application_credentials"] = value
     elif value not in ("google_default", "cloud"):
         outcome.unknown.append("token")
 
 
-def _google_payer(outcome: Translation, value: object) -> None:
+def _google_payer(outcome: Translation, name: str, value: object) -> None:
     if isinstance(value, str):
         outcome.client["default_headers"] = {"x-goog-user-project": value}
     elif value:
         outcome.unknown.append("requester_pays")
 
 
-def _azure_connection(outcome: Translation, value: object) -> None:
+def _azure_connection(outcome: Translation, name: str, value: object) -> None:
     parts = dict(part.split("=", 1) for part in str(value).split(";") if "=" in part)
-    for name, setter in _AZURE_CONNECTION.items():
-        if name in parts:
-            setter(outcome, parts[name])
+    outcome.apply(_AZURE_CONNECTION, {key: parts[key] for key in _AZURE_CONNECTION if key in parts})
     suffix = parts.get("EndpointSuffix", _AZURE_SUFFIX)
     if "AccountName" in parts and "BlobEndpoint" not in parts and suffix != _AZURE_SUFFIX:
         scheme = parts.get("DefaultEndpointsProtocol", "https")
@@ -279,105 +223,218 @@ def _azure_host(outcome: Translation, host: str) -> None:
         outcome.endpoint("endpoint", f"https://{host.replace('.dfs.', '.blob.', 1)}")
 
 
-def _azure_credential(outcome: Translation, value: object) -> None:
+def _azure_credential(outcome: Translation, name: str, value: object) -> None:
     if not isinstance(value, str):
         outcome.unknown.append("credential")
     else:
         outcome.config["sas_key" if "sig=" in value else "account_key"] = value.removeprefix("?")
 
 
-def _sas(outcome: Translation, value: object) -> None:
+def _sas(outcome: Translation, name: str, value: object) -> None:
     outcome.config["sas_key"] = str(value).removeprefix("?")
 
 
-def _account_host(outcome: Translation, value: object) -> None:
-    outcome.endpoint("endpoint", f"https://{value}")
-
-
-def _headers(outcome: Translation, value: object) -> None:
+def _headers(outcome: Translation, name: str, value: object) -> None:
     if isinstance(value, Mapping):
-        outcome.client["default_headers"] = {str(name): str(text) for name, text in value.items()}
+        outcome.client["default_headers"] = {str(key): str(text) for key, text in value.items()}
 
 
-def _ca(outcome: Translation, value: object) -> None:
-    outcome.verify(value)
+# ---------------------------------------------------------------- the register
+
+# Of an option: its name in obstore's configuration, its setter, the options of a nested mapping, or None: only fsspec
+# has it, so that fsspec reads the root.
+Table: TypeAlias = Mapping[str, "str | Setter | Table | None"]
 
 
-def _s3_endpoint(outcome: Translation, value: object) -> None:
-    outcome.endpoint("endpoint", value)
+def _ignored(*names: str) -> dict[str, Setter]:
+    return dict.fromkeys(names, _no_effect)
 
 
-def _google_endpoint(outcome: Translation, value: object) -> None:
-    outcome.endpoint("base_url", value)
-
-
-_AZURE_CONNECTION: dict[str, Setter] = {
-    "AccountName": _config("account_name"),
-    "AccountKey": _config("account_key"),
-    "SharedAccessSignature": _sas,
-    "BlobEndpoint": _s3_endpoint,
+_OF_EVERY_FAMILY: Table = {
+    "pin": _pin,
+    **_ignored("default_block_size", "default_cache_type", "default_fill_cache", "use_listings_cache"),
+    **_ignored("listings_expiry_time", "max_paths", "max_concurrency", "cache_regions", "asynchronous", "loop"),
+    **_ignored("skip_instance_cache", "project", "access", "consistency", "block_size", "cache_timeout", "use_ssl"),
+    **_ignored("version_aware", "fixed_upload_size", "local_expiry_check", "encoded", "size_policy"),
 }
-
-_TABLES: dict[str, dict[str, Setter]] = {
+_CLIENT_KWARGS: Table = {
+    "endpoint_url": _endpoint("endpoint"),
+    "region_name": "region",
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "token",
+    "verify": _verify,
+    **_ignored("use_ssl"),
+    **dict.fromkeys(("api_version", "config", "aws_account_id")),
+}
+# The arguments of botocore's Config. Those that are ignored do not change a GET signed with Signature Version 4.
+_CONFIG_KWARGS: Table = {
+    "connect_timeout": _connect_timeout,
+    "region_name": "region",
+    "signature_version": _unless("s3v4", "v4"),
+    "proxies": _unless({}, ""),
+    **dict.fromkeys(("use_fips_endpoint", "use_dualstack_endpoint", "ignore_configured_endpoint_urls"), _of_place),
     "s3": {
-        "key": _config("access_key_id"),
-        "username": _config("access_key_id"),
-        "secret": _config("secret_access_key"),
-        "password": _config("secret_access_key"),
-        "token": _config("token"),
-        "anon": _anonymous,
-        "endpoint_url": _s3_endpoint,
-        "requester_pays": _requester_pays,
+        "addressing_style": _addressing,
+        **dict.fromkeys(("use_accelerate_endpoint", "use_dualstack_endpoint", "use_arn_region"), _of_s3_place),
+        "us_east_1_regional_endpoint": _of_s3_place,
+        **_ignored("payload_signing_enabled"),
+    },
+    **_ignored("retries", "max_pool_connections", "read_timeout", "tcp_keepalive", "parameter_validation"),
+    **_ignored("request_checksum_calculation", "response_checksum_validation", "disable_request_compression"),
+    **_ignored("request_min_compression_size_bytes", "user_agent", "user_agent_extra", "user_agent_appid"),
+    **dict.fromkeys(("proxies_config", "client_cert", "inject_host_prefix", "endpoint_discovery_enabled")),
+    **dict.fromkeys(("defaults_mode", "account_id_endpoint_mode", "sigv4a_signing_region_set", "connector_args")),
+    "http_session_cls": None,
+}
+_AZURE_CONNECTION: Table = {
+    "AccountName": "account_name",
+    "AccountKey": "account_key",
+    "SharedAccessSignature": _sas,
+    "BlobEndpoint": _endpoint("endpoint"),
+}
+_TABLES: dict[str, Table] = {
+    "s3": {
+        **dict.fromkeys(("key", "username"), "access_key_id"),
+        **dict.fromkeys(("secret", "password"), "secret_access_key"),
+        "token": "token",
+        "anon": _flag("skip_signature"),
+        "endpoint_url": _endpoint("endpoint"),
+        "requester_pays": _flag("request_payer"),
         "redirects": _redirects,
         "profile": _profile,
-        "client_kwargs": _each(
-            "client_kwargs",
-            {
-                "endpoint_url": _s3_endpoint,
-                "region_name": _config("region"),
-                "aws_access_key_id": _config("access_key_id"),
-                "aws_secret_access_key": _config("secret_access_key"),
-                "aws_session_token": _config("token"),
-                "verify": _ca,
-            },
-            frozenset({"use_ssl"}),
-        ),
-        "config_kwargs": _each(
-            "config_kwargs",
-            {
-                "connect_timeout": _connect_timeout,
-                "region_name": _config("region"),
-                "signature_version": _signature,
-                "proxies": _proxies,
-                **{name: _of_place(name) for name in _CONFIG_OF_PLACE},
-                "s3": _each(
-                    "config_kwargs.s3",
-                    {"addressing_style": _addressing, **{name: _of_s3_place(name) for name in _S3_CONFIG_OF_PLACE}},
-                    frozenset({"payload_signing_enabled"}),
-                ),
-            },
-            _CONFIG_WITHOUT_EFFECT,
-        ),
-        "pin": _pin,
+        "client_kwargs": _CLIENT_KWARGS,
+        "config_kwargs": _CONFIG_KWARGS,
+        **_OF_EVERY_FAMILY,
+        **dict.fromkeys(("s3_additional_kwargs", "session")),
     },
     "gs": {
         "token": _google_token,
-        "endpoint_url": _google_endpoint,
+        "endpoint_url": _endpoint("base_url"),
         "requester_pays": _google_payer,
-        "pin": _pin,
+        **_OF_EVERY_FAMILY,
+        **dict.fromkeys(("check_connection", "default_location", "finalize_on_close", "secure_serialize", "timeout")),
+        **dict.fromkeys(("max_mrd_pool_cache_queue_size", "mrd_pool_cache_size", "session_kwargs")),
     },
     "az": {
-        "account_name": _config("account_name"),
-        "account_key": _config("account_key"),
+        **{name: name for name in ("account_name", "account_key", "tenant_id", "client_id", "client_secret")},
         "sas_token": _sas,
-        "tenant_id": _config("tenant_id"),
-        "client_id": _config("client_id"),
-        "client_secret": _config("client_secret"),
-        "anon": _anonymous,
+        "anon": _flag("skip_signature"),
         "connection_string": _azure_connection,
         "credential": _azure_credential,
-        "account_host": _account_host,
-        "pin": _pin,
+        "account_host": lambda outcome, name, value: outcome.endpoint("endpoint", f"https://{value}"),
+        **_OF_EVERY_FAMILY,
+        **dict.fromkeys(("assume_container_exists", "blocksize", "connection_timeout", "location_mode", "timeout")),
+        **dict.fromkeys(("read_timeout", "request_session", "socket_timeout")),
     },
-    "http": {"headers": _headers, "client_kwargs": _each("client_kwargs", {"headers": _headers}), "pin": _pin},
+    "http": {
+        "headers": _headers,
+        "client_kwargs": {"headers": _headers},
+        **_OF_EVERY_FAMILY,
+        **dict.fromkeys(("allow_redirects", "auth", "cache_options", "cache_type", "cookies", "get_client", "params")),
+        **dict.fromkeys(("proxy", "proxy_auth", "proxy_headers", "same_scheme", "simple_links", "ssl", "timeout")),
+        "trust_env": None,
+    },
 }
+_CLIENTS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "http": "fsspec's HTTP client"}
+# Other programs' names of options.
+_MEANT: dict[str, dict[str, str]] = {
+    "s3": {
+        **dict.fromkeys(("region", "region_name", "aws_region"), "client_kwargs={'region_name': ...}"),
+        **dict.fromkeys(("aws_access_key_id", "access_key_id", "access_key"), "'key'"),
+        **dict.fromkeys(("aws_secret_access_key", "secret_access_key", "secret_key"), "'secret'"),
+        **dict.fromkeys(("aws_session_token", "session_token"), "'token'"),
+        **dict.fromkeys(("endpoint", "aws_endpoint_url", "host"), "'endpoint_url'"),
+        **dict.fromkeys(("anonymous", "no_sign_request", "skip_signature"), "'anon'"),
+        **dict.fromkeys(("verify", "ca_bundle"), "client_kwargs={'verify': ...}"),
+    },
+    "gs": dict.fromkeys(("credentials", "key", "keyfile", "service_account"), "'token'"),
+    "az": {"account": "'account_name'", "key": "'account_key'", "sas": "'sas_token'"},
+}
+
+
+def check(address: Address, given: Options, variables: Mapping[str, str] = os.environ) -> None:
+    """Refuses options that no client of this store has, and half of a pair of keys; messages contain no values.
+
+    Raises:
+        ConfigError: names the option and the nearest one that exists, the missing half, or an endpoint that is not a
+            url.
+    """
+    kind = family(address.scheme)
+    if kind is None:
+        return
+    for name, known in _named(kind, given):
+        if name not in known:
+            what = f"storage_options has {name!r}, which {_CLIENTS[kind]} does not have; {_nearest(name, kind, known)}"
+            raise _refusal(address, name, what)
+    if given.get("pin") not in (None, "size"):
+        only = "only 'size' is possible; without it objects are pinned by their ETags"
+        what = f"pin={given['pin']!r} in storage_options: {only}"
+        raise _refusal(address, "pin", what)
+    if kind == "s3":
+        _check_keys(address, given)
+        _check_endpoint(address, given, variables)
+        _check_redirects(address, given.get("redirects") or ())
+
+
+def _refusal(address: Address, option: str, what: str) -> ConfigError:
+    return ConfigError(f"{shown(address.root)}: {what}", field="storage_options", option=option)
+
+
+def _named(kind: str, given: Options) -> Iterator[tuple[str, Collection[str]]]:
+    """Yields each option and the names that are possible in its place; those in nested mappings with their prefix."""
+    for name, value in given.items():
+        yield name, _TABLES[kind]
+        rule = _TABLES[kind].get(name)
+        if kind == "s3" and isinstance(rule, Mapping) and isinstance(value, Mapping):
+            inside = [f"{name}.{inner}" for inner in rule]
+            yield from ((f"{name}.{inner}", inside) for inner in value)
+
+
+def _nearest(name: str, kind: str, known: Collection[str]) -> str:
+    meant = _MEANT.get(kind, {}).get(name)
+    near = [repr(one) for one in difflib.get_close_matches(name, known, 1, 0.6)]
+    if meant or near:
+        return f"did you mean {meant or near[0]}?"
+    usual = (name for name, rule in _TABLES[kind].items() if rule not in (None, _no_effect))
+    return f"the usual ones are {', '.join(usual)}"
+
+
+def _check_keys(address: Address, given: Options) -> None:
+    """Refuses a key without its secret, or a secret without its key: signing would fail or use other credentials."""
+    inner = given.get("client_kwargs")
+    flat = {**(inner if isinstance(inner, Mapping) else {}), **given}
+    key = next((name for name in ("key", "username", "aws_access_key_id") if flat.get(name)), None)
+    secret = next((name for name in ("secret", "password", "aws_secret_access_key") if flat.get(name)), None)
+    if (key is None) != (secret is None):
+        has, lacks = (key, "secret") if secret is None else (secret, "key")
+        what = (
+            f"storage_options has {has!r} without its {lacks!r}; give both, or none of them to use the environment, "
+            "the profile or the role of the machine"
+        )
+        raise _refusal(address, lacks, what)
+
+
+def _check_redirects(address: Address, hosts: object) -> None:
+    wrong = repr(hosts) if not isinstance(hosts, (list, tuple)) else redirects.unusable(hosts)
+    if wrong is not None:
+        what = (
+            f"redirects={hosts!r}: {wrong} is not a list of hosts, host or network; write for instance "
+            "['*.cluster.local', '10.0.0.0/8']"
+        )
+        raise _refusal(address, "redirects", what)
+
+
+def _check_endpoint(address: Address, given: Options, variables: Mapping[str, str]) -> None:
+    """Refuses an endpoint that is not a url. With one from the environment obstore panics as if the store were down."""
+    inner = given.get("client_kwargs")
+    by_option = given.get("endpoint_url") or (inner.get("endpoint_url") if isinstance(inner, Mapping) else None)
+    by_variable = {name: variables.get(name) for name in ENDPOINT_VARIABLES} if by_option is None else {}
+    for name, endpoint in ({"endpoint_url": by_option} | by_variable).items():
+        if endpoint and not str(endpoint).startswith(("http://", "https://")):
+            place = "storage_options" if name == "endpoint_url" else "the environment"
+            what = (
+                f"{name}={str(endpoint)!r} in {place} has no scheme; write https://{endpoint}, or http://{endpoint} "
+                "where it has no TLS"
+            )
+            raise _refusal(address, "endpoint_url", what)

@@ -9,7 +9,7 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.store import open_store
-from streamer.store.option_names import check
+from streamer.store.options import check
 from streamer.store.urls import split
 
 
