@@ -44,7 +44,7 @@ def fill(endpoint: str, pictures: Iterable[Picture], progress: Callable[[int], N
     """Uploads every picture twice: in a tar, and below its class's folder.
 
     Args:
-        endpoint: of the server.
+        endpoint: url of the server.
         pictures: drawn while the earlier ones travel.
         progress: called with the number of images that are there.
     """
@@ -66,10 +66,10 @@ def fill(endpoint: str, pictures: Iterable[Picture], progress: Callable[[int], N
 
 
 def put(endpoint: str, path: str, content: bytes) -> None:
-    """One PUT.
+    """Sends one PUT.
 
     Raises:
-        StoreError: the server does not take it.
+        StoreError: the server refuses it.
     """
     connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=60)
     try:
@@ -89,12 +89,8 @@ def _tar(pictures: list[Picture]) -> bytes:
     with io.BytesIO() as buffer:
         with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             for picture in pictures:
-                _add(tar, f"{picture.key}.cls", str(picture.label).encode())
-                _add(tar, f"{picture.key}.jpg", picture.jpeg)
+                for name, content in (("cls", str(picture.label).encode()), ("jpg", picture.jpeg)):
+                    member = tarfile.TarInfo(f"{picture.key}.{name}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
         return buffer.getvalue()
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))

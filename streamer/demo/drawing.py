@@ -32,7 +32,7 @@ class Picture(NamedTuple):
 
 
 def _polygon(corners: int, inner: float = 1.0) -> Callable[[Point, float, float], list[Point]]:
-    """Corners on a circle; with `inner` < 1 every second one is closer to the middle by this factor."""
+    """Places corners on a circle; with `inner` < 1 every second one is closer to the middle by this factor."""
 
     def points(center: Point, radius: float, turn: float) -> list[Point]:
         radii = [radius * (inner if i % 2 else 1.0) for i in range(corners)]
@@ -57,7 +57,7 @@ def pictures(count: int, seed: int) -> Iterator[Picture]:
     """Draws the images in order, 0.7 ms each (2026-11-20).
 
     Args:
-        count: how many.
+        count: number of images.
         seed: the same seed gives the same images.
     """
     return (draw(index, seed) for index in range(count))
@@ -67,7 +67,7 @@ def draw(index: int, seed: int) -> Picture:
     """Draws image number `index`; its class is `index` modulo 8."""
     dice = random.Random(f"{seed}/{index}")
     label = index % len(CLASSES)
-    image = _ground(dice)
+    image = Image.new("RGB", (EDGE_PIXELS, EDGE_PIXELS), _color(dice, 0.35))
     _shape(ImageDraw.Draw(image), CLASSES[label], dice)
     grainy = Image.blend(image, _grain(dice), 0.35)
     with io.BytesIO() as buffer:
@@ -75,12 +75,8 @@ def draw(index: int, seed: int) -> Picture:
         return Picture(f"{index:06d}", label, buffer.getvalue())
 
 
-def _ground(dice: random.Random) -> Image.Image:
-    return Image.new("RGB", (EDGE_PIXELS, EDGE_PIXELS), _color(dice, 0.35))
-
-
 def _grain(dice: random.Random) -> Image.Image:
-    """Noise from the dice, not from Pillow's effect_noise, whose generator cannot be seeded."""
+    """Draws noise from the dice, not from Pillow's effect_noise, whose generator cannot be seeded."""
     edge = EDGE_PIXELS
     layer = Image.frombytes("L", (edge, edge), dice.randbytes(edge * edge))
     return Image.merge("RGB", (layer, layer.rotate(90), layer.rotate(180)))
@@ -104,14 +100,10 @@ def _shape(pencil: ImageDraw.ImageDraw, name: str, dice: random.Random) -> None:
     elif name == "dots":
         for spot in _polygon(6)(center, radius * 0.8, dice.uniform(0, 2 * math.pi)):
             pencil.ellipse(_box(spot, radius / 5), fill=color)
-    else:
-        _stripes(pencil, center, radius, color)
-
-
-def _stripes(pencil: ImageDraw.ImageDraw, center: Point, radius: float, color: tuple[int, int, int]) -> None:
-    for i in range(-2, 3):
-        x = center.x + i * radius / 2.5
-        pencil.line([(x, center.y - radius), (x, center.y + radius)], fill=color, width=int(radius / 6))
+    else:  # stripes
+        for i in range(-2, 3):
+            x = center.x + i * radius / 2.5
+            pencil.line([(x, center.y - radius), (x, center.y + radius)], fill=color, width=int(radius / 6))
 
 
 def _box(center: Point, radius: float) -> tuple[float, float, float, float]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+
+from msgspec.structs import replace
 
 from streamer import linux
 from streamer.client.engine_client import EngineClient
@@ -36,7 +39,7 @@ class EngineWatch:
         return self._kill if self._kill is not None and self._kill.successor else None
 
     def usage_since(self) -> Usage:
-        """Needs and hits since the last call, also over the end of an engine."""
+        """Returns needs and hits since the last call, also over the end of an engine."""
         before, self._counted = self._counted, self._of_killed + self._usage()
         if self._kill is not None and not self._kill.successor:
             self._kill = replace(self._kill, successor=self._last_pid)
@@ -63,19 +66,25 @@ class EngineWatch:
         Raises:
             StreamerError: it does not end.
         """
-        try:
-            handle = linux.pidfd(self._last_pid)
-        except (ProcessLookupError, ValueError):  # gone; or never seen
-            return
-        try:
-            gone, _, _ = select.select([handle], [], [], timeout_seconds)
-        finally:
-            os.close(handle)
-        if not gone:
-            raise StreamerError(f"the engine still runs {timeout_seconds:.0f} s after the last rank ended")
+        with (
+            contextlib.suppress(ProcessLookupError, ValueError),
+            end_of(self._last_pid) as handle,
+        ):  # gone; or never seen
+            if not select.select([handle], [], [], timeout_seconds)[0]:
+                raise StreamerError(f"the engine still runs {timeout_seconds:.0f} s after the last rank ended")
 
     def _usage(self) -> Usage:
         with EngineClient(self._settings) as client:
             values = client.statistics()
         self._last_pid, *used = (int(str(values[name])) for name in ("pid", "needed_bytes", "hit_bytes"))
         return Usage(*used)
+
+
+@contextlib.contextmanager
+def end_of(pid: int) -> Iterator[int]:
+    """Yields a descriptor that is readable when the process has ended."""
+    descriptor = linux.pidfd(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

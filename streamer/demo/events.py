@@ -1,22 +1,21 @@
-"""What the ranks are told in a file, and what they send to the demo: one JSON text per datagram on a unix socket."""
+"""The settings of the ranks, in a file, and the events that they send to the demo: one JSON text per datagram."""
 
 from __future__ import annotations
 
-import json
 import socket
-from dataclasses import asdict, dataclass
+
+import msgspec
 
 # A unix datagram is whole or not at all; the longest event is a traceback's end.
 MAX_EVENT_BYTES = 16384
 MAX_ERROR_CHARACTERS = 3000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """One run; sizes are of one rank.
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one run; sizes are of one rank.
 
     Attributes:
-        url, manifest, storage_options: of the dataset, as fsspec takes them.
+        url, manifest, storage_options: the dataset, as fsspec takes them.
         cache_bytes: limit of the cache.
         events: path of the socket that receives the events of the ranks.
     """
@@ -32,17 +31,15 @@ class Settings:
     events: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Indexed:
-    """The rank knows the dataset."""
+class Indexed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Reports that the rank knows the dataset."""
 
     rank: int
     batches: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One optimizer step.
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Reports one optimizer step.
 
     Attributes:
         batch: its number in the epoch.
@@ -59,17 +56,16 @@ class Step:
     at_seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpochEnd:
-    """One epoch of one rank.
+class EpochEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Reports one epoch of one rank.
 
     Attributes:
-        samples: without the repeats that fill the last batch; 0 where the others have them all.
+        samples: samples without the repeats that fill the last batch.
         loss: mean over its steps.
-        right: samples that were named right, while learning.
-        seconds: from the first wait to the end of the last step.
-        wait_seconds, longest_wait_seconds: of them waiting for data; for one batch.
-        keys: the sample keys of this rank, hashed in the order in which they came.
+        right: number of samples that were classified correctly, while learning.
+        seconds: time from the first wait to the end of the last step.
+        wait_seconds, longest_wait_seconds: time spent waiting for data; the longest wait for one batch.
+        keys: digest of the sample keys of this rank in the order in which they came.
     """
 
     rank: int
@@ -83,27 +79,25 @@ class EpochEnd:
     keys: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failed:
-    """The rank has failed; `error` is the end of its traceback."""
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Reports that the rank has failed; `error` is the end of its traceback."""
 
     rank: int
     error: str
 
 
 Event = Indexed | Step | EpochEnd | Failed
-_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in (Indexed, Step, EpochEnd, Failed)}
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def send(end: socket.socket, event: Event) -> None:
-    """Sends; waits while the other end is busy."""
-    end.send(json.dumps({"kind": type(event).__name__, **asdict(event)}).encode())
+    """Sends an event; waits while the other end is busy."""
+    end.send(msgspec.json.encode(event))
 
 
 def receive(end: socket.socket) -> Event | None:
-    """The next event on a socket that does not block; None: none there."""
+    """Returns the next event on a socket that does not block; None if there is none."""
     try:
-        values = json.loads(end.recv(MAX_EVENT_BYTES))
+        return _DECODER.decode(end.recv(MAX_EVENT_BYTES))
     except BlockingIOError:
         return None
-    return _KINDS[values.pop("kind")](**values)

@@ -6,17 +6,17 @@ import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from streamer.demo.events import EpochEnd, Event, Failed, Indexed, Step
-from streamer.demo.server import Counts
+from streamer.demo.server import Counts, Tally
 from streamer.errors import StreamerError
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kill:
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
     """The kill of an engine: its pid, its successor's, the time on the clock of the steps, the epoch from 0."""
 
     pid: int
@@ -25,8 +25,7 @@ class Kill:
     epoch: int
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Tally, frozen=True):
     """The bytes of the chunks that the ranks needed, and of those that needed no byte from the store."""
 
     need_bytes: int = 0
@@ -34,29 +33,21 @@ class Usage:
 
     @property
     def hit_share(self) -> float:
-        """Hits in bytes."""
+        """Share of the needed bytes that were hits."""
         return self.hit_bytes / self.need_bytes if self.need_bytes else 0.0
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(self.need_bytes + other.need_bytes, self.hit_bytes + other.hit_bytes)
 
-    def __sub__(self, earlier: Usage) -> Usage:
-        return Usage(self.need_bytes - earlier.need_bytes, self.hit_bytes - earlier.hit_bytes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochRow:
+class EpochRow(msgspec.Struct, frozen=True, kw_only=True):
     """One epoch over all ranks.
 
     Attributes:
-        samples: without repeats.
-        seconds: of the slowest rank.
-        wait_share: of the ranks' time, waiting for data.
-        longest_wait_seconds: for one batch, on any rank.
-        usage: hits.
-        store: what the store served between the ends of the epochs; look-ahead included.
+        samples: samples without repeats.
+        seconds: time of the slowest rank.
+        wait_share: share of the ranks' time that they waited for data.
+        longest_wait_seconds: longest wait for one batch, on any rank.
+        store: requests that the store served between the ends of the epochs; look-ahead included.
         loss: mean over the ranks.
-        accuracy: share of the samples that were named right.
+        accuracy: share of the samples that were classified correctly.
     """
 
     epoch: int
@@ -71,12 +62,11 @@ class EpochRow:
 
     @property
     def samples_per_second(self) -> float:
-        """Of all ranks together."""
+        """Samples per second of all ranks together."""
         return self.samples / self.seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run."""
 
     dataset_bytes: int
@@ -89,17 +79,17 @@ class Measured:
     keys: str
 
 
-@dataclass
 class Collector:
     """Gathers the events of all ranks. A moment is complete when every rank has reported it."""
 
-    ranks: int
-    steps: list[Step] = field(default_factory=list)
-    indexed: dict[int, Indexed] = field(default_factory=dict)
-    ends: defaultdict[int, dict[int, EpochEnd]] = field(default_factory=lambda: defaultdict(dict))
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.steps: list[Step] = []
+        self.indexed: dict[int, Indexed] = {}
+        self.ends: defaultdict[int, dict[int, EpochEnd]] = defaultdict(dict)
 
     def take(self, event: Event) -> bool:
-        """Takes an event in; True: this one completes the index or an epoch.
+        """Records an event; returns whether it completes the index or an epoch.
 
         Raises:
             StreamerError: the event is a rank's failure.
@@ -120,7 +110,7 @@ class Collector:
                 raise StreamerError(f"rank {event.rank} failed: {last_line} (--debug shows where)", rank=event.rank)
 
     def row(self, epoch: int, usage: Usage, store: Counts) -> EpochRow:
-        """The epoch's line."""
+        """Returns the row of an epoch."""
         ends = list(self.ends[epoch].values())
         seconds = sum(end.seconds for end in ends)
         return EpochRow(
@@ -136,7 +126,7 @@ class Collector:
         )
 
     def keys(self) -> str:
-        """All sample keys in the order of all ranks, as one digest."""
+        """Returns a digest of all sample keys in the order of all ranks."""
         digest = hashlib.blake2b(digest_size=8)
         for epoch in sorted(self.ends):
             for rank in sorted(self.ends[epoch]):

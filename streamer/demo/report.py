@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from streamer.config import format_bytes
 from streamer.demo.events import Step
@@ -14,7 +14,6 @@ from streamer.demo.measured import EpochRow, Measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 HEADERS = ("epoch", "seconds", "samples/s", "waiting", "hits", "from store", "requests", "loss", "correct")
 
@@ -26,17 +25,14 @@ ORANGE = "#d55e00"
 
 
 def table(measured: Measured) -> list[tuple[str, ...]]:
-    """The rows below HEADERS: the index, then every epoch."""
+    """Returns the rows below HEADERS: the index, then every epoch."""
     index = measured.index
     first = ("index", "", "", "", "", format_bytes(index.read_bytes), f"{index.reads:,}", "", "")
-    return [first, *(_row(row, _killed_in(measured, row)) for row in measured.rows)]
+    killed = None if measured.kill is None else measured.kill.epoch
+    return [first, *(_row(row, killed=row.epoch == killed) for row in measured.rows)]
 
 
-def _killed_in(measured: Measured, row: EpochRow) -> bool:
-    return measured.kill is not None and measured.kill.epoch == row.epoch
-
-
-def _row(row: EpochRow, killed: bool) -> tuple[str, ...]:
+def _row(row: EpochRow, *, killed: bool) -> tuple[str, ...]:
     return (
         f"{row.epoch + 1}{' (engine killed)' if killed else ''}",
         f"{row.seconds:.1f}",
@@ -51,7 +47,7 @@ def _row(row: EpochRow, killed: bool) -> tuple[str, ...]:
 
 
 def remarks(measured: Measured) -> list[str]:
-    """The results that are not in the table."""
+    """Returns the results that are not in the table."""
     bound = min(1.0, measured.cache_bytes / measured.dataset_bytes)
     lines = [
         f"dataset {format_bytes(measured.dataset_bytes)} in {measured.chunks} chunks, "
@@ -74,17 +70,17 @@ def save(measured: Measured, folder: Path) -> tuple[Path, Path]:
     """Writes `results.json` and `curves.png`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     results, curves = folder / "results.json", folder / "curves.png"
-    results.write_text(json.dumps(asdict(measured), indent=1) + "\n")
+    results.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
     draw(measured, curves)
     return results, curves
 
 
 def throughput(steps: Sequence[Step], window_seconds: float = WINDOW_SECONDS) -> tuple[list[float], list[float]]:
-    """Samples per second of all ranks over time.
+    """Computes the samples per second of all ranks over time.
 
     Args:
-        steps: of all ranks.
-        window_seconds: each value is the mean over this long.
+        steps: steps of all ranks.
+        window_seconds: time over which each value is the mean.
 
     Returns:
         Seconds since the first step, and the values.
@@ -100,7 +96,7 @@ def throughput(steps: Sequence[Step], window_seconds: float = WINDOW_SECONDS) ->
 
 
 def draw(measured: Measured, path: Path) -> None:
-    """The same figures as curves."""
+    """Draws the same figures as curves."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -115,16 +111,14 @@ def draw(measured: Measured, path: Path) -> None:
     _draw_epochs(panels["e"], rows, "from the store, MB", [row.store.read_bytes / 1e6 for row in rows])
     _draw_epochs(panels["f"], rows, "requests to the store", [row.store.reads for row in rows])
     _draw_epochs(panels["g"], rows, "loss", [row.loss for row in rows])
-    _draw_bounds(panels["d"], panels["e"], measured)
-    _title(figure, measured)
-    figure.savefig(path, dpi=110)
-
-
-def _title(figure: Figure, measured: Measured) -> None:
+    bound = min(1.0, measured.cache_bytes / measured.dataset_bytes)
+    _line(panels["d"], 100 * bound, "what the cache can hold")
+    _line(panels["e"], measured.dataset_bytes / 1e6, "the whole dataset")
     figure.suptitle(
         f"streamer demo: {format_bytes(measured.dataset_bytes)} of images, cache of "
         f"{format_bytes(measured.cache_bytes)}, {len({step.rank for step in measured.steps})} ranks"
     )
+    figure.savefig(path, dpi=110)
 
 
 def _draw_time(axes: Axes, measured: Measured) -> None:
@@ -148,13 +142,6 @@ def _draw_epochs(axes: Axes, rows: Sequence[EpochRow], title: str, values: Seque
     axes.plot([row.epoch + 1 for row in rows], values, "o-", color=BLUE)
     axes.set(title=title, ylim=(0, max([*values, 1e-9]) * 1.15), xticks=[row.epoch + 1 for row in rows])
     _plain(axes)
-
-
-def _draw_bounds(hits: Axes, store: Axes, measured: Measured) -> None:
-    """The best possible hit rate with a cache of this size."""
-    bound = min(1.0, measured.cache_bytes / measured.dataset_bytes)
-    _line(hits, 100 * bound, "what the cache can hold")
-    _line(store, measured.dataset_bytes / 1e6, "the whole dataset")
 
 
 def _line(axes: Axes, value: float, text: str) -> None:

@@ -13,16 +13,17 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from streamer import linux
+import msgspec
+
 from streamer.client.settings import ClientSettings
 from streamer.config import format_bytes
 from streamer.demo.bucket import FOLDER_URL, MANIFEST_URL, TARS_URL, Uploaded, fill, storage_options
 from streamer.demo.drawing import pictures
-from streamer.demo.engine_watch import EngineWatch
+from streamer.demo.engine_watch import EngineWatch, end_of
 from streamer.demo.events import EpochEnd, Event, Indexed, Settings, Step, receive
 from streamer.demo.measured import Collector, EpochRow, Measured
 from streamer.demo.server import Counts, DemoServer, Link
@@ -41,7 +42,7 @@ class Progress(Protocol):
     """The progress of a running task."""
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
-        """`done` of `total` units are through."""
+        """Reports that `done` of `total` units are finished."""
         ...
 
 
@@ -49,11 +50,11 @@ class Screen(Protocol):
     """The output of the demo."""
 
     def note(self, text: str) -> None:
-        """A line."""
+        """Shows a line."""
         ...
 
     def progress(self, title: str, unit: str) -> AbstractContextManager[Progress]:
-        """A bar for one task."""
+        """Shows a bar for one task."""
         ...
 
 
@@ -89,16 +90,13 @@ def run_demo(options: DemoOptions, screen: Screen) -> Measured:
         StreamerError: a part of it failed; the message has the end of the ranks' log.
     """
     with tempfile.TemporaryDirectory(prefix="streamer-demo-") as folder, DemoServer(options.link) as server:
+        link, rate = options.link, options.link.bytes_per_second
+        speed = f"{format_bytes(rate)}/s in all" if rate else "as fast as it goes"
         screen.note(
-            f"S3 server at {server.endpoint}: first byte after {options.link.first_byte_seconds * 1000:.0f} ms, "
-            f"{_speed(options.link)}"
+            f"S3 server at {server.endpoint}: first byte after {link.first_byte_seconds * 1000:.0f} ms, {speed}"
         )
         uploaded = _upload(options, server, screen)
         return _Run(options, screen, server, Path(folder), uploaded).measure()
-
-
-def _speed(link: Link) -> str:
-    return f"{format_bytes(link.bytes_per_second)}/s in all" if link.bytes_per_second else "as fast as it goes"
 
 
 def _upload(options: DemoOptions, server: DemoServer, screen: Screen) -> Uploaded:
@@ -128,6 +126,8 @@ class _Run:
         self._index = Counts()
         self._rows: list[EpochRow] = []
         self._batches = 0
+        self._log = folder / "ranks.log"
+        self._url = TARS_URL if options.layout == "tars" else FOLDER_URL
 
     def measure(self) -> Measured:
         """Trains to the end."""
@@ -151,7 +151,7 @@ class _Run:
         )
 
     def _build_index(self) -> None:
-        """`streamer index`, as one does once for a dataset; in a cache of its own, so that epoch 1 begins with none.
+        """Runs `streamer index`, as one does once for a dataset; in another cache, so that epoch 1 begins with none.
 
         Raises:
             StreamerError: it failed.
@@ -167,17 +167,13 @@ class _Run:
             raise StreamerError(f"streamer index ended with {done.returncode}: {done.stderr.strip()}")
         self._screen.note(f"indexed: {done.stdout.splitlines()[0]}")
 
-    @property
-    def _url(self) -> str:
-        return TARS_URL if self._options.layout == "tars" else FOLDER_URL
-
     # ------------------------------------------------------------ the ranks
 
     @contextlib.contextmanager
     def _training(self) -> Iterator[subprocess.Popen[bytes]]:
-        """torchrun with its ranks; always ended."""
+        """Runs torchrun with its ranks; ends it in any case."""
         settings = self._folder / "settings.json"
-        settings.write_text(json.dumps(asdict(self._settings())))
+        settings.write_bytes(msgspec.json.encode(self._settings()))
         ranks = ["--standalone", "--nproc-per-node", str(self._options.ranks)]
         command = [sys.executable, "-m", "torch.distributed.run", *ranks, "-m", "streamer.demo.train", str(settings)]
         with open(self._log, "wb") as log:
@@ -190,10 +186,6 @@ class _Run:
             # torchrun passes the signal on and waits for its ranks.
             process.terminate()
             process.wait()
-
-    @property
-    def _log(self) -> Path:
-        return self._folder / "ranks.log"
 
     def _settings(self) -> Settings:
         options = self._options
@@ -227,7 +219,7 @@ class _Run:
         Raises:
             StreamerError: the ranks ended before that.
         """
-        with _end_of(process) as ended:
+        with end_of(process.pid) as ended:
             for epoch in range(self._options.epochs):
                 with self._screen.progress(f"epoch {epoch + 1}", "images") as bar:
                     while len(self._rows) == epoch:
@@ -260,13 +252,3 @@ class _Run:
         """The requests that the store has served since the last call."""
         before, self._counted = self._counted, self._server.counts()
         return self._counted - before
-
-
-@contextlib.contextmanager
-def _end_of(process: subprocess.Popen[bytes]) -> Iterator[int]:
-    """A descriptor that is readable when the process has ended."""
-    descriptor = linux.pidfd(process.pid)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

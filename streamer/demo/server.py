@@ -6,7 +6,7 @@ The counts are made in the store, so that they stay correct when an engine is ki
 from __future__ import annotations
 
 import http.client
-import json
+import operator
 import os
 import socket
 import subprocess
@@ -14,9 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
+
+import msgspec
 
 from streamer.errors import StreamerError
 
@@ -26,8 +27,17 @@ if TYPE_CHECKING:
 COUNTS_PATH = "/-/counts"
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Tally(msgspec.Struct, frozen=True):
+    """Counts that are added and subtracted field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
+
+    def __sub__(self, earlier: Self) -> Self:
+        return type(self)(*map(operator.sub, msgspec.structs.astuple(self), msgspec.structs.astuple(earlier)))
+
+
+class Counts(Tally, frozen=True):
     """The requests that the store has served since its start.
 
     Attributes:
@@ -40,20 +50,13 @@ class Counts:
     read_bytes: int = 0
     others: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(self.reads + other.reads, self.read_bytes + other.read_bytes, self.others + other.others)
 
-    def __sub__(self, earlier: Counts) -> Counts:
-        return Counts(self.reads - earlier.reads, self.read_bytes - earlier.read_bytes, self.others - earlier.others)
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """The simulated link to the store; applies to object reads.
 
     Attributes:
-        first_byte_seconds: before each answer; 30 ms is what S3 takes.
-        bytes_per_second: of all answers together; 0: unlimited.
+        first_byte_seconds: delay before each answer; 30 ms is what S3 takes.
+        bytes_per_second: rate of all answers together; 0: unlimited.
     """
 
     first_byte_seconds: float = 0.0
@@ -79,9 +82,10 @@ class MeteredStore:
         """Serves one request."""
         if environ["PATH_INFO"] == COUNTS_PATH:
             start_response("200 OK", [("Content-Type", "application/json")])
-            return [json.dumps(asdict(self._counts)).encode()]
+            return [msgspec.json.encode(self._counts)]
         body = self._application(environ, start_response)
-        if not _reads_object(environ):
+        is_listing = "list-type" in environ.get("QUERY_STRING", "")
+        if environ["REQUEST_METHOD"] != "GET" or "/" not in environ["PATH_INFO"].strip("/") or is_listing:
             self._add(Counts(others=1))
             return body
         self._add(Counts(reads=1))
@@ -113,12 +117,6 @@ class MeteredStore:
             self._counts = self._counts + counts
 
 
-def _reads_object(environ: WSGIEnvironment) -> bool:
-    bucket_and_key = environ["PATH_INFO"].strip("/")
-    listing = "list-type" in environ.get("QUERY_STRING", "")
-    return environ["REQUEST_METHOD"] == "GET" and "/" in bucket_and_key and not listing
-
-
 class DemoServer:
     """The server's process; ends with this object, or with the process that made it.
 
@@ -132,7 +130,7 @@ class DemoServer:
     def __init__(self, link: Link) -> None:
         # The server ends with its standard input, so that it never outlives this process.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "streamer.demo.server", json.dumps(asdict(link))],
+            [sys.executable, "-m", "streamer.demo.server", msgspec.json.encode(link).decode()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -153,7 +151,7 @@ class DemoServer:
         connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=30)
         try:
             connection.request("GET", COUNTS_PATH)
-            return Counts(**json.loads(connection.getresponse().read()))
+            return msgspec.json.decode(connection.getresponse().read(), type=Counts)
         finally:
             connection.close()
 
@@ -165,15 +163,9 @@ class DemoServer:
         self._process.wait()
 
 
-def _application() -> WSGIApplication:
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-
-    application: WSGIApplication = DomainDispatcherApplication(create_backend_app)
-    return application
-
-
 def _listen(link: Link, announce: Callable[[str], None]) -> None:
     """Serves until standard input ends."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
@@ -187,7 +179,8 @@ def _listen(link: Link, announce: Callable[[str], None]) -> None:
         def log(self, *arguments: object) -> None:
             """Logs nothing."""
 
-    server = make_server("127.0.0.1", 0, MeteredStore(_application(), link), threaded=True, request_handler=Quiet)
+    store = MeteredStore(DomainDispatcherApplication(create_backend_app), link)
+    server = make_server("127.0.0.1", 0, store, threaded=True, request_handler=Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     announce(f"http://127.0.0.1:{server.server_port}")
     sys.stdin.read()
@@ -196,4 +189,4 @@ def _listen(link: Link, announce: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    _listen(Link(**json.loads(sys.argv[1])), lambda endpoint: print(endpoint, flush=True))
+    _listen(msgspec.json.decode(sys.argv[1], type=Link), lambda endpoint: print(endpoint, flush=True))

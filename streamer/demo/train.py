@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import socket
 import sys
 import time
@@ -18,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict, cast
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -45,7 +45,7 @@ class Batch(TypedDict):
 
 
 def prepare(sample: Mapping[str, object]) -> dict[str, object]:
-    """One sample: the image scaled down to 32 x 32, still uint8, channels first."""
+    """Prepares one sample: the image is scaled down to 32 x 32, still uint8, channels first."""
     image = cast("np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]", sample["jpg"])
     factor = image.shape[0] // EDGE_PIXELS
     small = image.reshape(EDGE_PIXELS, factor, EDGE_PIXELS, factor, 3).mean(axis=(1, 3), dtype=np.float32)
@@ -58,15 +58,12 @@ def prepare(sample: Mapping[str, object]) -> dict[str, object]:
 
 
 def network() -> nn.Module:
-    """Four small convolutions; learns the shapes in four epochs."""
+    """Returns four small convolutions, which learn the shapes in four epochs."""
     widths = (3, WIDTH, 2 * WIDTH, 4 * WIDTH, 4 * WIDTH)
-    blocks = [_block(narrow, wide) for narrow, wide in itertools.pairwise(widths)]
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES))
-
-
-def _block(narrow: int, wide: int) -> nn.Module:
-    convolution = nn.Conv2d(narrow, wide, 3, padding=1, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(2))
+    layers: list[nn.Module] = []
+    for narrow, wide in itertools.pairwise(widths):
+        layers += [nn.Conv2d(narrow, wide, 3, padding=1, bias=False), nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES))
 
 
 class Trainer:
@@ -93,7 +90,7 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=LEARNING_RATE)
 
     def run(self) -> None:
-        """All epochs."""
+        """Trains all epochs."""
         send(self._demo, Indexed(rank=self._rank, batches=len(self._loader)))
         for epoch in range(self._settings.epochs):
             send(self._demo, self._epoch(epoch))
@@ -132,7 +129,7 @@ class Trainer:
         )
 
     def _batches(self) -> Iterator[tuple[Batch, float]]:
-        """The loader's batches, each with the seconds it was waited for."""
+        """Yields the loader's batches, each with the seconds that it was waited for."""
         batches = iter(self._loader)
         while True:
             start = time.monotonic()
@@ -142,7 +139,7 @@ class Trainer:
             yield cast(Batch, batch), time.monotonic() - start
 
     def _step(self, batch: Batch) -> tuple[float, torch.Tensor]:
-        """One optimizer step: the loss, and which samples were named right."""
+        """Makes one optimizer step; returns the loss, and which samples were classified correctly."""
         images = batch["image"].float().div_(255).sub_(0.5)
         scores = self._model(images)
         loss = nn.functional.cross_entropy(scores, batch["label"])
@@ -154,7 +151,7 @@ class Trainer:
 
 def main(path: Path) -> None:
     """Trains as one of the ranks that torchrun started."""
-    settings = Settings(**json.loads(path.read_text()))
+    settings = msgspec.json.decode(path.read_bytes(), type=Settings)
     torch.set_num_threads(1)
     torch.manual_seed(settings.seed)
     dist.init_process_group("gloo")

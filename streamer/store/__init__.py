@@ -26,7 +26,7 @@ from streamer.extras import require
 from streamer.store import guard
 from streamer.store.base import ObjectStore, StoreStatistics
 from streamer.store.local_store import LocalStore
-from streamer.store.options import Translation, check, family, translate
+from streamer.store.options import check, family, translate
 from streamer.store.reached import reached
 from streamer.store.urls import Address, shown, split, without_login
 
@@ -67,32 +67,32 @@ def open_store(
         raise ConfigError(f"client={client!r} is not one of {', '.join(get_args(Client))}", field="client")
     address, options = split(url), dict(storage_options or {})
     if guarded:
-        _check_guarded(address, options, client)
+        kind = family(address.scheme)
+        translation = None if kind is None else translate(address, options)
+        guard.check(address, translation, is_curl=kind in _CURL_FAMILIES and _is_curl(client))
     if address.scheme == "file":
         return LocalStore()
     check(address, options)
-    store: ObjectStore | None = None
-    if client != "fsspec" and family(address.scheme) is not None:
-        store = _native(address, options, client, guarded=guarded)
-    if store is None:
-        _without_redirects(address, options)
-        if options.pop("pin", None):
-            raise ConfigError(
-                f"{shown(address.root)}: pin='size' is of S3, Google, Azure and web servers, and this root is read "
-                "through fsspec",
-                field="storage_options",
-                option="pin",
-            )
-        require(f"{address.root} (read through fsspec)", _extra(address), "fsspec", field="url")
-        # Imported here: an engine that does not need fsspec starts 5 ms sooner.
-        from streamer.store.fsspec_store import FsspecStore
+    is_native = client != "fsspec" and family(address.scheme) is not None
+    if is_native and (store := _native(address, options, client, guarded=guarded)) is not None:
+        return store
+    _without_redirects(address, options)
+    if options.pop("pin", None):
+        raise ConfigError(
+            f"{shown(address.root)}: pin='size' is of S3, Google, Azure and web servers, and this root is read through "
+            "fsspec",
+            field="storage_options",
+            option="pin",
+        )
+    require(f"{address.root} (read through fsspec)", _extra(address), "fsspec", field="url")
+    # Imported here: an engine that does not need fsspec starts 5 ms sooner.
+    from streamer.store.fsspec_store import FsspecStore
 
-        if address.scheme == "hf":
-            from streamer.store.hub_store import HubStore
+    if address.scheme == "hf":
+        from streamer.store.hub_store import HubStore
 
-            return HubStore(address.root, address.scheme, options, open_web=open_store)
-        store = FsspecStore(address.root, address.scheme, options)
-    return store
+        return HubStore(address.root, address.scheme, options, open_web=open_store)
+    return FsspecStore(address.root, address.scheme, options)
 
 
 def _native(
@@ -109,7 +109,11 @@ def _native(
         options = with_emulator(options)
     translation = translate(address, options)
     if family(address.scheme) == "http":
-        address = _signed_in(address, translation, guarded=guarded)
+        from streamer.store.credentials.web_login import sign_in
+
+        # The login of the url becomes a header.
+        sign_in(address.root, translation, guarded=guarded)
+        address = replace(address, root=without_login(address.root))
     if translation.unknown:
         _without_counterpart(address, translation.unknown, client)
         return None
@@ -136,20 +140,6 @@ def _native(
     from streamer.store.obstore_store import ObstoreStore
 
     return ObstoreStore(address.root, make, way, ring, places=places)
-
-
-def _signed_in(address: Address, translation: Translation, *, guarded: bool) -> Address:
-    """Returns the address without the login of the url, which becomes a header."""
-    from streamer.store.credentials.web_login import sign_in
-
-    sign_in(address.root, translation, guarded=guarded)
-    return replace(address, root=without_login(address.root))
-
-
-def _check_guarded(address: Address, options: Mapping[str, object], client: Client) -> None:
-    kind = family(address.scheme)
-    translation = None if kind is None else translate(address, options)
-    guard.check(address, translation, is_curl=kind in _CURL_FAMILIES and _is_curl(client))
 
 
 def _extra(address: Address) -> str:

@@ -55,21 +55,13 @@ class Answer(msgspec.Struct, frozen=True):
     region: str = ""
 
 
-_CODE = re.compile(r"<Code>(\w+)</Code>")
-_REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _MOST_OF_SENTENCE = 200
 
 
-def code_of(body: str) -> str:
-    """The error code in an XML answer; "" if there is none."""
-    found = _CODE.search(body)
-    return found[1] if found else ""
-
-
-def region_of(body: str) -> str:
-    """The bucket's region according to an XML answer; "" if it names none."""
-    found = _REGION.search(body)
+def word_of(body: str, field: str) -> str:
+    """The word in a field of an XML answer, "Code" or "Region"; "" if there is none."""
+    found = re.search(rf"<{field}>([\w.-]+)</{field}>", body)
     return found[1] if found else ""
 
 

@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
@@ -49,14 +49,6 @@ _SPEAK_S3 = {
 _S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"total_max_attempts": 1}}
 
 
-class RangeReader(Protocol):
-    """Reads a pinned range from one kind of filesystem; raises foreign errors as they come."""
-
-    async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
-        """Returns the bytes `[start, stop)` of the pinned version, or raises ObjectChangedError."""
-        ...
-
-
 class FsspecStore:
     """One fsspec filesystem. Lives on one event loop; the filesystem is created at first use and never shared.
 
@@ -71,7 +63,6 @@ class FsspecStore:
         self._protocol = protocol
         self._options = dict(options)
         self._files: FileCalls | None = None
-        self._reader: RangeReader | None = None
         self._retired: list[FileCalls] = []
         self._counters = Counters()
         self._has_warned = False
@@ -90,10 +81,10 @@ class FsspecStore:
         fresh: bool = False,
     ) -> None:
         """See ObjectStore.get; the range arrives as one piece."""
-        reader = self._reading()
+        files = self._connected()
         self._counters.requests += 1
         with translating(mapped, target.url, target):
-            content = await reader.read(target, start, stop)
+            content = await files.read(target, start, stop)
         piece = memoryview(content)
         self._counters.received(piece)
         take(piece[: stop - start])
@@ -140,7 +131,7 @@ class FsspecStore:
         """See ObjectStore.refresh; the old session stays open for the requests in flight, until `aclose`."""
         if self._files is not None:
             self._retired.append(self._files)
-        self._files = self._reader = None
+        self._files = None
 
     async def aclose(self) -> None:
         """Closes the filesystem's sessions."""
@@ -154,12 +145,6 @@ class FsspecStore:
             is_of_host = "host" in type(filesystem)._get_kwargs_from_urls(self._root)
             self._files = FileCalls(filesystem, is_of_host=is_of_host)
         return self._files
-
-    def _reading(self) -> RangeReader:
-        if self._reader is None:
-            files = self._connected()
-            self._reader = _s3_reader(files) or CheckedReader(files)
-        return self._reader
 
     def _record(self, name: str, entry: Mapping[str, object]) -> ObjectRecord:
         url = name
@@ -196,7 +181,10 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> Abst
         raise ConfigError(f"no filesystem for {protocol}:// ({error}){advice}", field="url") from error
     extra: dict[str, object] = {"asynchronous": True} if kind.async_impl else {}
     if protocol in ("s3", "s3a"):
-        extra["config_kwargs"] = {**_S3_CONFIG, **_mapping(options.get("config_kwargs"))}
+        extra["config_kwargs"] = {
+            **_S3_CONFIG,
+            **(given if isinstance(given := options.get("config_kwargs"), Mapping) else {}),
+        }
         options = {name: value for name, value in options.items() if name != "config_kwargs"}
     if protocol != "memory":  # its files belong to the class; its instances hold nothing
         extra |= {"skip_instance_cache": True, "use_listings_cache": False}
@@ -207,10 +195,6 @@ def _filesystem(protocol: str, options: Mapping[str, object], root: str) -> Abst
             f"{protocol}://: {kind.__name__} of fsspec does not take the storage options {sorted(options)} ({error})",
             field="storage_options",
         ) from error
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
 
 
 class FileCalls:
@@ -225,30 +209,53 @@ class FileCalls:
         self.filesystem = filesystem
         self.is_of_host = is_of_host
         self._is_async = bool(filesystem.async_impl)
+        self._is_s3fs = hasattr(filesystem, "_call_s3")
         # The library's own retries would hide 503s from the window and multiply with ours.
         if hasattr(filesystem, "retries"):
             filesystem.retries = 1
 
-    async def cat(self, url: str, start: int, stop: int) -> bytes:
-        """Reads a range by `_cat_file`: one request."""
+    async def _call(self, name: str, *arguments: object, **options: object) -> Any:  # noqa: ANN401 - fsspec has no types
+        """Calls a method of the filesystem; the coroutine of an asynchronous one has an underscore before its name."""
         if self._is_async:
-            content = await self.filesystem._cat_file(url, start=start, end=stop)
-        else:
-            content = await asyncio.to_thread(self.filesystem.cat_file, url, start=start, end=stop)
-        return bytes(content) if not isinstance(content, bytes) else content
+            return await getattr(self.filesystem, f"_{name}")(*arguments, **options)
+        return await asyncio.to_thread(getattr(self.filesystem, name), *arguments, **options)
+
+    async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
+        """Reads the bytes `[start, stop)` of the pinned version; raises foreign errors as they come.
+
+        Most filesystems cannot pin a version, so the version is compared after each read. An object does not return to
+        an older version, so bytes that were read before a check that finds the manifest's version belong to that one.
+
+        Raises:
+            ObjectChangedError: the object has another version.
+        """
+        if self._is_s3fs:
+            return await self._read_s3(target, start, stop)
+        content = await self._call("cat_file", target.url, start=start, end=stop)
+        entry = await self.describe(target.url)
+        if entry.get("size") != target.size:
+            raise versions.changed(target, f"{versions.of_listing(entry)} ({entry.get('size')} bytes)")
+        versions.require(target, versions.of_listing(entry))
+        return bytes(content)
+
+    async def _read_s3(self, target: ObjectRecord, start: int, stop: int) -> bytes:
+        """Calls s3fs without detours: one get_object with If-Match per range, no HEAD, no copy into a buffer."""
+        bucket, key, _ = self.filesystem.split_path(target.url)
+        pin = {"IfMatch": tag} if (tag := versions.if_match(target.version)) else {}
+        answer = await self.filesystem._call_s3(
+            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **pin
+        )
+        async with answer["Body"] as body:
+            versions.require(target, versions.of_listing(answer))
+            return bytes(await body.read())
 
     async def describe(self, url: str) -> dict[str, object]:
         """Returns the filesystem's info, never from a cache."""
-        if self._is_async:
-            return dict(await self.filesystem._info(url))
-        return dict(await asyncio.to_thread(self.filesystem.info, url))
+        return dict(await self._call("info", url))
 
     async def find(self, url: str) -> dict[str, dict[str, object]]:
         """Returns all files below `url` with their infos."""
-        if self._is_async:
-            found = await self.filesystem._find(url, detail=True)
-        else:
-            found = await asyncio.to_thread(self.filesystem.find, url, detail=True)
+        found = await self._call("find", url, detail=True)
         if isinstance(found, Mapping):
             return dict(found)
         # For a url that is one object adlfs 2026.8 returns only its name, whatever `detail` is.
@@ -256,10 +263,7 @@ class FileCalls:
 
     async def pipe(self, url: str, content: bytes) -> None:
         """Writes a file in one step."""
-        if self._is_async:
-            await self.filesystem._pipe_file(url, content)
-        else:
-            await asyncio.to_thread(self.filesystem.pipe_file, url, content)
+        await self._call("pipe_file", url, content)
 
     async def put(self, url: str, path: Path) -> None:
         """Copies a local file there; it appears as a whole.
@@ -267,11 +271,11 @@ class FileCalls:
         The asynchronous filesystems are object stores, which never show half an object.
         """
         if self._is_async:
-            await self.filesystem._put_file(str(path), url)
+            await self._call("put_file", str(path), url)
             return
         temporary = f"{url}.{os.getpid()}.part"
-        await asyncio.to_thread(self.filesystem.put_file, str(path), temporary)
-        await asyncio.to_thread(self.filesystem.mv, temporary, url)
+        await self._call("put_file", str(path), temporary)
+        await self._call("mv", temporary, url)
 
     async def aclose(self) -> None:
         """Closes the session that s3fs, gcsfs, http or adlfs has opened, and adlfs's credential."""
@@ -293,45 +297,3 @@ def _drop_finalizers(filesystem: AbstractFileSystem) -> None:
         alive = finalizer.peek()
         if alive is not None and alive[0] is filesystem:
             finalizer.detach()
-
-
-class CheckedReader:
-    """Reads filesystems that cannot pin a version: compares the version after each read.
-
-    An object does not return to an older version, so bytes that were read before a check that finds the manifest's
-    version belong to that version.
-    """
-
-    def __init__(self, files: FileCalls) -> None:
-        self._files = files
-
-    async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
-        """See RangeReader.read."""
-        content = await self._files.cat(target.url, start, stop)
-        entry = await self._files.describe(target.url)
-        if entry.get("size") != target.size:
-            raise versions.changed(target, f"{versions.of_listing(entry)} ({entry.get('size')} bytes)")
-        versions.require(target, versions.of_listing(entry))
-        return content
-
-
-class S3Reader:
-    """s3fs without detours: one get_object with If-Match per range, no HEAD, no copy into a buffer."""
-
-    def __init__(self, files: FileCalls) -> None:
-        self._filesystem = files.filesystem
-
-    async def read(self, target: ObjectRecord, start: int, stop: int) -> bytes:
-        """See RangeReader.read."""
-        bucket, key, _ = self._filesystem.split_path(target.url)
-        pin = {"IfMatch": tag} if (tag := versions.if_match(target.version)) else {}
-        answer = await self._filesystem._call_s3(
-            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **pin
-        )
-        async with answer["Body"] as body:
-            versions.require(target, versions.of_listing(answer))
-            return bytes(await body.read())
-
-
-def _s3_reader(files: FileCalls) -> S3Reader | None:
-    return S3Reader(files) if hasattr(files.filesystem, "_call_s3") else None

@@ -41,7 +41,8 @@ class LocalStore:
         """See ObjectStore.get; the range arrives as one piece."""
         self._counters.requests += 1
         with translating(mapped, target.url):
-            piece = memoryview(await asyncio.to_thread(_read, target, start, stop))
+            piece = memoryview(bytearray(stop - start))
+            piece = piece[: await asyncio.to_thread(_read_into, target, start, piece)]
         self._counters.received(piece)
         take(piece)
         if piece.nbytes != stop - start:
@@ -100,27 +101,16 @@ def read_files(extents: Sequence[Extent], views: Sequence[memoryview]) -> None:
             raise failures.short_read(url, extent.start, extent.stop, filled)
 
 
-def _read(target: ObjectRecord, start: int, stop: int) -> bytearray:
-    content = bytearray(stop - start)
-    filled = _read_into(target, start, memoryview(content))
-    return content[:filled] if filled < len(content) else content
-
-
 def _read_into(target: ObjectRecord, start: int, view: memoryview) -> int:
     descriptor = os.open(urls.split(target.url).key, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _require(target, descriptor)
-        filled = _fill(descriptor, view, start)
+        filled = 0
+        while filled < len(view) and (count := os.preadv(descriptor, [view[filled:]], start + filled)):
+            filled += count
         _require(target, descriptor)
     finally:
         os.close(descriptor)
-    return filled
-
-
-def _fill(descriptor: int, view: memoryview, offset: int) -> int:
-    filled = 0
-    while filled < len(view) and (count := os.preadv(descriptor, [view[filled:]], offset + filled)):
-        filled += count
     return filled
 
 

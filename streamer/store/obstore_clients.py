@@ -47,9 +47,9 @@ _REQUEST_TIMEOUT = timedelta(hours=1)
 # Our own retries see each 503.
 _NO_RETRIES: RetryConfig = {"max_retries": 0}
 
-# A part of 8 MiB at 28 kB/s; a shard of a gigabyte must not begin again for one of its parts.
-# Of obstore's texts: what is missing, and types of Google's files.
+# The parts of obstore's texts that contain no value: a missing setting, and types of Google's files.
 _WITHOUT_VALUES = re.compile(r"[\w ]+ must be (?:specified|provided)|unknown variant `\w+`|missing field `\w+`")
+# A part of 8 MiB at 28 kB/s; a shard of a gigabyte must not begin again for one of its parts.
 _PART_TIMEOUT = timedelta(minutes=5)
 _PART_RETRIES: RetryConfig = {"max_retries": 10, "retry_timeout": timedelta(minutes=10)}
 

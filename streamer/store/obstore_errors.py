@@ -40,7 +40,10 @@ def mapped(url: str, error: Exception, target: ObjectRecord | None) -> StreamerE
         return failures.no_credentials(url)
     if answer.status == 412 and target is not None:
         return versions.changed(target, None)
-    return _unanswered(url, error) if answer.status is None else failures.error_of(url, answer)
+    if answer.status is not None:
+        return failures.error_of(url, answer)
+    reason = next((reason for sign, reason in _REASONS.items() if sign in str(error)), "the request failed")
+    return failures.unreachable(url, reason)
 
 
 def _of_issuer(url: str, host: str, answer: failures.Answer) -> StreamerError | None:
@@ -60,13 +63,7 @@ def _answer(error: Exception, text: str) -> failures.Answer:
         return failures.Answer(301)
     found = _STATUS.search(text)
     status = int(found[1]) if found else _STATUS_OF_TYPE.get(type(error).__name__)
-    return failures.Answer(status, failures.code_of(str(error)), message=failures.message_of(text))
-
-
-def _unanswered(url: str, error: Exception) -> StoreError:
-    text = str(error)
-    reason = next((reason for sign, reason in _REASONS.items() if sign in text), "the request failed")
-    return failures.unreachable(url, reason)
+    return failures.Answer(status, failures.word_of(str(error), "Code"), message=failures.message_of(text))
 
 
 # Without an answer there is no status; obstore 0.12 distinguishes the causes only in its text. The first match wins.

@@ -230,7 +230,8 @@ def _by_boto(session: Session, address: Address, translation: Translation, regio
         request = _unsent(client, address.root.partition("://")[2])
     finally:
         client.close()
-    found = _SCOPE.search(_text(request.headers["Authorization"]))
+    signed = request.headers["Authorization"]
+    found = _SCOPE.search(signed.decode("ascii") if isinstance(signed, bytes) else str(signed))
     return Place(str(request.url).partition("?")[0].removesuffix("x"), found[1] if found else "", ca_file)
 
 
@@ -255,10 +256,6 @@ class _NoBody:
     def stream(self, **_: object) -> tuple[bytes, ...]:
         """Returns no pieces."""
         return ()
-
-
-def _text(value: object) -> str:
-    return value.decode("ascii") if isinstance(value, bytes) else str(value)
 
 
 def _partition(region: str) -> str:

@@ -49,12 +49,8 @@ def of_listing(entry: Mapping[str, object]) -> str:
         return f"{GENERATION}{generation}"
     if isinstance(commit := entry.get("last_commit"), Mapping):  # the Hugging Face Hub
         return f"{COMMIT}{commit['oid']}"
-    return stat_version(_size(entry), _modified_ns(entry))
-
-
-def _size(entry: Mapping[str, object]) -> int:
     size = entry.get("size")
-    return size if isinstance(size, int) else 0
+    return stat_version(size if isinstance(size, int) else 0, _modified_ns(entry))
 
 
 def _modified_ns(entry: Mapping[str, object]) -> int:

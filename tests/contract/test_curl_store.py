@@ -192,7 +192,7 @@ async def test_unfinished_uploads_are_listed_and_removed() -> None:
         server.says(f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(missing)}\r\n\r\n".encode() + missing)
         await store.abort(found[1])
         server.says(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>")
-        with pytest.raises(ConfigError, match="no list of S3's uploads"):
+        with pytest.raises(ConfigError, match="not a list of S3's uploads"):
             await store.unfinished("s3://bucket/a/")
 
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from streamer.errors import StoreError, StreamerError
+from streamer.errors import StreamerError
 from streamer.store import failures
 
 _log = logging.getLogger(__name__)
@@ -121,15 +121,13 @@ class KeyRing(Generic[C]):
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await self._news.wait()
             except TimeoutError:
-                self._fail(self._failure or self._silence())
+                seconds = time.monotonic() - self._began
+                silence = failures.unobtainable(self._root, f"their issuer has not answered for {seconds:.1f} s")
+                self._fail(self._failure or silence)
 
     def _fail(self, failure: StreamerError) -> NoReturn:
         """Raises a copy of the error for one of those who wait."""
         raise type(failure)(failure.message, **failure.details) from failure.__cause__
-
-    def _silence(self) -> StoreError:
-        seconds = time.monotonic() - self._began
-        return failures.unobtainable(self._root, f"their issuer has not answered for {seconds:.1f} s")
 
     def _look_if_due(self) -> None:
         """Begins a look if it is time, and notices that the credentials have expired."""

@@ -27,21 +27,17 @@ def sign_in(root: str, translation: Translation, *, guarded: bool, variables: Ma
         variables: the environment; NETRC names the file, as for curl and requests.
     """
     headers = cast("dict[str, str]", translation.client.get("default_headers", {}))
-    login: Login | None = None
+    parts, login = urlsplit(root), cast("Login | None", None)
     if any(name.lower() == "authorization" for name in headers):
         translation.login = "with the header Authorization of storage_options"
-    elif login := _in_url(root):
+    elif parts.username:
+        login = (unquote(parts.username), unquote(parts.password or ""))
         translation.login = "with the login of the url"
     elif not guarded and (login := _in_netrc(root, variables)):
         translation.login = f"with the login {login[0]!r} of netrc"
     if login:
         sign = b64encode(":".join(login).encode()).decode()
         translation.client["default_headers"] = {**headers, "Authorization": f"Basic {sign}"}
-
-
-def _in_url(root: str) -> Login | None:
-    parts = urlsplit(root)
-    return (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
 
 
 def _in_netrc(root: str, variables: Mapping[str, str]) -> Login | None:

@@ -17,7 +17,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import guard, versions
 from streamer.store.base import PIECE_BYTES, Take
 from streamer.store.credentials.boto_keys import Keys
-from streamer.store.credentials.key_ring import KeyRing
+from streamer.store.credentials.key_ring import Issued, KeyRing
 from streamer.store.curl.access import Access
 from streamer.store.curl.store import CurlStore, MakeAccess
 from streamer.store.obstore_store import MakeClient, Page
@@ -45,7 +45,12 @@ class GuardedStore(CurlStore):
         places: Places,
         place: str,
     ) -> None:
-        super().__init__(root, make_client, lambda issued: _guarded(make_access(issued)), way, ring, places=places)
+
+        def guarded(issued: Issued[Keys | None] | None) -> Access | None:
+            access = make_access(issued)
+            return None if access is None else msgspec.structs.replace(access, guarded=True)
+
+        super().__init__(root, make_client, guarded, way, ring, places=places)
         self._place = place
 
     async def get(
@@ -91,7 +96,3 @@ class GuardedStore(CurlStore):
         for *_, where in found:
             if guard.is_own(str(where[0])):
                 raise guard.refusal(self._root, f"its address is {where[0]}")
-
-
-def _guarded(access: Access | None) -> Access | None:
-    return None if access is None else msgspec.structs.replace(access, guarded=True)

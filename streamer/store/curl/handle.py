@@ -1,4 +1,4 @@
-"""One transfer of libcurl: its request, the bytes that it may deliver, and the meaning of its answer."""
+"""Transfers of libcurl: the request, the bytes that it may deliver, and the meaning of its answer."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from streamer.store.urls import shown
 _BUFFER_BYTES = 512 * 1024
 # Bytes of an answer other than the object that are searched for the store's error code.
 _ERROR_BODY_BYTES = 64 * 1024
+# Most bytes of an answer that is kept: a page of 1,000 keys of 1,024 escaped characters has 4 MB.
+_MOST_BYTES = 16 << 20
 # Other characters in the address of a redirect are escaped.
 _ASCII = bytes(range(0x21, 0x7F)).decode()
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -198,8 +200,10 @@ class Handle:
         if self._is_as_expected():
             return self._take
         status, headers = self._head()
-        if self._redirects_left < self._redirects.most and status in (200, 206):
-            _check_page(target, headers.get(b"content-type", b""))
+        is_page = headers.get(b"content-type", b"").lower().startswith(b"text/html")
+        was_redirected = self._redirects_left < self._redirects.most
+        if is_page and was_redirected and status in (200, 206) and not target.url.lower().endswith((".html", ".htm")):
+            raise failures.page_instead(target.url)
         if status == 206:
             _check_range(target, (start, stop), headers.get(b"content-range", b"").decode("latin-1"))
         elif status != 200:
@@ -245,9 +249,55 @@ class Handle:
             return versions.changed(self._target, None)
         body = self._answer.decode("utf-8", "replace")
         after = failures.asked_seconds(headers.get(b"retry-after", b"").decode("latin-1"))
-        region = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or failures.region_of(body)
-        answer = failures.Answer(status, failures.code_of(body), after, failures.message_of(body), region)
+        region = headers.get(b"x-amz-bucket-region", b"").decode("latin-1") or failures.word_of(body, "Region")
+        answer = failures.Answer(status, failures.word_of(body, "Code"), after, failures.message_of(body), region)
         return failures.error_of(self._target.url, answer)
+
+
+class Whole(Handle):
+    """One request whose answer is kept: a head, a page of a list, or the end of an upload.
+
+    Args:
+        access: access to the root.
+        url: url for messages.
+        method: GET, HEAD or DELETE.
+    """
+
+    __slots__ = ("headers", "method")
+
+    def __init__(self, access: Access, url: str, method: str) -> None:
+        super().__init__(access)
+        self.method = method
+        self.headers: dict[bytes, bytes] = {}
+        self.bind(ObjectRecord(url, 0, ""), (0, 0), self._keep_answer)
+        if method == "HEAD":
+            self.easy.setopt(pycurl.NOBODY, 1)
+        elif method != "GET":
+            self.easy.setopt(pycurl.CUSTOMREQUEST, method)
+
+    @property
+    def body(self) -> bytes:
+        """The body of the answer."""
+        return self._answer
+
+    def record(self, url: str) -> ObjectRecord:
+        """The object that the answer to a HEAD describes."""
+        size = int(self.headers.get(b"content-length", b"0"))
+        return ObjectRecord(url, size, version_of(size, self.headers))
+
+    def prepare(self, address: str, headers: Sequence[str], *, fresh: bool = False) -> None:
+        """Sets address and headers."""
+        self.easy.setopt(pycurl.URL, address)
+        self.easy.setopt(pycurl.HTTPHEADER, list(headers))
+
+    def finish(self) -> str:
+        """See Handle.finish; any body is accepted."""
+        status, self.headers = self._head()
+        return "" if status in {200, 204} else self._redirected()
+
+    def _begin(self) -> Take:
+        self._most = _MOST_BYTES
+        return self._keep_answer
 
 
 class _Socket(socket.socket):
@@ -274,12 +324,6 @@ def _easy(access: Access) -> pycurl.Curl:
         easy.setopt(pycurl.CAPATH, access.folder)
     easy.setopt(pycurl.PATH_AS_IS, 1)
     return easy
-
-
-def _check_page(target: ObjectRecord, content_type: bytes) -> None:
-    """Refuses a redirect to a page if the url does not name one: it is a sign-in."""
-    if content_type.lower().startswith(b"text/html") and not target.url.lower().endswith((".html", ".htm")):
-        raise failures.page_instead(target.url)
 
 
 def _check_range(target: ObjectRecord, asked: tuple[int, int], header: str) -> None:

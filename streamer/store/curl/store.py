@@ -31,13 +31,12 @@ from streamer.store import failures, versions
 from streamer.store.base import PIECE_BYTES, Take, Upload
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import Issued, KeyRing
-from streamer.store.curl import listing, uploads
+from streamer.store.curl import listing
 from streamer.store.curl.access import Access
-from streamer.store.curl.handle import Handle
+from streamer.store.curl.handle import Handle, Whole
 from streamer.store.curl.multi import Multi
 from streamer.store.curl.names import Names
 from streamer.store.curl.targets import Targets
-from streamer.store.curl.whole import Whole
 from streamer.store.obstore_store import MakeClient, ObstoreStore, Page, in_time
 from streamer.store.places import Places
 from streamer.store.reached import Reached
@@ -204,8 +203,8 @@ class CurlStore(ObstoreStore):
             return []
         found, after = list[Upload](), ("", "")
         while True:
-            asked = uploads.query(self._key(prefix), after)
-            page, following = uploads.page_of(self._root, (await in_time(self._whole(prefix, asked), prefix)).body)
+            asked = listing.uploads_query(self._key(prefix), after)
+            page, following = listing.uploads_of(self._root, (await in_time(self._whole(prefix, asked), prefix)).body)
             found += page
             if not any(following) or following == after:
                 return found
@@ -214,7 +213,7 @@ class CurlStore(ObstoreStore):
     async def abort(self, upload: Upload) -> None:
         """See PartsKeeper.abort."""
         with suppress(ObjectNotFoundError):
-            await in_time(self._whole(upload.url, uploads.abort_query(upload), method="DELETE"), upload.url)
+            await in_time(self._whole(upload.url, listing.abort_query(upload), method="DELETE"), upload.url)
 
     async def _whole(self, url: str, query: str = "", *, method: str = "", of_bucket: bool = False) -> Whole:
         """Requests a page of a list, a head of an object or bucket, or an upload's end, from the bucket's region."""
