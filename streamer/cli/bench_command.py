@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from streamer.cgroup import usable_cores
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_storage_options, check_places, size
+from streamer.cli.options import add_storage_options, check_places, count, size
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import MiB
 from streamer.errors import ConfigError, StoreError
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("url", nargs="?", metavar="URL", help="a prefix or an object; a few large objects do")
     parser.add_argument(
-        "--connections", type=_count, nargs="+", default=[4, 16, 64, 128], metavar="N", help="default: 4 16 64 128"
+        "--connections", type=count, nargs="+", default=[4, 16, 64, 128], metavar="N", help="default: 4 16 64 128"
     )
     parser.add_argument(
         "--ranges", type=size, nargs="+", default=[MiB, 8 * MiB], metavar="SIZE", help="default: 1MiB 8MiB"
@@ -237,9 +237,9 @@ class _Bench:
         ]
 
     async def _cell(self, store: ObjectStore, objects: Sequence[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
-        from streamer.cli.link.meter import Ranges, measure_cell
+        from streamer.cli.link.meter import measure_cell, ranges
 
-        cell = await measure_cell(store, iter(Ranges(objects, shape[2])), shape, self._arguments.seconds or _SECONDS)
+        cell = await measure_cell(store, ranges(objects, shape[2]), shape, self._arguments.seconds or _SECONDS)
         self._received_bytes += cell.received_bytes
         return cell
 
@@ -322,9 +322,3 @@ def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Termin
             terminal.line(f"curves: {arguments.plot}")
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}", field="plot") from error
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return int(text)

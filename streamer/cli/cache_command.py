@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit, explained
-from streamer.cli.terminal import Progress, Terminal
+from streamer.cli.terminal import Terminal
 from streamer.config import Environment, format_bytes
 from streamer.errors import CacheError
 
@@ -134,7 +134,7 @@ def _check(arguments: argparse.Namespace, terminal: Terminal) -> int:
     from streamer.cache.maintenance import check
 
     with _unused(arguments.folder), terminal.progress("checking", "chunks") as bar:
-        report = check(arguments.folder, repair=arguments.repair, progress=_moves(bar))
+        report = check(arguments.folder, repair=arguments.repair, progress=bar.update)
     for key, reason in list(report.damaged.items())[:_DAMAGED_SHOWN]:
         terminal.line(f"damaged: {key}: {reason}")
     if len(report.damaged) > _DAMAGED_SHOWN:
@@ -166,13 +166,9 @@ def _export(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
     target = Path(os.path.abspath(arguments.target))
     with _unused(arguments.folder), terminal.progress("exporting", "chunks") as bar:
-        there = export(arguments.folder, target, progress=_moves(bar))
+        there = export(arguments.folder, target, progress=bar.update)
     terminal.line(f"{target}: {there:,} chunks; mount it read-only and name it as a layer of the service's cache")
     return Exit.DONE
-
-
-def _moves(bar: Progress) -> Callable[[int, int], None]:
-    return lambda done, total: bar.update(done, total)
 
 
 @contextlib.contextmanager

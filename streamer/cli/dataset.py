@@ -16,7 +16,7 @@ from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
 # The limit is for indexes that a training job builds in passing; here the index is what the user asked for.
-_NO_LIMIT_SECONDS = 1e9
+NO_LIMIT_SECONDS = 1e9
 
 
 def client_settings(arguments: argparse.Namespace) -> ClientSettings:
@@ -27,7 +27,9 @@ def client_settings(arguments: argparse.Namespace) -> ClientSettings:
     return replace(found, cache_dir=Path(os.path.abspath(arguments.cache_dir)))
 
 
-def open_manifest(client: EngineClient, arguments: argparse.Namespace, terminal: Terminal) -> Manifest:
+def open_manifest(
+    client: EngineClient, arguments: argparse.Namespace, terminal: Terminal, chunk_bytes: int | None = None
+) -> Manifest:
     """Finds or builds the manifest of the urls (`options.add_dataset`), with progress.
 
     Raises:
@@ -38,7 +40,8 @@ def open_manifest(client: EngineClient, arguments: argparse.Namespace, terminal:
         [absolute(url) for url in arguments.urls],
         arguments.format,
         manifest=absolute(arguments.manifest) if arguments.manifest else "",
-        limit_seconds=_NO_LIMIT_SECONDS,
+        chunk_bytes=chunk_bytes or 0,
+        limit_seconds=NO_LIMIT_SECONDS,
     )
     notes: list[str] = []
     with terminal.progress("indexing", "bytes") as bar:

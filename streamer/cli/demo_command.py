@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import size
+from streamer.cli.options import count, size
 from streamer.cli.terminal import Terminal
 from streamer.errors import ConfigError
 
@@ -29,9 +29,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
-    parser.add_argument("--images", type=_positive, default=2000, metavar="N", help="how many to draw (default: 2000)")
-    parser.add_argument("--epochs", type=_positive, default=4, metavar="N", help="default: 4")
-    parser.add_argument("--ranks", type=_positive, default=2, metavar="N", help="processes that train (default: 2)")
+    parser.add_argument("--images", type=count, default=2000, metavar="N", help="how many to draw (default: 2000)")
+    parser.add_argument("--epochs", type=count, default=4, metavar="N", help="default: 4")
+    parser.add_argument("--ranks", type=count, default=2, metavar="N", help="processes that train (default: 2)")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="worker processes of a rank (default: 1)")
     parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the images and the order (default: 17)")
     parser.add_argument("--layout", choices=("tars", "folder"), default="tars", help="what to train on (default: tars)")
@@ -85,9 +85,3 @@ def _check_installed() -> None:
     missing = [name for name in ("torch", "PIL", "matplotlib", "moto", "s3fs", "aiohttp") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"the demo needs {', '.join(missing)}: pip install 'streamer-data[demo]'", field="demo")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return int(text)

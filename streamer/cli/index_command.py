@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,16 +17,13 @@ from streamer.cli.options import (
     add_sample_choice,
     add_storage_options,
     size_or_auto,
-    with_sample_choice,
 )
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from streamer.client.settings import ClientSettings
     from streamer.manifest.table import Manifest
-    from streamer.wire.messages import GetManifest, IndexProgress
 
 HELP = "find out what a dataset has, once, and write it down"
 
@@ -53,8 +48,6 @@ examples:
   streamer index mix.toml --explain 4096     the datasets of a mix, as MixedDataset.from_file reads it
 """
 
-# The limit is for indexes that a training job builds in passing; here the index is what the user asked for.
-_NO_LIMIT_SECONDS = 1e9
 _CLASSES_SHOWN = 8
 
 
@@ -90,6 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_on(parser, default=None)
     add_storage_options(parser)
     add_cache_dir(parser)
+    parser.set_defaults(manifest=None)
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -105,38 +99,31 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         if arguments.beside:
             where = _beside(manifest, arguments.urls)
             _export(manifest, where, arguments.storage_options)
-        _summarize(manifest, where, arguments, terminal)
+        _summary(manifest, where, terminal)
+        if arguments.explain is not None:
+            terminal.line()
+            terminal.line(_explained(manifest, arguments.explain, arguments.seed, arguments.nodes))
     return Exit.DONE
-
-
-def _summarize(manifest: Manifest, where: str, arguments: argparse.Namespace, terminal: Terminal) -> None:
-    _summary(manifest, where, terminal)
-    if arguments.explain is not None:
-        terminal.line()
-        terminal.line(_explained(manifest, arguments.explain, arguments.seed, arguments.nodes))
 
 
 @contextmanager
 def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[Manifest]:
     """Yields the manifest, built by the engine of this machine, or in tasks."""
+    if arguments.on is None:
+        from streamer.cli.dataset import client_settings, open_manifest
+        from streamer.client.engine_client import EngineClient
+
+        with EngineClient(client_settings(arguments)) as client:
+            manifest = open_manifest(client, arguments, terminal, arguments.chunk_bytes)
+        yield manifest
+        return
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="streamer-index-") as folder:
         with terminal.progress("indexing", "bytes") as bar:
-            if arguments.on is None:
-                manifest = _by_the_engine(arguments, bar, notes)
-            else:
-                manifest = _in_tasks(arguments, Path(folder), bar, notes)
+            manifest = _in_tasks(arguments, Path(folder), bar, notes)
         for note in notes:
             terminal.note(note)
         yield manifest
-
-
-def _by_the_engine(arguments: argparse.Namespace, bar: Progress, notes: list[str]) -> Manifest:
-    from streamer.client.engine_client import EngineClient
-    from streamer.manifest.table import Manifest
-
-    with EngineClient(_settings(arguments)) as client:
-        return Manifest.open(client.manifest(_request(arguments), lambda step: _show(step, bar), notes.append))
 
 
 def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes: list[str]) -> Manifest:
@@ -173,7 +160,7 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
 
 
 def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
-    """The order that a job with this batch gets.
+    """Explains the order that a job with this batch gets.
 
     Raises:
         ConfigError: there is no batch size, or one that the nodes cannot share.
@@ -187,13 +174,15 @@ def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
 
 
 def _explained_mix(arguments: argparse.Namespace) -> str:
-    """The order of a mix that a file describes; indexes members that are not indexed yet.
+    """Explains the order of a mix that a file describes; indexes members that are not indexed yet.
 
     Raises:
         ConfigError: there is more than one file, or torch is not installed.
     """
     if len(arguments.urls) > 1:
         raise ConfigError(f"one file describes one mix, not {len(arguments.urls)}", field="urls")
+    from streamer.cli.dataset import NO_LIMIT_SECONDS
+
     try:
         from streamer.loader.mixed_dataset import MixedDataset
         from streamer.loader.rank.arguments import Index
@@ -203,7 +192,7 @@ def _explained_mix(arguments: argparse.Namespace) -> str:
         arguments.urls[0],
         cache_dir=arguments.cache_dir,
         storage_options=arguments.storage_options,
-        manifest=Index(limit_seconds=_NO_LIMIT_SECONDS),
+        manifest=Index(limit_seconds=NO_LIMIT_SECONDS),
     )
     try:
         return data.explain(arguments.explain, arguments.nodes)
@@ -214,32 +203,6 @@ def _explained_mix(arguments: argparse.Namespace) -> str:
 def _check_batch(batch: int, nodes: int) -> None:
     if batch < 1 or nodes < 1 or batch % nodes:
         raise ConfigError(f"--explain {batch}: must be at least 1, and a multiple of --nodes {nodes}", field="explain")
-
-
-def _settings(arguments: argparse.Namespace) -> ClientSettings:
-    from streamer.client.settings import ClientSettings
-
-    found = replace(ClientSettings.from_environment(), storage_options=arguments.storage_options)
-    if arguments.cache_dir is None:
-        return found
-    return replace(found, cache_dir=Path(os.path.abspath(arguments.cache_dir)))
-
-
-def _request(arguments: argparse.Namespace) -> GetManifest:
-    from streamer.wire.messages import GetManifest
-
-    request = GetManifest(
-        0,
-        [absolute(url) for url in arguments.urls],
-        arguments.format,
-        chunk_bytes=arguments.chunk_bytes or 0,
-        limit_seconds=_NO_LIMIT_SECONDS,
-    )
-    return with_sample_choice(request, arguments)
-
-
-def _show(step: IndexProgress, bar: Progress) -> None:
-    bar.update(step.done, step.total or None, step.text)
 
 
 def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
@@ -266,21 +229,20 @@ def _export(manifest: Manifest, url: str, options: Mapping[str, object]) -> None
     """Copies the files, the root last: a reader that finds it finds all of them."""
     import asyncio
 
-    if "://" not in url:
-        Path(url).mkdir(parents=True, exist_ok=True)
-    asyncio.run(_copy(manifest, url, options))
-
-
-async def _copy(manifest: Manifest, url: str, options: Mapping[str, object]) -> None:
     from streamer.manifest.transfer import export_files
     from streamer.store import open_store
 
-    store = open_store(url, options)
-    try:
-        for name, content in export_files(manifest):
-            await store.put(f"{url.rstrip('/')}/{name}", content)
-    finally:
-        await store.aclose()
+    async def copy() -> None:
+        store = open_store(url, options)
+        try:
+            for name, content in export_files(manifest):
+                await store.put(f"{url.rstrip('/')}/{name}", content)
+        finally:
+            await store.aclose()
+
+    if "://" not in url:
+        Path(url).mkdir(parents=True, exist_ok=True)
+    asyncio.run(copy())
 
 
 def _summary(manifest: Manifest, where: str, terminal: Terminal) -> None:

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple, NoReturn, Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from streamer.cli.exit_codes import Exit, exit_of, explained
 from streamer.cli.terminal import Terminal
@@ -32,7 +32,7 @@ STREAMER_RUNTIME_DIR, STREAMER_ENGINE, STREAMER_LOG (debug, info, warning), STRE
 
 
 class Command(Protocol):
-    """A file of this folder: what a command is made of."""
+    """The contents of a command's module."""
 
     HELP: str
     DESCRIPTION: str
@@ -49,28 +49,22 @@ class Command(Protocol):
         ...
 
 
-class Entry(NamedTuple):
-    """A command and the module it lives in, which is imported only when its options are needed."""
-
-    name: str
-    module: str
-
-
-COMMANDS = (
-    Entry("demo", "streamer.cli.demo_command"),
-    Entry("doctor", "streamer.cli.doctor.doctor_command"),
-    Entry("index", "streamer.cli.index_command"),
-    Entry("pack", "streamer.cli.packing.pack_command"),
-    Entry("verify", "streamer.cli.packing.verify_command"),
-    Entry("serve", "streamer.cli.serve_command"),
-    Entry("stat", "streamer.cli.stat_command"),
-    Entry("top", "streamer.cli.top_command"),
-    Entry("warm", "streamer.cli.warm_command"),
-    Entry("cache", "streamer.cli.cache_command"),
-    Entry("show", "streamer.cli.show_command"),
-    Entry("bench", "streamer.cli.bench_command"),
-    Entry("plan", "streamer.cli.plan_command"),
-)
+# The modules of the commands, in this folder.
+COMMANDS = {
+    "demo": "demo_command",
+    "doctor": "doctor.doctor_command",
+    "index": "index_command",
+    "pack": "packing.pack_command",
+    "verify": "packing.verify_command",
+    "serve": "serve_command",
+    "stat": "stat_command",
+    "top": "top_command",
+    "warm": "warm_command",
+    "cache": "cache_command",
+    "show": "show_command",
+    "bench": "bench_command",
+    "plan": "plan_command",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,31 +90,22 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
     from streamer.version import VERSION
 
-    parser = _parser("streamer", DESCRIPTION, EXAMPLES)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="streamer", description=DESCRIPTION, epilog=_epilog(EXAMPLES), formatter_class=form
+    )
     parser.add_argument("--version", action="version", version=f"streamer {VERSION}")
     parser.add_argument("--debug", action="store_true", help="log everything, and show tracebacks")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for entry in COMMANDS:
-        command = cast(Command, import_module(entry.module))
+    for name, module in COMMANDS.items():
+        command = cast(Command, import_module(f"streamer.cli.{module}"))
+        epilog = _epilog(command.EXAMPLES)
         sub = commands.add_parser(
-            entry.name,
-            help=command.HELP,
-            description=command.DESCRIPTION,
-            epilog=_epilog(command.EXAMPLES),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=command.HELP, description=command.DESCRIPTION, epilog=epilog, formatter_class=form
         )
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
     return parser
-
-
-def _parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog=name,
-        description=description,
-        epilog=_epilog(examples),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
 
 
 def _epilog(examples: str) -> str:
@@ -139,15 +124,11 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _log(debug: bool) -> None:
-    environment = Environment.read()
-    level = logging.DEBUG if debug else level_of(environment.log_level, logging.WARNING)
-    configure(level, "%(asctime)s %(name)s %(levelname)s %(message)s", environment)
-
-
 def _run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     try:
-        _log(arguments.debug)
+        environment = Environment.read()
+        level = logging.DEBUG if arguments.debug else level_of(environment.log_level, logging.WARNING)
+        configure(level, "%(asctime)s %(name)s %(levelname)s %(message)s", environment)
         return int(arguments.run(arguments, terminal))
     except StreamerError as error:
         if arguments.debug:

@@ -30,6 +30,17 @@ def size(text: str) -> int:
     return _read(lambda: parse_bytes(text))
 
 
+def count(text: str) -> int:
+    """Parses a number above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not such a number.
+    """
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
+
+
 def size_or_auto(text: str) -> int | None:
     """Parses a size; "auto" becomes None."""
     return None if text == "auto" else size(text)
@@ -41,7 +52,7 @@ def storage_options(text: str) -> dict[str, object]:
     Raises:
         argparse.ArgumentTypeError: the file does not exist, or it is not a JSON object.
     """
-    return _read(lambda: _storage_options(text))
+    return _read(lambda: _mapping(_file(text[1:]) if text.startswith("@") else text, "storage options"))
 
 
 def url_or_mapping(text: str) -> str | dict[str, object]:
@@ -177,10 +188,6 @@ def _read(reader: Callable[[], _Value]) -> _Value:
         return reader()
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _storage_options(text: str) -> dict[str, object]:
-    return _mapping(_file(text[1:]) if text.startswith("@") else text, "storage options")
 
 
 def _file(path: str) -> str:

@@ -195,7 +195,7 @@ def _link(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal)
 
 
 async def _measured(manifest: Manifest, arguments: argparse.Namespace) -> Link:
-    from streamer.cli.link.meter import Ranges, measure_cell, measure_latency
+    from streamer.cli.link.meter import measure_cell, measure_latency, ranges
     from streamer.planning.model import Link
     from streamer.store import open_store
 
@@ -206,7 +206,7 @@ async def _measured(manifest: Manifest, arguments: argparse.Namespace) -> Link:
         one, many = [
             await measure_cell(
                 store,
-                iter(Ranges(objects, _MEASURED_RANGE_BYTES)),
+                ranges(objects, _MEASURED_RANGE_BYTES),
                 ("auto", connections, _MEASURED_RANGE_BYTES),
                 _MEASURED_SECONDS,
             )

@@ -5,17 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, size
 from streamer.cli.terminal import Terminal
 from streamer.config import EngineConfig, Environment, check_variables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from streamer.service.sd_notify import Notifier
 
 HELP = "run the engine as a service"
 
@@ -81,6 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Serves until a signal arrives."""
+    import uvloop
+
+    from streamer.service.lifecycle import Life
     from streamer.service.sd_notify import Notifier
 
     environment = Environment.read()
@@ -88,12 +85,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     config = configuration(arguments, environment)
     if not arguments.debug and environment.log_level is None:
         logging.getLogger().setLevel(logging.INFO)
-    _serve(
+    life = Life(
         config,
         lambda: terminal.line(f"listening: STREAMER_ENGINE=unix:{config.socket_path}"),
         lambda: configuration(arguments, environment),
         Notifier(environment.notify_socket, environment.watchdog_seconds),
     )
+    uvloop.run(life.run())
     return Exit.DONE
 
 
@@ -113,16 +111,3 @@ def configuration(arguments: argparse.Namespace, environment: Environment) -> En
 def _size(text: str) -> int | str:
     # "auto" overrides the file.
     return text if text == "auto" else size(text)
-
-
-def _serve(
-    config: EngineConfig,
-    listening: Callable[[], None],
-    configure: Callable[[], EngineConfig],
-    notifier: Notifier,
-) -> None:
-    import uvloop
-
-    from streamer.service.lifecycle import run as run_engine
-
-    uvloop.run(run_engine(config, listening, configure, notifier))

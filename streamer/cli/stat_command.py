@@ -7,7 +7,7 @@ import json
 
 from streamer.cli.connect import add_socket, engine_client
 from streamer.cli.exit_codes import Exit
-from streamer.cli.status_view import DATASET_HEADERS, MEMBER_HEADERS, PEER_HEADERS, SESSION_HEADERS, WORDS, StatusView
+from streamer.cli.status_view import WORDS, StatusView
 from streamer.cli.terminal import Terminal
 
 HELP = "what an engine does, once"
@@ -45,16 +45,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def show(picture: StatusView, terminal: Terminal) -> None:
-    """Shows the figures, then tables of datasets, peers, members of mixes and sessions, as far as there are any."""
+    """Shows the figures, then the tables."""
     for what, text in picture.lines():
         terminal.line(f"{what:<10}  {text}")
-    tables = (
-        (DATASET_HEADERS, picture.dataset_rows()),
-        (PEER_HEADERS, picture.peer_rows()),
-        (MEMBER_HEADERS, picture.member_rows()),
-        (SESSION_HEADERS, picture.session_rows()),
-    )
-    for headers, rows in tables:
-        if rows:
-            terminal.line()
-            terminal.table(headers, rows, WORDS)
+    for headers, rows in picture.tables():
+        terminal.line()
+        terminal.table(headers, rows, WORDS)

@@ -11,10 +11,10 @@ from streamer.config import format_bytes
 Statistics = Mapping[str, object]
 Row = tuple[str, ...]
 
-DATASET_HEADERS = ("dataset", "url", "samples", "size", "sessions")
-MEMBER_HEADERS = ("member", "job", "read", "fetched", "hits", "at most")
-SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "bottleneck")
-PEER_HEADERS = ("peer", "state", "received", "first byte p95", "late", "failed", "wrong")
+_DATASET_HEADERS = ("dataset", "url", "samples", "size", "sessions")
+_MEMBER_HEADERS = ("member", "job", "read", "fetched", "hits", "at most")
+_SESSION_HEADERS = ("consumer", "job", "epoch", "step", "waiting", "hits", "loader", "bottleneck")
+_PEER_HEADERS = ("peer", "state", "received", "first byte p95", "late", "failed", "wrong")
 # Columns of words: everything else but the first two is a number.
 WORDS = ("job", "url", "bottleneck", "state")
 _DIGEST_LETTERS = 8
@@ -23,11 +23,7 @@ _URL_LETTERS = 48
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Per second between two samples; over the engine's life when there is only one.
-
-    Attributes:
-        store_bytes, cache_bytes, requests: per second.
-    """
+    """Counts per second between two samples; over the engine's life if there is only one."""
 
     store_bytes: float
     cache_bytes: float
@@ -36,22 +32,18 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class _MemberBytes:
-    """What the sessions of a job have read of a member."""
+    """The bytes of a member that the sessions of a job needed and found local, and the bound of their share."""
 
     needed: float = 0.0
     hit: float = 0.0
     bound: float = 0.0
-
-    @property
-    def fetched(self) -> float:
-        return self.needed - self.hit
 
     def plus(self, entry: Statistics) -> _MemberBytes:
         needed, hit = self.needed + number(entry, "needed_bytes"), self.hit + number(entry, "hit_bytes")
         return _MemberBytes(needed, hit, number(entry, "hit_bound"))
 
     def texts(self) -> tuple[str, str, str]:
-        return format_bytes(self.needed), format_bytes(self.fetched), _share(self.hit, self.needed)
+        return format_bytes(self.needed), format_bytes(self.needed - self.hit), _share(self.hit, self.needed)
 
 
 class StatusView:
@@ -69,7 +61,7 @@ class StatusView:
 
     @property
     def rates(self) -> Rates:
-        """How fast bytes come from where."""
+        """The rates at which bytes come from the store and from the cache."""
         seconds = max(1e-9, self._since("uptime_seconds"))
         return Rates(
             store_bytes=self._since("store_bytes") / seconds,
@@ -81,15 +73,15 @@ class StatusView:
     def fill(self) -> float:
         """Share of the limit that is taken."""
         limit = number(self.now, "limit_bytes")
-        return (number(self.now, "kept_bytes") + number(self.now, "transit_bytes")) / limit if limit else 0.0
+        return self._taken / limit if limit else 0.0
 
     @property
     def sessions(self) -> list[Statistics]:
-        """Those that wait most first."""
+        """The sessions; those that wait most come first."""
         return sorted(entries(self.now, "sessions"), key=lambda entry: -self.waiting(entry))
 
     def waiting(self, session: Statistics) -> float:
-        """Share of its time that a consumer stood still for the engine."""
+        """Share of its time that a consumer waited for the engine."""
         name = _name(session)
         old = next((entry for entry in entries(self._before, "sessions") if _name(entry) == name), {})
         aged = number(session, "age_seconds") - number(old, "age_seconds")
@@ -101,30 +93,51 @@ class StatusView:
     # ------------------------------------------------------------ as text
 
     def lines(self) -> list[tuple[str, str]]:
-        """The figures of the whole engine: (what, text)."""
+        """Returns the figures of the whole engine: (name, text)."""
         now, rates = self.now, self.rates
-        taken = number(now, "kept_bytes") + number(now, "transit_bytes")
+        pid, host, version = (printable(str(now.get(name, "?"))) for name in ("pid", "host", "version"))
+        loop_share = self._since("loop_cpu_seconds") / max(1e-9, self._since("uptime_seconds"))
+        p50, p99 = (milliseconds(now, f"first_byte_{name}_seconds") for name in ("p50", "p99"))
+        disk, folder = (
+            f"{amount(now, 'disk_free_bytes')} of {amount(now, 'disk_bytes')} free",
+            now.get("cache_dir", "?"),
+        )
+        trouble = ("retries", "throttled", "failures", "errors", "rejected_chunks")
         return [
-            ("engine", self._engine()),
+            ("engine", f"pid {pid} on {host}, streamer {version}, up {duration(number(now, 'uptime_seconds'))}"),
             ("process", f"{count(now, 'connections')} connections, {amount(now, 'anonymous_bytes')} memory"),
             ("store", f"{format_bytes(rates.store_bytes)}/s, {rates.requests:,.0f} requests/s"),
             (
                 "in flight",
                 f"{count(now, 'in_flight')} requests of {count(now, 'window')}, {count(now, 'fetches')} chunks",
             ),
-            ("loop", f"{self._loop_share:.0%} of a core, {count(now, 'fetch_processes')} fetch processes"),
-            ("first byte", f"p50 {milliseconds(now, 'first_byte_p50_seconds')}, p99 {self._p99}"),
+            ("loop", f"{loop_share:.0%} of a core, {count(now, 'fetch_processes')} fetch processes"),
+            ("first byte", f"p50 {p50}, p99 {p99}"),
             ("cache", f"{format_bytes(rates.cache_bytes)}/s"),
             ("hits", self._hits()),
-            ("fill", f"{format_bytes(taken)} of {amount(now, 'limit_bytes')} ({self.fill:.0%})"),
-            ("disk", self._disk()),
+            ("fill", f"{format_bytes(self._taken)} of {amount(now, 'limit_bytes')} ({self.fill:.0%})"),
+            ("disk", f"{disk}, {printable(str(folder))}"),
             ("tail", f"{count(now, 'hedges')} hedges, {count(now, 'hedge_wins')} of them first"),
             *self._peer_lines(),
-            ("trouble", self._trouble()),
+            ("trouble", ", ".join(f"{count(now, name)} {name.replace('_', ' ')}" for name in trouble)),
         ]
 
+    def tables(self, most_members: int | None = None) -> list[tuple[Row, list[Row]]]:
+        """Returns headers and rows of datasets, peers, members of mixes and sessions, as far as there are any.
+
+        Args:
+            most_members: rows of members; of more members those that fetch most are shown, and the others in one row.
+        """
+        found = [
+            (_DATASET_HEADERS, self.dataset_rows()),
+            (_PEER_HEADERS, self.peer_rows()),
+            (_MEMBER_HEADERS, self.member_rows(most_members)),
+            (_SESSION_HEADERS, self.session_rows()),
+        ]
+        return [(headers, rows) for headers, rows in found if rows]
+
     def dataset_rows(self) -> list[Row]:
-        """For `DATASET_HEADERS`."""
+        """Returns name, url and size of the datasets in use."""
         return [
             (
                 str(entry.get("dataset", ""))[:_DIGEST_LETTERS],
@@ -137,7 +150,7 @@ class StatusView:
         ]
 
     def peer_rows(self) -> list[Row]:
-        """For `PEER_HEADERS`: since the engine started."""
+        """Returns counts since the engine started."""
         return [
             (
                 printable(str(entry.get("address", ""))),
@@ -152,16 +165,12 @@ class StatusView:
         ]
 
     def member_rows(self, most: int | None = None) -> list[Row]:
-        """For `MEMBER_HEADERS`: the members of mixes, over all sessions of a job since they began.
-
-        Args:
-            most: rows; of more members those that fetch most are shown, and the others in one row.
-        """
+        """Returns the members of mixes, over all sessions of a job since they began."""
         found: dict[tuple[str, str], _MemberBytes] = {}
         for entry in entries(self.now, "members"):
             key = printable(str(entry.get("member", ""))), printable(str(entry.get("job", "")))
             found[key] = found.get(key, _MemberBytes()).plus(entry)
-        members = sorted(found.items(), key=lambda item: -item[1].fetched)
+        members = sorted(found.items(), key=lambda item: item[1].hit - item[1].needed)
         cut = len(members) if most is None or len(members) <= most else most - 1
         rows: list[Row] = [(*key, *read.texts(), f"{read.bound:.1%}") for key, read in members[:cut]]
         if rest := [read for _, read in members[cut:]]:
@@ -170,7 +179,7 @@ class StatusView:
         return rows
 
     def session_rows(self) -> list[Row]:
-        """For `SESSION_HEADERS`: "waiting" is for the engine, "loader" for whatever the trainer waited."""
+        """Returns the sessions; "waiting" counts waits for the engine, "loader" all waits of the trainer."""
         return [
             (
                 printable(str(entry.get("consumer", ""))),
@@ -185,14 +194,14 @@ class StatusView:
         ]
 
     def worst_advice(self) -> str:
-        """What the loader of the consumer that waits most says, at full length; "" without a report."""
+        """Returns the report of the loader of the consumer that waits most, uncut; "" if there is none."""
         for entry in self.sessions[:1]:
             text = _of_loader(entry)[1]
             return f"waits most: {printable(str(entry.get('consumer', '')))}: {text}" if text else ""
         return ""
 
     def worst_loader(self) -> str:
-        """The report of the loader that waits most, as a part of a line; "" without reports."""
+        """Returns the report of the loader that waits most, as a part of a line; "" without reports."""
         reporting = [entry for entry in self.sessions if isinstance(entry.get("loader_waiting_share"), int | float)]
         if not reporting:
             return ""
@@ -203,20 +212,11 @@ class StatusView:
     # ------------------------------------------------------------ inside
 
     @property
-    def _up(self) -> float:
-        return number(self.now, "uptime_seconds")
-
-    @property
-    def _p99(self) -> str:
-        return milliseconds(self.now, "first_byte_p99_seconds")
-
-    @property
-    def _loop_share(self) -> float:
-        """Of a core, that the engine's loop took."""
-        return self._since("loop_cpu_seconds") / max(1e-9, self._since("uptime_seconds"))
+    def _taken(self) -> float:
+        return number(self.now, "kept_bytes") + number(self.now, "transit_bytes")
 
     def _peer_lines(self) -> list[tuple[str, str]]:
-        """Of an engine among peers."""
+        """Returns the figures of an engine among peers."""
         if "peer_members" not in self.now:
             return []
         seconds = max(1e-9, self._since("uptime_seconds"))
@@ -227,16 +227,8 @@ class StatusView:
             ("homes", f"{number(self.now, 'home_share'):.1%} of the chunks are kept here"),
         ]
 
-    def _engine(self) -> str:
-        pid, host, version = (printable(str(self.now.get(name, "?"))) for name in ("pid", "host", "version"))
-        return f"pid {pid} on {host}, streamer {version}, up {duration(self._up)}"
-
-    def _disk(self) -> str:
-        free, whole = amount(self.now, "disk_free_bytes"), amount(self.now, "disk_bytes")
-        return f"{free} of {whole} free, {printable(str(self.now.get('cache_dir', '?')))}"
-
     def _hits(self) -> str:
-        """Share of the needed bytes that were there: of the running epochs; of the engine's life between jobs."""
+        """Describes the share of the needed bytes that were local, in the running epochs, else since the start."""
         needed = sum(number(entry, "epoch_needed_bytes") for entry in self.sessions)
         if needed:
             share = sum(number(entry, "epoch_hit_bytes") for entry in self.sessions) / needed
@@ -245,56 +237,52 @@ class StatusView:
             return f"{number(self.now, 'hit_bytes') / ever:.1%} since the engine started; no epoch runs now"
         return "nothing was needed yet"
 
-    def _trouble(self) -> str:
-        names = ("retries", "throttled", "failures", "errors", "rejected_chunks")
-        return ", ".join(f"{count(self.now, name)} {name.replace('_', ' ')}" for name in names)
-
     def _since(self, name: str) -> float:
         return number(self.now, name) - number(self._before, name)
 
 
 def entries(statistics: Statistics, table: str) -> list[Statistics]:
-    """A list of tables in the statistics; empty when there is none."""
+    """Returns a list of tables in the statistics; empty if there is none."""
     found = statistics.get(table, [])
     return cast("list[Statistics]", found) if isinstance(found, Sequence) else []
 
 
 def number(statistics: Statistics, name: str) -> float:
-    """A value that counts; 0 when it is not there (an older engine)."""
+    """Returns a number; 0 if it is missing (an older engine)."""
     found = statistics.get(name, 0)
     return float(found) if isinstance(found, int | float) else 0.0
 
 
 def count(statistics: Statistics, name: str) -> str:
-    """A whole number with separators."""
+    """Formats a whole number with separators."""
     return f"{number(statistics, name):,.0f}"
 
 
 def amount(statistics: Statistics, name: str) -> str:
-    """Bytes for people."""
+    """Formats a number of bytes."""
     return format_bytes(number(statistics, name))
 
 
 def milliseconds(statistics: Statistics, name: str) -> str:
-    """A latency; "-" while unknown."""
+    """Formats a latency; "-" while it is unknown."""
     seconds = number(statistics, name)
     return f"{seconds * 1000:.0f} ms" if seconds else "-"
 
 
 def duration(seconds: float) -> str:
-    """1:02:03."""
+    """Formats a time as 1:02:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def printable(text: str) -> str:
-    """Clients choose their names: nothing in them may steer a terminal."""
+    """Replaces control characters: clients choose their names, and must not control a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _of_loader(session: Statistics) -> tuple[str, str]:
-    """The last report of a session's loader: its waiting share, and why."""
+    """Returns the last report of a session's loader: its waiting share, and the reason."""
     share, bottleneck = session.get("loader_waiting_share"), printable(str(session.get("bottleneck") or ""))
     if not isinstance(share, int | float):
         return "-", ""

@@ -9,19 +9,11 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamer.cli.connect import add_socket, engine_client
 from streamer.cli.exit_codes import Exit
-from streamer.cli.status_view import (
-    DATASET_HEADERS,
-    MEMBER_HEADERS,
-    PEER_HEADERS,
-    SESSION_HEADERS,
-    WORDS,
-    Row,
-    StatusView,
-)
+from streamer.cli.status_view import WORDS, Row, StatusView
 from streamer.cli.terminal import Terminal
 from streamer.extras import require
 
@@ -30,16 +22,13 @@ if TYPE_CHECKING:
 
     from streamer.client.engine_client import EngineClient
 
-# Waits for so many seconds; whether there is a next look.
-Pause: TypeAlias = "Callable[[float], bool]"
-
-# Left out in a terminal with few lines, in this order.
+# Waits for a number of seconds; returns whether there is a next look.
+Pause = Callable[[float], bool]
+# Figures that are left out in a terminal with few lines, in this order.
 _LEAST_IMPORTANT = ("disk", "process", "tail", "loop", "first byte", "in flight")
-
-# Rows of the members of mixes.
+# Most rows of the members of mixes.
 _MOST_MEMBERS = 8
-
-# Columns that may be cut, and what of the others may not.
+# Columns that may be cut, and the letters of the others that are never cut.
 _LONG = ("url", "bottleneck")
 _MOST_LETTERS = 16
 
@@ -59,14 +48,14 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     add_socket(parser)
     parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="between two looks (default: 1)")
     parser.add_argument("--count", type=int, metavar="N", help="end after N looks (default: never)")
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Looks until q or Ctrl-C, which is how it is meant to end, or as often as asked."""
+    """Shows the statistics until q or Ctrl-C, or as often as asked."""
     if terminal.out.isatty():
         require("streamer top", "cli", "rich", field="top")
     with contextlib.suppress(KeyboardInterrupt), engine_client(arguments) as client, _keys() as pause:
@@ -77,13 +66,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def looks(client: EngineClient, interval: float, count: int | None, pause: Pause) -> Iterator[StatusView]:
-    """Pictures of the intervals; the first one is of the engine's life so far.
+    """Yields the statistics of each interval; the first one is the engine's life so far.
 
     Args:
-        client: of the engine.
+        client: client of the engine.
         interval: seconds between two looks.
-        count: how many; None: until `pause` says so.
-        pause: waits for so many seconds; False: it was the last look.
+        count: number of looks; None: until `pause` returns False.
+        pause: waits for a number of seconds; returns whether there is a next look.
     """
     before, number = None, 0
     while True:
@@ -95,7 +84,7 @@ def looks(client: EngineClient, interval: float, count: int | None, pause: Pause
 
 
 def plain_line(picture: StatusView) -> str:
-    """One look as one line."""
+    """Formats one look as one line."""
     rates = picture.rates
     figures = {what: text for what, text in picture.lines() if what in ("in flight", "first byte", "hits", "fill")}
     waiting = max(map(picture.waiting, picture.sessions), default=0.0)
@@ -107,7 +96,7 @@ def plain_line(picture: StatusView) -> str:
 
 
 def render(picture: StatusView, columns: int, lines: int) -> RenderableType:
-    """One look for a terminal of that size: what matters least is left out where not all has room."""
+    """Draws one look for a terminal of that size; leaves out the least important parts if there is not enough space."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -119,60 +108,48 @@ def render(picture: StatusView, columns: int, lines: int) -> RenderableType:
     for what, text in shown.figures:
         figures.add_row(what, Text(text))
     parts: list[RenderableType] = [figures]
-    tables = (
-        (DATASET_HEADERS, shown.datasets),
-        (PEER_HEADERS, shown.peers),
-        (MEMBER_HEADERS, shown.members),
-        (SESSION_HEADERS, shown.sessions),
-    )
-    for headers, rows in tables:
-        if rows:
-            parts += [Text(), _table(headers, rows, columns)]
+    for headers, rows in shown.tables:
+        parts += [Text(), _table(headers, rows, columns)]
     parts += [Text(remark) for remark in shown.remarks]
     return Group(*parts)
 
 
 class Shown(NamedTuple):
-    """What of a picture is shown; each row takes one line."""
+    """The parts of a look that are shown; each row takes one line."""
 
     figures: list[Row]
-    datasets: list[Row]
-    peers: list[Row]
-    members: list[Row]
-    sessions: list[Row]
+    tables: list[tuple[Row, list[Row]]]
     remarks: list[str]
 
     def height(self, columns: int) -> int:
-        """Lines that it takes."""
-        tables = sum(2 + len(rows) for rows in (self.datasets, self.peers, self.members, self.sessions) if rows)
+        """Number of lines."""
+        tables = sum(2 + len(rows) for _, rows in self.tables)
         return len(self.figures) + tables + sum(-(-len(remark) // columns) for remark in self.remarks)
 
 
 def fitting(picture: StatusView, columns: int, lines: int) -> Shown:
-    """As much as has room: less important figures go first, then the tables, and sessions that wait least."""
-    sessions = picture.session_rows()
-    # Where the last column is cut, what the first of them has to say stands below.
-    advice = [text] if _width(SESSION_HEADERS, sessions) > columns and (text := picture.worst_advice()) else []
-    tables = picture.dataset_rows(), picture.peer_rows(), picture.member_rows(_MOST_MEMBERS)
-    shown = Shown(list(picture.lines()), *tables, sessions, advice)
+    """Drops less important figures first, then the other tables, then the sessions that wait least."""
+    tables = picture.tables(_MOST_MEMBERS)
+    # The sessions are the last table. If their last column is cut, the text of the first of them follows below.
+    is_cut = bool(picture.sessions) and _width(*tables[-1]) > columns
+    advice = [text] if is_cut and (text := picture.worst_advice()) else []
+    shown = Shown(list(picture.lines()), tables, advice)
     for what in _LEAST_IMPORTANT:
         if shown.height(columns) > lines:
             shown = shown._replace(figures=[row for row in shown.figures if row[0] != what])
-    if shown.height(columns) > lines:
-        shown = shown._replace(datasets=[])
-    if shown.height(columns) > lines:
-        shown = shown._replace(peers=[])
-    if shown.height(columns) > lines:
-        shown = shown._replace(members=[])
-    if (missing := shown.height(columns) - lines) <= 0:
+    while len(shown.tables) > bool(picture.sessions) and shown.height(columns) > lines:
+        shown = shown._replace(tables=shown.tables[1:])
+    missing = shown.height(columns) - lines
+    if missing <= 0 or not shown.tables:
         return shown
-    kept = max(1, len(shown.sessions) - missing - 1)
-    left_out = f"and {len(shown.sessions) - kept} more that wait less"
-    return shown._replace(sessions=shown.sessions[:kept], remarks=[left_out, *advice])
+    ((headers, sessions),) = shown.tables
+    kept = max(1, len(sessions) - missing - 1)
+    left_out = f"and {len(sessions) - kept} more that wait less"
+    return shown._replace(tables=[(headers, sessions[:kept])], remarks=[left_out, *advice])
 
 
 def _width(headers: Row, rows: list[Row]) -> int:
-    """Letters in the longest line of a table."""
+    """Number of letters in the longest line of a table."""
     return sum(2 + max(map(len, column)) for column in zip(headers, *rows, strict=True)) - 2
 
 
@@ -190,7 +167,7 @@ def _table(headers: Row, rows: list[Row], columns: int) -> RenderableType:
         most = min(width, max(1, room)) if header in _LONG else None
         table.add_column(header, justify=justify, no_wrap=True, min_width=least, max_width=most)
     for row in rows:
-        # Text: what clients call themselves is no markup.
+        # Text, because names chosen by clients are not markup.
         table.add_row(*map(Text, row))
     return table
 
@@ -212,9 +189,9 @@ def _live(pictures: Iterator[StatusView], terminal: Terminal) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Pause]:
-    """Waits between two looks that the key q ends, where there is a keyboard."""
+    """Yields a function that waits between two looks, until the key q is pressed if there is a keyboard."""
     if not sys.stdin.isatty():
-        yield _slept
+        yield lambda seconds: not select.select([], [], [], seconds)[0]
         return
     import termios
     import tty
@@ -227,13 +204,8 @@ def _keys() -> Iterator[Pause]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _slept(seconds: float) -> bool:
-    time.sleep(seconds)
-    return True
-
-
 def _no_q(keyboard: int, seconds: float) -> bool:
-    """Waits; False as soon as q is pressed."""
+    """Waits; returns False as soon as q is pressed."""
     end = time.monotonic() + seconds
     while select.select([keyboard], [], [], max(0.0, end - time.monotonic()))[0]:
         if (keys := os.read(keyboard, 64)) == b"" or b"q" in keys.lower():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from streamer.cli.bench.workloads import WORKLOADS, Workload
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import size
+from streamer.cli.options import count, size
 from streamer.cli.terminal import Terminal
 from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
@@ -52,16 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "data is scaled and the rules are not theirs: a figure is like one of these benchmarks, not a result of it",
     )
     group.add_argument("--data", metavar="URL", help="read this; without it data is generated on the local disk")
-    group.add_argument("--objects", type=_count, metavar="N", help="generate so many (default: 2 to 9 GB of them)")
+    group.add_argument("--objects", type=count, metavar="N", help="generate so many (default: 2 to 9 GB of them)")
     group.add_argument(
         "--keep", type=Path, metavar="DIR", help="generate the data here, once, and leave it; caches go here, too"
     )
     group.add_argument(
-        "--accelerators", type=_count, nargs="+", metavar="N", help="try these numbers (default: search the largest)"
+        "--accelerators", type=count, nargs="+", metavar="N", help="try these numbers (default: search the largest)"
     )
-    group.add_argument("--most", type=_count, default=64, metavar="N", help="search up to this number (default: 64)")
+    group.add_argument("--most", type=count, default=64, metavar="N", help="search up to this number (default: 64)")
     group.add_argument("--only", choices=PHASES, help="measure one of the two")
-    group.add_argument("--workers", type=_count, default=1, metavar="N", help="of each accelerator (default: 1)")
+    group.add_argument("--workers", type=count, default=1, metavar="N", help="of each accelerator (default: 1)")
     group.add_argument(
         "--worker-type",
         choices=("process", "thread"),
@@ -258,9 +258,3 @@ def _sentence(found: Found, chosen: Workload) -> str:
         fed += f", {format_bytes(found.fed * chosen.needed_bytes_per_second)}/s"
     stopped = found.stopped
     return fed if stopped is None else f"{fed}; what stops {stopped.accelerators}: {stopped.bottleneck}"
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return int(text)

@@ -79,24 +79,18 @@ class Way:
     cell: Cell
 
 
-class Ranges:
-    """An endless sequence of ranges of the objects, which repeats none before all of them had their turn.
+def ranges(objects: Sequence[ObjectRecord], range_bytes: int) -> Iterator[tuple[ObjectRecord, int, int]]:
+    """Yields ranges of the objects without end; repeats none before all of them had their turn.
 
     Args:
         objects: the objects.
         range_bytes: length of a range; an object's last one may be shorter.
     """
-
-    def __init__(self, objects: Sequence[ObjectRecord], range_bytes: int) -> None:
-        self._objects = objects
-        self._range_bytes = range_bytes
-
-    def __iter__(self) -> Iterator[tuple[ObjectRecord, int, int]]:
-        return itertools.cycle(
-            (target, start, min(start + self._range_bytes, target.size))
-            for target in self._objects
-            for start in range(0, target.size, self._range_bytes)
-        )
+    return itertools.cycle(
+        (target, start, min(start + range_bytes, target.size))
+        for target in objects
+        for start in range(0, target.size, range_bytes)
+    )
 
 
 def joined(parts: Sequence[Cell]) -> Cell:

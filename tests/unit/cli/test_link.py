@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamer.cli.bench_command import _Bench, add_arguments, at_endpoint, client_of, endpoint_of
-from streamer.cli.link.meter import Cell, Latency, Ranges, Way, find_objects, joined, measure_cell
+from streamer.cli.link.meter import Cell, Latency, Way, find_objects, joined, measure_cell, ranges
 from streamer.cli.link.report import LinkFigures, advice, best, cell_row, save_plot
 from streamer.cli.main import main
 from streamer.cli.terminal import Terminal
@@ -43,7 +43,7 @@ def _figures(*grid: Cell, clients: tuple[Cell, ...] = ()) -> LinkFigures:
 def test_ranges_cover_all_objects_before_they_come_again() -> None:
     """The last range of an object is as long as is left."""
     objects = [ObjectRecord("a", 5, ""), ObjectRecord("b", 2, "")]
-    walk = iter(Ranges(objects, 2))
+    walk = ranges(objects, 2)
     found = [next(walk) for _ in range(5)]
     assert [(target.url, start, stop) for target, start, stop in found] == [
         ("a", 0, 2),
@@ -60,7 +60,7 @@ async def test_what_arrives_in_the_time_is_counted(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     store = LocalStore()
     objects = await find_objects(store, f"{tmp_path}/")
-    cell = await measure_cell(store, iter(Ranges(objects, 10_000)), ("file", 4, 10_000), 0.05)
+    cell = await measure_cell(store, ranges(objects, 10_000), ("file", 4, 10_000), 0.05)
     assert [record.size for record in objects] == [100_000]
     assert cell.received_bytes > 10_000
     assert cell.received_bytes <= cell.requests * 10_000
@@ -89,14 +89,14 @@ class _Refusing(LocalStore):
 
 async def test_a_store_that_refuses_access_ends_the_measurement() -> None:
     """With its own error, at once."""
-    walk = iter(Ranges([ObjectRecord("a", 5, "")], 2))
+    walk = ranges([ObjectRecord("a", 5, "")], 2)
     with pytest.raises(AccessDeniedError):
         await measure_cell(_Refusing(AccessDeniedError("no")), walk, ("obstore", 3, 2), 5.0)
 
 
 async def test_a_store_that_throttles_is_counted_and_not_asked_for_ever() -> None:
     """After a hundred refusals the error is the result."""
-    walk = iter(Ranges([ObjectRecord("a", 5, "")], 2))
+    walk = ranges([ObjectRecord("a", 5, "")], 2)
     with pytest.raises(ThrottledError):
         await measure_cell(_Refusing(ThrottledError("slow down")), walk, ("obstore", 3, 2), 5.0)
 

@@ -32,7 +32,7 @@ def _arguments(error: BaseException | None = None, **values: object) -> argparse
     return argparse.Namespace(run=run, debug=False, **values)
 
 
-@pytest.mark.parametrize("command", [[], *([entry.name] for entry in main.COMMANDS)])
+@pytest.mark.parametrize("command", [[], *([name] for name in main.COMMANDS)])
 def test_help_teaches_with_examples_and_exit_codes(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each help shows a whole command line to copy, and what a script may rely on."""
     with pytest.raises(SystemExit) as ended:
