@@ -59,7 +59,7 @@ class Catalog:
         A missing catalog is created by the first `write`, so that a first start does not wait for it.
         """
         self._closed = False
-        if not self._exists:
+        if not (self._directory / _DATABASE).exists():
             return CatalogContents({}, {})
         from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
 
@@ -68,17 +68,13 @@ class Catalog:
             return self._read()
         except FOREIGN_ERRORS as error:
             logger.warning("catalog %s is made anew from the chunk files: %s", self._directory, error)
-        self._leave()
+        self.reopen()
         self._empty()
         return CatalogContents({}, {})
 
-    @property
-    def _exists(self) -> bool:
-        return (self._directory / _DATABASE).exists()
-
     def peek(self) -> dict[bytes, CatalogRow]:
         """Reads the chunk rows without changing anything; returns none if they cannot be read, and in a layer."""
-        if not self._exists:
+        if not (self._directory / _DATABASE).exists():
             return {}
         from streamer.cache.catalog_database import FOREIGN_ERRORS
 
@@ -93,7 +89,12 @@ class Catalog:
 
         contents = CatalogContents({}, {})
         for key, value in read_rows(self._directory):
-            _sort_in(key, value, contents)
+            if isinstance(key, bytes) and isinstance(value, bytes) and len(key) == KEY_BYTES:
+                contents.chunks[key] = CatalogRow.decode(value)
+            elif isinstance(key, str) and isinstance(value, str) and key.startswith(_USED):
+                contents.used[key.removeprefix(_USED)] = float(value)
+            else:
+                raise ForeignRowError(f"the catalog holds a row {key!r} that is not ours")
         return contents
 
     def write(
@@ -144,24 +145,12 @@ class Catalog:
             empty(self._directory)
 
     def reopen(self) -> None:
-        """Drops the connection to files that were removed; the next `write` makes new ones."""
-        self._leave()
-
-    def close(self) -> None:
-        """Closes the connection; idempotent."""
-        self._closed = True
-        self._leave()
-
-    def _leave(self) -> None:
+        """Drops the connection, for example to files that were removed; the next `write` makes a new one."""
         if self._cache is not None:
             self._cache.close()
             self._cache = None
 
-
-def _sort_in(key: bytes | str, value: bytes | str, contents: CatalogContents) -> None:
-    if isinstance(key, bytes) and isinstance(value, bytes) and len(key) == KEY_BYTES:
-        contents.chunks[key] = CatalogRow.decode(value)
-    elif isinstance(key, str) and isinstance(value, str) and key.startswith(_USED):
-        contents.used[key.removeprefix(_USED)] = float(value)
-    else:
-        raise ForeignRowError(f"the catalog holds a row {key!r} that is not ours")
+    def close(self) -> None:
+        """Closes the connection; idempotent."""
+        self._closed = True
+        self.reopen()

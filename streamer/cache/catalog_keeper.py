@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import msgspec
+
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
 from streamer.cache.statistics import Counters
@@ -105,8 +107,7 @@ class CatalogKeeper:
             if self._is_lost:
                 self._is_lost = False
                 await in_thread(self._thread, self._catalog.reopen)
-            rows = (changes.added, changes.removed, changes.used, changes.forgotten)
-            await in_thread(self._thread, self._catalog.write, *rows)
+            await in_thread(self._thread, self._catalog.write, *msgspec.structs.astuple(changes))
         except CacheError as error:
             self._count.catalog_failures += 1
             logger.warning("%s; the next start rebuilds it from the files", error)

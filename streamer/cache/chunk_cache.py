@@ -28,10 +28,9 @@ from streamer.cache.file_jobs import KeyLocks, advise, unlink_all
 from streamer.cache.folder import open_folder
 from streamer.cache.folder_guard import FolderGuard
 from streamer.cache.layers import Layers
-from streamer.cache.leftover_files import LeftoverFiles
 from streamer.cache.policy.answers import Limits
 from streamer.cache.policy.table import charge
-from streamer.cache.ram_fallback import REFUSALS, RamFallback, Refusal
+from streamer.cache.ram_fallback import REFUSALS, RamFallback
 from streamer.cache.reconcile import DatasetFiles, reconcile
 from streamer.cache.statistics import CacheStatistics, Counters
 from streamer.cache.verify import verify_file
@@ -74,6 +73,8 @@ class ChunkCache:
         self.root = config.directory
         self.layers = Layers()
         self._chunks: dict[bytes, int] = {}
+        # Lengths of evicted files that could not be removed: they are useless, but occupy bytes of the disk.
+        self._leftovers: dict[bytes, int] = {}
         self.found: list[DatasetFiles] = []
         self._key_locks = KeyLocks()
         self._count = Counters()
@@ -116,12 +117,11 @@ class ChunkCache:
         self._count.dropped_at_start = found.dropped
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
         self.found = list(found.by_dataset())
-        self._fallback = RamFallback(self.folder.root_id)
+        self._fallback = RamFallback(self.folder, self.config.group)
         self._fallback.remove()
         self.layers = Layers(self.config.layers)
         charged = sum(map(charge, self._chunks.values()))
         self.space = DiskSpace(self.folder.path, self.config, charged, len(self._chunks))
-        self._leftovers = LeftoverFiles(self.folder, self.space)
         return CatalogChanges(found.added, found.removed, set(), found.forgotten)
 
     async def resize(self, limit_bytes: int) -> None:
@@ -135,8 +135,19 @@ class ChunkCache:
         with contextlib.suppress(FileNotFoundError):  # it is being removed
             await in_thread(self._files, self.space.measure)
         if self._leftovers and not self.space.refused:
-            removed = await self._leftovers.remove(self._files, self._chunks)
-            self.space.release(*removed.values())
+            await self._remove_leftovers()
+
+    async def _remove_leftovers(self) -> None:
+        """Tries again to remove files; one whose chunk was fetched again was replaced by a new file."""
+        before, failed = self._leftovers, dict[bytes, OSError]()
+        paths = {key: self.folder.chunk_path(key) for key in before if key not in self._chunks}
+        await in_thread(self._files, unlink_all, paths, failed)
+        self._keep_leftovers({key: n for key, n in self._leftovers.items() if key in failed or key not in before})
+        self.space.release(*(length for key, length in before.items() if key not in failed))
+
+    def _keep_leftovers(self, lengths: dict[bytes, int]) -> None:
+        self._leftovers = lengths
+        self.space.leftover_bytes = sum(map(charge, lengths.values()))
 
     def restore(self, *, asked: bool = False) -> CacheError | None:
         """Makes the folder again if another program has removed it; returns why it is missing, or None.
@@ -327,7 +338,7 @@ class ChunkCache:
     async def _publish_in_memory(self, chunk: ChunkBytes, length: int, code: int) -> Published:
         self._refused(os.strerror(code))
         self._count.refused_writes += 1
-        return await self._fallback.publish(chunk, length, self._files, Refusal(self.root, self.config.group, code))
+        return await self._fallback.publish(chunk, length, self._files, code)
 
     def _refused(self, reason: str) -> None:
         """Notes that the disk refused a write or an unlink; warns once."""
@@ -355,7 +366,7 @@ class ChunkCache:
                 self.space.unlink_ends(released)
                 self._unlinked({key: length for key, length in lengths.items() if key not in failed})
         if failed:
-            self._leftovers.add({key: lengths[key] for key in failed if key in lengths})
+            self._keep_leftovers(self._leftovers | {key: lengths[key] for key in failed if key in lengths})
             reason = next(iter(failed.values()))
             self._refused(reason.strerror or str(reason))
             raise CacheError(

@@ -125,7 +125,10 @@ class DiskSpace:
         self.free_bytes = found.f_bavail * found.f_frsize
         present = self.charged_bytes - self.unwritten_bytes + self.free_bytes
         self._most_present = max(self._most_present, present)
-        self._disk_limit = max(0, min(present - self._floor(), self._inode_limit(found)))
+        floor = max(self._floor_bytes or 0, int((self._floor_share or 0.0) * self.disk_bytes))
+        if self._floor_bytes is None and self._floor_share is None:
+            floor = int(min(DEFAULT_FLOOR_SHARE * self.disk_bytes, (1 - DEFAULT_SHARE) * self._most_present))
+        self._disk_limit = max(0, min(present - floor, self._inode_limit(found)))
         if not self._is_set:
             self.whole_limit_bytes = int(DEFAULT_SHARE * self._most_present)
         self.refused = bool(found.f_flag & os.ST_RDONLY)
@@ -138,11 +141,6 @@ class DiskSpace:
         if not self.files:
             return self._most_present if spare > 0 else 0
         return self.charged_bytes * (self.files + spare) // self.files
-
-    def _floor(self) -> int:
-        if self._floor_bytes is None and self._floor_share is None:
-            return int(min(DEFAULT_FLOOR_SHARE * self.disk_bytes, (1 - DEFAULT_SHARE) * self._most_present))
-        return max(self._floor_bytes or 0, int((self._floor_share or 0.0) * self.disk_bytes))
 
     async def reserve(self, length: int) -> None:
         """Reserves the bytes of a file of this length; waits for running unlinks if necessary.

@@ -67,14 +67,21 @@ class Permissions(msgspec.Struct, frozen=True):
         Raises:
             ConfigError: the group does not exist.
         """
-        if group is None:
-            return cls()
-        if group.isdecimal():  # in a container groups have no names
-            return cls(0o750, 0o640, int(group))
-        try:
-            return cls(0o750, 0o640, grp.getgrnam(group).gr_gid)
-        except KeyError as error:
-            raise ConfigError(f"group={group!r} does not exist on this machine", field="group") from error
+        return cls() if group is None else cls(0o750, 0o640, group_id(group))
+
+
+def group_id(group: str) -> int:
+    """Returns the number of a group given by name or number; in a container most numbers have no name.
+
+    Raises:
+        ConfigError: the group does not exist.
+    """
+    if group.isdecimal():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError as error:
+        raise ConfigError(f"group={group!r} does not exist on this machine", field="group") from error
 
 
 class Folder(msgspec.Struct, frozen=True):

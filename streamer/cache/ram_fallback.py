@@ -6,14 +6,13 @@ end and at the next start, and bounded, because it is memory.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import msgspec
 
 from streamer.cache.folder import Folder, open_folder
 from streamer.cache.policy.table import charge
@@ -29,14 +28,6 @@ MEMORY_FOLDER = Path("/dev/shm")
 FALLBACK_BYTES = 512 << 20
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """Why a chunk comes here: the folder that refused it, its group, and the disk's error."""
-
-    path: Path
-    group: str | None
-    errno: int
-
-
 class RamFallback:
     """The folder in memory. Owned by one `ChunkCache`; `publish` runs on its loop, the rest in threads.
 
@@ -46,14 +37,19 @@ class RamFallback:
         chunks: lengths of its files by key.
 
     Args:
-        root_id: id of the cache folder, which becomes the name of this folder, so that the next engine finds leftovers.
+        cache: the cache folder, whose id becomes the name of this folder, so that the next engine finds leftovers.
+        group: its group.
         memory: a folder in memory.
     """
 
-    def __init__(self, root_id: str, memory: Path = MEMORY_FOLDER) -> None:
-        self.path = memory / f"streamer-{os.geteuid()}-{root_id}"
+    def __init__(self, cache: Folder, group: str | None, memory: Path = MEMORY_FOLDER) -> None:
+        self._cache, self._group = cache, group
+        self.path = memory / f"streamer-{os.geteuid()}-{cache.root_id}"
         self.folder: Folder | None = None
-        self.limit_bytes = _limit_of(memory)
+        self.limit_bytes = 0
+        with contextlib.suppress(OSError):
+            found = os.statvfs(memory)
+            self.limit_bytes = min(FALLBACK_BYTES, found.f_bavail * found.f_frsize // 4)
         self.chunks: dict[bytes, int] = {}
         self._opening = threading.Lock()
 
@@ -65,7 +61,7 @@ class RamFallback:
         """Bytes of its chunk files."""
         return sum(map(charge, self.chunks.values()))
 
-    def open(self, group: str | None) -> Folder:
+    def open(self) -> Folder:
         """Returns the folder; creates it if missing.
 
         Raises:
@@ -73,28 +69,28 @@ class RamFallback:
         """
         with self._opening:  # opening empties it: the second of two threads took the file of the first
             if self.folder is None:
-                self.folder = open_folder(self.path, group)
+                self.folder = open_folder(self.path, self._group)
         return self.folder
 
     def chunk_path(self, key: bytes) -> Path | None:
         """The file of a chunk, or None if it is not here."""
         return self.folder.chunk_path(key) if self.folder is not None and key in self.chunks else None
 
-    async def publish(self, chunk: ChunkBytes, length: int, pool: ThreadPoolExecutor, refusal: Refusal) -> Published:
+    async def publish(self, chunk: ChunkBytes, length: int, pool: ThreadPoolExecutor, code: int) -> Published:
         """Publishes a chunk that the disk refused.
 
         Args:
             chunk: the chunk to write.
             length: length of its file in bytes.
             pool: threads in which it is written.
-            refusal: why it is not written to the disk.
+            code: error number with which the disk refused it.
 
         Raises:
             CacheError: it does not fit here either.
         """
-        folder = await in_thread(pool, self.open, refusal.group)
+        folder = await in_thread(pool, self.open)
         if self.taken_bytes + charge(length) > self.limit_bytes:
-            raise self._full(chunk, length, refusal)
+            raise self._full(chunk, length, code)
         self.chunks[chunk.key] = length
         try:
             await in_thread(pool, write_chunk, chunk, folder)
@@ -102,28 +98,19 @@ class RamFallback:
             del self.chunks[chunk.key]
             folder.chunk_path(chunk.key).unlink(missing_ok=True)
             if isinstance(error, OSError) and error.errno in REFUSALS:  # other programs have filled the memory, too
-                raise self._full(chunk, length, refusal) from error
+                raise self._full(chunk, length, code) from error
             raise
         return Published(folder.path, length)
 
-    def _full(self, chunk: ChunkBytes, length: int, refusal: Refusal) -> CacheError:
+    def _full(self, chunk: ChunkBytes, length: int, code: int) -> CacheError:
         return CacheError(
-            f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {refusal.path} "
-            f"({os.strerror(refusal.errno)}) nor in {self.path}; free space there",
-            where=str(refusal.path),
-            errno=refusal.errno,
+            f"chunk {chunk.key.hex()} ({format_bytes(length)}) fits neither on the disk of {self._cache.path} "
+            f"({os.strerror(code)}) nor in {self.path}; free space there",
+            where=str(self._cache.path),
+            errno=code,
         )
 
     def remove(self) -> None:
         """Removes the folder and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.folder = None
-
-
-def _limit_of(memory: Path) -> int:
-    """A share of the free memory, up to a fixed number of bytes; 0 if there is no such folder."""
-    try:
-        found = os.statvfs(memory)
-    except OSError:
-        return 0
-    return min(FALLBACK_BYTES, found.f_bavail * found.f_frsize // 4)

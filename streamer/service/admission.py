@@ -11,8 +11,9 @@ from collections.abc import Iterable
 import msgspec
 
 from streamer import linux
+from streamer.cache.folder import group_id
 from streamer.config import CacheConfig, ServiceConfig, read_token
-from streamer.errors import ConfigError, EngineUnavailableError
+from streamer.errors import EngineUnavailableError
 
 # From <asm-generic/socket.h>; Linux 4.13. Python's socket module does not have it.
 SO_PEERGROUPS = 59
@@ -91,19 +92,3 @@ class Admission:
             raise EngineUnavailableError(
                 f"this engine asks for a token and {shown}; set STREAMER_TOKEN_FILE to the file that holds it"
             )
-
-
-def group_id(group: str) -> int:
-    """The number of a group given by name or number; in a container most numbers have no name.
-
-    Raises:
-        ConfigError: the group does not exist.
-    """
-    import grp
-
-    if group.isdecimal():
-        return int(group)
-    try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError as error:
-        raise ConfigError(f"group={group!r} does not exist on this machine", field="group") from error

@@ -41,12 +41,12 @@ def serve(ready_fd: int, timing: StartupTiming) -> int:
 def _run(settings: object, ready_fd: int, timing: StartupTiming) -> None:
     import uvloop
 
-    from streamer.service.lifecycle import run
+    from streamer.service.lifecycle import Life
 
     timing.end("imports")
     configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
     config = configuration(settings)
-    uvloop.run(run(config, lambda: _report(ready_fd, {"ready": True}), timing=timing))
+    uvloop.run(Life(config, lambda: _report(ready_fd, {"ready": True}), timing=timing).run())
 
 
 def configuration(settings: object) -> EngineConfig:

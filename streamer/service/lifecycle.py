@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from streamer import linux
+from streamer.cache.folder import group_id
 from streamer.cgroup import usable_cores
 from streamer.config import EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
@@ -29,7 +30,6 @@ from streamer.errors import CacheError, ConfigError, StreamerError
 from streamer.extras import require
 from streamer.process_memory import collect_rarely
 from streamer.service import secret_files
-from streamer.service.admission import group_id
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import raise_descriptor_limit
 from streamer.service.recent_warnings import recent_warnings
@@ -52,15 +52,15 @@ _OPEN_TO_ALL = (
 
 
 class Life:
-    """From start to end of one engine. Used once.
+    """The life of one engine, from start to end. Used once.
 
     Args:
         config: complete, with a socket path.
         listening: called once when clients can connect.
         configure: reads the configuration again; None: SIGHUP ends the engine, as it does any program.
-        notifier: the service manager.
-        timing: of the start, up to here; None: all before is one phase.
-        guest: in the trainer's process, whose signals, limits and garbage collector stay as they are.
+        notifier: tells the service manager.
+        timing: timing of the start, up to here; None: all before is one phase.
+        guest: whether it is in the trainer's process, whose signals, limits and garbage collector stay as they are.
     """
 
     def __init__(
@@ -73,7 +73,10 @@ class Life:
         timing: StartupTiming | None = None,
         guest: bool = False,
     ) -> None:
-        self._timing = timing or _whole_program()
+        if timing is None:
+            timing = StartupTiming.of_process()
+            timing.end("program")
+        self._timing = timing
         self._config = config
         self._listening = listening
         self._configure = configure
@@ -89,7 +92,7 @@ class Life:
         return f"Life({self._config.cache.directory}, leaving={self._leave.is_set()})"
 
     async def run(self) -> None:
-        """Until its last connection has been gone for the grace time, `leave` is called, or SIGTERM or SIGINT comes.
+        """Runs until no connection is left for the grace time, `leave` is called, or SIGTERM or SIGINT comes.
 
         Raises:
             ConfigError, CacheError: the folder or the socket cannot be used.
@@ -167,7 +170,7 @@ class Life:
             self._held.remove(descriptor)
 
     def _not_ready(self) -> str:
-        """Why no trainer should come now; "": it may."""
+        """Returns why no trainer should connect now; "" if it may."""
         return "the service is stopping" if self._leave.is_set() else ""
 
     # ------------------------------------------------------------ the end
@@ -232,28 +235,6 @@ class Life:
         server.reload(config)
         self._config = config
         logger.info("configuration read again: limit %d bytes", engine.cache.limit_bytes)
-
-
-async def run(
-    config: EngineConfig,
-    listening: Callable[[], None],
-    configure: Callable[[], EngineConfig] | None = None,
-    notifier: Notifier | None = None,
-    *,
-    timing: StartupTiming | None = None,
-) -> None:
-    """Runs an engine from start to end; see `Life`.
-
-    Raises:
-        ConfigError, CacheError: the folder or the socket cannot be used.
-    """
-    await Life(config, listening, configure, notifier, timing=timing).run()
-
-
-def _whole_program() -> StartupTiming:
-    timing = StartupTiming.of_process()
-    timing.end("program")
-    return timing
 
 
 def thread_count() -> int:

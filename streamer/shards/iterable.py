@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
-
-import msgspec
 
 from streamer.errors import PackError
 from streamer.executors.runner import Runner, run_all
 from streamer.shards.destination import Destination
 from streamer.shards.job import Job
-from streamer.shards.outputs.writer import SampleTaker, shard_writer
+from streamer.shards.outputs.base import SampleTaker
+from streamer.shards.outputs.writer import shard_writer
 from streamer.shards.receipts import Receipt
 from streamer.shards.spool import spool_folder, spooled
 from streamer.shards.task import Made, add_sample, receipt_there, upload
@@ -22,14 +23,6 @@ from streamer.shards.task import Made, add_sample, receipt_there, upload
 # Another one is written meanwhile; each is a file in the folder for temporary files.
 _UPLOADS_AT_ONCE = 2
 NO_SAMPLES = "the iterable gives no samples"
-
-
-class _Upload(msgspec.Struct, frozen=True):
-    """A shard to be uploaded."""
-
-    job: Job
-    made: Made
-    options: Mapping[str, object]
 
 
 def pack_iterable(
@@ -56,9 +49,10 @@ def pack_iterable(
     """
     receipts: dict[int, Receipt] = {}
     with ExitStack() as files, ThreadPoolExecutor(_UPLOADS_AT_ONCE, "streamer-pack") as threads:
-        closing: dict[int, ExitStack] = {}
-        made = _made(samples, job, shard_bytes, options, lambda number: files.enter_context(_opened(closing, number)))
-        for receipt in run_all(Runner(threads, _UPLOADS_AT_ONCE), _upload, made):
+        # The file of a shard is removed after its upload, or at the end.
+        closing: defaultdict[int, ExitStack] = defaultdict(lambda: files.enter_context(ExitStack()))
+        made = _made(samples, job, shard_bytes, closing)
+        for receipt in run_all(Runner(threads, _UPLOADS_AT_ONCE), partial(_upload, job, options), made):
             closing[receipt.shard].close()
             receipts[receipt.shard] = receipt
             on_shard(receipt)
@@ -67,30 +61,21 @@ def pack_iterable(
     return receipts
 
 
-def _opened(closing: dict[int, ExitStack], number: int) -> ExitStack:
-    """Closes the file of a shard after its upload, or at the end."""
-    return closing.setdefault(number, ExitStack())
-
-
 def _made(
-    samples: Iterable[Mapping[str, Any]],
-    job: Job,
-    shard_bytes: int,
-    options: Mapping[str, object],
-    opened: Callable[[int], ExitStack],
-) -> Iterator[_Upload]:
+    samples: Iterable[Mapping[str, Any]], job: Job, shard_bytes: int, closing: Mapping[int, ExitStack]
+) -> Iterator[Made]:
     numbered = enumerate(samples)
     number = 0
     following = next(numbered, None)
     while following is not None:
-        path = opened(number).enter_context(spooled(spool_folder(job), number))
+        path = closing[number].enter_context(spooled(spool_folder(job), number))
         with shard_writer(job, path) as writer:
             while following is not None and writer.filled < shard_bytes:
                 ordinal, sample = following
                 take_sample(writer, sample, ordinal)
                 following = next(numbered, None)
             made = Made(number, path, writer.finish(), writer.index)
-        yield _Upload(job, made, options)
+        yield made
         number += 1
 
 
@@ -105,13 +90,10 @@ def take_sample(writer: SampleTaker, sample: Mapping[str, Any], ordinal: int) ->
     add_sample(writer, sample, ordinal, f"sample {ordinal} of the iterable")
 
 
-def _upload(task: _Upload) -> Receipt:
-    return asyncio.run(_uploaded(task))
+def _upload(job: Job, options: Mapping[str, object], made: Made) -> Receipt:
+    async def uploaded() -> Receipt:
+        async with Destination(job.url, options) as destination:
+            there = await receipt_there(destination, job, made.number)
+            return there if there is not None and there.is_of(made.written) else await upload(destination, job, made)
 
-
-async def _uploaded(task: _Upload) -> Receipt:
-    async with Destination(task.job.url, task.options) as destination:
-        there = await receipt_there(destination, task.job, task.made.number)
-        if there is not None and there.is_of(task.made.written):
-            return there
-        return await upload(destination, task.job, task.made)
+    return asyncio.run(uploaded())

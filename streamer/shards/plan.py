@@ -56,10 +56,6 @@ class Plan(msgspec.Struct, frozen=True):
         edges = self.batch_first[first : stop + 1].tolist()
         return [self.ordinals[a:b] for a, b in pairwise(edges)]
 
-    def shard_samples(self, shard: int) -> int:
-        """Number of samples in a shard."""
-        return int(self.batch_first[self.shard_first[shard + 1]] - self.batch_first[self.shard_first[shard]])
-
 
 class RecodedBatch(msgspec.Struct, frozen=True):
     """Samples of blocks that are read and decoded together.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -49,20 +49,17 @@ class Read(NamedTuple):
     name: SampleName
 
 
-class ReadBatch(Protocol):
-    """The bytes of a batch; must be closed when its samples are no longer needed."""
+class ReadBatch(NamedTuple):
+    """The bytes of a batch.
 
-    @abstractmethod
-    def samples(self) -> Iterator[Read]:
-        """Yields its samples in order. Takes CPU: call it in a thread.
+    Attributes:
+        samples: yields its samples in order; takes CPU: call it in a thread. Raises RecodeError for a block that cannot
+            be decoded.
+        close: returns the memory; to be called when the samples are no longer needed.
+    """
 
-        Raises:
-            RecodeError: a block cannot be decoded.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Returns the memory."""
+    samples: Callable[[], Iterator[Read]]
+    close: Callable[[], None]
 
 
 class BatchReader:
@@ -88,63 +85,23 @@ class BatchReader:
         # One chunk after the other; the ranges of a chunk are read concurrently.
         with ExitStack() as opened:
             fetched = [opened.enter_context(await self._fetcher.fetch(chunk)) for chunk in batch.chunks]
-            return _Blocks(batch, fetched, opened.pop_all(), self._dataset, self._recoders)
+            samples = partial(self._block_samples, batch, fetched)
+            return ReadBatch(samples, opened.pop_all().close)
 
     async def _read_ranges(self, batch: Batch) -> ReadBatch:
         extents, places = reads_of(batch)
         length = sum(extent.length for extent in extents)
         if extents and split(extents[0].object.url).scheme == "file":
-            return _Ranges(batch, places, await _read_here(extents, length))
+            return ReadBatch(partial(_samples, batch, places, await _read_here(extents, length)), lambda: None)
         chunk = Chunk(-1, b"", tuple(extents), -1, len(places), fetch_bytes=length, local_bytes=length)
         fetched = await self._fetcher.fetch(chunk)
-        return _Ranges(batch, places, fetched.parts[0], fetched.close)
+        return ReadBatch(partial(_samples, batch, places, fetched.parts[0]), fetched.close)
 
-
-async def _read_here(extents: Sequence[Extent], length: int) -> memoryview:
-    """Reads files of this machine, a few concurrently, because they may be on a network mount."""
-    content = np.empty(length, np.uint8).data
-    edges = [0, *accumulate(extent.length for extent in extents)]
-    views = [content[start:stop] for start, stop in pairwise(edges)]
-    with plain_errors():
-        async with asyncio.TaskGroup() as group:
-            for first in range(_FILES_AT_ONCE):
-                some = slice(first, None, _FILES_AT_ONCE)
-                group.create_task(asyncio.to_thread(read_files, extents[some], views[some]))
-    return content
-
-
-class _Ranges(ReadBatch):
-    """A batch of samples that are ranges of objects."""
-
-    def __init__(
-        self, batch: Batch, places: list[int], content: memoryview, close: Callable[[], None] = lambda: None
-    ) -> None:
-        self._batch, self._places, self._content, self._close = batch, places, content, close
-
-    def samples(self) -> Iterator[Read]:
-        batch, content = self._batch, self._content
-        for i, (ordinal, place) in enumerate(zip(batch.ordinals, self._places, strict=True)):
-            piece = content[place : place + batch.stop[i] - batch.start[i]]
-            name = batch.names[i] if batch.names else SampleName()
-            yield Read(ordinal, batch.objects[batch.owner[i]].url, piece, name)
-
-    def close(self) -> None:
-        self._close()
-
-
-class _Blocks(ReadBatch):
-    """A batch of samples that are decoded together."""
-
-    def __init__(
-        self, batch: RecodedBatch, fetched: list[Fetched], opened: ExitStack, dataset: Dataset, recoders: Recoders
-    ) -> None:
-        self._batch, self._fetched, self._opened = batch, fetched, opened
-        self._dataset, self._recoders = dataset, recoders
-
-    def samples(self) -> Iterator[Read]:
-        recoded = [self._recoded(chunk, each) for chunk, each in zip(self._batch.chunks, self._fetched, strict=True)]
-        for ordinal, owner in zip(self._batch.ordinals, self._batch.owner, strict=True):
-            chunk, records = self._batch.chunks[owner], recoded[owner]
+    def _block_samples(self, batch: RecodedBatch, fetched: list[Fetched]) -> Iterator[Read]:
+        """Yields samples that are decoded together."""
+        recoded = [self._recoded(chunk, each) for chunk, each in zip(batch.chunks, fetched, strict=True)]
+        for ordinal, owner in zip(batch.ordinals, batch.owner, strict=True):
+            chunk, records = batch.chunks[owner], recoded[owner]
             start, stop = records.offsets[ordinal - chunk.first_sample :][:2].tolist()
             yield Read(ordinal, chunk.extents[0].object.url, records.content[start:stop], SampleName())
 
@@ -162,8 +119,26 @@ class _Blocks(ReadBatch):
         with fetched:
             return recode_here(self._recoders, job, chunk, fetched.parts[0])
 
-    def close(self) -> None:
-        self._opened.close()
+
+async def _read_here(extents: Sequence[Extent], length: int) -> memoryview:
+    """Reads files of this machine, a few concurrently, because they may be on a network mount."""
+    content = np.empty(length, np.uint8).data
+    edges = [0, *accumulate(extent.length for extent in extents)]
+    views = [content[start:stop] for start, stop in pairwise(edges)]
+    with plain_errors():
+        async with asyncio.TaskGroup() as group:
+            for first in range(_FILES_AT_ONCE):
+                some = slice(first, None, _FILES_AT_ONCE)
+                group.create_task(asyncio.to_thread(read_files, extents[some], views[some]))
+    return content
+
+
+def _samples(batch: Batch, places: list[int], content: memoryview) -> Iterator[Read]:
+    """Yields samples that are ranges of objects."""
+    for i, (ordinal, place) in enumerate(zip(batch.ordinals, places, strict=True)):
+        piece = content[place : place + batch.stop[i] - batch.start[i]]
+        name = batch.names[i] if batch.names else SampleName()
+        yield Read(ordinal, batch.objects[batch.owner[i]].url, piece, name)
 
 
 def reads_of(batch: Batch) -> tuple[list[Extent], list[int]]:

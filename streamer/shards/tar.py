@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from streamer.formats.checksum import crc32
-from streamer.formats.tar import BLOCK, padded
+from streamer.formats.tar import BLOCK
 
 _ZERO = bytes(BLOCK)
 _NAME_BYTES = 100
@@ -33,7 +32,7 @@ Content = bytes | memoryview
 
 
 class TarWriter:
-    """A tar of samples; `close` ends it.
+    """A tar of samples; context manager.
 
     Args:
         path: path of an existing file; it is overwritten.
@@ -55,9 +54,11 @@ class TarWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
         os.close(self._descriptor)
 
     def add(self, key: str, fields: Sequence[tuple[str, Content]]) -> None:
@@ -109,11 +110,6 @@ def headers(name: str, size: int) -> tuple[bytes, ...]:
     record = _pax_record(b"path", raw)
     extended = record + _ZERO[: -len(record) % BLOCK]
     return _header(b"PaxHeaders/sample", len(record), _PAX), extended, _header(raw[:_NAME_BYTES], size, _FILE)
-
-
-def sample_bytes(contents: Sequence[int]) -> int:
-    """Length of a sample with fields of these lengths, if its names are short."""
-    return sum(BLOCK + padded(length) for length in contents)
 
 
 def _header(name: bytes, size: int, kind: bytes) -> bytes:

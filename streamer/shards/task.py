@@ -22,8 +22,9 @@ from streamer.manifest.model import SampleName
 from streamer.shards.annotations import rules_here
 from streamer.shards.destination import Destination, agrees, files_of
 from streamer.shards.job import Job, Transform, transform_name
+from streamer.shards.outputs.base import SampleTaker
 from streamer.shards.outputs.columns import given_value
-from streamer.shards.outputs.writer import KindFinder, SampleTaker, field_value, shard_writer
+from streamer.shards.outputs.writer import KindFinder, field_value, shard_writer
 from streamer.shards.plan import Batch, RecodedBatch, key_of_file
 from streamer.shards.reading import BatchReader, Dataset, Read, ReadBatch
 from streamer.shards.receipts import Receipt, Written

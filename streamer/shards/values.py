@@ -22,21 +22,8 @@ KEY = "__key__"
 # Extensions of texts that are written under their own name; others get `.txt`.
 _TEXTS = frozenset(
     [
-        "txt",
-        "text",
-        "transcript",
-        "json",
-        "jsn",
-        "jsonl",
-        "csv",
-        "tsv",
-        "xml",
-        "html",
-        "md",
-        "cls",
-        "srt",
-        "vtt",
-        "yaml",
+        *("txt", "text", "transcript", "json", "jsn", "jsonl", "csv", "tsv", "xml", "html", "md", "cls"),
+        *("srt", "vtt", "yaml"),
     ]
 )
 _CLASS_NAMES = ("label", "cls")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamer.cache.folder import filesystem_type
 from streamer.cgroup import Cgroup, usable_cores, usable_memory_bytes
 from streamer.cli.doctor.finding import Finding
 from streamer.config import GiB, MiB, format_bytes
@@ -115,7 +116,7 @@ def _cache_folder(folder: Path) -> Iterator[Finding]:
         advice = "name a folder on a local disk: cache_dir=, --cache-dir or STREAMER_CACHE_DIR"
         yield Finding("problem", "cache", f"{folder}: {error.strerror}", advice)
         return
-    kind, free = filesystem_of(folder), found.f_frsize * found.f_bavail
+    kind, free = filesystem_type(folder) or "unknown", found.f_frsize * found.f_bavail
     fact = f"{folder}: {kind}, {format_bytes(free)} free of {format_bytes(found.f_frsize * found.f_blocks)}"
     if not os.access(folder, os.W_OK):
         yield Finding("problem", "cache", fact, f"user {os.getuid()} may not write there")
@@ -131,21 +132,6 @@ def _cache_folder(folder: Path) -> Iterator[Finding]:
         yield Finding("ok", "cache", fact)
     if found.f_files and found.f_favail < _INODES:
         yield Finding("warning", "inodes", f"{found.f_favail:,} free", "chunk files need one each; remove other files")
-
-
-def filesystem_of(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
-    """The type of the file system of a folder, "unknown" without /proc."""
-    path, kind, longest = os.path.realpath(folder), "unknown", -1
-    try:
-        lines = mounts.read_text().splitlines()
-    except OSError:
-        return kind
-    for line in lines:
-        _, mount, mounted, *_ = line.split()
-        mount = mount.replace("\\040", " ")
-        if (path == mount or path.startswith(mount.rstrip("/") + "/")) and len(mount) >= longest:
-            kind, longest = mounted, len(mount)
-    return kind
 
 
 def _engine(settings: ClientSettings) -> Finding:

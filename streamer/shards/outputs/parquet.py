@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError, PackError
 from streamer.formats.checksum import crc32
 from streamer.formats.names import BYTES, IMAGE
+from streamer.shards.outputs.base import ShardWriter
 from streamer.shards.outputs.columns import JSON, TEXT, Column, features_of, fitted, plain_values, stored_bytes
 from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.values import Sample
@@ -31,15 +30,13 @@ _MOST_BATCH_ROWS = 1024
 _MOST_SAMPLE_BYTES = 128 << 20
 
 
-class ParquetShard:
-    """A Parquet file of samples; see `writer.ShardWriter`.
+class ParquetShard(ShardWriter):
+    """A Parquet file of samples.
 
     Args:
         path: path of an existing file; it is overwritten.
         columns: the columns of all samples.
     """
-
-    index = b""
 
     def __init__(self, path: Path, columns: list[Column]) -> None:
         self._path, self._columns = path, columns
@@ -48,14 +45,9 @@ class ParquetShard:
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[list[object]] = []
         self._held_bytes = 0
-        self.filled = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Closes the file; idempotent."""
         # Otherwise it would write to a closed file when it is collected.
         if self._writer is not None and self._writer.is_open:
             self._writer.close()
@@ -82,9 +74,6 @@ class ParquetShard:
         self.filled += length
         if self._held_bytes >= _GROUP_BYTES:
             self._write_group()
-
-    def flush(self) -> None:
-        """Does nothing: rows are copied."""
 
     def finish(self) -> Written:
         """Writes the last row group, the index of the pages, and the footer."""

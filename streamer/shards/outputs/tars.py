@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from streamer.errors import PackError
+from streamer.shards.outputs.base import ShardWriter
 from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.tar import TarWriter
 from streamer.shards.values import Sample, files_of, key_of
 
 
-class TarShard:
-    """A tar of samples, each key once; see `writer.ShardWriter`."""
-
-    index = b""
+class TarShard(ShardWriter):
+    """A tar of samples, each key once."""
 
     def __init__(self, path: Path) -> None:
         self._tar = TarWriter(path)
         self._seen: dict[str, int] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._tar.__exit__(kind, error, trace)
-
-    @property
-    def filled(self) -> int:
-        """Bytes written so far."""
-        return self._tar.size
 
     def add(self, sample: Sample, ordinal: int) -> None:
         """Adds a sample as files; its contents must stay as they are until `flush`."""
@@ -40,6 +24,7 @@ class TarShard:
         if (before := self._seen.setdefault(key, ordinal)) != ordinal:
             raise PackError(f"its key {key!r} is that of sample {before} too; every sample of a shard needs its own")
         self._tar.add(key, files)
+        self.filled = self._tar.size
 
     def flush(self) -> None:
         """Writes the samples held in memory."""
@@ -48,6 +33,9 @@ class TarShard:
     def finish(self) -> Written:
         """Writes the end mark."""
         self._tar.finish()
-        return Written(
-            size=self._tar.size, blocks=packed_numbers(self._tar.blocks), sums=packed_numbers(self._tar.sums)
-        )
+        blocks, sums = packed_numbers(self._tar.blocks), packed_numbers(self._tar.sums)
+        return Written(size=self._tar.size, blocks=blocks, sums=sums)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._tar.close()

@@ -8,8 +8,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import numpy as np
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError, PackError
 from streamer.formats.checksum import crc32
 from streamer.formats.tokens.megatron import encode_index
+from streamer.shards.outputs.base import ShardWriter
 from streamer.shards.outputs.columns import FIRST_SAMPLES, JsonText, plain_values
 from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.values import KEY, Sample
@@ -63,8 +62,8 @@ class TokenField(msgspec.Struct, frozen=True, array_like=True):
         return numbers.astype(self.dtype)
 
 
-class TokenShard:
-    """A file of tokens and its index; see `writer.ShardWriter`.
+class TokenShard(ShardWriter):
+    """A file of tokens and its index.
 
     Args:
         path: path of an existing file; it is overwritten.
@@ -77,15 +76,9 @@ class TokenShard:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._pieces: list[tuple[int, int, int]] = []
-        self.filled = 0
-        self.index = b""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Closes the file; idempotent."""
         self._file.close()
 
     def add(self, sample: Sample, ordinal: int) -> None:
@@ -101,9 +94,6 @@ class TokenShard:
         self.filled += tokens.nbytes
         if self._held_bytes >= _PIECE_BYTES:
             self._write_piece()
-
-    def flush(self) -> None:
-        """Does nothing: tokens are copied."""
 
     def finish(self) -> Written:
         """Writes the rest, and makes the index.

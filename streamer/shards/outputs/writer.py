@@ -1,11 +1,9 @@
-"""Writers of shards, and the choice of a job's writer."""
+"""Chooses the writer of a job's shards."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -13,52 +11,11 @@ from streamer.errors import ConfigError
 from streamer.formats.base import Field
 from streamer.shards.job import Job
 from streamer.shards.outputs import columns, tokens
+from streamer.shards.outputs.base import SampleTaker, ShardWriter
 from streamer.shards.outputs.tars import TarShard
-from streamer.shards.receipts import Written
 from streamer.shards.values import Sample, value_of
 
 Output = Literal["tar", "parquet", "tokens"]
-
-
-class SampleTaker(Protocol):
-    """Accepts samples one after the other."""
-
-    @abstractmethod
-    def add(self, sample: Sample, ordinal: int) -> None:
-        """Takes a sample, whose bytes must not change until `flush`.
-
-        Args:
-            sample: values by field, and its "__key__" if it has one.
-            ordinal: its number in the source.
-
-        Raises:
-            PackError: it cannot be written.
-        """
-
-    @abstractmethod
-    def flush(self) -> None:
-        """Releases all bytes of the samples."""
-
-
-class ShardWriter(SampleTaker, AbstractContextManager["ShardWriter"], Protocol):
-    """Writes one file; the same samples give the same bytes."""
-
-    @abstractmethod
-    def __enter__(self) -> Self: ...
-
-    @property
-    @abstractmethod
-    def filled(self) -> int:
-        """Bytes written so far, before compression."""
-
-    @property
-    @abstractmethod
-    def index(self) -> bytes:
-        """The index file, after `finish`; b"" if there is none."""
-
-    @abstractmethod
-    def finish(self) -> Written:
-        """Writes the end of the file, and returns its pieces."""
 
 
 class KindFinder(SampleTaker):
@@ -78,9 +35,6 @@ class KindFinder(SampleTaker):
     def add(self, sample: Sample, ordinal: int) -> None:
         """Records the kinds of a sample."""
         self.kinds.append(self._kinds_of(columns.plain_values(sample)))
-
-    def flush(self) -> None:
-        """Does nothing: no bytes are kept."""
 
 
 def shard_writer(job: Job, path: Path) -> ShardWriter:

@@ -10,24 +10,26 @@ from pathlib import Path
 import pytest
 
 from streamer.cache import ram_fallback
-from streamer.cache.folder import Folder, open_folder
+from streamer.cache.folder import Folder, Permissions, open_folder
 from streamer.cache.ram_fallback import FALLBACK_BYTES, RamFallback
+
+CACHE = Folder(Path("/cache"), "a1b2", Permissions())
 
 
 def test_it_exists_only_while_it_is_needed(tmp_path: Path) -> None:
     """Named after the cache folder, private, bounded; a leftover of a killed engine is removed."""
-    fallback = RamFallback("a1b2", tmp_path)
+    fallback = RamFallback(CACHE, None, tmp_path)
     assert not fallback.path.exists()
-    folder = fallback.open(None)
-    assert fallback.open(None) is folder
+    folder = fallback.open()
+    assert fallback.open() is folder
     assert fallback.path.name.endswith("-a1b2")
     assert fallback.path.stat().st_mode & 0o777 == 0o700
     assert 0 < fallback.limit_bytes <= FALLBACK_BYTES
-    RamFallback("a1b2", tmp_path).remove()
+    RamFallback(CACHE, None, tmp_path).remove()
     assert list(tmp_path.iterdir()) == []
     fallback.remove()
     assert fallback.folder is None
-    assert RamFallback("a1b2", tmp_path / "none").limit_bytes == 0
+    assert RamFallback(CACHE, None, tmp_path / "none").limit_bytes == 0
 
 
 def test_two_threads_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,9 +45,9 @@ def test_two_threads_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return open_folder(path, group)
 
     monkeypatch.setattr(ram_fallback, "open_folder", slowly)
-    fallback = RamFallback("a1b2", tmp_path)
+    fallback = RamFallback(CACHE, None, tmp_path)
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(fallback.open, [None, None])
-    assert first is second
+        first, second = (pool.submit(fallback.open), pool.submit(fallback.open))
+    assert first.result() is second.result()
     assert len(opened) == 1
     fallback.remove()

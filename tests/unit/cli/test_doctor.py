@@ -8,32 +8,8 @@ from pathlib import Path
 import pytest
 
 from streamer.cli.doctor.libraries import extras, library_findings
-from streamer.cli.doctor.machine import filesystem_of
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import main
-
-MOUNTS = """\
-/dev/vda / ext4 rw 0 0
-tmpfs /dev/shm tmpfs rw 0 0
-server:/export /mnt/net nfs4 rw 0 0
-/dev/nvme0 /mnt/fast\\040disk xfs rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("folder", "kind"),
-    [
-        ("/data", "ext4"),
-        ("/dev/shm/x", "tmpfs"),
-        ("/mnt/net", "nfs4"),
-        ("/mnt/network", "ext4"),
-        ("/mnt/fast disk/a", "xfs"),
-    ],
-)
-def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path, folder: str, kind: str) -> None:
-    """A folder beside a mount with a longer name does not belong to it."""
-    (tmp_path / "mounts").write_text(MOUNTS)
-    assert filesystem_of(Path(folder), tmp_path / "mounts") == kind
 
 
 def test_extras_are_read_from_the_metadata() -> None:

@@ -5,9 +5,10 @@ import socket
 
 import pytest
 
+from streamer.cache.folder import group_id
 from streamer.config import CacheConfig, ServiceConfig
 from streamer.errors import ConfigError, EngineUnavailableError
-from streamer.service.admission import Admission, Credentials, group_id
+from streamer.service.admission import Admission, Credentials
 
 
 def admission(tmp_path, *, group=None, **service):
