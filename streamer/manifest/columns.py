@@ -44,6 +44,16 @@ class BinaryColumn(msgspec.Struct, frozen=True):
         return self.content[int(self.offsets[row]) : int(self.offsets[row + 1])].tobytes()
 
 
+def encoded(text: str) -> bytes:
+    """Encodes a name or a version; names of files need not be valid UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def decoded(raw: bytes) -> str:
+    """Decodes what `encoded` has made."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
 Column = NDArray[np.generic] | BinaryColumn
 Table = dict[str, Column]
 

@@ -101,7 +101,8 @@ class Selection:
         try:
             _write(folder / _name(manifest, digest), ordinals)
         except ManifestError as error:
-            if spare is None or not _read_only(error.__cause__):
+            # Mounted read-only, or another user's, as a sidecar's cache is for a trainer.
+            if spare is None or getattr(error.__cause__, "errno", None) not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
             folder = spare
             _write(folder / _name(manifest, digest), ordinals)
@@ -163,11 +164,6 @@ def _write(path: Path, ordinals: Int64Array) -> None:
         settle_file(place / path.name, path)
 
 
-def _read_only(cause: BaseException | None) -> bool:
-    """Whether a folder is mounted read-only, or another user's, as a sidecar's cache is for a trainer."""
-    return isinstance(cause, OSError) and cause.errno in {errno.EROFS, errno.EACCES, errno.EPERM}
-
-
 def _select(manifest: Manifest, where: Where) -> Int64Array:
     if where.indices is None:
         candidates = np.arange(manifest.samples, dtype=np.int64)
@@ -182,15 +178,12 @@ def _select(manifest: Manifest, where: Where) -> Int64Array:
     if not tests:
         return candidates
     blocks = range(0, len(candidates), _BLOCK_SAMPLES)
-    kept = [_fitting(candidates[start : start + _BLOCK_SAMPLES], tests) for start in blocks]
+    parts = (candidates[start : start + _BLOCK_SAMPLES] for start in blocks)
+    kept = [reduce(lambda left, test: left[test(left)], tests, part) for part in parts]
     return np.concatenate([np.empty(0, np.int64), *kept])
 
 
 _Test = Callable[[Int64Array], NDArray[np.bool_]]
-
-
-def _fitting(ordinals: Int64Array, tests: list[_Test]) -> Int64Array:
-    return reduce(lambda left, test: left[test(left)], tests, ordinals)
 
 
 def _tests(manifest: Manifest, where: Where) -> Iterable[_Test]:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import read_table
-from streamer.manifest.columns import BinaryColumn, Table
-from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Content, Root, Run, decode_root, file_name
+from streamer.manifest.columns import BinaryColumn, Table, decoded
+from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, Run, decode_root, file_name
 from streamer.manifest.mmap_file import map_file
 from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord, SampleName
 from streamer.unique import unique
@@ -40,11 +40,13 @@ class Manifest:
         chunk_bytes: size of the chunks that the samples were cut into.
         total_bytes: sum of the sizes of all objects.
         samples, chunks, objects: their numbers.
+        content: the content of root.json about the tables.
+        tables: the columns of each table, per part.
     """
 
     def __init__(self, path: Path, root: Root, tables: list[dict[str, Table]]) -> None:
         content = root.content
-        self._content, self._parts = content, tables
+        self.content, self.tables = content, tables
         self.path, self.digest, self.format = path, root.digest, content.format
         self.recoded = content.codec == Codec.RECORDS
         self.urls = tuple(root.urls)
@@ -89,32 +91,22 @@ class Manifest:
     @property
     def whole_objects(self) -> bool:
         """Whether every object is one sample, so that sample i is object i."""
-        return self._content.whole_objects
+        return self.content.whole_objects
 
     @property
     def digests(self) -> list[dict[str, str]]:
         """The digest that each table should have, per part."""
-        return [{name: run.digest for name, run in part.tables.items()} for part in self._content.parts]
-
-    @property
-    def tables(self) -> list[dict[str, Table]]:
-        """The columns of each table, per part."""
-        return self._parts
-
-    @property
-    def content(self) -> Content:
-        """The content of root.json about the tables."""
-        return self._content
+        return [{name: run.digest for name, run in part.tables.items()} for part in self.content.parts]
 
     @property
     def facts(self) -> Facts:
         """Facts about the whole dataset."""
-        return self._content.facts or Facts()
+        return self.content.facts or Facts()
 
     @property
     def parts(self) -> int:
         """Number of parts in which the tables are stored."""
-        return len(self._parts)
+        return len(self.tables)
 
     @cached_property
     def chunk_first(self) -> Int64Array:
@@ -150,12 +142,12 @@ class Manifest:
         """Class numbers by sample, -1 for none: int32, shape (n,); empty for containers."""
         if not self.whole_objects:
             return _frozen(np.empty(0, np.int32))
-        found = [_array(tables["samples"], "label") for tables in self._parts]
+        found = [_array(tables["samples"], "label") for tables in self.tables]
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found)).view(np.int32)
 
     def column(self, table: str, name: str) -> NDArray[np.generic]:
         """A numeric column of a table, over all parts."""
-        found = [_array(tables[table], name) for tables in self._parts]
+        found = [_array(tables[table], name) for tables in self.tables]
         return _frozen(found[0] if len(found) == 1 else np.concatenate(found))
 
     def chunk(self, index: int) -> Chunk:
@@ -167,7 +159,7 @@ class Manifest:
         if not 0 <= index < self.chunks:
             raise IndexError(f"chunk {index} of {self.chunks}")
         part = bisect_right(self._firsts["chunks"], index) - 1
-        table, row = self._parts[part]["chunks"], index - self._firsts["chunks"][part]
+        table, row = self.tables[part]["chunks"], index - self._firsts["chunks"][part]
         first = int(self.chunk_first[index])
         samples = int(self.chunk_first[index + 1]) - first
         return Chunk(
@@ -207,7 +199,9 @@ class Manifest:
             IndexError: an ordinal is outside of 0..n-1.
         """
         ordinals = np.asarray(ordinals, np.int64)
-        self._check(ordinals)
+        # As unsigned numbers, negative ones are the largest.
+        if len(ordinals) and np.maximum.reduce(ordinals.view(np.uint64)) >= self.samples:
+            raise IndexError(f"ordinals {ordinals.min()}..{ordinals.max()} of {self.samples} samples")
         first = self.chunk_first
         chunk = first.searchsorted(ordinals, "right") - 1
         if self.recoded:
@@ -226,8 +220,8 @@ class Manifest:
             return SampleName()
         part = bisect_right(self._firsts["samples"], ordinal) - 1
         row = ordinal - self._firsts["samples"][part]
-        label = int(_array(self._parts[part]["samples"], "label")[row])
-        return SampleName(_text(self._parts[part]["objects"], "key", row), label)
+        label = int(_array(self.tables[part]["samples"], "label")[row])
+        return SampleName(_text(self.tables[part]["objects"], "key", row), label)
 
     def object(self, index: int) -> ObjectRecord:
         """Object number `index`, 0..objects-1.
@@ -238,9 +232,9 @@ class Manifest:
         if not 0 <= index < self.objects:
             raise IndexError(f"object {index} of {self.objects}")
         part = bisect_right(self._firsts["objects"], index) - 1
-        table, row = self._parts[part]["objects"], index - self._firsts["objects"][part]
+        table, row = self.tables[part]["objects"], index - self._firsts["objects"][part]
         return ObjectRecord(
-            url=self._content.base + _text(table, "key", row),
+            url=self.content.base + _text(table, "key", row),
             size=int(_array(table, "size")[row]),
             version=_text(table, "version", row),
         )
@@ -267,10 +261,7 @@ class Manifest:
         return tuple(Extent(record, 0, record.size) for record in records if record.size)
 
     def _extents(self, part: int, row: int) -> tuple[Extent, ...]:
-        firsts, table = (
-            _array(self._parts[part]["chunks"], "first_extent"),
-            self._parts[part]["extents"],
-        )
+        firsts, table = _array(self.tables[part]["chunks"], "first_extent"), self.tables[part]["extents"]
         base = self._firsts["extents"][part]
         end = base + len(_array(table, "object"))
         stop = int(firsts[row + 1]) if row + 1 < len(firsts) else end
@@ -279,20 +270,15 @@ class Manifest:
         return tuple(Extent(self.object(int(numbers[r])), int(starts[r]), int(stops[r])) for r in rows)
 
     def _starts(self, ordinals: Int64Array) -> Int64Array:
-        if len(self._parts) == 1:
-            return _array(self._parts[0]["samples"], "start")[ordinals].astype(np.int64)
+        if len(self.tables) == 1:
+            return _array(self.tables[0]["samples"], "start")[ordinals].astype(np.int64)
         starts = np.empty(len(ordinals), np.int64)
         owner = np.searchsorted(self._firsts["samples"], ordinals, side="right") - 1
         for part in unique(owner):
             mine = owner == part
             rows = ordinals[mine] - self._firsts["samples"][part]
-            starts[mine] = _array(self._parts[part]["samples"], "start")[rows]
+            starts[mine] = _array(self.tables[part]["samples"], "start")[rows]
         return starts
-
-    def _check(self, ordinals: Int64Array) -> None:
-        # As unsigned numbers, negative ones are the largest.
-        if len(ordinals) and np.maximum.reduce(ordinals.view(np.uint64)) >= self.samples:
-            raise IndexError(f"ordinals {ordinals.min()}..{ordinals.max()} of {self.samples} samples")
 
 
 def _open_table(path: Path, root: Root, name: str, part: int) -> Table:
@@ -327,7 +313,7 @@ def _binary(table: Table, name: str) -> BinaryColumn:
 
 
 def _text(table: Table, name: str, row: int) -> str:
-    return _binary(table, name)[row].decode("utf-8", "surrogateescape")
+    return decoded(_binary(table, name)[row])
 
 
 def _frozen(values: NDArray[Scalar]) -> NDArray[Scalar]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.columns import BinaryColumn, Table, digest_of
+from streamer.manifest.columns import BinaryColumn, digest_of
 from streamer.manifest.layout import file_name
 from streamer.manifest.table import Manifest
 
@@ -51,62 +51,51 @@ def verify(manifest: Manifest) -> None:
 
 def _check_values(manifest: Manifest) -> None:
     """Checks that every range is within what it is a range of; 0.1 s per 10^7 samples."""
-    columns = _Columns(manifest.tables)
-    first, local_bytes = manifest.chunk_first, manifest.chunk_local_bytes
+    strings = [
+        column
+        for tables in manifest.tables
+        for table in tables.values()
+        for column in table.values()
+        if isinstance(column, BinaryColumn)
+    ]
+    first, local_bytes, sizes = manifest.chunk_first, manifest.chunk_local_bytes, _column(manifest, "objects", "size")
     rules = {
         "chunks begin at sample 0 and have samples": first[0] == 0 and (np.diff(first) > 0).all(),
-        "lengths are not negative": _not_negative(local_bytes, columns.of("objects", "size")),
-        "codecs are known": (columns.of("chunks", "codec") == manifest.content.codec).all(),
-        "byte strings are in order": all(map(_in_order, columns.strings())),
+        "lengths are not negative": all(_within(lengths, 0, 1 << 62) for lengths in (local_bytes, sizes)),
+        "codecs are known": (_column(manifest, "chunks", "codec") == manifest.content.codec).all(),
+        "byte strings are in order": all((np.diff(column.offsets) >= 0).all() for column in strings),
         "labels are classes": _within(manifest.labels, -1, len(manifest.classes)),
     }
     _require(manifest, rules)
     if not manifest.recoded:
-        _require(manifest, {"samples are inside their chunks": _samples_fit(manifest, columns.of("samples", "start"))})
+        starts = _column(manifest, "samples", "start")
+        _require(manifest, {"samples are inside their chunks": _samples_fit(manifest, starts)})
     if not manifest.whole_objects:
-        _require(manifest, _extent_rules(manifest, columns))
+        _require(manifest, _extent_rules(manifest))
     else:
-        total = np.add.reduceat(columns.of("objects", "size"), first[:-1])
-        _require(
-            manifest,
-            {
-                "chunks are as long as their objects": manifest.samples == manifest.objects
-                and (total == local_bytes).all()
-            },
-        )
+        total = np.add.reduceat(sizes, first[:-1])
+        are_whole = manifest.samples == manifest.objects and (total == local_bytes).all()
+        _require(manifest, {"chunks are as long as their objects": are_whole})
 
 
-class _Columns:
-    """Columns over all parts."""
-
-    def __init__(self, parts: list[dict[str, Table]]) -> None:
-        self._parts = parts
-
-    def of(self, table: str, name: str) -> Int64Array:
-        found = [part[table][name] for part in self._parts]
-        return np.concatenate([column for column in found if isinstance(column, np.ndarray)]).astype(
-            np.int64, copy=False
-        )
-
-    def strings(self) -> list[BinaryColumn]:
-        every = [column for part in self._parts for table in part.values() for column in table.values()]
-        return [column for column in every if isinstance(column, BinaryColumn)]
+def _column(manifest: Manifest, table: str, name: str) -> Int64Array:
+    return manifest.column(table, name).astype(np.int64, copy=False)
 
 
-def _extent_rules(manifest: Manifest, columns: _Columns) -> dict[str, bool | np.bool_]:
-    number, start, stop = (columns.of("extents", name) for name in ("object", "start", "stop"))
-    first = np.append(columns.of("chunks", "first_extent"), len(number))
+def _extent_rules(manifest: Manifest) -> dict[str, bool | np.bool_]:
+    number, start, stop = (_column(manifest, "extents", name) for name in ("object", "start", "stop"))
+    first = np.append(_column(manifest, "chunks", "first_extent"), len(number))
     in_order = first[0] == 0 and bool((np.diff(first) > 0).all())
     known = _within(number, 0, manifest.objects)
     if not (in_order and known):
         return {"chunks have extents": in_order, "extents name objects": known}
     total = np.add.reduceat(stop - start, first[:-1])
-    sizes = columns.of("objects", "size")
+    sizes = _column(manifest, "objects", "size")
     return {
         "extents are inside their objects": ((start >= 0) & (start < stop) & (stop <= sizes[number])).all(),
-        "chunks are as long as their extents": (total == columns.of("chunks", "fetch_bytes")).all(),
+        "chunks are as long as their extents": (total == _column(manifest, "chunks", "fetch_bytes")).all(),
         "unchanged chunks are as long as they were": manifest.recoded
-        or (manifest.chunk_local_bytes == columns.of("chunks", "fetch_bytes")).all(),
+        or (manifest.chunk_local_bytes == _column(manifest, "chunks", "fetch_bytes")).all(),
     }
 
 
@@ -120,16 +109,8 @@ def _samples_fit(manifest: Manifest, start: Int64Array) -> bool:
     return bool(ascend.all() and (start[first[:-1]] == 0).all() and (last <= manifest.chunk_local_bytes).all())
 
 
-def _in_order(column: BinaryColumn) -> bool:
-    return bool((np.diff(column.offsets) >= 0).all())
-
-
 def _within(values: NDArray[np.signedinteger], lower: int, upper: int) -> bool:
     return not len(values) or bool(values.min() >= lower and values.max() < upper)
-
-
-def _not_negative(*columns: Int64Array) -> bool:
-    return all(_within(column, 0, 1 << 62) for column in columns)
 
 
 def _require(manifest: Manifest, rules: dict[str, bool | np.bool_]) -> None:

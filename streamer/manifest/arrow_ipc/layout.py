@@ -65,7 +65,7 @@ def _layout(content: memoryview | bytes) -> BatchLayout:
     metadata, position = _metadata(content, 0)
     fields, body_bytes = _schema(metadata)
     metadata, body = _metadata(content, position + body_bytes)
-    rows, buffers = _Message(metadata).batch(body, len(content))
+    rows, buffers = _batch(metadata, body, len(content))
     return BatchLayout(rows, fields, buffers)
 
 
@@ -81,49 +81,41 @@ def _metadata(content: memoryview | bytes, position: int) -> tuple[bytes, int]:
 
 # The files of a table begin with the same schema: parsing it was half of the cost of opening a manifest (0.6 ms,
 # 2026-11-23), which a mix does for every member in every process.
-# 2026-11-23), which a mix does for every member in every process.
 @lru_cache(maxsize=16)
 def _schema(metadata: bytes) -> tuple[tuple[FieldLayout, ...], int]:
-    return _Message(metadata).schema()
+    """Returns the columns, and the length of the body."""
+    message = Table.root(memoryview(metadata))
+    body_bytes = message.number(3, "<q")
+    if message.number(1, "<B") != _SCHEMA:
+        raise _BrokenError("does not begin with a schema", 0)
+    if body_bytes < 0:
+        raise _BrokenError(f"has a schema with a body of {body_bytes} bytes at", 0)
+    return tuple(FieldLayout(field.text(0), _type_name(field)) for field in message.table(2).tables(1)), body_bytes
 
 
-class _Message:
-    """The metadata of a message."""
+def _batch(metadata: bytes, body: int, length: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Returns the number of rows and the byte ranges of the buffers.
 
-    def __init__(self, metadata: bytes) -> None:
-        message = Table.root(memoryview(metadata))
-        self._kind, self._header = message.number(1, "<B"), message.table(2)
-        self._body_bytes = message.number(3, "<q")
-
-    def schema(self) -> tuple[tuple[FieldLayout, ...], int]:
-        """The columns, and the length of the body."""
-        if self._kind != _SCHEMA:
-            raise _BrokenError("does not begin with a schema", 0)
-        if self._body_bytes < 0:
-            raise _BrokenError(f"has a schema with a body of {self._body_bytes} bytes at", 0)
-        fields = self._header.tables(1)
-        return tuple(FieldLayout(field.text(0), _type_name(field)) for field in fields), self._body_bytes
-
-    def batch(self, body: int, length: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """The number of rows and the byte ranges of the buffers.
-
-        Args:
-            body: start of the body in the file.
-            length: length of the file.
-        """
-        if self._kind != _RECORD_BATCH:
-            raise _BrokenError("has no record batch after the schema", body)
-        if not 0 <= self._body_bytes <= length - body:
-            raise _BrokenError(f"is cut off: a body of {self._body_bytes} bytes at", body)
-        rows = self._header.number(0, "<q")
-        if rows < 0 or self._header.has(3):
-            raise _BrokenError(f"has {rows} rows, or is compressed; batch at", body)
-        ranges = []
-        for i, (offset, size) in enumerate(self._header.structs(2, _BUFFER).tolist()):
-            if offset < 0 or size < 0 or offset + size > self._body_bytes:
-                raise _BrokenError(f"buffer {i} [{offset}, {offset + size}) is outside of its body at", body)
-            ranges.append((body + offset, body + offset + size))
-        return rows, tuple(ranges)
+    Args:
+        metadata: the message.
+        body: start of its body in the file.
+        length: length of the file.
+    """
+    message = Table.root(memoryview(metadata))
+    body_bytes, header = message.number(3, "<q"), message.table(2)
+    if message.number(1, "<B") != _RECORD_BATCH:
+        raise _BrokenError("has no record batch after the schema", body)
+    if not 0 <= body_bytes <= length - body:
+        raise _BrokenError(f"is cut off: a body of {body_bytes} bytes at", body)
+    rows = header.number(0, "<q")
+    if rows < 0 or header.has(3):
+        raise _BrokenError(f"has {rows} rows, or is compressed; batch at", body)
+    ranges = []
+    for i, (offset, size) in enumerate(header.structs(2, _BUFFER).tolist()):
+        if offset < 0 or size < 0 or offset + size > body_bytes:
+            raise _BrokenError(f"buffer {i} [{offset}, {offset + size}) is outside of its body at", body)
+        ranges.append((body + offset, body + offset + size))
+    return rows, tuple(ranges)
 
 
 def _type_name(field: Table) -> str:

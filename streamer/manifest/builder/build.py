@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -43,18 +43,11 @@ _DAMAGES_NAMED = 50
 MEMORY_BYTES = 256 << 20
 
 
-class Elsewhere(Protocol):
-    """Indexes containers in other processes."""
-
-    def __call__(
-        self, containers: Sequence[Container], indexer: Indexer
-    ) -> AsyncGenerator[tuple[int, Cut | list[Block] | ManifestError], None]:
-        """Yields the number of a container and what was found in it, or why it is damaged, in any order.
-
-        Raises:
-            StoreError: a store cannot be read.
-        """
-        ...
+# Indexes containers in other processes: yields the number of a container and its samples or blocks, or why it is
+# damaged, in any order. Raises StoreError if a store cannot be read.
+Elsewhere = Callable[
+    [Sequence[Container], Indexer], AsyncGenerator[tuple[int, Cut | list[Block] | ManifestError], None]
+]
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from streamer.manifest.blocks import Block
 from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.builder.index_log import Found, IndexLog
 from streamer.manifest.builder.survey import read_needs
+from streamer.manifest.columns import encoded
 from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
 from streamer.manifest.protocols import (
@@ -225,11 +226,10 @@ class _Windows:
             start = following.stop
 
     def _request(self, need: Need) -> None:
-        extent = Extent(self._record, need.start, need.stop)
-        self._coming[need] = self._tasks.create_task(self._read_exactly(extent))
+        async def read() -> bytes:
+            return await self._reader.read(Extent(self._record, need.start, need.stop))
 
-    async def _read_exactly(self, extent: Extent) -> bytes:
-        return await self._reader.read(extent)
+        self._coming[need] = self._tasks.create_task(read())
 
 
 class _ClosedChunks:
@@ -261,9 +261,9 @@ class _ClosedChunks:
             )
         self._open_sample += closed
         if edges:
-            self._drop_before(position)
+            self._held = [(base, window) for base, window in self._held if base + len(window) > position]
         # A chunk whose beginning is missing is not offered: a very large sample is fetched again later.
-        if self._held_bytes() > most_open_bytes(chunk_bytes) + WINDOW_BYTES:
+        if sum(len(window) for _, window in self._held) > most_open_bytes(chunk_bytes) + WINDOW_BYTES:
             self._held.clear()
 
     async def _offer(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
@@ -277,7 +277,7 @@ class _ClosedChunks:
 
     def _chunk(self, cut: Cut, ranges: NDArray[np.int64]) -> IndexedChunk:
         record, length = self._container.record, int(cut.chunk_bytes[0])
-        names = [(_bytes(record.url), _bytes(record.version))] * len(ranges)
+        names = [(encoded(record.url), encoded(record.version))] * len(ranges)
         return IndexedChunk(
             index=-1,
             key=chunk_key(self._container.format_name, names, ranges, cut.sample_start),
@@ -300,13 +300,3 @@ class _ClosedChunks:
             if position != stop:
                 return None
         return parts
-
-    def _held_bytes(self) -> int:
-        return sum(len(window) for _, window in self._held)
-
-    def _drop_before(self, position: int) -> None:
-        self._held = [(base, w) for base, w in self._held if base + len(w) > position]
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from streamer.errors import ManifestError
 from streamer.manifest.beside import is_beside
 from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.manifest.columns import decoded, encoded
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
 
@@ -59,11 +60,13 @@ class Listing(msgspec.Struct, frozen=True):
 
     def record(self, index: int) -> ObjectRecord:
         """Object number `index`."""
-        return ObjectRecord(self.base + _text(self.keys[index]), int(self.sizes[index]), _text(self.versions[index]))
+        return ObjectRecord(
+            self.base + decoded(self.keys[index]), int(self.sizes[index]), decoded(self.versions[index])
+        )
 
     def url(self, index: int) -> bytes:
         """The whole address of an object, UTF-8."""
-        return _bytes(self.base) + self.keys[index]
+        return encoded(self.base) + self.keys[index]
 
 
 class _Found(msgspec.Struct):
@@ -86,7 +89,7 @@ class _Found(msgspec.Struct):
         """The objects that are not at these places."""
         kept = set(places)
         return [
-            ObjectRecord(self.folder + key, int(self.sizes[i]), _text(self.versions[i]))
+            ObjectRecord(self.folder + key, int(self.sizes[i]), decoded(self.versions[i]))
             for i, key in enumerate(self.keys)
             if i not in kept
         ]
@@ -134,7 +137,7 @@ async def _list_one(url: str, lister: Lister) -> _Found:
     async for listed in lister.list(url):
         page = [record for record in listed if not is_beside(record.url, url)]
         names += [record.url for record in page]
-        versions += [_bytes(record.version) for record in page]
+        versions += [encoded(record.version) for record in page]
         sizes.extend(record.size for record in page)
     if not names:
         raise ManifestError(f"no objects below {url}; is the prefix right?", url=url)
@@ -199,7 +202,7 @@ def _accepted(part: _Found, chosen: Indexer) -> list[int]:
 
 def _join(urls: tuple[str, ...], parts: list[_Found]) -> Listing:
     base = _common_folder([part.folder for part in parts]) if parts else ""
-    keys = [_bytes(f"{part.folder[len(base) :]}{key}") for part in parts for key in part.keys]
+    keys = [encoded(f"{part.folder[len(base) :]}{key}") for part in parts for key in part.keys]
     _refuse_doubles(keys, base, len(parts))
     folders = (_class_name(key) for part in parts for key in part.keys)
     classes = tuple(sorted({name for name in folders if name}))
@@ -227,14 +230,6 @@ def _refuse_doubles(keys: list[bytes], base: str, parts: int) -> None:
     seen: set[bytes] = set()
     double = next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
     raise ManifestError(
-        f"{base}{_text(double)} is named by more than one of the {parts} urls; name every object once",
-        url=f"{base}{_text(double)}",
+        f"{base}{decoded(double)} is named by more than one of the {parts} urls; name every object once",
+        url=f"{base}{decoded(double)}",
     )
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")

@@ -21,7 +21,7 @@ from streamer.manifest.blocks import (
     recoded_chunk_key,
 )
 from streamer.manifest.builder.listing import Listing
-from streamer.manifest.columns import BinaryColumn, Table
+from streamer.manifest.columns import BinaryColumn, Table, encoded
 from streamer.manifest.layout import PART_SAMPLES
 from streamer.manifest.model import Codec, Facts
 from streamer.manifest.packing import Cut, chunk_key
@@ -247,7 +247,7 @@ class Contained(msgspec.Struct, frozen=True):
         ranges = []
         for number, members in chunks:
             for block in members:
-                owners = [numbers.get(_bytes(record.url), -1) for record in block.objects]
+                owners = [numbers.get(encoded(record.url), -1) for record in block.objects]
                 if -1 in owners:
                     raise ManifestError(
                         f"a block of format {self.indexer.name!r} has bytes of {block.objects[owners.index(-1)].url}, "
@@ -302,10 +302,6 @@ def _cut_keys(listing: Listing, number: int, cut: Cut, format_name: str) -> Iter
         mine = slice(extents[i], extents[i + 1])
         starts = cut.sample_start[samples[i] : samples[i + 1]]
         yield chunk_key(format_name, [name] * (mine.stop - mine.start), ranges[mine], starts)
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
 
 
 def _edges(counts: Sequence[int] | Int64Array) -> Int64Array:

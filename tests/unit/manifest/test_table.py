@@ -138,7 +138,7 @@ def test_a_pickled_manifest_opens_the_same_files(tar_manifest):
 
 def test_bytes_per_sample(tar_manifest, file_manifest):
     """At most 8 bytes per sample in tars, 120 per raw object: the tables that grow with the samples."""
-    tar_bytes = sum(part["samples"]["start"].nbytes for part in tar_manifest._parts)
+    tar_bytes = sum(part["samples"]["start"].nbytes for part in tar_manifest.tables)
     assert tar_bytes == 4 * tar_manifest.samples
     (part,) = file_manifest._parts
     columns = [*part["objects"].values(), *part["samples"].values()]
