@@ -39,11 +39,7 @@ class CatalogContents(msgspec.Struct):
 
 
 class Catalog:
-    """The catalog's folder. Lives on one thread (SQLite connections do); owned by `ChunkCache`.
-
-    Args:
-        directory: created if missing, with mode 0700.
-    """
+    """The catalog's folder. Lives on one thread (SQLite connections do); owned by `ChunkCache`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

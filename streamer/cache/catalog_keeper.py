@@ -22,11 +22,7 @@ T = TypeVar("T")
 
 
 class CatalogKeeper:
-    """Owned by one `ChunkCache`; lives on its loop.
-
-    Args:
-        count: where failures are counted.
-    """
+    """Owned by one `ChunkCache`; lives on its loop."""
 
     def __init__(self, count: Counters) -> None:
         self._count = count

@@ -52,9 +52,6 @@ MOST_RESTORES = 4
 class ChunkCache:
     """Owner of one cache folder; lives on one loop, inside its `async with`. File work runs in its own threads.
 
-    Args:
-        config: the folder, its limits and its layers.
-
     Attributes:
         root: the folder.
         folder, space: the opened folder and its bytes; set at the start.

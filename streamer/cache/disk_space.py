@@ -33,13 +33,6 @@ MOST_FREE_INODES = 1024
 class DiskSpace:
     """Owned by one `ChunkCache`; `reserve` runs on its loop, the rest may run in its threads.
 
-    Args:
-        path: the folder.
-        config: the limit of the whole folder (None: a share of the free space), and the free space left to other
-            programs.
-        charged_bytes: bytes of its chunk files at the start.
-        files: number of its chunk files at the start.
-
     Attributes:
         charged_bytes: bytes of chunk files, reserved ones included, as `table.charge` counts them.
         files: number of chunk files.
@@ -97,10 +90,6 @@ class DiskSpace:
 
         These are the hard limit, or, if less, the bytes in use plus those free above the floor (as of the last
         `measure`). While the disk refuses writes, the limit is the bytes of the present chunks.
-
-        Args:
-            memory_bytes: bytes of the chunks in the memory fallback.
-            memory_limit_bytes: limit of the memory fallback.
         """
         room = (self.charged_bytes if self.refused else self._disk_limit) - self.leftover_bytes
         most = self.most_bytes

@@ -15,11 +15,7 @@ REPEATED_SECONDS = 1.0
 
 
 class FolderGuard:
-    """Watches one opened folder. Owned by one `ChunkCache`.
-
-    Args:
-        folder: the opened folder.
-    """
+    """Watches one opened folder. Owned by one `ChunkCache`."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder

@@ -11,9 +11,6 @@ from streamer.cache.folder import Folder, chunk_files, open_layer
 class Layers:
     """Holds the layers of one cache, opened; the first one that has a chunk serves it.
 
-    Args:
-        paths: the folders, in order.
-
     Raises:
         CacheError: one cannot be read.
         CacheVersionError: one has another layout.

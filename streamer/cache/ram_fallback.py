@@ -77,13 +77,7 @@ class RamFallback:
         return self.folder.chunk_path(key) if self.folder is not None and key in self.chunks else None
 
     async def publish(self, chunk: ChunkBytes, length: int, pool: ThreadPoolExecutor, code: int) -> Published:
-        """Publishes a chunk that the disk refused.
-
-        Args:
-            chunk: the chunk to write.
-            length: length of its file in bytes.
-            pool: threads in which it is written.
-            code: error number with which the disk refused it.
+        """Publishes a chunk that the disk refused with this error number.
 
         Raises:
             CacheError: it does not fit here either.

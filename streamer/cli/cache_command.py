@@ -173,11 +173,7 @@ def _export(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 @contextlib.contextmanager
 def _unused(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
-    """Keeps engines out of the folder, which they lock, during the context.
-
-    Args:
-        folder: the cache.
-        exclusive: whether to keep out other commands of this kind, too.
+    """Keeps engines out of a folder, which they lock, and other such commands, too, if `exclusive`.
 
     Raises:
         CacheError: an engine uses it.

@@ -63,12 +63,7 @@ def engine_client(arguments: argparse.Namespace) -> EngineClient:
 
 
 def found(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings:
-    """The settings that reach an engine without starting one.
-
-    Args:
-        socket: socket of the engine, if named.
-        cache_dir: cache folder of the embedded engine, if named.
-        settings: settings of this process.
+    """Returns the settings that reach the named engine, or the only running one, without starting one.
 
     Raises:
         EngineUnavailableError: none is named, and none is found.

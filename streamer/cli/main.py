@@ -68,10 +68,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script.
-
-    Args:
-        argv: the arguments without the program's name; None: those of the process.
+    """Runs the command line; returns an `Exit` code. `argv` without the program's name; None: that of the process.
 
     Returns:
         An `Exit` code.

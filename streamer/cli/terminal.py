@@ -22,12 +22,7 @@ class Progress(Protocol):
 
 
 class Terminal:
-    """Standard output for results, standard error for progress and errors.
-
-    Args:
-        out: stream of the results.
-        err: stream of progress and errors.
-    """
+    """Standard output for results, standard error for progress and errors."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self.out = sys.stdout if out is None else out

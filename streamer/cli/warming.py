@@ -147,9 +147,6 @@ class Warming:
     """One session that reads every chunk of a plan once. Used by one thread.
 
     Args:
-        client: connection to the engine; stays open.
-        manifest: the dataset.
-        pace: the rate.
         target: folder to copy the chunks to while they are local; None: only make them local.
     """
 
@@ -164,9 +161,6 @@ class Warming:
 
     def run(self, report: Report) -> tuple[WarmPlan, Warmed]:
         """Makes all chunks local that the cache keeps (with a target: all chunks), slice by slice.
-
-        Args:
-            report: called with (bytes done, bytes).
 
         Raises:
             StreamerError: the store or the cache failed; CacheError: a chunk could not be copied.

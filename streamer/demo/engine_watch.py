@@ -22,9 +22,6 @@ class EngineWatch:
     """Reads the counters of the engine of a cache folder while the ranks use it.
 
     Counters of an engine that is killed are read just before, so that only the counts in between are lost.
-
-    Args:
-        settings: where the engine is. It is connected to only while the ranks keep it alive.
     """
 
     def __init__(self, settings: ClientSettings) -> None:

@@ -78,10 +78,6 @@ def save(measured: Measured, folder: Path) -> tuple[Path, Path]:
 def throughput(steps: Sequence[Step], window_seconds: float = WINDOW_SECONDS) -> tuple[list[float], list[float]]:
     """Computes the samples per second of all ranks over time.
 
-    Args:
-        steps: steps of all ranks.
-        window_seconds: time over which each value is the mean.
-
     Returns:
         Seconds since the first step, and the values.
     """

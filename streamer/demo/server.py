@@ -64,12 +64,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class MeteredStore:
-    """WSGI middleware: a link with a counter. Answers `COUNTS_PATH` itself.
-
-    Args:
-        application: the store.
-        link: its speed.
-    """
+    """WSGI middleware: a link with a counter. Answers `COUNTS_PATH` itself."""
 
     def __init__(self, application: WSGIApplication, link: Link) -> None:
         self._application = application
@@ -119,9 +114,6 @@ class MeteredStore:
 
 class DemoServer:
     """The server's process; ends with this object, or with the process that made it.
-
-    Args:
-        link: the simulated link.
 
     Raises:
         StreamerError: the server did not start.

@@ -35,11 +35,7 @@ class _Process(NamedTuple):
 
 
 class Processes(Executor):
-    """Runs each call in one of `count` processes, which start with their first call.
-
-    Args:
-        count: how many run at the same time.
-    """
+    """Runs each call in one of `count` processes, which start with their first call."""
 
     def __init__(self, count: int) -> None:
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()

@@ -59,9 +59,6 @@ class Manifest:
     def open(cls, path: Path) -> Self:
         """Maps a manifest folder. Checks only versions, lengths and layout; `validation.open_verified` reads it all.
 
-        Args:
-            path: the folder with root.json.
-
         Raises:
             ManifestError: there is no manifest.
             ManifestVersionError: it has another version.

@@ -63,13 +63,7 @@ class Limits:
 
 
 def limits(manifest: Manifest, setting: Setting, progress: Progress = lambda done, total: None) -> Limits:
-    """Searches both.
-
-    Args:
-        manifest: of the data.
-        setting: what does not change.
-        progress: called with simulations that are done, and their number.
-    """
+    """Searches both, given what does not change; reports the simulations that are done, and their number."""
     brief = replace(setting, job=replace(setting.job, epochs=_EPOCHS))
     done = 0
 

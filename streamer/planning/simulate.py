@@ -45,10 +45,6 @@ _SESSION = "node"
 def simulate(manifest: Manifest, setting: Setting) -> Plan:
     """Runs the job's epochs, from an empty cache on.
 
-    Args:
-        manifest: of the data.
-        setting: the job, its cache and its link.
-
     Raises:
         CacheFullError: the open chunks do not fit into the cache.
         ConfigError: the ranks cannot share a batch, or a number is not above 0.
@@ -208,12 +204,7 @@ class _Node:
 
 
 class _Ranks:
-    """The loaders and the training loop of a node's ranks, which are alike.
-
-    Args:
-        job: its numbers.
-        node: whose chunks they read.
-    """
+    """The loaders and the training loop of a node's ranks, which are alike."""
 
     def __init__(self, job: Job, node: _Node) -> None:
         self._job, self._node, self._batches = job, node, node.batches

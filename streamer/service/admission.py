@@ -55,7 +55,6 @@ class Admission:
     """Admits the service's own user, root, listed users and the cache's group; checks the token, if one is set.
 
     Args:
-        cache: configuration with the group.
         service: listed users and token file. The file is read here: once, at the start and at each reload.
 
     Raises:

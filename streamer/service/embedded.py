@@ -18,10 +18,6 @@ from streamer.service.startup_timing import StartupTiming
 def serve(ready_fd: int, timing: StartupTiming) -> int:
     """Runs the engine, and reports on a descriptor that it listens or why it does not.
 
-    Args:
-        ready_fd: descriptor for the line; closed afterwards.
-        timing: timing of the start so far.
-
     Returns:
         The exit status of an engine that did not start; if it did start, the process ends here.
     """

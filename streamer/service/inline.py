@@ -34,9 +34,6 @@ _END_SECONDS = 10.0
 class InlineEngine:
     """A thread with an event loop, from the start of an engine to its end.
 
-    Args:
-        config: complete, with a socket path.
-
     Attributes:
         path: path of its socket.
     """
@@ -111,9 +108,6 @@ _of_parents: list[InlineEngine] = []
 
 def start(settings: Mapping[str, object]) -> None:
     """Starts an engine, and returns when it listens.
-
-    Args:
-        settings: see `embedded.configuration`.
 
     Raises:
         StreamerError: the reason why it did not start.

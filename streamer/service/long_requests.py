@@ -43,14 +43,7 @@ class ClientRequests(msgspec.Struct):
 
 
 class LongRequests:
-    """Answers long requests for one engine. Lives on its loop.
-
-    Args:
-        engine: finds manifests and reads samples.
-        tasks: runs the answers.
-        limits: limits for all clients together.
-        fail: sends a client an error.
-    """
+    """Answers long requests for one engine. Lives on its loop."""
 
     def __init__(self, engine: Engine, tasks: asyncio.TaskGroup, limits: Limits, fail: Fail) -> None:
         self._fail = fail

@@ -76,9 +76,6 @@ class Server:
     """Answers clients for one engine. Lives on the engine's loop.
 
     Args:
-        config: socket, grace, who may connect.
-        engine: opened already.
-        tasks: runs long requests.
         leave: called once when there has been no connection for the grace time.
         limits: of all clients together; None: from the available memory and descriptors.
         warnings: the last ones of this process.

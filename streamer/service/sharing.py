@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 class CacheSharing:
-    """The peers of the job that uses an engine. Lives on its loop; imports nothing of peers before the first request.
-
-    Args:
-        engine: the engine whose cache is shared.
-        tasks: runs the peers.
-    """
+    """The peers of the job that uses an engine. Lives on its loop; imports nothing of peers before it is needed."""
 
     def __init__(self, engine: Engine, tasks: asyncio.TaskGroup) -> None:
         self._engine = engine

@@ -24,12 +24,7 @@ _FILES = (ROWS_NAME, HEAD_NAME)
 
 
 async def make_table(annotations: Annotations, options: Mapping[str, object], root: Path) -> JoinRules:
-    """Makes the table of a file of annotations.
-
-    Args:
-        annotations: which.
-        options: of its store.
-        root: the table is written to a folder below.
+    """Makes the table of a file of annotations, in a folder below `root`.
 
     Raises:
         ManifestError: it cannot be parsed; names it and the reason.

@@ -30,12 +30,7 @@ _READS_AT_ONCE = 16
 
 
 class Destination:
-    """The objects below a url; async context manager.
-
-    Args:
-        url: with a slash at its end.
-        options: of its store, as fsspec takes them.
-    """
+    """The objects below a url, which ends in a slash; async context manager."""
 
     def __init__(self, url: str, options: Mapping[str, object]) -> None:
         self.url = url

@@ -91,12 +91,6 @@ def compare_index(receipt: Receipt, record: ObjectRecord, content: bytes) -> Non
 async def manifest_of(destination: Destination, job: Job, receipts: Mapping[int, Receipt], folder: Path) -> Manifest:
     """The manifest of the shards, as an index of the destination would find it; for tars without reading them.
 
-    Args:
-        destination: folder of the shards.
-        job: their job.
-        receipts: the receipts of all shards.
-        folder: local folder that the manifest is written to.
-
     Raises:
         IntegrityError: there are other such files, or footers or index files have other numbers of samples.
         ObjectChangedError: a shard differs from its receipt, or is gone.

@@ -90,14 +90,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def make_plan(manifest: Manifest, order: Order, seed: int, shard_bytes: int, overhead: int = TAR_OVERHEAD) -> Plan:
-    """Plans the shards of a dataset.
-
-    Args:
-        manifest: of the dataset.
-        order: the manifest's order; by name (raw files); or shuffled.
-        seed: seed of the shuffle.
-        shard_bytes: approximate size of a shard.
-        overhead: bytes of a sample in a shard besides its own.
+    """Plans the shards of a dataset; `overhead` is the number of bytes of a sample in a shard besides its own.
 
     Raises:
         ConfigError: an invalid order or size.

@@ -63,12 +63,7 @@ class ReadBatch(NamedTuple):
 
 
 class BatchReader:
-    """Reads batches.
-
-    Args:
-        fetcher: fetcher of the source.
-        dataset: the dataset of the batches.
-    """
+    """Reads batches of a dataset."""
 
     def __init__(self, fetcher: Fetcher, dataset: Dataset) -> None:
         self._fetcher, self._dataset = fetcher, dataset

@@ -27,11 +27,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def spooled(folder: Path, number: int) -> Iterator[Path]:
-    """Creates an empty file; removes it afterwards unless it was moved.
-
-    Args:
-        folder: created if missing.
-        number: number of the shard.
+    """Creates an empty file for a shard in a folder, which is created if missing; removes it unless it was moved.
 
     Raises:
         PackError: the disk is full, or the folder cannot be written.

@@ -32,10 +32,7 @@ Content = bytes | memoryview
 
 
 class TarWriter:
-    """A tar of samples; context manager.
-
-    Args:
-        path: path of an existing file; it is overwritten.
+    """A tar of samples, which overwrites an existing file; context manager.
 
     Attributes:
         size: bytes so far.
@@ -63,10 +60,6 @@ class TarWriter:
 
     def add(self, key: str, fields: Sequence[tuple[str, Content]]) -> None:
         """Adds a sample. Its contents must not change until `flush`.
-
-        Args:
-            key: common beginning of its files' names.
-            fields: name and content of each.
 
         Raises:
             OSError: the file cannot be written.

@@ -234,13 +234,7 @@ def _called(transform: Transform, sample: dict[str, Any], where: str) -> Mapping
 
 
 def add_sample(writer: SampleTaker, sample: Mapping[str, Any] | None, ordinal: int, where: str) -> None:
-    """Adds one sample to a shard.
-
-    Args:
-        writer: writer of the shard.
-        sample: the sample; None: it is left out.
-        ordinal: its number.
-        where: description of the sample, for errors.
+    """Adds one sample to a shard, unless it is None; `where` describes it in errors.
 
     Raises:
         PackError: it cannot be written; names it.

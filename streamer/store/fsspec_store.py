@@ -50,13 +50,7 @@ _S3_CONFIG: Mapping[str, object] = {"max_pool_connections": 256, "retries": {"to
 
 
 class FsspecStore:
-    """One fsspec filesystem. Lives on one event loop; the filesystem is created at first use and never shared.
-
-    Args:
-        root: root of the urls that it serves, e.g. "s3://bucket".
-        protocol: fsspec's name of the filesystem.
-        options: fsspec's options; never shown.
-    """
+    """One fsspec filesystem. Lives on one event loop; the filesystem is made at first use, never shared."""
 
     def __init__(self, root: str, protocol: str, options: Mapping[str, object]) -> None:
         self._root = root
@@ -201,7 +195,6 @@ class FileCalls:
     """Awaitable calls of a filesystem: its coroutines as they are, sync methods in threads.
 
     Args:
-        filesystem: a filesystem of fsspec.
         is_of_host: whether its paths do not contain the host that its urls name.
     """
 

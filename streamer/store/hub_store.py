@@ -27,10 +27,7 @@ class HubStore(FsspecStore):
     """The Hub as FsspecStore lists it; its buckets, which have no commits, are read like any filesystem.
 
     Args:
-        root: "hf://datasets", or "hf://" and an owner.
-        protocol: "hf".
         options: options of HfFileSystem; a token there takes precedence over HF_TOKEN and the sign-in.
-        open_web: opens the store of a web server.
     """
 
     def __init__(

@@ -109,10 +109,7 @@ class Pattern(msgspec.Struct, frozen=True):
         return self.single or url in self.named
 
     def require(self, found: Iterable[str]) -> None:
-        """Checks that everything that braces name exists, since braces are short for a list of urls.
-
-        Args:
-            found: all urls that were listed and match.
+        """Checks that everything that braces name is among the listed urls, since braces are short for a list of urls.
 
         Raises:
             ObjectNotFoundError: objects that braces name are missing, or one of their globs matches nothing; names the

@@ -66,12 +66,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Places:
-    """The place of one root's bucket, as far as it is known; a store may report another one.
-
-    Args:
-        address: address of the root.
-        translation: its options.
-    """
+    """The place of one root's bucket, as far as it is known; a store may report another one."""
 
     def __init__(self, address: Address, translation: Translation) -> None:
         self._address = address

@@ -24,12 +24,6 @@ _NOISE_BYTES = 1 << 26
 def generate(workload: Workload, folder: Path, objects: int, progress: Progress = lambda done, total: None) -> None:
     """Writes the objects of a workload that are not in the folder yet, the same ones each time.
 
-    Args:
-        workload: the shapes.
-        folder: is made where it is missing.
-        objects: how many.
-        progress: called with the objects that are done, and all of them.
-
     Raises:
         ConfigError: parquet without pyarrow.
     """

@@ -33,11 +33,7 @@ def library_findings() -> Iterator[Finding]:
 
 
 def extras(required: list[str]) -> dict[str, list[str]]:
-    """The distributions of each extra, without extras that consist of others.
-
-    Args:
-        required: requirements with markers, from `importlib.metadata.requires`.
-    """
+    """Returns the distributions of each extra in requirements with markers, without extras that consist of others."""
     found: dict[str, list[str]] = defaultdict(list)
     for line in required:
         extra, name = _EXTRA.search(line), _NAME.match(line)

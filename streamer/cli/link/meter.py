@@ -80,12 +80,7 @@ class Way:
 
 
 def ranges(objects: Sequence[ObjectRecord], range_bytes: int) -> Iterator[tuple[ObjectRecord, int, int]]:
-    """Yields ranges of the objects without end; repeats none before all of them had their turn.
-
-    Args:
-        objects: the objects.
-        range_bytes: length of a range; an object's last one may be shorter.
-    """
+    """Yields ranges of the objects without end; each of them has its turn before one is repeated."""
     return itertools.cycle(
         (target, start, min(start + range_bytes, target.size))
         for target in objects

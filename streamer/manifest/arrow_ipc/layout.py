@@ -94,13 +94,7 @@ def _schema(metadata: bytes) -> tuple[tuple[FieldLayout, ...], int]:
 
 
 def _batch(metadata: bytes, body: int, length: int) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Returns the number of rows and the byte ranges of the buffers.
-
-    Args:
-        metadata: the message.
-        body: start of its body in the file.
-        length: length of the file.
-    """
+    """Returns rows and byte ranges of the buffers of a message whose body starts at `body` of the file."""
     message = Table.root(memoryview(metadata))
     body_bytes, header = message.number(3, "<q"), message.table(2)
     if message.number(1, "<B") != _RECORD_BATCH:

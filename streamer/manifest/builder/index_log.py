@@ -53,12 +53,7 @@ class Writing(msgspec.Struct):
 
 
 class IndexLog:
-    """The log of one container.
-
-    Args:
-        path: the file; it and its folder are created with the first record.
-        writing: shared by the logs of an index; None: its own.
-    """
+    """The log of one container; file and folder are created with the first record."""
 
     def __init__(self, path: Path, writing: Writing | None = None) -> None:
         self._path = path
@@ -101,12 +96,7 @@ class IndexLog:
 
 
 class IndexLogs:
-    """The logs of one index.
-
-    Args:
-        folder: their folder.
-        writes: whether they are written, too.
-    """
+    """The logs of one index."""
 
     def __init__(self, folder: Path, *, writes: bool = True) -> None:
         self._folder = folder

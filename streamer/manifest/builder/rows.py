@@ -167,10 +167,7 @@ class Contained(msgspec.Struct, frozen=True):
     chunk_bytes: int
 
     def rows(self, found: Sequence[Cut | list[Block]]) -> Rows:
-        """The rows of the dataset.
-
-        Args:
-            found: the cut samples or the blocks of each object.
+        """Returns the rows of the dataset from the cut samples or the blocks of each object.
 
         Raises:
             ManifestError: one object has blocks and another samples, or a block is too large.

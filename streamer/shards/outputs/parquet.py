@@ -31,12 +31,7 @@ _MOST_SAMPLE_BYTES = 128 << 20
 
 
 class ParquetShard(ShardWriter):
-    """A Parquet file of samples.
-
-    Args:
-        path: path of an existing file; it is overwritten.
-        columns: the columns of all samples.
-    """
+    """A Parquet file of samples."""
 
     def __init__(self, path: Path, columns: list[Column]) -> None:
         self._path, self._columns = path, columns

@@ -63,12 +63,7 @@ class TokenField(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenShard(ShardWriter):
-    """A file of tokens and its index.
-
-    Args:
-        path: path of an existing file; it is overwritten.
-        field: the field with the tokens.
-    """
+    """A file of tokens and its index."""
 
     def __init__(self, path: Path, field: TokenField) -> None:
         self._file, self._field = path.open("wb"), field

@@ -21,9 +21,6 @@ Output = Literal["tar", "parquet", "tokens"]
 class KindFinder(SampleTaker):
     """Finds the kinds of fields without writing.
 
-    Args:
-        output: the output whose kinds are found.
-
     Attributes:
         kinds: kinds by field, of each sample.
     """
@@ -38,12 +35,7 @@ class KindFinder(SampleTaker):
 
 
 def shard_writer(job: Job, path: Path) -> ShardWriter:
-    """Opens the writer of one shard.
-
-    Args:
-        job: job of the shard.
-        path: path of an existing file; it is overwritten.
-    """
+    """Opens the writer of one shard, which overwrites an existing file."""
     if job.output == "tar":
         return TarShard(path)
     if job.output == "tokens":

@@ -57,14 +57,7 @@ def ask(url: str, headers: Mapping[str, str], method: str = "GET") -> Answer:
 
 
 def failure(root: str, answer: Answer, hint: str = "", *, missing_is_busy: bool = False) -> StreamerError:
-    """Returns the error for a server that gave no credentials.
-
-    Args:
-        root: root of the urls to be read.
-        answer: the server's answer.
-        hint: what its silence means.
-        missing_is_busy: whether 404 asks for another try, too.
-    """
+    """Returns the error for a server that gave no credentials; `missing_is_busy`: whether 404 asks for another try."""
     if answer.status is None:
         silence = "its metadata server takes the connection and does not answer" + (f"; {hint}" if hint else "")
         why = silence if answer.is_connected else "no metadata server answers"

@@ -85,13 +85,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 def make_access(
     address: Address, translation: Translation, places: Places, issued: Issued[Keys | None] | None = None
 ) -> Access | None:
-    """Returns the access to a root; None if only obstore finds the credentials.
-
-    Args:
-        address: address of the root.
-        translation: its options.
-        places: its place, if it is a bucket.
-        issued: result of its ring; None: it has none.
+    """Returns the access to a root, given the result of its ring, if any; None if only obstore finds the credentials.
 
     Raises:
         ConfigError: the options do not make an address, a header is invalid in HTTP, or a CA file is unreadable.

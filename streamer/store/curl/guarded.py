@@ -27,12 +27,7 @@ from streamer.store.redirects import host_of
 
 
 class GuardedStore(CurlStore):
-    """A CurlStore that refuses addresses of this machine.
-
-    Args:
-        places: place of the bucket, or of the web server.
-        place: url to which the client's choice leads.
-    """
+    """A CurlStore that refuses addresses of this machine; `place` is the url to which the client's choice leads."""
 
     def __init__(
         self,

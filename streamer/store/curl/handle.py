@@ -31,11 +31,7 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class Handle:
-    """An easy handle of libcurl and the request that uses it.
-
-    Args:
-        access: access to the root.
-        addresses: addresses of its name in the form of CURLOPT_RESOLVE; none: libcurl resolves it.
+    """An easy handle of libcurl, and its request; `addresses` are in the form of CURLOPT_RESOLVE.
 
     Attributes:
         received: number of bytes of the body.
@@ -255,13 +251,7 @@ class Handle:
 
 
 class Whole(Handle):
-    """One request whose answer is kept: a head, a page of a list, or the end of an upload.
-
-    Args:
-        access: access to the root.
-        url: url for messages.
-        method: GET, HEAD or DELETE.
-    """
+    """One request whose answer is kept: a head, a page of a list, or the end of an upload."""
 
     __slots__ = ("headers", "method")
 

@@ -34,11 +34,7 @@ _CLOSE_SECONDS = 1.0
 
 
 class Multi:
-    """The transfers of one store and the connections they share. Lives on the event loop that creates it.
-
-    Args:
-        idle_connections: number of connections kept open for the next request.
-    """
+    """The transfers of one store and the connections they share. Lives on the event loop that creates it."""
 
     def __init__(self, idle_connections: int) -> None:
         self._loop = asyncio.get_running_loop()

@@ -25,11 +25,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Names:
-    """The addresses of one url's host. Lives on one event loop.
-
-    Args:
-        url: any url of the host.
-    """
+    """The addresses of one url's host. Lives on one event loop."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

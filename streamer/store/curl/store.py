@@ -50,16 +50,11 @@ _ELSEWHERE = (301, 307, 400)
 
 
 class CurlStore(ObstoreStore):
-    """One bucket or host. Lives on one event loop; its clients are made at first use.
+    """An ObstoreStore that reads, lists and asks by libcurl. Lives on one event loop.
 
     Args:
-        root: root of the urls that it serves, e.g. "s3://bucket".
-        make_client: builds the obstore client for everything but reads.
         make_access: finds addresses, headers and keys, given the result of the ring, if there is one; returns None if
             only obstore finds credentials, which then reads as well.
-        way: credentials and address, for messages.
-        ring: credentials that must be looked for; None: there are none, or the options have them.
-        places: place of the bucket; not used for a web server.
     """
 
     def __init__(
