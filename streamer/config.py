@@ -60,7 +60,7 @@ def format_bytes(count: float) -> str:
 
 
 def enough_bytes(count: int) -> str:
-    """As `format_bytes`, rounded up: a limit of what it says is not smaller than `count`."""
+    """Formats as `format_bytes`, rounded up, so that the result is not smaller than `count` as a limit."""
     unit = 1
     while count >= 1000 * unit and unit < 10**12:
         unit *= 1000
@@ -75,7 +75,7 @@ def counted(count: int, unit: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FetchConfig:
-    """How the fetcher uses the link. A file sets `FETCH_SETTINGS`; the others are fixed, and vary in tests only."""
+    """The settings of the fetcher. A file sets `FETCH_SETTINGS`; the others are fixed, and vary in tests only."""
 
     # What reads S3 and web servers. "auto" is libcurl on Linux: against obstore 3,798 to 2,250 samples/s of cold tars,
     # 725 to 1,221 MB of memory, 56 % of the engine's CPU per sample (2 cores, 2026-11-23). It runs on one core, up to
@@ -169,7 +169,7 @@ class DatasetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceConfig:
-    """How an engine behaves as a service of its own."""
+    """The settings of an engine as a service of its own."""
 
     # host:port of the page, /metrics, /healthz and /readyz; "": none.
     http: str = ""
@@ -225,7 +225,7 @@ class RankConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What the environment says; read once, here."""
+    """The variables of the environment; read once, here."""
 
     cache_dir: Path
     runtime_dir: Path

@@ -289,7 +289,7 @@ class ChunkCache:
         Args:
             write: returns when the file is there. It may take as long as a fetch.
             key: 16 bytes.
-            length: of the file to come.
+            length: length of the file to come, in bytes.
             dataset: the manifest's digest, for the catalog.
 
         Raises:

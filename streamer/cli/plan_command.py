@@ -45,7 +45,7 @@ _MEASURED_CONNECTIONS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     add_dataset(parser)
     parser.add_argument("--cache-bytes", type=size, required=True, metavar="SIZE", help="of each node")
     parser.add_argument("--batch-size", type=int, required=True, metavar="N", help="samples of a batch on one rank")
@@ -92,10 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Figures:
-    """Everything that a plan is about.
+    """The inputs and results of a plan.
 
     Attributes:
-        limits: None where they were not searched.
+        limits: None if they were not searched.
     """
 
     manifest: Manifest
@@ -105,7 +105,7 @@ class _Figures:
     limits: Limits | None
 
     def plain(self) -> dict[str, object]:
-        """For JSON."""
+        """Returns the figures as JSON values."""
         return {
             "dataset": self.manifest.digest,
             "setting": asdict(self.setting),
@@ -116,7 +116,7 @@ class _Figures:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Plans, and says what follows.
+    """Simulates the job and shows the figures.
 
     Raises:
         CacheFullError: the open chunks do not fit into the cache.
@@ -182,7 +182,7 @@ def _job(arguments: argparse.Namespace) -> Job:
 
 
 def _link(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal) -> Link:
-    """As given, or as it is from this machine."""
+    """Returns the link of the options, or measures it from this machine."""
     import uvloop
 
     from streamer.planning.model import Link
@@ -227,7 +227,7 @@ def _rate(text: str) -> int:
 
 
 def _rows(figures: _Figures) -> list[tuple[str, ...]]:
-    """A line for each epoch."""
+    """Returns a row for each epoch."""
     return [
         (
             "1, cold" if number == 1 else str(number),
@@ -243,7 +243,7 @@ def _rows(figures: _Figures) -> list[tuple[str, ...]]:
 
 
 def _assumptions(figures: _Figures) -> Iterator[str]:
-    """What is planned, and with which figures."""
+    """Describes the data, the job, and the figures that are assumed."""
     manifest, setting, job = figures.manifest, figures.setting, figures.setting.job
     world, link = job.nodes * job.ranks_per_node, setting.link
     yield (
@@ -286,7 +286,7 @@ def _bytes(needed: Needed, unit: str = "") -> str:
 
 
 def _save_plot(figures: _Figures, path: Path) -> None:
-    """Waiting over the size of the cache, and over the rate of the link."""
+    """Plots the waiting over the size of the cache, and over the rate of the link."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

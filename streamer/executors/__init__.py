@@ -1,4 +1,4 @@
-"""Who runs tasks: anything that is a `concurrent.futures.Executor`.
+"""Runs tasks by any `concurrent.futures.Executor`.
 
 processes.py   processes of this machine; worker.py: what they run
 on_ray.py      tasks of a Ray cluster (Dask brings an executor)

@@ -1,4 +1,4 @@
-"""Who runs the tasks, by name; runs them a few at a time, and those that fail for no reason of their own once more."""
+"""Finds executors by name; runs tasks a few at a time, and repeats those that fail by chance."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable
     """Yields the results as they come.
 
     Args:
-        runner: who runs them.
-        function: of one task; pure, so that it may be repeated.
-        tasks: taken as they are submitted.
+        runner: the executor.
+        function: runs one task; pure, so that it may be repeated.
+        tasks: the tasks, which are read as they are submitted.
 
     Raises:
         StreamerError: the first error of a task that does not help to repeat, or that came three times.
@@ -135,12 +135,12 @@ def run_all(runner: Runner, function: Callable[[Task], Outcome], tasks: Iterable
 async def run_growing(
     runner: Runner, function: Callable[[Task], Outcome], next_task: Callable[[], Task | None]
 ) -> AsyncGenerator[Outcome, None]:
-    """As `run_all`, on an event loop and for tasks of which results may bring more.
+    """Does the same as `run_all` on an event loop, for tasks whose results may bring more.
 
     Args:
-        runner: who runs them.
-        function: of one task.
-        next_task: called where one more may be submitted; None: there is none now. The end is when none runs either.
+        runner: the executor.
+        function: runs one task.
+        next_task: returns one more task, or None if there is none now. The end is when none runs either.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Queue[Future[Outcome]]()
 
@@ -155,7 +155,7 @@ async def run_growing(
 
 
 class _Tasks(Generic[Task, Outcome]):
-    """The tasks that run, and how often each was submitted; context manager, which gives up those that still run."""
+    """The running tasks, and how often each was submitted; context manager, which cancels those that still run."""
 
     def __init__(
         self,
@@ -177,13 +177,13 @@ class _Tasks(Generic[Task, Outcome]):
             future.cancel()
 
     def runs(self) -> bool:
-        """Submits as many as may be; whether any runs."""
+        """Submits tasks up to the limit; returns whether any runs."""
         while len(self._running) < self._runner.most_tasks and (task := self._next_task()) is not None:
             self._submit(task, 1)
         return bool(self._running)
 
     def outcome(self, future: Future[Outcome]) -> Iterator[Outcome]:
-        """The result of a future that has ended; none: its task is run again."""
+        """Yields the result of a future that has ended, or nothing if its task is run again."""
         task, tries = self._running.pop(future)
         error = future.exception()
         if error is None:
@@ -201,7 +201,7 @@ class _Tasks(Generic[Task, Outcome]):
 
 
 def _worth_repeating(error: BaseException) -> bool:
-    """Not what is wrong with the data, and not what only the user can mend."""
+    """Whether a repetition may help: not for wrong data, and not for errors that only the user can correct."""
     if isinstance(error, WorkerError):
         return not error.details.get("final")
     if isinstance(error, StoreError):

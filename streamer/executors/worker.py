@@ -1,4 +1,4 @@
-"""A process that runs tasks: what `processes.Processes` starts.
+"""The process that `processes.Processes` starts to run tasks.
 
 Calls come and results go over one connection; both are cloudpickle, from and to the process that started this one. The
 process ends with the connection.
@@ -48,7 +48,7 @@ def _listen(connection: Connection, coming: queue.SimpleQueue[Any]) -> None:
 
 
 def _result(call: tuple[Callable[..., object], tuple[object, ...]] | Exception) -> tuple[bool, object]:
-    """Whether it succeeded, and the result or the error."""
+    """Returns whether it succeeded, and the result or the error."""
     if isinstance(call, Exception):
         return False, WorkerError(f"a task cannot be read by its process: {type(call).__name__}: {call}", final=True)
     function, arguments = call

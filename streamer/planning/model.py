@@ -1,4 +1,4 @@
-"""What a plan is asked for, and what it says. Plain values."""
+"""The inputs and the results of a plan. Plain values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ WAITING_BOUND = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """From the store to one node.
+    """The link from the store to one node.
 
     Attributes:
-        bytes_per_second: of all connections together.
-        first_byte_seconds: of a request on an open connection.
-        connection_bytes_per_second: of one connection.
-        requests: that one node has in flight, at most.
+        bytes_per_second: rate of all connections together.
+        first_byte_seconds: time to the first byte of a request on an open connection.
+        connection_bytes_per_second: rate of one connection.
+        requests: most requests that one node has in flight.
     """
 
     bytes_per_second: float
@@ -30,9 +30,9 @@ class EngineCost:
     """CPU seconds that an engine takes for what it fetches: on its loop's core, or shared with fetch processes.
 
     Attributes:
-        byte_seconds: of whatever fetches and publishes, checksum and file included.
-        request_seconds: of the same for each request.
-        loop_byte_seconds: what a byte that a process fetches costs the loop.
+        byte_seconds: time for a byte that is fetched and published, checksum and file included.
+        request_seconds: the same for each request.
+        loop_byte_seconds: time of the loop for a byte that a process fetches.
         loop_request_seconds: the same for each request.
         fetch_processes: number of processes; 0: the loop fetches itself.
     """
@@ -57,16 +57,16 @@ class EngineCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the training does.
+    """The training job.
 
     Attributes:
         nodes, ranks_per_node: their product is the number of ranks, which step together.
         batch_size: samples of one rank's batch.
-        step_seconds: of the training step, data at hand.
-        workers: of each rank.
-        sample_seconds: that a worker takes to read, decode and transform one sample.
-        epochs: to simulate; the first one begins with an empty cache.
-        seed, shuffle: of the order.
+        step_seconds: duration of the training step without waiting.
+        workers: number of workers of each rank.
+        sample_seconds: time in which a worker reads, decodes and transforms one sample.
+        epochs: number of epochs; the first one begins with an empty cache.
+        seed, shuffle: see `StreamingDataset`.
     """
 
     nodes: int = 1
@@ -92,11 +92,11 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """What the store charges.
+    """The prices of the store in USD.
 
     Attributes:
-        per_gb: for 10^9 bytes that leave it; 0 within a region.
-        per_million_gets: S3 standard, us-east-1, 2025: 0.40 USD.
+        per_gb: price of 10^9 bytes that leave it; 0 within a region.
+        per_million_gets: price of 10^6 GETs; 0.40 for S3 standard, us-east-1, 2025.
     """
 
     per_gb: float = 0.0
@@ -108,10 +108,10 @@ class EpochPlan:
     """One epoch of all nodes.
 
     Attributes:
-        fetched_bytes, requests: from the store.
-        hit_share: of the needed bytes, those that were not fetched for this use.
-        seconds: of the epoch; of the first one, from the first batch on.
-        waiting_share: of them, waiting for data; without the first batch of the job.
+        fetched_bytes, requests: bytes and requests from the store.
+        hit_share: share of the needed bytes that were not fetched for this use.
+        seconds: duration; of the first epoch, from the first batch on.
+        waiting_share: share of this time spent waiting for data, except for the first batch of the job.
     """
 
     fetched_bytes: int
@@ -121,7 +121,7 @@ class EpochPlan:
     waiting_share: float
 
     def price(self, prices: Prices) -> float:
-        """What the store charges for it."""
+        """Returns the price in USD."""
         return self.fetched_bytes / 1e9 * prices.per_gb + self.requests / 1e6 * prices.per_million_gets
 
 
@@ -130,9 +130,9 @@ class Plan:
     """A simulated job.
 
     Attributes:
-        first_batch_seconds: from the start of the engine to the first batch on all ranks.
-        epochs: in order; the last one shows how the job goes on.
-        ahead_bytes, ahead_requests: fetched by the end of the last epoch for the one after it.
+        first_batch_seconds: time from the start of the engine to the first batch on all ranks.
+        epochs: the epochs in order; later ones are like the last one.
+        ahead_bytes, ahead_requests: bytes and requests by the end of the last epoch for the one after it.
     """
 
     first_batch_seconds: float

@@ -28,8 +28,8 @@ class Point:
     """One simulated value.
 
     Attributes:
-        value: of the cache in bytes, or of the link in bytes per second, of each node.
-        waiting_share: of the second epoch; 1.0 where the open chunks do not fit.
+        value: cache in bytes, or link in bytes per second, of each node.
+        waiting_share: waiting share of the second epoch; 1.0 if the open chunks do not fit.
     """
 
     value: float
@@ -37,7 +37,7 @@ class Point:
 
     @property
     def waits(self) -> bool:
-        """The data is what limits the training."""
+        """Whether the data limits the training."""
         return self.waiting_share > WAITING_BOUND
 
 
@@ -47,7 +47,7 @@ class Needed:
 
     Attributes:
         least: the smallest value without waiting; None: the job waits with the largest one, too.
-        points: that were simulated, by value.
+        points: the simulated values, in ascending order.
     """
 
     least: float | None
@@ -90,7 +90,7 @@ def limits(manifest: Manifest, setting: Setting, progress: Progress = lambda don
 
 
 def needed_bytes_per_second(manifest: Manifest, setting: Setting) -> float:
-    """What one node's training reads while it never waits, from cache and store together."""
+    """Returns the rate at which one node reads if it never waits, from cache and store together."""
     job = setting.job
     samples_per_second = job.ranks_per_node * job.batch_size / max(job.step_seconds, 1e-6)
     return samples_per_second * manifest.total_bytes / max(1, manifest.samples)
@@ -103,9 +103,9 @@ def smallest(
 
     Args:
         waiting: the share of waiting with a value; it falls as the value grows.
-        low: too small, or not of interest.
-        high: the largest one.
-        middle: of two values.
+        low: a value that is too small, or irrelevant.
+        high: the largest value.
+        middle: returns a value between two.
     """
     points = [Point(high, waiting(high))]
     if points[0].waits:

@@ -57,10 +57,10 @@ class _Node:
     """The cache of a node, with one session that reads what all its ranks read, and the link that fills it.
 
     Attributes:
-        batches: of an epoch.
-        progress: of the session.
-        fetched_bytes, requests: from the store, by the epoch that they were made for.
-        missed_bytes, needed_bytes: of the chunks' files, by the same.
+        batches: number of batches of an epoch.
+        progress: progress of the session.
+        fetched_bytes, requests: bytes and requests from the store, by the epoch that needs them.
+        missed_bytes, needed_bytes: bytes of the chunks' files, by epoch.
     """
 
     def __init__(self, manifest: Manifest, setting: Setting) -> None:
@@ -82,7 +82,7 @@ class _Node:
         self._open_session()
 
     def _open_session(self) -> None:
-        """With what the sessions of the ranks have open and look ahead together."""
+        """Opens one session with the open chunks and the look-ahead of all ranks."""
         engine, file_bytes = EngineConfig(cache=CacheConfig(directory=self._manifest.path)), self._dataset.file_bytes
         ahead = affordable_lookahead(engine.lookahead_bytes, self._policy.limit_bytes, self._dataset.total_bytes)
         sharers = max(len(self._ranks), min(self._world, 8))
@@ -95,11 +95,11 @@ class _Node:
         self._start_epoch(0)
 
     def next_arrival(self) -> float | None:
-        """When the next chunk on its way is here."""
+        """Returns when the next chunk in flight arrives."""
         return self._in_flight[0][0] if self._in_flight else None
 
     def schedule(self, now: float, done: int, want: int) -> None:
-        """As the engine's scheduler: releases what is read, opens what is local, fetches what is needed next."""
+        """Does what the engine's scheduler does: releases read chunks, opens local ones, fetches the next ones."""
         while want >= self.batches * (self._planned - 1 + _PLANNED_SHARE):
             self._extend()
         while self._in_flight and self._in_flight[0][0] <= now:
@@ -128,7 +128,7 @@ class _Node:
                 progress.ask_later(use)
 
     def _ask(self, use: Use, now: float) -> bool:
-        """Needs one chunk; False: no room now."""
+        """Asks for one chunk; returns False if there is no space now."""
         answer = self._policy.need(_SESSION, use.chunk, blocking=self.progress.is_blocking(use))
         if isinstance(answer, Hit):
             self.progress.arrived(use.chunk)
@@ -140,7 +140,7 @@ class _Node:
         return True
 
     def _fetch(self, use: Use, now: float) -> None:
-        """Requests share the link, so together they take what their bytes take.
+        """Fetches a chunk. Requests share the link, so together they take the time of their bytes.
 
         Unless their number is the limit, of the link's window or of the engine's cores.
         """
@@ -185,7 +185,7 @@ class _Node:
     # ------------------------------------------------------------ what the ranks read
 
     def _extend(self) -> None:
-        """The schedule of the next epoch, of all ranks."""
+        """Adds the schedule of the next epoch, of all ranks."""
         columns = zip(*(self._columns(rank, self._planned) for rank in self._ranks), strict=True)
         chunk, first, last = map(np.concatenate, columns)
         order = np.argsort(first, kind="stable")
@@ -215,7 +215,7 @@ class _Ranks:
         self._done = 0
 
     def run(self) -> Plan:
-        """All epochs."""
+        """Runs all epochs."""
         job, node, waited = self._job, self._node, [0.0] * self._job.epochs
         epoch_ends, end = [0.0] * job.epochs, 0.0
         for step in range(job.epochs * self._batches):
@@ -235,7 +235,7 @@ class _Ranks:
         )
 
     def _make(self, step: int) -> float:
-        """When a worker has made the batch of a step.
+        """Returns when a worker has made the batch of a step.
 
         It begins when it is idle, the chunks are here, and, as in the loader's window, at most `span` batches before
         the trainer and at most in the epoch after the trainer's.
@@ -258,7 +258,7 @@ class _Ranks:
         self._node.schedule(now, self._done, step + self._span)
 
     def _next_event(self, step: int) -> float:
-        """When the next chunk arrives, or the next batch at work is made."""
+        """Returns when the next chunk arrives, or the next batch is made."""
         events = [self._made_at[self._done]] if self._done < step else []
         if (arrival := self._node.next_arrival()) is not None:
             events.append(arrival)

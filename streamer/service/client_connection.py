@@ -25,22 +25,22 @@ _MOST_ERROR_LETTERS = 65536
 
 
 class ClientHandler(Protocol):
-    """A connection's view of the server."""
+    """The server, as its connections use it."""
 
     def greet(self, client: ClientConnection, hello: Hello) -> None:
-        """The first message."""
+        """Handles the first message."""
 
     def take(self, client: ClientConnection, request: Request) -> None:
-        """Any later message."""
+        """Handles any later message."""
 
     def lost(self, client: ClientConnection) -> None:
-        """The connection ended."""
+        """Handles the end of the connection."""
 
     def joined(self, client: ClientConnection) -> bool:
-        """A new connection; False: it is refused."""
+        """Registers a new connection; returns False to refuse it."""
 
     def dropped(self, client: ClientConnection, why: str) -> None:
-        """The connection is ended for what the client did: "protocol", "unread" or "silent"."""
+        """Counts a connection that is ended because of the client: "protocol", "unread" or "silent"."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -63,7 +63,7 @@ class ClientConnection(asyncio.Protocol):
         return f"ClientConnection({self.credentials or '?'})"
 
     def fileno(self) -> int:
-        """Of its socket; -1 when closed."""
+        """Returns the descriptor of its socket; -1 if it is closed."""
         connection = None if self._transport is None else self._transport.get_extra_info("socket")
         return -1 if connection is None else int(connection.fileno())
 

@@ -103,7 +103,7 @@ class Life:
         try:
             await self._run(self._config)
         except BaseExceptionGroup as group:
-            # What went wrong inside a task group comes out wrapped; the caller knows our errors, not groups of one.
+            # Errors inside a task group come out wrapped; the caller knows our errors, not groups of one.
             raise _only_error(group) from group
 
     def leave(self) -> None:
@@ -113,7 +113,7 @@ class Life:
         self._leave.set()
 
     def descriptors(self) -> list[int]:
-        """What a fork of this process must not keep open: the lock of the folder, the socket and its connections."""
+        """Returns descriptors that a fork must not keep open: the folder's lock, the socket, and its connections."""
         return [*self._held, *(self._server.descriptors() if self._server is not None else ())]
 
     def serves_others(self) -> bool:
@@ -238,7 +238,7 @@ class Life:
 
 
 def thread_count() -> int:
-    """How many threads read local files, wait for stores without an asynchronous client, and pack manifests.
+    """Returns the number of threads that read local files, wait for synchronous stores, and pack manifests.
 
     asyncio's own rule with the cores of the cgroup instead of the machine's: threads that run beyond the quota
     are paid for by the loop, which the kernel stops for the rest of the period (100 ms).
@@ -347,7 +347,7 @@ def _bind(path: Path, config: EngineConfig, on_exit: contextlib.ExitStack) -> tu
 
 
 def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
-    """A folder that is there already is left as its owner made it; a new one appears with its rights.
+    """Leaves an existing folder as its owner made it; makes a new one that appears with its rights.
 
     A trainer that waits for it takes a folder that it may not enter for a refusal, and waits no longer.
     """
@@ -366,7 +366,7 @@ def _make_socket_folder(folder: Path, config: EngineConfig) -> None:
 
 
 def _open_to(socket_path: Path, config: EngineConfig) -> None:
-    """The file's mode refuses other users before they connect; `Admission` checks every connection."""
+    """Sets the file's mode, which refuses other users before they connect; `Admission` checks every connection."""
     if config.cache.group is not None:
         os.chown(socket_path, -1, group_id(config.cache.group))
     mode = 0o660 if config.cache.group is not None else 0o600

@@ -73,7 +73,7 @@ class JobErrors:
 
         Args:
             job: its name; may be empty.
-            consumer: which of its readers; "" before it has a session.
+            consumer: name of its reader; "" before it has a session.
             error: type and text; may end the job.
         """
         key = (job, error)

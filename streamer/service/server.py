@@ -77,7 +77,7 @@ class Server:
 
     Args:
         leave: called once when there has been no connection for the grace time.
-        limits: of all clients together; None: from the available memory and descriptors.
+        limits: limits for all clients together; None: derived from the available memory and descriptors.
         warnings: the last ones of this process.
 
     Raises:
@@ -113,7 +113,7 @@ class Server:
         return f"Server(clients={len(self._clients)}, engine={self._engine!r})"
 
     def statistics(self) -> Values:
-        """The engine's, and those of the service: connections, refused and dropped ones, the process, warnings."""
+        """Returns the statistics of the engine and of the service: its connections, its process, its warnings."""
         return {**engine_statistics(self._engine), **self._own_statistics(self._engine.now())}
 
     def reload(self, config: EngineConfig) -> None:
@@ -126,17 +126,17 @@ class Server:
         self._config = config
 
     def pids(self) -> list[int]:
-        """The process at the other end of each connection; any thread."""
+        """Returns the pid at the other end of each connection; any thread."""
         return [state.pid for state in self._clients.copy().values()]
 
     def descriptors(self) -> list[int]:
-        """Of the connections; any thread."""
+        """Returns the descriptors of the connections; any thread."""
         return [number for client in self._clients.copy() if (number := client.fileno()) >= 0]
 
     # ------------------------------------------------------------ connections
 
     def joined(self, client: ClientConnection) -> bool:
-        """A new connection."""
+        """Registers a connection; returns False if there are too many."""
         self._count["connections"] += 1
         if len(self._clients) >= self._limits.clients:
             self._count["refused"] += 1
@@ -149,7 +149,7 @@ class Server:
         return True
 
     def lost(self, client: ClientConnection) -> None:
-        """A connection ended: its leases end with it."""
+        """Handles the end of a connection: its leases end with it."""
         state = self._clients.pop(client, _ClientState())
         for session in state.sessions.values():
             session.close()
@@ -158,7 +158,7 @@ class Server:
         self._watch_grace()
 
     def dropped(self, client: ClientConnection, why: str) -> None:
-        """A connection is being ended for what the client did."""
+        """Counts a connection that is ended because of the client."""
         self._count[f"dropped {why}"] += 1
 
     def greet(self, client: ClientConnection, hello: Hello) -> None:
@@ -201,7 +201,7 @@ class Server:
     # ------------------------------------------------------------ requests
 
     def take(self, client: ClientConnection, request: Request) -> None:
-        """One message of a greeted client."""
+        """Handles one message of a greeted client."""
         state = self._clients[client]
         match request:
             case OpenSession():
@@ -294,7 +294,7 @@ class Server:
             session.loader_report = report
 
     def _sessions_of(self, sender: ClientConnection, request: ReportFinding | ReportError) -> Iterator[EngineSession]:
-        """Those that a loader's report, over a connection of its own, is about: of the same user and name only."""
+        """Yields the sessions that a loader's report is about: those of the same user and name only."""
         user = sender.credentials and sender.credentials.uid
         consumer = (request.job, request.dataset, one_line(request.consumer))
         for client, state in self._clients.items():
@@ -349,7 +349,7 @@ class Server:
 
 
 def one_line(text: str) -> str:
-    """A client's text for the log: short, without control characters or line breaks."""
+    """Returns a client's text for the log: short, without control characters or line breaks."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_LETTERS])
 
 

@@ -1,4 +1,4 @@
-"""What is at the destination, and what is put there."""
+"""Reads and writes the objects at the destination of a pack."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Destination:
         await self.fetcher.__aexit__(kind, error, trace)
 
     async def records(self, name: str = "") -> dict[str, ObjectRecord]:
-        """The objects below a name, by name."""
+        """Returns the objects below a name, by name."""
         try:
             pages = await self.fetcher.list(self.url + name)
         except ObjectNotFoundError:
@@ -54,21 +54,21 @@ class Destination:
         return {record.url[len(self.url) :]: record for page in pages for record in page}
 
     async def receipts(self, names: Sequence[str], records: Mapping[str, ObjectRecord]) -> dict[int, Receipt]:
-        """The receipts of these names, as far as they are there, by shard."""
+        """Returns the receipts of these names that exist, by shard."""
         there = [records[name] for name in names if name in records]
         found = await bounded_map(self._receipt, there, _READS_AT_ONCE)
         return {receipt.shard: receipt for receipt in found if receipt is not None}
 
     async def put_receipt(self, job: Job, receipt: Receipt) -> None:
-        """Says that a shard is done."""
+        """Writes the receipt of a finished shard."""
         await self.fetcher.put(self.url + job.receipt_name(receipt.shard), encode_receipt(receipt))
 
     async def put_file(self, name: str, path: Path) -> ObjectRecord:
-        """Uploads a file of this machine."""
+        """Uploads a local file."""
         return await self.fetcher.put_file(self.url + name, path)
 
     async def claim(self, job: Job, records: Mapping[str, ObjectRecord]) -> None:
-        """Says which job writes here.
+        """Records which job writes here.
 
         Raises:
             ConfigError: objects of something else are there.
@@ -92,7 +92,7 @@ class Destination:
             await self.fetcher.put(f"{self.url}{job.folder}{DESCRIPTION_NAME}", text.encode())
 
     async def unfinished(self, job: Job) -> Sequence[Upload]:
-        """The uploads of shards that were begun and not finished: by packs that were killed, or by one that runs."""
+        """Returns unfinished uploads of shards: of packs that were killed, or of one that is running."""
         keeper = self.fetcher.parts_keeper(self.url)
         if keeper is None:
             return ()
@@ -105,7 +105,7 @@ class Destination:
             return ()
 
     async def abort(self, uploads: Sequence[Upload]) -> None:
-        """Removes the parts of uploads; what the store refuses is logged."""
+        """Removes the parts of uploads; logs refusals of the store."""
         keeper = self.fetcher.parts_keeper(self.url)
         if keeper is None:
             return
@@ -117,19 +117,19 @@ class Destination:
                 logger.warning("the parts of an unfinished upload stay: %s", error)
 
     async def put_manifest(self, manifest: Manifest) -> None:
-        """Puts the manifest beside the shards, its root last: what finds the root finds all of it."""
+        """Writes the manifest beside the shards, its root last: a reader that finds the root finds all of it."""
         for name, content in export_files(manifest):
             await self.fetcher.put(f"{self.url}{BESIDE}{name}", content)
 
     async def _receipt(self, record: ObjectRecord) -> Receipt | None:
-        """None: another pack of the same job is just writing it."""
+        """Reads a receipt; returns None if another pack of the same job is just writing it."""
         try:
             return decode_receipt(await self._read(record))
         except (ObjectChangedError, ObjectNotFoundError):
             return None
 
     async def _differences(self, job: Job, record: ObjectRecord | None) -> str:
-        """What another job was described with."""
+        """Describes the differences to another job."""
         other = {} if record is None else json.loads(await self._read(record))
         names = sorted(
             name for name in other.keys() | job.described.keys() if other.get(name) != job.described.get(name)
@@ -142,7 +142,7 @@ class Destination:
 
 
 def files_of(job: Job, receipt: Receipt) -> dict[str, tuple[int, str]]:
-    """Size and version of each file of a shard, by name."""
+    """Returns size and version of each file of a shard, by name."""
     files = {job.shard_name(receipt.shard): (receipt.size, receipt.version)}
     if receipt.index_size:
         files[job.index_name(receipt.shard)] = (receipt.index_size, receipt.index_version)
@@ -150,13 +150,13 @@ def files_of(job: Job, receipt: Receipt) -> dict[str, tuple[int, str]]:
 
 
 def agrees(job: Job, receipt: Receipt, records: Mapping[str, ObjectRecord]) -> bool:
-    """Whether the files of a shard are those that the receipt is about."""
+    """Whether the files of a shard have the sizes and versions of its receipt."""
     expected = files_of(job, receipt)
     return expected == {name: (records[name].size, records[name].version) for name in expected if name in records}
 
 
 def folder_url(url: str) -> str:
-    """The url of a folder, as listings spell it: a path of this machine, or scheme and key, with a slash at the end."""
+    """Returns the url of a folder as listings spell it: a local path, or scheme and key, with a slash at the end."""
     if split(url).scheme == "file":
         return f"{os.path.abspath(split(url).key).rstrip('/')}/"
     scheme, _, rest = url.partition("://")

@@ -1,4 +1,4 @@
-"""`streamer.pack`: any dataset, or what a program makes, as tars, Parquet or tokens with a manifest beside them."""
+"""`streamer.pack`: writes a dataset, or samples of a program, as tars, Parquet or tokens with their manifest."""
 
 from __future__ import annotations
 
@@ -58,36 +58,36 @@ def pack(
         source: urls of a dataset, in any format that is read; or an iterable of dicts. Of these, bytes are written as
             they are, texts as `name.txt`, an int named "label" or "cls" as `cls`, arrays as `name.npy`, all other
             values together as one `json`; "__key__" is the sample's name.
-        url: of the shards; empty before, or with an earlier run of the same pack.
-        transform: gets each sample as a dict of bytes with its "__key__", and returns a dict as above, or None to leave
+        url: url of the shards; empty before, or with an earlier run of the same pack.
+        transform: gets each sample as a dict of bytes with its "__key__"; returns a dict as above, or None to leave
             the sample out. Samples of class folders have a "label".
-        fields: those to write, as the source names them, or a mapping from their names to new ones; None: all.
+        fields: names of the fields to write, or a mapping from their names to new ones; None: all.
         annotations: the url of a file with labels, boxes or texts, which samples get as fields; with options:
             `Annotations`, as for `StreamingDataset`. None: the metadata.csv, .jsonl or .parquet beside the files.
         order: "manifest"; "name" (raw files only); or "shuffle": of raw files all at random, of others whole chunks,
             with the samples of those that are read together (128 MiB) mixed.
-        seed: of the shuffle.
-        shard_bytes: bytes of a shard, about; "512MB".
-        prefix: what the names of shards begin with.
-        storage_options: of the source, as fsspec takes them.
-        out_storage_options: of the destination; None: those of the source.
-        format: of the shards: "tar"; "parquet" (columns follow from the first 64 samples); or "tokens" (the one field
+        seed: seed of the shuffle.
+        shard_bytes: approximate size of a shard in bytes; "512MB".
+        prefix: beginning of the names of the shards.
+        storage_options: options of the source, as fsspec takes them.
+        out_storage_options: options of the destination; None: those of the source.
+        format: "tar"; "parquet" (columns follow from the first 64 samples); or "tokens" (the one field
             that is a list of integers, as Megatron's .bin and .idx). See docs/pack.md.
-        vocabulary: of tokens: how many there are. Below 65,500 they take 2 bytes, else 4; None: 4, or 2 where the
-            samples have arrays of such. Other numbers than those are an error.
-        source_format: of the source; "auto": by the names of its objects.
-        format_options: of the source's format.
-        extensions: of the raw files that are samples; None: in class folders the commonest, else all.
-        manifest: of the source, where it was indexed to; None: it is indexed.
+        vocabulary: number of different tokens. Below 65,500 they take 2 bytes, else 4; None: 4, or 2 if the
+            samples have arrays of 2 bytes. A token that is not below it is an error.
+        source_format: format of the source; "auto": by the names of its objects.
+        format_options: options of the source's format.
+        extensions: extensions of the raw files that are samples; None: in class folders the commonest, else all.
+        manifest: url of the source's manifest; None: the source is indexed.
         on: "processes" (one for each core), "processes:8", "dask:tcp://scheduler:8786", "ray:auto", or an executor. An
             iterable is written by this process.
         on_progress: called after each shard.
 
     Raises:
-        ConfigError: an option that cannot be, or a destination that holds something else.
-        PackError: a sample that cannot be written (it is named), or a full disk.
-        IntegrityError: the shards that are there are not those that were written.
-        ManifestError, DecodeError, RecodeError, StoreError: from the source or the destination.
+        ConfigError: an option is invalid, or the destination holds something else.
+        PackError: a sample cannot be written (it is named), or the disk is full.
+        IntegrityError: existing shards differ from those that were written.
+        ManifestError, DecodeError, RecodeError, StoreError: the source or the destination failed.
     """
     size = parse_bytes(shard_bytes, "shard_bytes")
     out_options = dict((storage_options if out_storage_options is None else out_storage_options) or {})
@@ -141,12 +141,12 @@ def _pack_samples(
     left = waited(claim(job, options))
     follower = Follower(None, {}, callbacks.on_progress)
     receipts = pack_iterable(samples, job, shard_bytes, options, follower.done)
-    # What another run of the same program has written has other versions, where these are times.
+    # Shards of another run of the same program have other versions, if these are times.
     return settled(job, options, receipts, lambda there: receipts | there, left)
 
 
 def _urls(source: object) -> tuple[str, ...] | None:
-    """The urls of a dataset, files of this machine by their whole paths; None: it is an iterable of samples."""
+    """Returns the urls of a dataset, local files by their whole paths; None for an iterable of samples."""
     if isinstance(source, str | os.PathLike):
         return (absolute(os.fspath(source)),)
     if isinstance(source, list | tuple) and source and all(isinstance(item, str | os.PathLike) for item in source):
@@ -157,7 +157,7 @@ def _urls(source: object) -> tuple[str, ...] | None:
 def _described(
     samples: Iterable[Mapping[str, Any]], output: Output, vocabulary: int | None
 ) -> tuple[Iterable[Mapping[str, Any]], dict[str, Any]]:
-    """All samples, and what the first ones say of their shards."""
+    """Returns all samples, and the description of their shards that follows from the first ones."""
     if output == "tar":
         return samples, {}
     coming = iter(samples)

@@ -1,4 +1,4 @@
-"""A pack of a dataset: prepared, then run."""
+"""Prepares a pack of a dataset, then runs it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from streamer.store.urls import shown
 
 
 class Writing(msgspec.Struct, frozen=True):
-    """What is to be written of a source; see `pack`."""
+    """The arguments of `pack` about the destination."""
 
     url: str
     prefix: str
@@ -47,7 +47,7 @@ class Writing(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A pack of a dataset before anything is written: `run` does it."""
+    """A pack of a dataset before anything is written; `run` writes it."""
 
     manifest: Manifest
     plan: Plan
@@ -55,7 +55,7 @@ class Prepared(msgspec.Struct, frozen=True):
     recipe: Recipe
 
     def task(self, number: int) -> ShardTask:
-        """The task of one shard."""
+        """Returns the task of one shard."""
         batches = [batch_of(self.manifest, ordinals) for ordinals in self.plan.batches(number)]
         return ShardTask(self.job, self.recipe, number, batches)
 
@@ -99,7 +99,7 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
 
 
 def _with_fields(prepared: Prepared, writing: Writing, runner: Runner) -> Prepared:
-    """Columns, or the field of tokens, follow from the first samples: for all shards, and for another run as well."""
+    """Adds the columns, or the field of tokens, that follow from the first samples."""
     manifest, job = prepared.manifest, prepared.job
     described = {**job.described, "output": writing.output}
     ordinals = prepared.plan.ordinals[:FIRST_SAMPLES]
@@ -116,7 +116,7 @@ def _with_fields(prepared: Prepared, writing: Writing, runner: Runner) -> Prepar
 
 
 def _joined(manifest: Manifest, source: Source, writing: Writing, folder: Path) -> JoinRules | None:
-    """The annotations of the source, compared with its samples as far as their keys are known."""
+    """Returns the annotations of the source, after a comparison with the known keys of its samples."""
     given = annotations_of(manifest, writing.annotations, source.urls)
     if given is None:
         return None
@@ -126,13 +126,13 @@ def _joined(manifest: Manifest, source: Source, writing: Writing, folder: Path) 
 
 
 def _known_kinds(facts: Facts, fields: dict[str, str] | None) -> dict[str, str]:
-    """What the source says of its fields, by their new names."""
+    """Returns the kinds of fields that the source names, by their new names."""
     kinds = {spec.name: spec.kind for spec in facts.fields}
     return known_kinds(kinds if fields is None else {new: kinds.get(old, "") for old, new in fields.items()})
 
 
 def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
-    """Writes what is planned and not there yet, then the manifest.
+    """Writes the planned shards that are missing, then the manifest.
 
     Raises:
         PackError, IntegrityError, DecodeError, StoreError: as `pack`.
@@ -155,7 +155,7 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
 
 
 def _refuse_same_place(urls: Sequence[str], url: str) -> None:
-    """Shards among the files that they are made of would be packed the next time.
+    """Refuses shards among their source files, which the next pack would read.
 
     Raises:
         ConfigError: one is within the other.

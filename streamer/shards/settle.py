@@ -1,4 +1,4 @@
-"""From shards to a finished pack: the manifest of what is there, also where another pack of the same job writes."""
+"""Finishes a pack: writes the manifest of its shards, even if another pack of the same job is writing."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Packed:
-    """What a pack has written.
+    """The result of a pack.
 
     Attributes:
-        url: of the shards; the manifest is below it, in `.streamer/`.
-        digest: of the manifest, the one that `streamer index` of the url finds.
-        shards, samples: how many.
-        bytes: of the shards.
+        url: url of the shards; the manifest is below it, in `.streamer/`.
+        digest: digest of the manifest, the one that `streamer index` of the url finds.
+        shards, samples: their numbers.
+        bytes: bytes of the shards.
     """
 
     url: str
@@ -49,16 +49,16 @@ def settled(
     write: Callable[[dict[int, Receipt]], dict[int, Receipt]],
     left: Sequence[Upload],
 ) -> Packed:
-    """Writes the manifest of what is there; looks again where another pack of the same job writes, too.
+    """Writes the manifest of the shards; repeats it if another pack of the same job changes them.
 
-    At the end it removes what killed packs have left.
+    At the end it removes unfinished uploads of killed packs.
 
     Args:
-        job: whose shards they are.
-        options: of the store.
-        receipts: of all shards.
-        write: given the receipts of shards that are there, writes the others; returns those of all.
-        left: from `claim`.
+        job: job of the shards.
+        options: options of the store.
+        receipts: receipts of all shards.
+        write: given the receipts of finished shards, writes the others; returns the receipts of all.
+        left: unfinished uploads, from `claim`.
     """
     for _ in range(_ROUNDS):
         try:
@@ -74,7 +74,7 @@ def settled(
 
 
 def waited(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine; in a notebook, whose loop runs already, from a thread."""
+    """Returns the result of a coroutine; in a notebook, whose loop runs already, from a thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -84,7 +84,7 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def claim(job: Job, options: Mapping[str, object]) -> Sequence[Upload]:
-    """Says which job writes at its destination, see `Destination.claim`; first sweeps after killed packs.
+    """Records which job writes at its destination, see `Destination.claim`; first removes files of killed packs.
 
     Returns:
         Uploads of shards that others have begun and not finished.
@@ -96,7 +96,7 @@ async def claim(job: Job, options: Mapping[str, object]) -> Sequence[Upload]:
 
 
 async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> dict[int, Receipt]:
-    """The receipts of the shards that are done."""
+    """Returns the receipts of the finished shards."""
     async with Destination(job.url, options) as destination:
         records = await destination.records()
         receipts = await destination.receipts([job.receipt_name(number) for number in range(shards)], records)
@@ -109,7 +109,7 @@ async def _finish(
     """Checks the shards and writes their manifest.
 
     Raises:
-        PackError: there is no sample in them.
+        PackError: they have no samples.
         ObjectChangedError: a shard is not, or no longer, the one of its receipt.
     """
     if not any(receipt.samples for receipt in receipts.values()):

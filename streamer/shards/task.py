@@ -34,7 +34,7 @@ from streamer.store.urls import shown
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """How samples are read and changed, for all tasks of a job.
+    """The way in which all tasks of a job read and change samples.
 
     Attributes:
         dataset: facts about the source.

@@ -147,8 +147,8 @@ class Upload(msgspec.Struct, frozen=True):
     """An upload in parts that was begun and not finished: the store keeps its parts, and no listing has them.
 
     Attributes:
-        url: of the object that it would be.
-        id: by which the store knows it.
+        url: url of the object that it would become.
+        id: the store's id of it.
     """
 
     url: str
@@ -160,7 +160,7 @@ class PartsKeeper(Protocol):
     """A store that keeps the parts of unfinished uploads until they are removed."""
 
     async def unfinished(self, prefix: str) -> Sequence[Upload]:
-        """The uploads to urls with this prefix.
+        """Returns the uploads to urls with this prefix.
 
         Raises:
             AccessDeniedError, StoreError: the store refuses to tell.

@@ -223,7 +223,7 @@ def refused_by_issuer(url: str, what: str, advice: str = _ISSUER_ADVICE, *, soon
     Args:
         url: the requested url.
         what: the issuer's answer.
-        advice: what the user should do.
+        advice: advice to the user.
         soon: whether it may give some soon.
     """
     text = f"{shown(url)}: the issuer of the credentials refuses: {what}; {advice}"

@@ -1,4 +1,4 @@
-"""What a service without [[datasets]], whose clients choose urls and options, refuses: its own machine. Pure.
+"""Refuses this machine's own addresses in a service without [[datasets]], whose clients choose the urls. Pure.
 
 A client of such a service acts with the service's rights. Without this rule it could read the service's files,
 including mounted secrets, and through loopback and link-local addresses reach other containers of its pod and the

@@ -74,7 +74,7 @@ def _choices(inside: str, whole: str) -> list[str]:
 
 
 class Pattern(msgspec.Struct, frozen=True):
-    """What to list for a url, and which objects to keep.
+    """The folder to list for a url, and the objects to keep.
 
     Attributes:
         folder: the deepest folder that contains everything, ending in "/" (or the root).

@@ -13,11 +13,11 @@ from streamer.store.urls import Address
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """How requests to a root are made.
+    """The way in which requests to a root are made.
 
     Attributes:
-        credentials: what signs the requests.
-        endpoint: where they go, and which setting says so.
+        credentials: description of the credentials that sign the requests.
+        endpoint: address, and the setting that names it.
         fixed: whether the credentials stay the same as long as this process lives.
         sizes_only: whether objects are pinned by their size.
     """

@@ -1,4 +1,4 @@
-"""Splits urls into scheme, root (what one client serves) and key."""
+"""Splits urls into scheme, root (the part that one client serves) and key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Address(msgspec.Struct, frozen=True):
 
     Attributes:
         scheme: "s3", "https", ...; "file" for a bare path.
-        root: what one client serves: "s3://bucket", "https://host:port", "file://".
+        root: the part that one client serves: "s3://bucket", "https://host:port", "file://".
         key: the rest without a leading slash, as the store knows it; an absolute path for "file".
     """
 

@@ -34,16 +34,16 @@ _UNDECODED = dict.fromkeys((*PICTURES, "bin", "image", "npy", "npz"), ArrayDecod
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all accelerators of a run do.
+    """The settings of all accelerators of a run.
 
     Attributes:
-        url, manifest, storage_options: of the data.
-        cache_dir, cache_bytes: of the engine, which the first accelerator starts; None: it chooses its limit.
-        batch_size, step_seconds: of one accelerator.
-        stacks: all samples have the same shape, so that those of a batch are one array.
-        workers, worker_type: of each loader.
-        seconds: how long to measure, at least, after the first step.
-        accelerators: how many.
+        url, manifest, storage_options: the dataset.
+        cache_dir, cache_bytes: cache of the engine, which the first accelerator starts; None: it chooses its limit.
+        batch_size, step_seconds: batch and duration of a step of one accelerator.
+        stacks: whether all samples have the same shape, so that those of a batch are one array.
+        workers, worker_type: workers of each loader.
+        seconds: minimum duration of the measurement, after the first step.
+        accelerators: number of accelerators.
     """
 
     url: str
@@ -62,11 +62,11 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Fed:
-    """What one accelerator has measured, from the end of its first step on: steps in so many seconds, waiting included.
+    """The measurement of one accelerator from the end of its first step on: steps, and seconds including waits.
 
     Attributes:
-        samples, received_bytes: of its batches.
-        bottleneck: the stall report's headline.
+        samples, received_bytes: samples and bytes of its batches.
+        bottleneck: headline of its stall report.
     """
 
     steps: int
@@ -81,9 +81,9 @@ class Trial:
     """A number of accelerators, measured together.
 
     Attributes:
-        utilisation: computing / total, over all of them; 0 where one failed.
-        lowest: that of the slowest one.
-        bottleneck: of the slowest one: the stall report's headline, or the error that ended the run.
+        utilisation: computing / total, over all of them; 0 if one failed.
+        lowest: utilisation of the slowest one.
+        bottleneck: headline of the stall report of the slowest one, or the error that ended the run.
     """
 
     accelerators: int
@@ -117,7 +117,7 @@ def attempt(job: Job) -> Trial:
 
 
 def joined(fed: list[Fed], step_seconds: float) -> Trial:
-    """The trial of accelerators that all ended well."""
+    """Combines the measurements of accelerators that all succeeded."""
     slowest = min(fed, key=lambda one: one.steps / one.seconds)
     return Trial(
         accelerators=len(fed),
@@ -130,7 +130,7 @@ def joined(fed: list[Fed], step_seconds: float) -> Trial:
 
 
 def has_one_shape(job: Job) -> bool:
-    """A few samples have the same fields, each with one shape: batches can be stacked."""
+    """Whether a few samples have the same fields and shapes, so that batches can be stacked."""
     with closing(_dataset(job)) as dataset:
         places = {dataset.samples * part // _LOOKED_AT for part in range(_LOOKED_AT)}
         return len({_shapes(dataset[place]) for place in places}) == 1
@@ -143,7 +143,7 @@ def _shapes(sample: object) -> tuple[tuple[str, object], ...]:
 
 @contextmanager
 def _started(process: BaseProcess) -> Iterator[None]:
-    """The process; it is ended with the context."""
+    """Runs a process; ends it with the context."""
     process.start()
     try:
         yield
@@ -154,7 +154,7 @@ def _started(process: BaseProcess) -> Iterator[None]:
 
 
 def _received(end: Connection) -> Fed | str:
-    """What a process has sent: its figures, or the text of an error."""
+    """Returns the message of a process: its figures, or the text of an error."""
     try:
         result: Fed | str = end.recv()
     except EOFError:
@@ -239,7 +239,7 @@ def _steps(loader: StreamingDataLoader, job: Job) -> Fed:
 
 
 def _bytes_of(item: object) -> int:
-    """Of the arrays in a batch: a stacked one, or a list of samples."""
+    """Returns the bytes of the arrays in a batch: a stacked one, or a list of samples."""
     if isinstance(item, Mapping):
         return sum(map(_bytes_of, item.values()))
     if isinstance(item, list):

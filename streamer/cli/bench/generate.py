@@ -50,14 +50,14 @@ def _sizes(workload: Workload, objects: int) -> npt.NDArray[np.int64]:
 
 
 class _Noise:
-    """Bytes that no store and no disk can compress, at the price of a copy."""
+    """Bytes that no store and no disk can compress, at the cost of a copy."""
 
     def __init__(self) -> None:
         self._bytes = np.random.default_rng(17).bytes(_NOISE_BYTES)
         self._at = 0
 
     def take(self, length: int) -> bytes:
-        """The next bytes; never the same run twice within a terabyte."""
+        """Returns the next bytes, which repeat only after a terabyte."""
         self._at = (self._at + 4093) % _NOISE_BYTES
         begun = self._bytes[self._at : self._at + length]
         whole, rest = divmod(length - len(begun), _NOISE_BYTES)
@@ -65,18 +65,18 @@ class _Noise:
 
 
 def _write_jpeg(path: Path, sizes: list[int], noise: _Noise) -> None:
-    """The size of a picture, and its first bytes; nothing decodes it."""
+    """Writes a file with the size and the first bytes of a picture; nothing decodes it."""
     path.write_bytes(b"\xff\xd8\xff" + noise.take(sizes[0] - 3))
 
 
 def _write_npz(path: Path, sizes: list[int], noise: _Noise) -> None:
-    """A volume "x" of uint8 and a label "y", not compressed."""
+    """Writes a volume "x" of uint8 and a label "y", not compressed."""
     with path.open("wb") as file:
         np.savez(file, x=np.frombuffer(noise.take(sizes[0]), np.uint8), y=np.zeros(1, np.int64))
 
 
 def _write_tfrecord(path: Path, sizes: list[int], noise: _Noise) -> None:
-    """Records of tf.train.Example with the features "image" and "size".
+    """Writes records of tf.train.Example with the features "image" and "size".
 
     The checksums of the payloads are zero: the reader does not read them, and to make them needs one more library.
     """
@@ -96,12 +96,12 @@ def _example(image: bytes) -> bytes:
 
 
 def field(number: int, value: bytes) -> bytes:
-    """A field of a protobuf message that has a length."""
+    """Encodes a field of a protobuf message that has a length."""
     return bytes([number << 3 | 2]) + varint(len(value)) + value
 
 
 def varint(value: int) -> bytes:
-    """A number as protobuf writes it."""
+    """Encodes a number as protobuf does."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -110,7 +110,7 @@ def varint(value: int) -> bytes:
 
 
 def _write_parquet(path: Path, sizes: list[int], noise: _Noise) -> None:
-    """Rows of lists of float32, neither compressed nor encoded."""
+    """Writes rows of lists of float32, neither compressed nor encoded."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

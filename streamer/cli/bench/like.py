@@ -42,7 +42,7 @@ _LEAVING_SECONDS = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of --like."""
+    """Adds the options of --like."""
     group = parser.add_argument_group("emulated accelerators", _ABOUT)
     group.add_argument(
         "--like",
@@ -87,7 +87,7 @@ class Found:
 
     @property
     def stopped(self) -> Trial | None:
-        """The smallest number above `fed` that was tried."""
+        """The trial of the smallest number above `fed` that was tried."""
         above = [trial for trial in self.trials if trial.accelerators > self.fed]
         return min(above, key=lambda trial: trial.accelerators, default=None)
 
@@ -116,10 +116,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def next_count(fed: Mapping[int, bool], most: int) -> int | None:
-    """The next number of accelerators to try: doubled until one is not fed, then halved between the two.
+    """Returns the next number of accelerators to try: doubled until one is not fed, then halved between the two.
 
     Args:
-        fed: numbers that were tried, and whether all of so many were fed.
+        fed: whether all were fed, by the numbers that were tried.
         most: the largest number to try.
 
     Returns:
@@ -133,7 +133,7 @@ def next_count(fed: Mapping[int, bool], most: int) -> int | None:
 
 
 def _measured(phase: str, whole: Job, chosen: Workload, arguments: argparse.Namespace, terminal: Terminal) -> Found:
-    """All runs of one phase; each cold one has a cache folder of its own."""
+    """Makes all runs of one phase; each cold one has a cache folder of its own."""
     from streamer.cli.bench.accelerators import attempt
 
     trials: list[Trial] = []
@@ -155,7 +155,7 @@ def _measured(phase: str, whole: Job, chosen: Workload, arguments: argparse.Name
 def _prepared(
     chosen: Workload, url: str, caches: Path, arguments: argparse.Namespace, terminal: Terminal
 ) -> dict[str, Job]:
-    """Finds what the data has and, for warm runs, makes it local; the job of each phase, for one accelerator."""
+    """Indexes the data and, for warm runs, makes it local; returns the job of each phase, for one accelerator."""
     from streamer.cli.bench.accelerators import Job, has_one_shape
     from streamer.cli.warming import Pace, Warming
     from streamer.client.engine_client import EngineClient
@@ -192,14 +192,14 @@ def _prepared(
 
 
 def _settings(cache_dir: Path) -> ClientSettings:
-    """An engine of this command's own, also where the environment names one."""
+    """Returns the settings of an engine of this command's own, even if the environment names another one."""
     from streamer.client.settings import ClientSettings
 
     return replace(ClientSettings.from_environment(), engine=None, cache_dir=cache_dir)
 
 
 def _remove(cache_dir: Path) -> None:
-    """Removes a cache when its engine has left; a running one would make it again."""
+    """Removes a cache after its engine has ended; a running one would make it again."""
     socket, latest = _settings(cache_dir).socket_path, time.monotonic() + _LEAVING_SECONDS
     while socket.exists() and time.monotonic() < latest:
         time.sleep(0.1)
@@ -208,7 +208,7 @@ def _remove(cache_dir: Path) -> None:
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """A folder for generated data; a temporary one unless it is named."""
+    """Yields a folder for generated data; a temporary one unless it is named."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep.absolute()
@@ -219,7 +219,7 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _caches(place: Path) -> Iterator[Path]:
-    """A folder for caches; "warm" is one of them."""
+    """Yields a folder for caches, one of which is "warm"."""
     folder = Path(tempfile.mkdtemp(prefix="caches-", dir=place))
     try:
         yield folder
@@ -229,7 +229,7 @@ def _caches(place: Path) -> Iterator[Path]:
 
 
 def _generated(chosen: Workload, place: Path, objects: int | None, terminal: Terminal) -> str:
-    """The url of generated data."""
+    """Generates data; returns its url."""
     from streamer.cli.bench.generate import generate
 
     count = objects or chosen.objects
@@ -252,7 +252,7 @@ def _row(found: Found, trial: Trial, chosen: Workload) -> tuple[str, ...]:
 
 
 def _sentence(found: Found, chosen: Workload) -> str:
-    """How many are fed, what they read, and what stopped the next one."""
+    """Describes how many are fed, the rate at which they read, and the bottleneck of the next number."""
     fed = f"{found.phase}: {counted(found.fed, 'accelerators')} fed at {chosen.bar:.0%} or more"
     if found.fed:
         fed += f", {format_bytes(found.fed * chosen.needed_bytes_per_second)}/s"

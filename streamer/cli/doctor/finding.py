@@ -12,10 +12,10 @@ class Finding(NamedTuple):
     """One line of the report.
 
     Attributes:
-        state: how serious it is.
-        subject: what was checked, in a word or two.
+        state: severity.
+        subject: subject of the check, in a word or two.
         fact: the result, with numbers; never a secret.
-        advice: what to do; "" if nothing.
+        advice: advice to the user; "" if there is none.
     """
 
     state: State

@@ -50,7 +50,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Adds the options."""
     parser.add_argument("urls", nargs="+", metavar="SRC", help="a prefix, an object, or a pattern")
     parser.add_argument("--out", required=True, metavar="DST", help="url or folder of the shards; empty before")
     parser.add_argument(
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
-    """Packs, or says what would be packed."""
+    """Packs, or shows what would be packed."""
     from streamer.executors.runner import runner
     from streamer.shards.prepared import prepare
     from streamer.shards.prepared import run as pack
@@ -165,7 +165,7 @@ def _writing(arguments: argparse.Namespace) -> Writing:
 
 
 def _fields(text: str) -> dict[str, str]:
-    """jpg,label=cls: from the names in the source to those in the shards."""
+    """Parses jpg,label=cls: the names in the source, and those in the shards."""
     pairs = [part.strip().partition("=") for part in text.split(",")]
     found = {old.strip(): (new or old).strip() for old, _, new in pairs}
     if not all(found) or not all(found.values()) or len(set(found.values())) < len(pairs):
@@ -176,14 +176,14 @@ def _fields(text: str) -> dict[str, str]:
 
 
 class _Pace:
-    """Shows how far a pack is, how fast, and how long it still takes."""
+    """Shows the progress, the rate and the remaining time of a pack."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
         self._started = time.monotonic()
 
     def show(self, step: PackProgress) -> None:
-        """After each shard."""
+        """Updates the bar after each shard."""
         text = f"{step.shards_done:,} of {counted(step.shards or 0, 'shards')}, {counted(step.samples_done, 'samples')}"
         seconds, done = time.monotonic() - self._started, step.bytes_done - step.earlier_bytes
         if done and seconds:

@@ -1,4 +1,4 @@
-"""How libcurl reaches one bucket or host, derived from the same options as obstore's clients.
+"""Derives how libcurl reaches one bucket or host, from the same options as obstore's clients.
 
 Nothing here sends a request.
 """
@@ -43,7 +43,7 @@ _CONNECT_SECONDS = 5.0
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """How the objects of one root are read.
+    """The settings with which the objects of one root are read.
 
     Attributes:
         base: url to which the escaped key is appended; empty if objects are named by whole urls.

@@ -300,7 +300,6 @@ async def test_files_that_cannot_be_removed_leave_room_in_memory_only(
 
         with monkeypatch.context() as patch:
             patch.setattr(module, "unlink_all", refuse)
-            patch.setattr("streamer.cache.leftover_files.unlink_all", refuse)
             with pytest.raises(CacheError, match="cannot unlink 1 chunk files"):
                 await cache.evict([make_chunk(1).key])
             published = await publish(cache, make_chunk(3))
