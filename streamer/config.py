@@ -262,7 +262,9 @@ class Environment:
             config=Path(os.path.abspath(env["STREAMER_CONFIG"])) if env.get("STREAMER_CONFIG") else None,
             notify_socket=env.get("NOTIFY_SOCKET") or None,
             watchdog_seconds=_integer(env, ("WATCHDOG_USEC",), 0) / 1e6 or None,
-            service=_service(env),
+            service={
+                name.lower(): env[f"STREAMER_{name}"] for name in SERVICE_VARIABLES if env.get(f"STREAMER_{name}")
+            },
         )
 
 
@@ -277,10 +279,6 @@ SERVICE_VARIABLES = (
 )
 # Kubernetes puts these into every container when a Service is called "streamer".
 _KUBERNETES = re.compile(r"STREAMER_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT|PORT_\d+_\w+)")
-
-
-def _service(env: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): env[f"STREAMER_{name}"] for name in SERVICE_VARIABLES if env.get(f"STREAMER_{name}")}
 
 
 def check_variables(variables: Mapping[str, str] | None = None) -> None:

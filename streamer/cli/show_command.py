@@ -89,9 +89,10 @@ def described(sample: dict[str, object], place: SampleLocation, manifest: Manife
     """The sample's place, and a line per field."""
     rest = {name: value for name, value in sample.items() if name != "__key__"}
     width = max((len(name) for name in rest), default=0)
+    extent = manifest.extent_of(place.ordinal)
     return [
         f"sample {place.ordinal:,} of {manifest.samples:,}: {sample['__key__']}",
-        _lies(place, manifest),
+        f"  in {extent.object.url}, {extent.length:,} bytes from {extent.start:,} on, chunk {place.chunk:,}",
         *(f"  {name:<{width}}  {value_text(value)}{_class_of(name, value, manifest)}" for name, value in rest.items()),
     ]
 
@@ -133,26 +134,18 @@ def _place(
 
     from streamer.loader.rank.single_reads import find_key
 
+    samples = manifest.samples
     if arguments.key is not None:
         try:
             ordinal = find_key(manifest, None, content, arguments.key)
         except KeyError:
             raise ConfigError(f"no sample has the key {arguments.key!r}", field="key") from None
+    elif -samples <= arguments.sample < samples:
+        ordinal = arguments.sample % samples
     else:
-        ordinal = _ordinal(arguments.sample, manifest.samples)
+        text = f"--sample {arguments.sample}: there are {samples:,} samples, 0 to {samples - 1:,}"
+        raise ConfigError(text, field="sample")
     return maker.places(np.array([ordinal], np.int64))[0]
-
-
-def _ordinal(number: int, samples: int) -> int:
-    if not -samples <= number < samples:
-        raise ConfigError(f"--sample {number}: there are {samples:,} samples, 0 to {samples - 1:,}", field="sample")
-    return number % samples
-
-
-def _lies(place: SampleLocation, manifest: Manifest) -> str:
-    """The object, and the range of bytes."""
-    extent = manifest.extent_of(place.ordinal)
-    return f"  in {extent.object.url}, {extent.length:,} bytes from {extent.start:,} on, chunk {place.chunk:,}"
 
 
 def _class_of(name: str, value: object, manifest: Manifest) -> str:

@@ -141,7 +141,7 @@ class StatusView:
         return [
             (
                 str(entry.get("dataset", ""))[:_DIGEST_LETTERS],
-                _shortened(printable(str(entry.get("url", ""))), _URL_LETTERS),
+                _shortened(printable(str(entry.get("url", "")))),
                 count(entry, "samples"),
                 amount(entry, "total_bytes"),
                 count(entry, "sessions"),
@@ -298,5 +298,6 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
-def _shortened(text: str, letters: int) -> str:
-    return text if len(text) <= letters else f"{text[: letters // 2 - 1]}..{text[-(letters // 2 - 1) :]}"
+def _shortened(text: str) -> str:
+    half = _URL_LETTERS // 2 - 1
+    return text if len(text) <= _URL_LETTERS else f"{text[:half]}..{text[-half:]}"

@@ -80,11 +80,8 @@ def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Se
     """The lines of a table without any drawing."""
     widths = [max(len(row[i]) for row in [headers, *rows]) for i in range(len(headers))]
     left = [column == 0 or header in words for column, header in enumerate(headers)]
-    return ["  ".join(map(_aligned, row, widths, left)).rstrip() for row in [headers, *rows]]
-
-
-def _aligned(cell: str, width: int, left: bool) -> str:
-    return cell.ljust(width) if left else cell.rjust(width)
+    form = "  ".join(f"{{:{'<' if is_left else '>'}{width}}}" for width, is_left in zip(widths, left, strict=True))
+    return [form.format(*row).rstrip() for row in [headers, *rows]]
 
 
 def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str], out: TextIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -84,8 +85,10 @@ def limits(manifest: Manifest, setting: Setting, progress: Progress = lambda don
     whole_bytes = int(manifest.total_bytes * _WHOLE_SHARE)
     rate = needed_bytes_per_second(manifest, setting)
     return Limits(
-        cache_bytes=_scaled(smallest(with_cache, 0.0, 1.0, _mean), whole_bytes),
-        link_bytes_per_second=_scaled(smallest(with_link, _SLOWEST, _FASTEST, _geometric_mean), rate),
+        cache_bytes=_scaled(smallest(with_cache, 0.0, 1.0, lambda low, high: (low + high) / 2), whole_bytes),
+        link_bytes_per_second=_scaled(
+            smallest(with_link, _SLOWEST, _FASTEST, lambda low, high: math.sqrt(low * high)), rate
+        ),
     )
 
 
@@ -120,11 +123,3 @@ def smallest(
 def _scaled(needed: Needed, unit: float) -> Needed:
     points = tuple(Point(point.value * unit, point.waiting_share) for point in needed.points)
     return Needed(None if needed.least is None else needed.least * unit, points)
-
-
-def _mean(low: float, high: float) -> float:
-    return (low + high) / 2
-
-
-def _geometric_mean(low: float, high: float) -> float:
-    return float((low * high) ** 0.5)

@@ -103,7 +103,9 @@ class _Node:
         while want >= self.batches * (self._planned - 1 + _PLANNED_SHARE):
             self._extend()
         while self._in_flight and self._in_flight[0][0] <= now:
-            self._publish(heapq.heappop(self._in_flight)[1])
+            arrived = heapq.heappop(self._in_flight)[1]
+            self.progress.arrived(arrived)
+            self._lose(self._policy.published(self._dataset.key(arrived)).victims)
         self.progress.advance(done, want)
         for use in self.progress.take_finished():
             self._lose(self._policy.release(_SESSION, use.chunk).victims)
@@ -156,10 +158,6 @@ class _Node:
         self.fetched_bytes[epoch] += size_bytes
         self.requests[epoch] += requests
         self.missed_bytes[epoch] += int(self._dataset.file_bytes[use.chunk])
-
-    def _publish(self, chunk: int) -> None:
-        self.progress.arrived(chunk)
-        self._lose(self._policy.published(self._dataset.key(chunk)).victims)
 
     def _open_local(self) -> None:
         progress = self.progress

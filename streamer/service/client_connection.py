@@ -73,7 +73,8 @@ class ClientConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0)
         self._drained.set()
-        self.credentials = _credentials(self._transport)
+        connection = self._transport.get_extra_info("socket")
+        self.credentials = None if connection is None else Credentials.of(connection)
         if not self._handler.joined(self):
             self._transport.abort()
             return
@@ -195,9 +196,3 @@ class ClientConnection(asyncio.Protocol):
     def _no_hello(self) -> None:
         if not self.greeted:
             self.drop(f"said nothing for {HELLO_SECONDS:.0f} s", "silent")
-
-
-def _credentials(transport: asyncio.Transport) -> Credentials | None:
-    """The user at the other end, as the kernel reports it (Linux)."""
-    connection = transport.get_extra_info("socket")
-    return None if connection is None else Credentials.of(connection)

@@ -208,11 +208,7 @@ def _section(
 
 
 def _coerced(name: str, value: object, hint: object) -> object:
-    """A setting in the type of its field; from TOML it has a type, from the environment it is text.
-
-    Raises:
-        ConfigError: it is invalid.
-    """
+    """A setting in the type of its field; from TOML it has a type, from the environment it is text."""
     if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union:
         hint = next(arm for arm in get_args(hint) if arm is not type(None))
         if value == "auto":
@@ -237,16 +233,12 @@ def _plain(name: str, value: object, kind: object) -> object:
     if kind is str and isinstance(value, str | int) and not isinstance(value, bool):
         return str(value)
     if kind is bool:
-        return _truth(name, value)
+        if isinstance(value, bool):
+            return value
+        raise ConfigError(f"{name}={value!r} is true or false", field=name)
     if kind in (int, float):
         return _number(name, value, whole=kind is int)
     raise ConfigError(f"{name}={value!r} is not what it should be", field=name)
-
-
-def _truth(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ConfigError(f"{name}={value!r} is true or false", field=name)
 
 
 def _number(name: str, value: object, *, whole: bool) -> int | float:

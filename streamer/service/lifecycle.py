@@ -184,19 +184,19 @@ class Life:
             await server.finish(0.0)
             return
         begun = time.monotonic()
-        drained = asyncio.ensure_future(self._drain_within(engine, server, seconds))
+
+        async def drain() -> None:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(engine.drain(seconds))
+                both.create_task(server.finish(seconds))
+
+        drained = asyncio.ensure_future(drain())
         hurried = asyncio.ensure_future(self._hurry.wait())
         await asyncio.wait([drained, hurried], return_when=asyncio.FIRST_COMPLETED)
         for task in (drained, hurried):
             task.cancel()
         await asyncio.gather(drained, hurried, return_exceptions=True)
         logger.info("drained in %.2f s", time.monotonic() - begun)
-
-    @staticmethod
-    async def _drain_within(engine: Engine, server: Server, seconds: float) -> None:
-        async with asyncio.TaskGroup() as both:
-            both.create_task(engine.drain(seconds))
-            both.create_task(server.finish(seconds))
 
     # ------------------------------------------------------------ signals
 

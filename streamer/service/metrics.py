@@ -228,16 +228,14 @@ class _Collected:
             family = CounterMetricFamily if definition.kind == "counter" else GaugeMetricFamily
             text = f"{definition.help} ({definition.stability})"
             if definition.kind == "histogram":
-                yield HistogramMetricFamily(definition.name, text, *self._histogram(definition))
+                buckets = [(labels[0], count) for labels, count in series(definition, self._values)]
+                total = _number(self._values.get(definition.source, 0))
+                yield HistogramMetricFamily(definition.name, text, buckets or [("+Inf", 0.0)], total)
                 continue
             metric = family(definition.name.removesuffix("_total"), text, labels=definition.labels)
             for labels, value in series(definition, self._values):
                 metric.add_metric(labels, value)
             yield metric
-
-    def _histogram(self, definition: Definition) -> tuple[list[tuple[str, float]], float]:
-        buckets = [(labels[0], count) for labels, count in series(definition, self._values)]
-        return buckets or [("+Inf", 0.0)], _number(self._values.get(definition.source, 0))
 
 
 def series(definition: Definition, values: Values) -> list[tuple[tuple[str, ...], float]]:

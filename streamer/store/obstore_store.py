@@ -228,7 +228,8 @@ class ObstoreStore:
             prefix = urls.split(folder).key or None
             pages = aiter(list_pages(await self._ready(), prefix, offset=after, chunk_size=PAGE_OBJECTS))
             while (page := await in_time(anext(pages, None), folder)) is not None:
-                yield await self._without_markers(folder, [self._record(meta) for meta in page])
+                records = [ObjectRecord(f"{self._root}/{meta['path']}", meta["size"], _version(meta)) for meta in page]
+                yield await self._without_markers(folder, records)
 
     async def _without_markers(self, folder: str, page: Page) -> Page:
         """Drops folder markers: empty objects whose key ends in "/", which consoles create for "Create folder".
@@ -289,9 +290,6 @@ class ObstoreStore:
         if self._uploads is None:
             self._uploads = self._make_client(uploads=True)
         return self._uploads
-
-    def _record(self, meta: ObjectMeta) -> ObjectRecord:
-        return ObjectRecord(f"{self._root}/{meta['path']}", meta["size"], _version(meta))
 
     def _key(self, url: str) -> str:
         """The store's name of the object; most urls need no parsing (2 us of 200 for a small object)."""

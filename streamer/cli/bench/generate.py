@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -82,12 +82,9 @@ def _write_tfrecord(path: Path, sizes: list[int], noise: _Noise) -> None:
     """
     with path.open("wb") as file:
         for size in sizes:
-            file.writelines(_frame(_example(noise.take(size))))
-
-
-def _frame(payload: bytes) -> Iterator[bytes]:
-    lengths = np.array([len(payload)], "<u8")
-    yield from (lengths.tobytes(), masked_sums(lengths).astype("<u4").tobytes(), payload, bytes(4))
+            payload = _example(noise.take(size))
+            lengths = np.array([len(payload)], "<u8")
+            file.writelines((lengths.tobytes(), masked_sums(lengths).astype("<u4").tobytes(), payload, bytes(4)))
 
 
 def _example(image: bytes) -> bytes:

@@ -82,12 +82,10 @@ def credential_findings(address: Address, translation: Translation) -> Iterator[
         return
     yield _found(issued)
     # Another store's keys are not for AWS, whether options, environment or profile name its endpoint.
-    if isinstance(issued.credentials, Keys) and _is_aws(places.find(address, translation, issued.region)):
-        yield _identity(issued.credentials, issued.region)
-
-
-def _is_aws(place: places.Place) -> bool:
-    return f".{urlsplit(place.base).hostname}".endswith(_AWS_DOMAINS)
+    if isinstance(issued.credentials, Keys):
+        host = urlsplit(places.find(address, translation, issued.region).base).hostname
+        if f".{host}".endswith(_AWS_DOMAINS):
+            yield _identity(issued.credentials, issued.region)
 
 
 def _identity(keys: Keys, region: str | None) -> Finding:

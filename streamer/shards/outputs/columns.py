@@ -169,15 +169,11 @@ def features_of(columns: Sequence[Column]) -> bytes:
         if column.kind == IMAGE:
             features[column.name] = {"_type": "Image"}
         elif column.shape is not None and column.dtype is not None:
-            feature: dict[str, object] = {"dtype": _feature_dtype(column.dtype), "_type": "Value"}
+            feature: dict[str, object] = {"dtype": column.dtype.name, "_type": "Value"}
             for length in reversed(column.shape):
                 feature = {"feature": feature, "length": length, "_type": "Sequence"}
             features[column.name] = feature
     return json.dumps({"info": {"features": features}}).encode()
-
-
-def _feature_dtype(dtype: np.dtype[np.generic]) -> str:
-    return "bool" if dtype.kind == "b" else dtype.name
 
 
 def _plain(name: str, value: object) -> object:
@@ -212,17 +208,14 @@ def _kind(name: str, value: object) -> str:
     if isinstance(value, str):
         return TEXT
     if isinstance(value, bool | int | float | np.generic):
-        return _spelled(name, np.dtype(type(value)) if isinstance(value, bool | float) else _dtype_of(value))
+        dtype = np.dtype(np.int64) if type(value) is int else np.asarray(value).dtype
+        return _spelled(name, dtype)
     if isinstance(value, np.ndarray):
         if 0 in value.shape[1:]:
             raise PackError(f"field {name!r} has shape {value.shape}; only the first length of an array can be 0")
         shape = ",".join(map(str, value.shape))
         return _spelled(name, value.dtype) + (f"[{shape}]" if shape else "")
     return JSON
-
-
-def _dtype_of(value: int | np.generic) -> np.dtype[np.generic]:
-    return value.dtype if isinstance(value, np.generic) else np.dtype(np.int64)
 
 
 def _spelled(name: str, dtype: np.dtype[np.generic]) -> str:
