@@ -25,9 +25,8 @@ from streamer.cache.catalog_keeper import CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
 from streamer.cache.disk_space import DiskSpace
 from streamer.cache.file_jobs import KeyLocks, advise, unlink_all
-from streamer.cache.folder import open_folder
+from streamer.cache.folder import Layers, open_folder
 from streamer.cache.folder_guard import FolderGuard
-from streamer.cache.layers import Layers
 from streamer.cache.policy.answers import Limits
 from streamer.cache.policy.table import charge
 from streamer.cache.ram_fallback import REFUSALS, RamFallback
@@ -111,7 +110,6 @@ class ChunkCache:
         self._guard = FolderGuard(self.folder)
         self._catalog = Catalog(self.folder.path / "catalog")
         found = reconcile(self.folder, self._catalog)
-        self._count.dropped_at_start = found.dropped
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
         self.found = list(found.by_dataset())
         self._fallback = RamFallback(self.folder, self.config.group)
@@ -232,7 +230,6 @@ class ChunkCache:
             limit_bytes=self.limit_bytes,
             charged_bytes=self.space.charged_bytes,
             chunks=len(self._chunks),
-            layer_chunks=len(self.layers),
             fallback_chunks=len(self._fallback.chunks),
             **msgspec.structs.asdict(self._count),
         )
@@ -373,7 +370,6 @@ class ChunkCache:
 
     def _unlinked(self, lengths: dict[bytes, int]) -> None:
         self.space.release(*lengths.values())
-        self._count.unlinked_chunks += len(lengths)
         self._keeper.removed(lengths)
 
     def use(self, dataset: str) -> None:

@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -368,3 +368,40 @@ def used_bytes(path: Path, *, chunks: bool = True) -> int:
                     with contextlib.suppress(FileNotFoundError):
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
     return total
+
+
+class Layers:
+    """Holds the layers of one cache, opened; the first one that has a chunk serves it.
+
+    Raises:
+        CacheError: one cannot be read.
+        CacheVersionError: one has another layout.
+    """
+
+    def __init__(self, paths: Sequence[Path] = ()) -> None:
+        self._folders: list[Folder] = [open_layer(path) for path in paths]
+        self._of: dict[bytes, Folder] = {}
+        for folder in self._folders:
+            for key, _ in chunk_files(folder):
+                self._of.setdefault(key, folder)
+
+    def __repr__(self) -> str:
+        return f"Layers({[str(root) for root in self.roots]})"
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._of
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders, in order."""
+        return tuple(folder.path for folder in self._folders)
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The keys of the chunks of all layers."""
+        return list(self._of)
+
+    def path(self, key: bytes) -> Path | None:
+        """Returns the file of a chunk, or None if no layer has it."""
+        folder = self._of.get(key)
+        return None if folder is None else folder.chunk_path(key)

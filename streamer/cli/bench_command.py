@@ -138,11 +138,7 @@ class _Bench:
         self._received_bytes = 0
 
     async def run(self) -> LinkFigures:
-        """Makes all measurements.
-
-        Raises:
-            StoreError: the store refuses.
-        """
+        """Makes all measurements."""
         from streamer.cli.link.meter import find_objects, measure_latency
         from streamer.cli.link.report import LinkFigures, best
         from streamer.loader.rank.dataset_options import absolute
@@ -306,11 +302,7 @@ def at_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple
 
 
 def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """Writes the requested files.
-
-    Raises:
-        ConfigError: a file cannot be written.
-    """
+    """Writes the requested files."""
     from streamer.cli.link.report import save_plot
 
     try:

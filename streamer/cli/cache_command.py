@@ -173,11 +173,7 @@ def _export(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 @contextlib.contextmanager
 def _unused(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
-    """Keeps engines out of a folder, which they lock, and other such commands, too, if `exclusive`.
-
-    Raises:
-        CacheError: an engine uses it.
-    """
+    """Keeps engines out of a folder, which they lock, and other such commands, too, if `exclusive`."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)

@@ -75,11 +75,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
 
 
 def _check_installed() -> None:
-    """Checks the needed packages, instead of failing in the middle.
-
-    Raises:
-        ConfigError: a package is missing.
-    """
+    """Checks the needed packages, instead of failing in the middle."""
     from importlib.util import find_spec
 
     missing = [name for name in ("torch", "PIL", "matplotlib", "moto", "s3fs", "aiohttp") if find_spec(name) is None]

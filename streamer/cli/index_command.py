@@ -127,11 +127,7 @@ def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[Mani
 
 
 def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes: list[str]) -> Manifest:
-    """Builds the manifest without an engine and a cache.
-
-    Raises:
-        ConfigError: the manifest would not be written anywhere.
-    """
+    """Builds the manifest without an engine and a cache."""
     import asyncio
     import json
 
@@ -160,11 +156,7 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
 
 
 def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
-    """Explains the order that a job with this batch gets.
-
-    Raises:
-        ConfigError: there is no batch size, or one that the nodes cannot share.
-    """
+    """Explains the order that a job with this batch gets."""
     from streamer.order.quality import explain
     from streamer.order.spec import OrderSpec
 
@@ -174,11 +166,7 @@ def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
 
 
 def _explained_mix(arguments: argparse.Namespace) -> str:
-    """Explains the order of a mix that a file describes; indexes members that are not indexed yet.
-
-    Raises:
-        ConfigError: there is more than one file, or torch is not installed.
-    """
+    """Explains the order of a mix that a file describes; indexes members that are not indexed yet."""
     if len(arguments.urls) > 1:
         raise ConfigError(f"one file describes one mix, not {len(arguments.urls)}", field="urls")
     from streamer.cli.dataset import NO_LIMIT_SECONDS
@@ -206,11 +194,7 @@ def _check_batch(batch: int, nodes: int) -> None:
 
 
 def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
-    """The folder of a manifest beside its data.
-
-    Raises:
-        ConfigError: there is not one url, it is not a folder's, or the manifest would save no reading.
-    """
+    """The folder of a manifest beside its data."""
     from streamer.manifest.beside import BESIDE
 
     if manifest.whole_objects:

@@ -125,11 +125,7 @@ def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineCli
 def _place(
     arguments: argparse.Namespace, manifest: Manifest, content: StreamedBytes, maker: SampleMaker
 ) -> SampleLocation:
-    """Locates the sample.
-
-    Raises:
-        ConfigError: there is none with that number or key.
-    """
+    """Locates the sample."""
     import numpy as np
 
     from streamer.loader.rank.single_reads import find_key
@@ -192,11 +188,7 @@ def _first_picture(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
 
 
 def _save(picture: npt.NDArray[np.uint8], out: Path) -> None:
-    """Writes the picture in the format of the file's extension.
-
-    Raises:
-        ConfigError: Pillow is missing or does not know the extension, or the folder does not exist.
-    """
+    """Writes the picture in the format of the file's extension."""
     try:
         from PIL import Image
     except ImportError as error:

@@ -151,11 +151,7 @@ class _Run:
         )
 
     def _build_index(self) -> None:
-        """Runs `streamer index`, as one does once for a dataset; in another cache, so that epoch 1 begins with none.
-
-        Raises:
-            StreamerError: it failed.
-        """
+        """Runs `streamer index`, as one does once for a dataset; in another cache, so that epoch 1 begins with none."""
         options = self._folder / "options.json"
         options.write_text(json.dumps(storage_options(self._server.endpoint)))
         command = [sys.executable, "-m", "streamer", "index", self._url, "--out", MANIFEST_URL]
@@ -214,11 +210,7 @@ class _Run:
     # ------------------------------------------------------------ events
 
     def _watch(self, events: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        """Receives events until the last epoch has ended.
-
-        Raises:
-            StreamerError: the ranks ended before that.
-        """
+        """Receives events until the last epoch has ended."""
         with end_of(process.pid) as ended:
             for epoch in range(self._options.epochs):
                 with self._screen.progress(f"epoch {epoch + 1}", "images") as bar:

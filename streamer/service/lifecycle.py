@@ -273,11 +273,7 @@ def _make_cache_dir(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _only_engine(directory: Path, seconds: float) -> Iterator[int]:
-    """Holds a lock on the cache folder itself for life: the kernel frees it with the process.
-
-    Raises:
-        CacheError: another engine keeps it.
-    """
+    """Holds a lock on the cache folder itself for life: the kernel frees it with the process."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _lock(descriptor, directory, seconds)

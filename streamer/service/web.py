@@ -127,6 +127,37 @@ def parse_address(address: str) -> tuple[str, int]:
 def _application(look: Look, not_ready: NotReady, host: str) -> web.Application:
     from aiohttp import web
 
+    def ready() -> web.Response:
+        reason = not_ready()
+        return web.Response(status=503 if reason else 200, text=f"{reason or 'ready'}\n")
+
+    def figures() -> web.Response:
+        from streamer.service import metrics
+
+        body, kind = metrics.exposition(look())
+        return web.Response(body=body, headers={"Content-Type": kind})
+
+    def page() -> web.Response:
+        from streamer.service import overview
+
+        body, headers = overview.page()
+        return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
+
+    def statistics() -> web.Response:
+        headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        return web.Response(body=msgspec.json.encode(look()), content_type="application/json", headers=headers)
+
+    answers: dict[str, Callable[[], web.Response]] = {
+        "/healthz": lambda: web.Response(text="ok\n"),
+        "/readyz": ready,
+        "/metrics": figures,
+        "/": page,
+        "/statistics.json": statistics,
+    }
+
+    async def answer(request: web.Request) -> web.Response:
+        return answers[request.path]()
+
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
         if is_own_name(request.host, host) or (request.path in _OPEN and not _is_loopback(host)):
@@ -134,47 +165,6 @@ def _application(look: Look, not_ready: NotReady, host: str) -> web.Application:
         return web.Response(status=421, text=f"{_OTHER_NAME}\n")
 
     application = web.Application(client_max_size=_MOST_BODY_BYTES, middlewares=[checked])
-    application.router.add_get("/healthz", _answer(lambda: web.Response(text="ok\n")))
-    application.router.add_get("/readyz", _answer(lambda: _ready(not_ready())))
-    application.router.add_get("/metrics", _answer(lambda: _metrics(look)))
-    application.router.add_get("/", _answer(_page))
-    application.router.add_get("/statistics.json", _answer(lambda: _statistics(look)))
+    for path in answers:
+        application.router.add_get(path, answer)
     return application
-
-
-def _answer(make: Callable[[], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(request: web.Request) -> web.Response:
-        return make()
-
-    return handle
-
-
-def _ready(reason: str) -> web.Response:
-    from aiohttp import web
-
-    return web.Response(status=503 if reason else 200, text=f"{reason or 'ready'}\n")
-
-
-def _page() -> web.Response:
-    from aiohttp import web
-
-    from streamer.service import overview
-
-    body, headers = overview.page()
-    return web.Response(body=body, content_type="text/html", charset="utf-8", headers=headers)
-
-
-def _statistics(look: Look) -> web.Response:
-    from aiohttp import web
-
-    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    return web.Response(body=msgspec.json.encode(look()), content_type="application/json", headers=headers)
-
-
-def _metrics(look: Look) -> web.Response:
-    from aiohttp import web
-
-    from streamer.service import metrics
-
-    body, kind = metrics.exposition(look())
-    return web.Response(body=body, headers={"Content-Type": kind})

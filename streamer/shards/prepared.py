@@ -155,11 +155,7 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
 
 
 def _refuse_same_place(urls: Sequence[str], url: str) -> None:
-    """Refuses shards among their source files, which the next pack would read.
-
-    Raises:
-        ConfigError: one is within the other.
-    """
+    """Refuses shards among their source files, which the next pack would read."""
     for source in urls:
         place = folder_url(source)
         if place.startswith(url) or url.startswith(place):

@@ -106,12 +106,7 @@ async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> 
 async def _finish(
     job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt], left: Sequence[Upload]
 ) -> Packed:
-    """Checks the shards and writes their manifest.
-
-    Raises:
-        PackError: they have no samples.
-        ObjectChangedError: a shard is not, or no longer, the one of its receipt.
-    """
+    """Checks the shards and writes their manifest."""
     if not any(receipt.samples for receipt in receipts.values()):
         raise PackError("no sample is left: the transform returns None for all of them")
     async with Destination(job.url, options) as destination:

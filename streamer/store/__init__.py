@@ -148,11 +148,7 @@ def _extra(address: Address) -> str:
 
 
 def _without_counterpart(address: Address, unknown: Sequence[str], client: Client) -> None:
-    """Logs the options that only fsspec understands.
-
-    Raises:
-        ConfigError: `client` names another one.
-    """
+    """Logs the options that only fsspec understands; refuses them if `client` names another one."""
     names = ", ".join(sorted(unknown))
     if client != "auto":
         raise ConfigError(

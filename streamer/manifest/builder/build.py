@@ -235,11 +235,7 @@ class _Indexed:
             return None
 
     def _leave(self, number: int, error: ManifestError) -> None:
-        """Leaves a damaged container out.
-
-        Raises:
-            ManifestError: damage is an error.
-        """
+        """Leaves a damaged container out, unless damage is an error."""
         if self._options.on_damage is None or "reason" not in error.details:
             raise error
         self._damages[number] = error
