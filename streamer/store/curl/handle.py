@@ -27,6 +27,8 @@ _ERROR_BODY_BYTES = 64 * 1024
 _MOST_BYTES = 16 << 20
 # Other characters in the address of a redirect are escaped.
 _ASCII = bytes(range(0x21, 0x7F)).decode()
+# The object of a handle without a request.
+_NOTHING = ObjectRecord("", 0, "")
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -56,7 +58,7 @@ class Handle:
     )
 
     def __init__(self, access: Access, addresses: Sequence[str] = ()) -> None:
-        self._target: ObjectRecord | None = None
+        self._target = _NOTHING
         self._range = (0, 0)
         self._tag: str | None = None
         self._take: Take | None = None
@@ -86,7 +88,7 @@ class Handle:
 
     def unbind(self) -> None:
         """Drops all state of the request."""
-        self._target = self._take = None
+        self._target, self._take = _NOTHING, None
         self._begin_again()
 
     def _begin_again(self) -> None:
@@ -116,7 +118,6 @@ class Handle:
         Raises:
             StoreError: it is not the range.
         """
-        assert self._target is not None, "bound"
         if self._sink is None:  # an answer without a body
             self._sink = self._begin()
         if self._sink == self._keep_answer:
@@ -127,7 +128,6 @@ class Handle:
         return ""
 
     def _redirected(self) -> str:
-        assert self._target is not None, "bound"
         found = self.easy.getinfo_raw(pycurl.REDIRECT_URL)
         if not found:
             raise self._refusal()
@@ -145,7 +145,6 @@ class Handle:
 
     def failed(self, error: pycurl.error) -> BaseException:
         """Returns the error of a transfer that ended early."""
-        assert self._target is not None, "bound"
         if self.failure is not None:
             return self.failure
         url, (start, stop), code, text = self._target.url, self._range, error.args[0], str(error.args[-1])
@@ -161,7 +160,6 @@ class Handle:
         """Opens the socket of a connection; refuses addresses of this machine."""
         family, kind, protocol, where = address
         if guard.is_own(where[0]):
-            assert self._target is not None, "bound"
             self.failure = guard.refusal(self._target.url, f"its address is {where[0]}")
             return int(pycurl.SOCKET_BAD)
         return _Socket(family, kind, protocol)
@@ -182,14 +180,12 @@ class Handle:
         return None
 
     def _too_much(self) -> StoreError:
-        assert self._target is not None, "bound"
         if self._sink == self._keep_answer:
             return self._refusal()
         return failures.short_read(self._target.url, *self._range, self.received)
 
     def _begin(self) -> Take:
         """Checks that the answer is the range in the pinned version; returns the receiver of its bytes."""
-        assert self._target is not None, "bound"
         assert self._take is not None, "bound"
         target, (start, stop) = self._target, self._range
         self._most = stop - start
@@ -214,7 +210,6 @@ class Handle:
 
     def _is_as_expected(self) -> bool:
         """Whether the head has the lines that most servers write; parsing it costs 4 us more."""
-        assert self._target is not None, "bound"
         lines, tag, (start, stop) = self._lines, self._tag, self._range
         return (
             tag is not None
@@ -239,7 +234,6 @@ class Handle:
         self._answer += piece
 
     def _refusal(self) -> StoreError:
-        assert self._target is not None, "bound"
         status, headers = self._head()
         if status == 412:
             return versions.changed(self._target, None)
