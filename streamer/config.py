@@ -117,7 +117,7 @@ FETCH_SETTINGS = ("client", "range_bytes", "window_max", "memory_bytes", "outage
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """Where chunks live on this machine and how much they may take."""
+    """The folder of the chunks on this machine, and how much they may take."""
 
     directory: Path
     # None: 80 % of the free space plus what the cache holds already.
@@ -206,7 +206,7 @@ class PeersConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RankConfig:
-    """Who this process is among the trainers of the job; `master` is the host of rank 0, as torchrun names it."""
+    """The place of this process among the trainers of the job; `master` is the host of rank 0, as torchrun names it."""
 
     rank: int = 0
     world_size: int = 1

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class RayExecutor(Executor):
-    """Runs each call as a Ray task of one core; Ray runs it again where its worker dies."""
+    """Runs each call as a Ray task of one core; Ray runs it again if its worker ends."""
 
     def __init__(self) -> None:
         self._call = ray.remote(_call)

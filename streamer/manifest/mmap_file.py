@@ -1,6 +1,6 @@
 """Mapped files without an open descriptor each.
 
-`mmap.mmap` keeps a duplicate of the descriptor as long as the mapping lives (`trackfd=False` exists only from Python
+`mmap.mmap` keeps a duplicate of the descriptor as long as the mapping exists (`trackfd=False` exists only from Python
 3.13 on); a manifest of 10^9 samples has 400 files, and every process of a node maps them.
 """
 

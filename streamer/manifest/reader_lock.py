@@ -25,7 +25,7 @@ _PREFIX = ".removed-"
 
 
 def open_held(path: Path) -> Manifest:
-    """Opens a manifest that stays on the disk while the result lives. Holds one descriptor.
+    """Opens a manifest that stays on the disk while the result exists. Holds one descriptor.
 
     Raises:
         ManifestError: see Manifest.open; also if it was just removed.
@@ -34,7 +34,7 @@ def open_held(path: Path) -> Manifest:
 
 
 def held(path: Path, open_folder: Callable[[Path], Opened]) -> Opened:
-    """Opens a folder that stays on the disk while the result lives. Holds one descriptor.
+    """Opens a folder that stays on the disk while the result exists. Holds one descriptor.
 
     Raises:
         ManifestError: see `open_folder`; also if it was just removed.

@@ -1,6 +1,6 @@
 """Manifest folders appear as a whole or not at all, and leftovers of a killed writer are removed.
 
-A writer works in `<root>/.building-<token>/`, holds a lock on `.building-<token>.lock` as long as it lives, and renames
+A writer works in `<root>/.building-<token>/`, holds a lock on `.building-<token>.lock` as long as it works, and renames
 the folder at the end. The kernel releases the lock when the process ends, so a folder whose lock is free is a leftover,
 whatever pid or host created it.
 """

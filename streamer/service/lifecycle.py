@@ -321,7 +321,7 @@ async def _listening(config: EngineConfig, server: Server) -> AsyncIterator[sock
 
 
 def _bind(path: Path, config: EngineConfig, on_exit: contextlib.ExitStack) -> tuple[socket.socket, int]:
-    """Binds to a temporary name and renames: a dead socket file does no harm, a live one always answers.
+    """Binds to a temporary name and renames: replaces the file of an ended engine, and answers from the first moment.
 
     The temporary name may be longer than the 107 bytes that the kernel takes.
 

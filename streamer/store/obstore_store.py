@@ -315,7 +315,7 @@ class ObstoreStore:
             self._moves(await asyncio.to_thread(self._places.asked, known), self._places.find(known).region)
 
     def _moves(self, region: str, here: str) -> bool:
-        """Goes to the region that the store names, with one line in the log; False: it is no other one."""
+        """Goes to the region that the store names, with one line in the log; returns whether it is another one."""
         if not region or region == here or not self._places.moved(region):
             return False
         _log.warning(

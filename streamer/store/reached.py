@@ -18,7 +18,7 @@ class Reached(msgspec.Struct, frozen=True):
     Attributes:
         credentials: description of the credentials that sign the requests.
         endpoint: address, and the setting that names it.
-        fixed: whether the credentials stay the same as long as this process lives.
+        fixed: whether the credentials stay the same until this process ends.
         sizes_only: whether objects are pinned by their size.
     """
 

@@ -126,7 +126,7 @@ def _found(issued: Issued[object]) -> Finding:
 
 
 def _endpoint(address: Address, translation: Translation) -> str:
-    """A server of the store, which tells the time."""
+    """A server of the store, whose answers have a date."""
     kind = family(address.scheme)
     if kind == "http":
         return address.root
