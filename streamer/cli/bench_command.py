@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cgroup import usable_cores
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_storage_options, check_places, count, size
+from streamer.cli.options import add_storage_options, check_places, count, size, write_figures
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import MiB
 from streamer.errors import ConfigError, StoreError
@@ -125,7 +125,7 @@ def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
     terminal.line()
     for line in link_report.advice(figures, usable_cores()):
         terminal.line(line)
-    _write(figures, arguments, terminal)
+    write_figures(arguments, terminal, asdict(figures), partial(link_report.save_plot, figures))
     return Exit.DONE
 
 
@@ -299,18 +299,3 @@ def at_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple
     if url.startswith(("http://", "https://")):
         return url.replace(url_root(url), endpoint.rstrip("/"), 1), dict(options)
     return url, {**options, "endpoint_url": endpoint}
-
-
-def _write(figures: LinkFigures, arguments: argparse.Namespace, terminal: Terminal) -> None:
-    """Writes the requested files."""
-    from streamer.cli.link.report import save_plot
-
-    try:
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(asdict(figures), indent=1))
-            terminal.line(f"figures: {arguments.json}")
-        if arguments.plot is not None:
-            save_plot(figures, arguments.plot)
-            terminal.line(f"curves: {arguments.plot}")
-    except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}", field="plot") from error

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, check_places, size
+from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, check_places, size, write_figures
 from streamer.cli.terminal import Terminal
 from streamer.config import MiB, counted, format_bytes
 from streamer.errors import ConfigError
@@ -157,12 +157,7 @@ def _show(figures: _Figures, arguments: argparse.Namespace, terminal: Terminal) 
     terminal.line()
     for line in _conclusions(figures):
         terminal.line(line)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(figures.plain(), indent=1))
-        terminal.line(f"figures: {arguments.json}")
-    if arguments.plot is not None:
-        _save_plot(figures, arguments.plot)
-        terminal.line(f"curves: {arguments.plot}")
+    write_figures(arguments, terminal, figures.plain(), partial(_save_plot, figures))
 
 
 def _job(arguments: argparse.Namespace) -> Job:

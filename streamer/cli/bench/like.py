@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from streamer.cli.bench.workloads import WORKLOADS, Workload
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import count, size
+from streamer.cli.options import count, size, write_figures
 from streamer.cli.terminal import Terminal
 from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
@@ -109,9 +108,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     terminal.table(_HEADERS, [_row(each, trial, chosen) for each in found for trial in each.trials], words=("cache",))
     for each in found:
         terminal.line(_sentence(each, chosen))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"like": asdict(chosen), "phases": list(map(asdict, found))}, indent=1))
-        terminal.line(f"figures: {arguments.json}")
+    write_figures(arguments, terminal, {"like": asdict(chosen), "phases": list(map(asdict, found))})
     return Exit.DONE
 
 
