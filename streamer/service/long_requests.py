@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -26,12 +25,8 @@ ANSWER_SECONDS = 10.0
 _NO_OPTIONS = (b"", b"{}")
 
 
-class Fail(Protocol):
-    """Sends a client an error."""
-
-    def __call__(self, client: ClientConnection, error: StreamerError, *, request: int) -> None:
-        """Sends the error as the answer to a request."""
-        ...
+# Sends a client an error as the answer to the request of this number.
+Fail = Callable[[ClientConnection, StreamerError, int], None]
 
 
 class ClientRequests(msgspec.Struct):
@@ -122,11 +117,11 @@ class LongRequests:
         try:
             await answer
         except StreamerError as error:
-            self._fail(client, error, request=number)
+            self._fail(client, error, number)
         except Exception as error:
             logger.exception("request %d of %s failed", number, client)
             broken = BrokenError(f"the engine failed over a request: {error!r}; see its log")
-            self._fail(client, broken, request=number)
+            self._fail(client, broken, number)
 
     async def _manifest(self, client: ClientConnection, requests: ClientRequests, request: GetManifest) -> None:
         def progress(text: str, done: int, total: int) -> None:

@@ -254,8 +254,8 @@ class Server:
         self,
         client: ClientConnection,
         error: StreamerError,
-        *,
         request: int = -1,
+        *,
         session: int = -1,
         consumer: str = "",
     ) -> None:
