@@ -130,18 +130,20 @@ def _place(
 
     from streamer.loader.rank.single_reads import find_key
 
-    samples = manifest.samples
     if arguments.key is not None:
         try:
             ordinal = find_key(manifest, None, content, arguments.key)
         except KeyError:
             raise ConfigError(f"no sample has the key {arguments.key!r}", field="key") from None
-    elif -samples <= arguments.sample < samples:
-        ordinal = arguments.sample % samples
     else:
-        text = f"--sample {arguments.sample}: there are {samples:,} samples, 0 to {samples - 1:,}"
-        raise ConfigError(text, field="sample")
+        ordinal = _ordinal(arguments.sample, manifest.samples)
     return maker.places(np.array([ordinal], np.int64))[0]
+
+
+def _ordinal(number: int, samples: int) -> int:
+    if not -samples <= number < samples:
+        raise ConfigError(f"--sample {number}: there are {samples:,} samples, 0 to {samples - 1:,}", field="sample")
+    return number % samples
 
 
 def _class_of(name: str, value: object, manifest: Manifest) -> str:

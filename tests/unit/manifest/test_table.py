@@ -140,7 +140,7 @@ def test_bytes_per_sample(tar_manifest, file_manifest):
     """At most 8 bytes per sample in tars, 120 per raw object: the tables that grow with the samples."""
     tar_bytes = sum(part["samples"]["start"].nbytes for part in tar_manifest.tables)
     assert tar_bytes == 4 * tar_manifest.samples
-    (part,) = file_manifest._parts
+    (part,) = file_manifest.tables
     columns = [*part["objects"].values(), *part["samples"].values()]
     total = sum(c.nbytes if isinstance(c, np.ndarray) else c.offsets.nbytes + c.content.nbytes for c in columns)
     assert total <= 120 * file_manifest.samples
