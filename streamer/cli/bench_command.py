@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from streamer.cgroup import usable_cores
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_storage_options, check_places, count, size, write_figures
-from streamer.cli.terminal import Progress, Terminal
+from streamer.cli.options import add_storage_options, check_places, count, size
+from streamer.cli.terminal import Progress, Terminal, write_figures
 from streamer.config import MiB
 from streamer.errors import ConfigError, StoreError
 

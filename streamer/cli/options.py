@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,7 +14,6 @@ from streamer.formats import AUTO, BUILT_IN
 from streamer.formats.names import field_name
 
 if TYPE_CHECKING:
-    from streamer.cli.terminal import Terminal
     from streamer.wire.messages import GetManifest
 
 _Value = TypeVar("_Value")
@@ -182,28 +181,6 @@ def check_places(plot: Path | None, json_file: Path | None) -> None:
     for option, path in (("plot", plot), ("json", json_file)):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"--{option} {path}: there is no folder {path.parent}", field=option)
-
-
-def write_figures(
-    arguments: argparse.Namespace,
-    terminal: Terminal,
-    figures: Mapping[str, object],
-    save_plot: Callable[[Path], None] | None = None,
-) -> None:
-    """Writes the files of --json and --plot, where they are asked for.
-
-    Raises:
-        ConfigError: a file cannot be written.
-    """
-    try:
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(figures, indent=1))
-            terminal.line(f"figures: {arguments.json}")
-        if arguments.plot is not None and save_plot is not None:
-            save_plot(arguments.plot)
-            terminal.line(f"curves: {arguments.plot}")
-    except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}", field="plot") from error
 
 
 def _read(reader: Callable[[], _Value]) -> _Value:

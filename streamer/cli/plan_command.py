@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, check_places, size, write_figures
-from streamer.cli.terminal import Terminal
+from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, check_places, size
+from streamer.cli.terminal import Terminal, write_figures
 from streamer.config import MiB, counted, format_bytes
 from streamer.errors import ConfigError
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Protocol, TextIO
+
+from streamer.errors import ConfigError
 
 # In a log file a line every few seconds suffices.
 PLAIN_INTERVAL_SECONDS = 5.0
@@ -74,6 +79,28 @@ class Terminal:
         else:
             for line in plain_table(headers, rows, words):
                 self.line(line)
+
+
+def write_figures(
+    arguments: argparse.Namespace,
+    terminal: Terminal,
+    figures: Mapping[str, object],
+    save_plot: Callable[[Path], None] | None = None,
+) -> None:
+    """Writes the files of --json and --plot, where they are asked for.
+
+    Raises:
+        ConfigError: a file cannot be written.
+    """
+    try:
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(figures, indent=1))
+            terminal.line(f"figures: {arguments.json}")
+        if arguments.plot is not None and save_plot is not None:
+            save_plot(arguments.plot)
+            terminal.line(f"curves: {arguments.plot}")
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}", field="plot") from error
 
 
 def plain_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[str] = ()) -> list[str]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from streamer.cli.bench.workloads import WORKLOADS, Workload
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import count, size, write_figures
-from streamer.cli.terminal import Terminal
+from streamer.cli.options import count, size
+from streamer.cli.terminal import Terminal, write_figures
 from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 
