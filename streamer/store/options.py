@@ -21,7 +21,7 @@ from streamer.store.urls import Address, shown
 Options = Mapping[str, object]
 
 # The ending of S3 Express's bucket names: their requests are signed with keys of a session, which s3fs asks for, and
-# and their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
+# their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 _EXPRESS = "--x-s3"
 # What gcsfs takes of a Google user's sign-in.
 _OF_GOOGLE_USER = {"client_id", "client_secret", "refresh_token"}
