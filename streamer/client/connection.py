@@ -82,7 +82,7 @@ class Connection:
         return f"Connection(fd={self._socket.fileno()}, pending={len(self._pending)})"
 
     def fileno(self) -> int:
-        """For select; -1 when closed."""
+        """Returns the descriptor, for select; -1 when closed."""
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:

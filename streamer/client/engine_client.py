@@ -140,7 +140,7 @@ class EngineClient:
     # ------------------------------------------------------------ events
 
     def fileno(self) -> int:
-        """Descriptor for select, readable if there is something to pump. Stays the same when the engine is replaced."""
+        """Returns a descriptor, readable if there is something to pump. It stays when the engine is replaced."""
         connection = self._connected()
         if self._poll is None:
             self._poll = linux.epoll()

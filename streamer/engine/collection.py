@@ -36,7 +36,7 @@ class UseCount(msgspec.Struct):
     hit_bytes: int = 0
 
     def add(self, size_bytes: int, hit: bool) -> None:
-        """One need."""
+        """Adds one need."""
         self.needs += 1
         self.needed_bytes += size_bytes
         if hit:
@@ -98,7 +98,7 @@ class Collection:
         return self.datasets[part].key(local)
 
     def expected_bytes(self, chunk: int) -> int | None:
-        """Length of a chunk's file; None: a recoded one, of which only the file says it."""
+        """Returns the length of a chunk's file; None: the chunk is recoded, and only its file has the length."""
         recoded = self.datasets[self.locate(chunk)[0]].manifest.recoded
         return None if recoded else int(self.file_bytes[chunk])
 
@@ -118,7 +118,7 @@ class Collection:
         return [rate / (sum(rates) or 1.0) for rate in rates]
 
     def mean_bytes(self, values: Sequence[float]) -> float:
-        """Of a chunk's file, each chunk counted as often as an epoch needs it; where nothing has value, once."""
+        """The mean length of a chunk's file, each counted as often as an epoch needs it; once if none has a value."""
         if not any(values):
             values = [1.0] * len(values)
         pairs = list(zip(self.datasets, values, strict=True))
@@ -174,7 +174,7 @@ class Parts:
         return self.values != before
 
     def relative_values(self) -> dict[str, float]:
-        """For the policy: by name, as multiples of the largest; parts of one dataset use its bytes together."""
+        """Returns, for the policy, values by name as multiples of the largest; parts of one dataset share its bytes."""
         sums: dict[Dataset, float] = {}
         for dataset, value in zip(self._collection.datasets, self.values, strict=True):
             sums[dataset] = sums.get(dataset, 0.0) + value

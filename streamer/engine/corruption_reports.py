@@ -36,7 +36,7 @@ WARNING_SECONDS = 60.0
 
 
 def _ignore(text: str) -> None:
-    """Without clients."""
+    """Ignores a warning: there are no clients."""
 
 
 class _Report(msgspec.Struct):

@@ -124,12 +124,12 @@ class Datasets:
             dataset.touched = False
 
     def reload(self, allowlist: UrlAllowlist) -> None:
-        """Other credentials: open datasets take them over; one that is not served any more fails at its next fetch."""
+        """Applies other credentials to open datasets; one that is not served any more fails at its next fetch."""
         self._allowlist = allowlist
         for dataset in self._open.values() if allowlist.restricted else ():
             with suppress(StreamerError):
                 dataset.options = allowlist.options(dataset.manifest.urls, {})
 
     def all(self) -> list[Dataset]:
-        """Every dataset that is open."""
+        """Returns every dataset that is open."""
         return list(self._open.values())

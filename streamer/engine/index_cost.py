@@ -40,7 +40,7 @@ class IndexCost:
         self._known_bytes = 0
 
     def estimated(self, estimate: Estimate) -> None:
-        """After the listing."""
+        """Reports the estimate after the listing."""
         size = format_bytes(estimate.total_bytes)
         self._objects = f"index {counted(estimate.objects, 'objects')}"
         self._measured = not estimate.read_bytes
@@ -52,7 +52,7 @@ class IndexCost:
         self._report(text, 0, estimate.total_bytes)
 
     def progressed(self, step: Progress) -> None:
-        """After each window and each object.
+        """Reports progress, after each window and each object.
 
         Raises:
             ManifestError: it would take longer than the limit.
@@ -117,7 +117,7 @@ class IndexReader:
         self._one_object = asyncio.Lock()
 
     async def read(self, extent: Extent) -> bytes:
-        """Exactly the bytes of `extent`."""
+        """Reads exactly the bytes of `extent`."""
         content = await self._fetcher.read(extent)
         self._traffic.read_bytes += len(content)
         self._traffic.requests += 1

@@ -56,7 +56,7 @@ async def maintained(engine: Engine) -> AsyncIterator[None]:
 
 
 def _is_held(engine: Engine, key: bytes) -> bool:
-    """Some session has the chunk in look-ahead or open."""
+    """Whether some session has the chunk in look-ahead or open."""
     return any(key in session.keys for session in engine.sessions.values())
 
 
@@ -85,7 +85,7 @@ class SilenceWatch:
             engine.wake()
 
     def _forgive(self, absent_seconds: float) -> None:
-        """Time during which this process did not run does not count as silence of its consumers."""
+        """Does not count time in which this process did not run as silence of its consumers."""
         for session in self._engine.sessions.values():
             session.last_message_at = min(self._engine.now(), session.last_message_at + absent_seconds)
 

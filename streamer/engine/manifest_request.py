@@ -33,18 +33,18 @@ class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for requests that have the same answer."""
+        """A value that is equal for requests that have the same answer."""
         return (self.urls, self.format_text, self.manifest, self.chunk_bytes, *self._choices)
 
     @property
     def container_source(self) -> tuple[object, ...]:
-        """Equal for requests for which the same manifest of containers is built."""
+        """A value that is equal for requests for which the same manifest of containers is built."""
         choices = ("skip damaged",) if self.skip_damaged else ()
         return (self.urls, self.format_text, self.chunk_bytes, *choices)
 
     @property
     def file_source(self) -> tuple[object, ...]:
-        """Equal for requests for which the same manifest of raw files is built."""
+        """A value that is equal for requests for which the same manifest of raw files is built."""
         return (self.urls, self.format_text, self.chunk_bytes, _FILE_RULES, self.extensions, self.in_key_order)
 
     @property

@@ -98,7 +98,7 @@ class Manifests:
         self.written = 0
 
     async def manifest(self, request: ManifestRequest, report: Report) -> str:
-        """Digest of the manifest, which is then in `manifests/<digest>`.
+        """Returns the digest of the manifest, which is then in `manifests/<digest>`.
 
         Raises:
             ManifestError, ConfigError, StoreError: it cannot be had.
@@ -370,7 +370,7 @@ class _Recorder:
             yield page
 
     def digest(self, request: ManifestRequest) -> str:
-        """Digest of all inputs of the result: the listing, the format, the sizes of chunks."""
+        """Returns the digest of all inputs of the result: the listing, the format, the sizes of chunks."""
         inputs = (request.urls, request.format_text, request.chunk_bytes)
         state = hashlib.blake2b(repr(inputs).encode(), digest_size=16)
         for record in self.records:

@@ -29,11 +29,11 @@ class PageCache:
         return self._cache.space.charged_bytes > MEMORY_SHARE * self._memory_bytes
 
     def will_need(self, key: bytes) -> None:
-        """A chunk on the disk will be read soon."""
+        """Advises that a chunk on the disk will be read soon."""
         if self.advises:
             self._tasks.create_task(self._cache.advise(key, "WILLNEED"))
 
     def dont_need(self, key: bytes) -> None:
-        """A chunk was read completely."""
+        """Advises that a chunk was read completely."""
         if self.advises:
             self._tasks.create_task(self._cache.advise(key, "DONTNEED"))

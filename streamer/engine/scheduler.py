@@ -67,13 +67,13 @@ class Scheduler:
         return f"Scheduler(sessions={len(self._sessions)}, in_flight={len(self.in_flight)}, draining={self.draining})"
 
     def wake(self) -> None:
-        """Something changed: schedules all sessions once, soon."""
+        """Schedules all sessions once, soon: something changed."""
         if not self._wake_pending:
             self._wake_pending = True
             self._loop.call_soon(self._schedule_all)
 
     def extended(self, session: EngineSession) -> None:
-        """Running passes go on in another epoch's schedule."""
+        """Records that running passes go on in another epoch's schedule."""
         for part, number in enumerate(session.parts.running_pass):
             if number is not None:
                 self._start_pass(session, part, number)
@@ -209,7 +209,7 @@ class Scheduler:
         return others_ask and session.fill >= 1.0 and not session.progress.is_blocking(use)
 
     def _others_can_release(self, session: EngineSession) -> bool:
-        """Everything is open, but some other reader has steps to read, and releases chunks when it has read them."""
+        """Whether all is open, but another reader has steps to read, after which it releases chunks."""
         return any(other is not session and other.can_progress for other in self._sessions.values())
 
     def _open_local(self, session: EngineSession) -> None:
@@ -285,7 +285,7 @@ class Scheduler:
         self.wake()
 
     def lost(self, keys: Iterable[bytes]) -> None:
-        """These chunks are not local any more: sessions that hold one ask for it again."""
+        """Records that chunks are not local any more: sessions that hold one ask for it again."""
         for key in keys:
             for session in self._sessions.values():
                 for chunk in session.keys.pop(key, ()):

@@ -124,7 +124,7 @@ class SessionHost(Protocol):
         ...
 
     def wake(self) -> None:
-        """Something changed: schedules all sessions, soon."""
+        """Schedules all sessions, soon: something changed."""
         ...
 
     def has(self, session: EngineSession) -> bool:
@@ -136,7 +136,7 @@ class SessionHost(Protocol):
         ...
 
     def extended(self, session: EngineSession) -> None:
-        """Running passes of a session go on in another epoch's schedule."""
+        """Records that running passes of a session go on in another epoch's schedule."""
         ...
 
     def reject(self, session: EngineSession, chunk: int, reason: str) -> None:
@@ -254,7 +254,7 @@ class EngineSession:
 
     @property
     def waits(self) -> bool:
-        """It wants a step and not even the next one is ready."""
+        """Whether it wants a step and not even the next one is ready."""
         return self.progress.through() < self.progress.done <= self.progress.want
 
     @property
@@ -327,12 +327,12 @@ class EngineSession:
             self._on_error(error)
 
     def _watch(self) -> int:
-        """`through` of now; the consumer waits while it wants a step and not even the next one is ready."""
+        """Returns the current `through`; the consumer waits if it wants a step and not even the next one is ready."""
         self.waiting.update(self.waits, self._host.now())
         return self.progress.through()
 
     def count(self, use: Use, *, hit: bool) -> None:
-        """One need."""
+        """Counts one need."""
         if use.epoch not in self.counts:
             self.counts = {known: self.counts[known] for known in list(self.counts)[-_EPOCHS_COUNTED:]}
         size_bytes = int(self.collection.file_bytes[use.chunk])
@@ -364,12 +364,12 @@ class EngineSession:
 
     @property
     def can_progress(self) -> bool:
-        """It has steps to read and is not silent."""
+        """Whether it has steps to read and is not silent."""
         return (
             self.admitted and self.failed is None and not self.silent and self.progress.through() >= self.progress.done
         )
 
     @property
     def silent(self) -> bool:
-        """No message for long: its consumer hangs."""
+        """Whether its consumer hangs: no message for long."""
         return self._host.now() - self.last_message_at > self._host.silent_seconds

@@ -130,7 +130,7 @@ class SessionProgress:
         return None
 
     def ask_later(self, use: Use) -> None:
-        """There was no room: the request stays."""
+        """Keeps the request: there was no room."""
         heapq.heappush(self._to_ask, use)
 
     def has_requests(self) -> bool:
@@ -157,7 +157,7 @@ class SessionProgress:
         return True
 
     def openable(self) -> list[Use]:
-        """Held uses that the consumer wants, in order, up to the first whose chunk is not local.
+        """Returns held uses that the consumer wants, in order, up to the first whose chunk is not local.
 
         What comes after a gap stays look-ahead: an open chunk could not be evicted for the one that closes the gap.
         """
@@ -174,7 +174,7 @@ class SessionProgress:
     # ------------------------------------------------------------ state
 
     def through(self) -> int:
-        """Every chunk of the steps up to and including this one, and not beyond `want`, is open."""
+        """Returns the last step, at most `want`, up to which all chunks are open."""
         if self._broken:
             return self.done - 1
         limit = min(self.want, self._known_step)
@@ -188,19 +188,19 @@ class SessionProgress:
         return max(limit, self.done - 1)
 
     def is_blocking(self, use: Use) -> bool:
-        """The consumer has read everything that is open and cannot continue without this use."""
+        """Whether the consumer has read everything that is open and cannot continue without this use."""
         return use.number < 0 or (use.first <= self.done and self.through() < self.done)
 
     def holds(self, chunk: int) -> bool:
-        """Held or open."""
+        """Whether the chunk is held or open."""
         return chunk in self._held
 
     def is_local(self, chunk: int) -> bool:
-        """Held or open, and local."""
+        """Whether the chunk is held or open, and local."""
         return chunk in self._local
 
     def is_wanted(self, chunk: int) -> bool:
-        """Held, asked for by the consumer, and not open yet."""
+        """Whether the chunk is held, asked for by the consumer, and not open yet."""
         return chunk in self._broken or any(use.chunk == chunk for use in self._urgent.values())
 
     def first_need(self, chunk: int) -> int:

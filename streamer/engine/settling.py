@@ -26,13 +26,13 @@ class Settling:
         self._timer = loop.call_at(self._at_latest, self._end)
 
     def session_opened(self) -> None:
-        """The pause may end soon: all clients of an engine that died come back at once."""
+        """Lets the pause end soon: all clients of an engine that died come back at once."""
         if not self._settled:
             self._timer.cancel()
             self._timer = self._loop.call_at(min(self._at_latest, self._loop.time() + QUIET_SECONDS), self._end)
 
     def stop(self) -> None:
-        """`settle` is not called any more; idempotent."""
+        """Stops the timer: `settle` is not called any more. Idempotent."""
         self._timer.cancel()
 
     def _end(self) -> None:

@@ -49,7 +49,7 @@ class UrlAllowlist:
 
     @property
     def restricted(self) -> bool:
-        """Only configured urls are served, with the engine's own options; those of clients are not used."""
+        """Whether only configured urls are served, with the engine's own options and not those of clients."""
         return bool(self._entries)
 
     def options(self, urls: Iterable[str], offered: Options) -> Options:
@@ -110,7 +110,7 @@ def _denied(url: str) -> AccessDeniedError:
 
 
 def _comparable(url: str) -> str:
-    """One spelling per address.
+    """Returns one spelling per address.
 
     Raises:
         AccessDeniedError: it has a dot segment, which a server or a client library may resolve to somewhere else.

@@ -46,7 +46,7 @@ class LaneCut(msgspec.Struct, frozen=True, eq=False):
         return number, chunks, sizes
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """(M,) the lane of each chunk's first piece; -1 if it has no samples."""
+        """Returns the lane of each chunk's first piece, (M,); -1 if it has no samples."""
         lanes = np.full(chunks, -1)
         # Backwards, so that the first of several lanes remains.
         for lane in range(len(self.begin) - 1, -1, -1):
@@ -104,7 +104,7 @@ def _cut(order: Chunks, lanes: int, chunk_samples: Integers, shift: int) -> Lane
 
 
 def lane_starts(samples: int, lanes: int, shift: int = 0) -> Integers:
-    """(L+1,) samples before each lane: lane l holds n//L + ((l - shift) % L < n%L), that of position 0 is `shift`."""
+    """Samples before each lane, (L+1,): lane l holds n//L + ((l - shift) % L < n%L), that of position 0 is `shift`."""
     lane = np.arange(lanes, dtype=np.int64)
     sizes = samples // lanes + ((lane - shift) % lanes < samples % lanes)
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])

@@ -98,7 +98,7 @@ class Deal(msgspec.Struct, frozen=True, eq=False):
 
 
 def slice_count(piece: Integers, size: Integers, window: int) -> Integers:
-    """k_j: the number of slices of piece j; small at the start, so that the window grows.
+    """Returns k_j, the number of slices of piece j; small at the start, so that the window grows.
 
     A piece of one sample has it in the first slice, whatever their number: then 1 is exact.
     """

@@ -35,7 +35,7 @@ class Draws(msgspec.Struct, frozen=True, eq=False):
     start: Integers
 
     def ordinals(self) -> Integers:
-        """(N,) the samples."""
+        """Returns the samples: (N,)."""
         drawn = permute(self.place, self.sizes, self.group_keys)
         ordinals: Integers = self.start + permute(drawn, self.sizes, self.piece_keys)
         return ordinals
@@ -59,7 +59,7 @@ class OrdinalsTogether:
         self._draws.append(draws)
 
     def ordinals(self) -> Integers:
-        """(N,) all samples."""
+        """Returns all samples: (N,)."""
         if self._draws:
             rows = np.concatenate(self._rows)
             columns = [np.concatenate([getattr(one, name) for one in self._draws]) for name in Draws.__struct_fields__]
@@ -124,7 +124,7 @@ class LaneDecoder:
         return Draws(places - deal.prefix[piece], sizes, group_keys, piece_keys, self._piece_start(lanes, number))
 
     def _groups(self, places: Integers) -> tuple[Integers, Integers]:
-        """Lane and number of every group that holds one of the sorted places, in their order."""
+        """Returns lane and number of every group that holds one of the sorted places, in their order."""
         starts = self._deal.start
         breaks = np.flatnonzero(np.diff(places) > 1)
         heads = places[np.append(0, breaks + 1)]
@@ -156,7 +156,7 @@ class LaneDecoder:
 
 
 def _counting(counts: Integers) -> Integers:
-    """0..c-1 for each count c, one after the other."""
+    """Returns 0..c-1 for each count c, one after the other."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1], dtype=np.int64) - np.repeat(ends - counts, counts)
 

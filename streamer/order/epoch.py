@@ -85,7 +85,7 @@ class EpochOrder:
 
     @property
     def lanes(self) -> int:
-        """L."""
+        """The number of lanes, L."""
         return self.spec.lanes
 
     @property
@@ -131,7 +131,7 @@ class EpochOrder:
         return places
 
     def repeats(self, positions: Integers) -> Flags:
-        """(N,) which positions are padding."""
+        """Returns which positions are padding: (N,)."""
         padding: Flags = positions >= self.samples
         return padding
 
@@ -145,7 +145,7 @@ class EpochOrder:
         return [need for lane in lanes.tolist() for need in self._lane_needs(lane, run)]
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Chunk and pass of some samples, both (N,); the pass is the epoch."""
+        """Returns chunk and pass of some samples, both (N,); the pass is the epoch."""
         chunks = np.searchsorted(self.chunk_first, ordinals, side="right") - 1
         return chunks, np.full(len(chunks), self.epoch, dtype=np.int64)
 
@@ -165,7 +165,7 @@ class EpochOrder:
 
     @cached_property
     def lane_start(self) -> Integers:
-        """(L+1,) samples before each lane."""
+        """The samples before each lane: (L+1,)."""
         return lane_starts(self.samples, self.spec.lanes, self.shift)
 
     @property
@@ -185,7 +185,7 @@ class EpochOrder:
 
     @cached_property
     def piece_chunks(self) -> Chunks:
-        """(T,) the chunk of each piece, through all lanes; only `fill`ed lanes are set."""
+        """The chunk of each piece, through all lanes, (T,); only `fill`ed lanes are set."""
         return np.zeros(int(self.cut.piece[-1]), dtype=np.uint32)
 
     @cached_property

@@ -91,7 +91,7 @@ class RankPlan:
         return sample_count(self.order.samples - self.start, self.rank_split, self.last_batch)
 
     def position(self, batch: int) -> int:
-        """Position delivered when all batches before `batch` are: what a `State` keeps."""
+        """Returns the position delivered when all batches before `batch` are; a `State` keeps it."""
         return self.start + batch * self.rank_split.global_batch
 
     def batch(self, batch: int) -> BatchIndex:

@@ -35,7 +35,7 @@ class Batches(msgspec.Struct, frozen=True):
 
     @property
     def stop_position(self) -> int:
-        """One past the last position of the run."""
+        """The position one past the last of the run."""
         return self.origin + self.end * self.size
 
     def number(self, positions: Integers) -> Integers:
@@ -73,12 +73,12 @@ class Order(Protocol):
 
     @property
     def samples(self) -> int:
-        """One past the last position of the epoch."""
+        """The position one past the last of the epoch."""
         ...
 
     @property
     def lanes(self) -> int:
-        """L: position p lies in lane p mod L."""
+        """The number of lanes, L: position p lies in lane p mod L."""
         ...
 
     @property
@@ -98,7 +98,7 @@ class Order(Protocol):
         ...
 
     def repeats(self, positions: Integers) -> Flags:
-        """(N,) which positions only repeat a sample, to fill a batch up: padding, and in a mix the rest of a group."""
+        """Returns which positions only repeat a sample, (N,): padding, and in a mix the rest of a group."""
         ...
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
@@ -106,5 +106,5 @@ class Order(Protocol):
         ...
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Chunk and pass of some samples, both (N,)."""
+        """Returns chunk and pass of some samples, both (N,)."""
         ...

@@ -24,7 +24,7 @@ _BLOCK_REQUEST_BYTES = 8 * 1024 * 1024
 
 
 def vif_bound(spec: OrderSpec, chunk_samples: Integers, global_batch: int, *, correlation: float = 1.0) -> float:
-    """Upper bound of the variance of a batch's mean, as a multiple of that of a full shuffle.
+    """Returns a bound of the variance of a batch's mean, as a multiple of that of a full shuffle.
 
     1 + rho (B/L - 1) (1/k - L/M), while B is at most half of the open samples: a batch takes B/L
     samples of each lane, from k of its M/L chunks. Never above 1 + rho (s - 1), what whole chunks
@@ -186,7 +186,7 @@ def _mixing_row(spec: OrderSpec, chunk_samples: Integers, global_batch: int) -> 
 
 
 def _advice(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_bytes: int) -> str:
-    """What to set for a better mixture, and its cost; "" if the mixture is good."""
+    """Describes the options for a better mixture, and their cost; "" if the mixture is good."""
     if vif_bound(spec, chunk_samples, global_batch) <= WELL_MIXED and bound_holds(spec, chunk_samples, global_batch):
         return ""
     chunks = max(1, int(np.count_nonzero(chunk_samples)))

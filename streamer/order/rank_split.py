@@ -88,7 +88,7 @@ class RankSplit(msgspec.Struct, frozen=True):
         return drawn
 
     def _lane_runs(self, starts: Integers) -> tuple[Integers, Integers]:
-        """(G, L) first position of each lane in each batch, and its number of positions there."""
+        """Returns the first position of each lane in each batch, and its number of positions there: (G, L)."""
         lane = np.arange(self.lanes, dtype=np.int64)
         first = starts[:, None] + (lane - starts[:, None]) % self.lanes
         counts = (starts[:, None] + self.global_batch - first + self.lanes - 1) // self.lanes

@@ -23,7 +23,7 @@ class Schedule(Needs, frozen=True, eq=False):
 
 
 def merge(needs: list[Needs]) -> Schedule:
-    """One entry per chunk and pass: the parts of a cut chunk come up together and share one fetch."""
+    """Returns one entry per chunk and pass: the parts of a cut chunk come up together and share one fetch."""
     if not needs:
         empty = np.empty(0, dtype=np.int64)
         return Schedule(empty.astype(np.uint32), empty, empty, empty)
@@ -148,7 +148,7 @@ def _group_starts(size: Integers, share: Integers) -> tuple[Integers, Integers]:
 
 
 def _level(amount: Integers, share: Integers) -> Integers:
-    """Sum over the pieces of `amount` in each of the groups j..j+share-1."""
+    """Sums `amount` over the pieces in each of the groups j..j+share-1."""
     pieces = len(amount)
     change = np.zeros(pieces + int(share.max()), dtype=np.int64)
     change[:pieces] += amount
@@ -168,7 +168,7 @@ def _add_sparse(level: Integers, size: Integers, share: Integers) -> None:
 
 
 def _sum_lines(rest: Integers, share: Integers) -> Integers:
-    """Rounded-down sum over the pieces of rest / share per group begun."""
+    """Sums rest / share, rounded down, over the pieces per group begun."""
     pieces = len(rest)
     slope = rest / share
     change = np.zeros(pieces + int(share.max()))

@@ -131,13 +131,13 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def order_id(self) -> str:
-        """32 hex characters: the digest of all parts and of the format of the order."""
+        """The digest of all parts and of the format of the order: 32 hex characters."""
         text = json.dumps({"order": ORDER_FORMAT, **self.parts()}, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     @property
     def lane_window(self) -> int:
-        """k: the pieces open together in one lane, >= 1."""
+        """The pieces open together in one lane, k >= 1."""
         return max(1, self.window // self.lanes)
 
     def facts(self) -> dict[str, str | int]:
@@ -162,7 +162,7 @@ def stored_cut(stored: str) -> str:
 
 
 def auto_lanes(chunks: int, batch_size: int) -> int:
-    """L: the largest divisor of B with at least ~32 chunks per lane, at most 256.
+    """Returns L, the largest divisor of B with at least ~32 chunks per lane, at most 256.
 
     Up to 8 lanes for any batch, then one per 64 samples: each lane splits over no more than one
     node, and 32 chunks are what a lane's own window needs to mix.
@@ -172,7 +172,7 @@ def auto_lanes(chunks: int, batch_size: int) -> int:
 
 
 def auto_window(chunks: int, batch_size: int) -> int:
-    """K: as many chunks as the batch has samples, in 64..1024, at most a 16th of the dataset."""
+    """Returns K: as many chunks as the batch has samples, in 64..1024, at most a 16th of the dataset."""
     return min(max(batch_size, 64), 1024, max(1, chunks // 16))
 
 

@@ -117,7 +117,7 @@ class State(msgspec.Struct, frozen=True):
         return "" if isinstance(self.spec, OrderSpec) else "mix"
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, for any checkpoint format."""
+        """Returns plain values, for any checkpoint format."""
         parts = self.spec.parts()
         saved: dict[str, object] = {
             "format": STATE_FORMAT,
@@ -260,7 +260,7 @@ def _shown(part: str | int | None) -> str:
 
 
 def _fields(saved: Mapping[str, object]) -> tuple[OrderSpec, int, int, int]:
-    """Order and place of one dataset."""
+    """Reads order and place of one dataset."""
     fields = {name: _field(saved, name, kind) for name, kind in (_PARTS | _PLACE).items()}
     fields["cut"] = stored_cut(str(fields["cut"]))
     parts = [fields[name] for name in _PARTS]

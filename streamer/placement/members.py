@@ -34,7 +34,7 @@ class Member(msgspec.Struct, frozen=True, order=True):
 
     @property
     def word(self) -> int:
-        """64 bits of its id."""
+        """The hash of its id, 64 bits."""
         return fold(0, *self.id.encode())
 
 

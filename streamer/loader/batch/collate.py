@@ -103,7 +103,7 @@ _SCALARS: Final[dict[type, Callable[[Samples], Buffer | None]]] = {
 
 
 def _strings(samples: Samples) -> object:
-    """Unchanged, as torch does: a list stays a list, a column of zipped tuples a tuple."""
+    """Returns the texts as torch does: a list stays a list, a column of zipped tuples a tuple."""
     kind = type(samples[0])
     if kind in {str, bytes, Raw} and type(samples) in {list, tuple} and all(type(s) is kind for s in samples):
         return StringsBuffer(samples)  # type: ignore[arg-type]

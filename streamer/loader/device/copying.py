@@ -73,7 +73,7 @@ class CudaMover(Mover):
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One per process: memory that torch caches for a stream is lost with the stream (timm #2781)."""
+    """Returns the stream of this process: memory that torch caches for a stream is lost with it (timm #2781)."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

@@ -138,7 +138,7 @@ def _compare(facts_of: list[dict[str, Detail]]) -> None:
 
 
 def _group() -> tuple[int, int] | None:
-    """Rank and size of the default process group, if there is one. Never imports torch."""
+    """Returns rank and size of the default process group, if there is one. Never imports torch."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
@@ -146,7 +146,7 @@ def _group() -> tuple[int, int] | None:
 
 
 def _gather(text: str) -> list[str | None]:
-    """Through the process group's store: no collective that could meet another one, no device, no pickle."""
+    """Gathers through the process group's store: no collective that could meet another one, no device, no pickle."""
     from torch import distributed
 
     store, rank, size = process_store(), distributed.get_rank(), distributed.get_world_size()
@@ -180,7 +180,7 @@ def unpack(packed: bytes) -> list[str | None]:
 
 
 def _collect(store: Store, keys: list[str]) -> list[str | None]:
-    """Rank 0 reads for all: with R ranks that is R requests, not R squared."""
+    """Lets rank 0 read for all: with R ranks that is R requests, not R squared."""
     try:
         Notice(logger).wait(partial(_wait_all, store, keys), lambda: _missing(store, keys))
     except RuntimeError:  # torch's timeout; `check` finds the missing ranks
@@ -189,7 +189,7 @@ def _collect(store: Store, keys: list[str]) -> list[str | None]:
 
 
 def _wait_all(store: Store, keys: list[str], seconds: float | None) -> None:
-    """Until all keys are there; for a short time it asks again and again: torch warns when its own wait times out."""
+    """Waits for all keys; asks repeatedly for a short time first: torch warns when its own wait times out."""
     if seconds is None:
         store.wait(keys, timedelta(seconds=_WAIT_SECONDS))
         return
@@ -206,7 +206,7 @@ def _missing(store: Store, keys: list[str]) -> str:
 
 
 def _first_missing(rank: int) -> str:
-    """Said by rank 1 only: rank 0 may be the one that is missing."""
+    """Describes what all ranks wait for, on rank 1 only: rank 0 may be missing."""
     return f"rank 0, which compares the datasets of all ranks{_REASON}" if rank == 1 else ""
 
 

@@ -102,7 +102,7 @@ class Index:
 
     @property
     def path(self) -> str | None:
-        """`url` as a text."""
+        """Returns `url` as a text."""
         return None if self.url is None else os.fspath(self.url)
 
     @classmethod

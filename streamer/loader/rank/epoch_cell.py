@@ -175,7 +175,7 @@ class EpochCell:
         self._table = np.frombuffer(self._memory, _TABLE)[0:1].reshape(())
 
     def __reduce__(self) -> tuple[Callable[..., EpochCell], tuple[object, ...]]:
-        """For a process that is being started: the same memory. Otherwise: a copy with its own number."""
+        """Shares the memory with a process that is being started; otherwise makes a copy with its own number."""
         if context.get_spawning_popen() is None:
             return EpochCell, (self.next_epoch, self.manifest, self.annotations)
         return _shared, (reduction.DupFd(self._descriptor),)

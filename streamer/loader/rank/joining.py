@@ -33,7 +33,7 @@ def find_table(
 
 
 def both_digests(manifest: str, table: str | None) -> str:
-    """One text for both; that of the manifest alone where nothing is joined."""
+    """Returns one text for both; that of the manifest alone where nothing is joined."""
     return manifest if table is None else f"{manifest}+{table}"
 
 

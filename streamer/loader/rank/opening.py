@@ -75,7 +75,7 @@ class Opening:
 
     @property
     def connections(self) -> EngineConnections:
-        """To the engine; of one dataset its own."""
+        """The connections to the engine; those of one dataset are its own."""
         return self._datasets[0].connections if self._for_parts is None else self._for_parts
 
     def rank_config(self) -> RankConfig:
@@ -221,7 +221,7 @@ class Opening:
 
     @property
     def last_batch(self) -> LastBatch | None:
-        """What becomes of an incomplete last batch, as the user says it; None: not said."""
+        """The user's choice for an incomplete last batch; None: not given."""
         return self.options.order.last_batch
 
     def take_requested_epoch(self) -> int | None:

@@ -210,11 +210,11 @@ class RankStream:
         return self._mix_spec.quotas(epoch)
 
     def sources(self, epoch: int, batch: int) -> npt.NDArray[np.int16]:
-        """(samples,) number of the member of each sample of this rank's batch."""
+        """Returns the number of the member of each sample of this rank's batch: (samples,)."""
         return self._codes.members(self.ordinals(epoch, batch)).astype(np.int16)
 
     def drawn(self, epoch: int, batch: int) -> Integers:
-        """(members,) of a mix, samples of each before batch `batch` of an epoch, over all epochs and ranks."""
+        """Returns, of a mix, the samples of each member before a batch, over all epochs and ranks: (members,)."""
         position = min(self.plan(epoch).position(batch), self.samples_in(epoch))
         return np.array(self._mix_spec.drawn(epoch), np.int64) + self._plans.drawn(epoch, position)
 
@@ -228,7 +228,7 @@ class RankStream:
         return cast("MixSpec", self.spec)
 
     def growing_stats(self, epoch: int, batch: int) -> GrowingStats | None:
-        """Of a growing dataset, passes, uses and the samples in use at a batch."""
+        """Returns, of a growing dataset, passes, uses and the samples in use at a batch."""
         return None if self.growth is None else self.growth.statistics(self.plan(epoch), batch)
 
     # ------------------------------------------------------------ ranks

@@ -37,7 +37,7 @@ class Progress(msgspec.Struct):
     delivered: int = 0
 
     def state(self, prepared: RankStream) -> dict[str, object]:
-        """Plain values for a checkpoint.
+        """Returns plain values for a checkpoint.
 
         For a single process the position is sufficient, and any number of ranks may resume. With several workers each
         has its own count of batches.

@@ -203,7 +203,7 @@ def _place(connection: EngineClient, rank_config: RankConfig) -> object:
 
 @cache
 def _token() -> str:
-    """One for each incarnation of the job, whose processes are new."""
+    """Returns a text that differs for each start of the job, whose processes are new."""
     return secrets.token_hex(32)
 
 
@@ -251,7 +251,7 @@ def _send(connection: EngineClient, request: ShareCache) -> str:
 
 
 def _lane_bytes(shared: Shared) -> npt.NDArray[np.float64]:
-    """(L,) bytes of each lane."""
+    """Returns the bytes of each lane: (L,)."""
     assert shared.lanes is not None
     chosen = shared.lanes >= 0
     sizes = shared.manifest.chunk_local_bytes[chosen]

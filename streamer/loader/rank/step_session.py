@@ -138,7 +138,7 @@ class StepSession(ABC):
         self._session.reject(chunk, reason)
 
     def fileno(self) -> int:
-        """Readable when `pump` has something to receive; may change in `pump`."""
+        """Returns a descriptor that is readable when `pump` has something to receive; may change in `pump`."""
         return self._client.fileno()
 
     def pump(self, timeout_seconds: float | None = 0.0) -> None:
@@ -258,7 +258,7 @@ class EpochSession(StepSession):
 
 
 def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Sequence[int]) -> Integers:
-    """(members,) the largest number of bytes of each member that are open at the same time: a sweep over the steps.
+    """Returns the largest number of bytes of each member that are open at the same time, (members,), over the steps.
 
     Args:
         schedule: of the chunks.

@@ -78,7 +78,7 @@ class StreamCodes:
             yield Uses(member, rows, ordinals, (turns[rows] + self._first_run(epoch, member)).tolist())
 
     def members(self, codes: Integers) -> Integers:
-        """(N,) number of the member of each code."""
+        """Returns the number of the member of each code: (N,)."""
         return np.zeros_like(codes) if self._codes is None else self._codes.members(codes)
 
     def locate(self, code: int) -> tuple[int, int]:

@@ -324,7 +324,7 @@ class SampleMaker:
         return sample
 
     def fields(self, place: SampleLocation) -> tuple[str, Sequence[Field]]:
-        """Key and undecoded fields, for inspection."""
+        """Returns key and undecoded fields, for inspection."""
         return self.open(place, self._content.read(place))
 
     def transform(self, place: SampleLocation, sample: Sample, row: Row = NO_ROW) -> object:
@@ -357,7 +357,7 @@ class SampleMaker:
         return made
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
-        """Read, decode, transform: nanoseconds so far."""
+        """Returns the nanoseconds of reading, decoding and transforming so far."""
         read, decode, transform = self._nanoseconds
         return read, decode, transform
 
@@ -406,6 +406,6 @@ def sample_key(manifest: Manifest, ordinal: int) -> str:
 
 
 def _where(manifest: Manifest, ordinal: int) -> str:
-    """Object and byte range of a sample."""
+    """Describes object and byte range of a sample."""
     extent = manifest.extent_of(ordinal)
     return f"{extent.object.url} [{extent.start}, {extent.stop})"

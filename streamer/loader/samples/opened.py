@@ -54,7 +54,7 @@ class OpenedDataset:
 
     @property
     def selection_file(self) -> tuple[str, Path] | None:
-        """Digest of the selection, and the folder of its file; None: all samples."""
+        """The digest of the selection, and the folder of its file; None: all samples."""
         return None if self.selection is None else (self.selection.digest, self.selection.path.parent)
 
     @property
@@ -79,12 +79,12 @@ class OpenedDataset:
 
     @property
     def stored_bytes(self) -> int:
-        """Of the selected samples, by their share of all."""
+        """The bytes of the selected samples, by their share of all."""
         return int(self.manifest.chunk_local_bytes.sum() * (self.samples / max(1, self.manifest.samples)))
 
     @cached_property
     def exact_bytes(self) -> int:
-        """Of the selected samples; takes 0.1 us for each. Of a recoded dataset by their share: it has no offsets."""
+        """The bytes of the selected samples, in 0.1 us each; if recoded (without offsets), by their share of all."""
         if self.selection is None or self.manifest.recoded:
             return self.stored_bytes
         blocks = (self.selection.ordinals[first : first + _BLOCK] for first in range(0, self.samples, _BLOCK))
@@ -92,7 +92,7 @@ class OpenedDataset:
         return sum(int((stop - start).sum()) for _, start, stop in located)
 
     def number(self, ordinal: int) -> int:
-        """Ordinal in the manifest -> number in the selection, which `dataset[i]` takes."""
+        """Returns the number in the selection, which `dataset[i]` takes, of an ordinal in the manifest."""
         return ordinal if self.selection is None else self.selection.number(ordinal)
 
     def to_manifest(self, ordinals: Integers) -> Integers:

@@ -55,7 +55,7 @@ class BatchRecipe(msgspec.Struct, frozen=True, kw_only=True):
     epoch_samples: int = 0
 
     def start(self, epoch: int) -> int:
-        """Position in an epoch at which its batch 0 begins."""
+        """Returns the position in an epoch at which its batch 0 begins."""
         return self.entry[1] if epoch == self.entry[0] else 0
 
     @property
@@ -99,12 +99,12 @@ class Plans:
         return RankPlan(order, *geometry, start=order.origin + recipe.start(epoch), runs=recipe.runs)
 
     def chunk_lanes(self) -> Integers:
-        """(M,) of one dataset, the lane of each chunk; -1: none of its samples is selected. Not for a redrawn cut."""
+        """Returns each chunk's lane in one dataset, (M,); -1: no sample of it is selected. Not for a redrawn cut."""
         order = cast("EpochOrder", self._order)
         return order.cut.chunk_lanes(len(order.chunk_samples))
 
     def drawn(self, epoch: int, position: int) -> Integers:
-        """(members,) of a mix, samples of each member among the first `position` positions of an epoch."""
+        """Returns a mix's samples by member among the first `position` positions of an epoch: (members,)."""
         return cast("MixOrder", self.plan(epoch).order).drawn(position)
 
 

@@ -60,7 +60,7 @@ class StreamMaker:
         self._reading += time.perf_counter_ns() - started
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
-        """Read, decode, transform: nanoseconds so far, over all members."""
+        """Returns the nanoseconds of reading, decoding and transforming so far, over all members."""
         spent = [reader.maker.stage_nanoseconds() for reader in self._readers.values()]
         read, decode, transform = (sum(column) for column in zip((self._reading, 0, 0), *spent, strict=True))
         return read, decode, transform
@@ -121,7 +121,7 @@ class StreamReader:
         return self._maker.codes.of(index.ordinals), index.repeated
 
     def load(self, epoch: int, ordinal: int) -> object:
-        """One decoded and transformed sample, from its code.
+        """Makes one sample from its code.
 
         Raises:
             ChunkUnreadableError: the bytes are missing or wrong.
@@ -129,7 +129,7 @@ class StreamReader:
         return self._maker.make(self._locate(epoch, ordinal))
 
     def first_of_each(self, ordinals: Integers) -> dict[str, int]:
-        """Of a mix: the names of the members of a batch, each with the index of its first sample."""
+        """Returns, of a mix, the names of the members of a batch, each with the index of its first sample."""
         if isinstance(self._recipe.spec, OrderSpec):
             return {}
         first: dict[int, int] = {}
@@ -182,7 +182,7 @@ class StreamReader:
         return found
 
     def load_at(self, epoch: int, ordinal: int, index: int) -> object:
-        """One sample for an index of the current batch; it may be another one than `begin` was given for the index.
+        """Makes one sample for an index of the current batch; not necessarily the one that `begin` got for the index.
 
         Raises:
             ChunkUnreadableError: the bytes are missing or wrong.
@@ -196,5 +196,5 @@ class StreamReader:
         return self._maker.places(epoch, np.array([code], np.int64))[0]
 
     def stage_nanoseconds(self) -> tuple[int, int, int]:
-        """Read, decode, transform: nanoseconds since it was opened, over all members."""
+        """Returns the nanoseconds of reading, decoding and transforming since it was opened, over all members."""
         return self._maker.stage_nanoseconds()

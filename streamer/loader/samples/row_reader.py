@@ -44,7 +44,7 @@ class RowReader:
         self._whole.begin(places, own, at)
 
     def load_at(self, place: SampleLocation, index: int) -> object:
-        """One sample for an index of the current batch; see `SampleMaker.make`.
+        """Makes one sample for an index of the current batch; see `SampleMaker.make`.
 
         Args:
             place: of the sample; not necessarily the one that `begin` got for the index.

@@ -203,7 +203,7 @@ class ScatterReader:
             self._ordinals[index] = alike[index].ordinal
 
     def _pieces(self, template: Template, index: int, row: Row) -> list[memoryview]:
-        """Edge, array, edge, array, ..., edge."""
+        """Returns edge, array, edge, array, ..., edge."""
         edges, at = [], 0
         for start, stop in template.edges:
             edges.append(self._edges[index, at : at + stop - start].data)
@@ -263,5 +263,5 @@ def _hole(content: memoryview, field: Field, decoder: SampleDecoder, rows: Rows)
 
 
 def _offset(content: memoryview, field: Field) -> int:
-    """Offset of a field in the bytes of its sample."""
+    """Returns the offset of a field in the bytes of its sample."""
     return address(field.content) - address(content)

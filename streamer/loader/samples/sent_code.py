@@ -42,7 +42,7 @@ class SentCode:
 
 
 def _digest_of(contents: object) -> bytes | None:
-    """Digest of a pickle; None: it cannot be compared."""
+    """Returns the digest of a pickle; None: it cannot be compared."""
     target = _Digest()
     try:
         _Pickler(target, protocol=5).dump(contents)

@@ -151,7 +151,7 @@ class StallReport:
         return f"input-bound ({self.share:.0%} waiting): {self.bottleneck}, {self._parts(2)}; {self.advice}"
 
     def __str__(self) -> str:
-        """One line, for the log."""
+        """Returns one line, for the log."""
         slow = [f"slowest worker {w.number}: {w.seconds * 1e3:.3g} ms a batch" for w in (self.slowest_worker,) if w]
         slow += [f"slowest sample {sample}" for sample in (self.slowest_sample,) if sample]
         parts = [
@@ -171,7 +171,7 @@ class StallReport:
         return " | ".join(parts)
 
     def scalars(self) -> dict[str, float]:
-        """Plain numbers by name, for TensorBoard, W&B and the like."""
+        """Returns plain numbers by name, for TensorBoard, W&B and the like."""
         return {
             "stall/share": self.share,
             "stall/wait_mean_seconds": self.wait.mean,
@@ -184,7 +184,7 @@ class StallReport:
         }
 
     def attributes(self) -> dict[str, float | str]:
-        """`scalars`, bottleneck and advice by dotted names, as a structured log has them."""
+        """Returns `scalars`, bottleneck and advice by dotted names, as a structured log has them."""
         figures = {f"streamer.{name.replace('/', '.')}": value for name, value in self.scalars().items()}
         return {**figures, "streamer.stall.bottleneck": str(self.bottleneck), "streamer.stall.advice": self.advice}
 

@@ -132,7 +132,7 @@ class ForkedPool:
         self.gone = False
 
     def fileno(self) -> int:
-        """Readable when the server has sent a reply, or has ended."""
+        """Returns a descriptor that is readable when the server has sent a reply, or has ended."""
         return self._end.fileno()
 
     def start(self, number: int, workers: int, descriptors: list[int]) -> ForkedProcess:

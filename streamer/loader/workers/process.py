@@ -96,7 +96,7 @@ def start_interpreter(
 
 
 def current_context() -> ProcessContext:
-    """Working directory, `sys.path` (with "" as the current directory) and environment of this process."""
+    """Returns working directory, `sys.path` ("" is the current directory) and environment of this process."""
     try:
         folder = os.getcwd()
     except FileNotFoundError:

@@ -163,7 +163,7 @@ class Channel:
         return cls(socket.socket(fileno=descriptor))
 
     def fileno(self) -> int:
-        """For select and for passing it on."""
+        """Returns the descriptor, for select and for passing it on."""
         return self._end.fileno()
 
     def set_blocking(self, blocking: bool) -> None:

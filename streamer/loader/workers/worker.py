@@ -86,7 +86,7 @@ class SlotMemory:
         self._slots.pop(slot, None)
 
     def make(self, slot: int, nbytes: int) -> tuple[Bytes, int]:
-        """New memory for a slot, or for NO_SLOT, and its descriptor."""
+        """Makes new memory for a slot, or for NO_SLOT; returns it with its descriptor."""
         spare = nbytes // _SPARE_SHARE if slot != NO_SLOT else 0
         count = memory.page_aligned(nbytes + spare)
         descriptor = memory.create_sealed("streamer-batch", count)
@@ -224,5 +224,5 @@ class Worker:
 
 
 def minor_faults() -> int:
-    """Minor page faults of this process so far."""
+    """Returns the minor page faults of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

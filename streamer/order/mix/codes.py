@@ -31,7 +31,7 @@ class SampleCodes:
         self._samples = np.array(samples, np.int64)
 
     def encode(self, members: Integers, turns: Integers, ordinals: Integers) -> Integers:
-        """(N,) codes.
+        """Returns codes: (N,).
 
         Args:
             members: (N,) number of each member.
@@ -41,15 +41,15 @@ class SampleCodes:
         return (members << _SHIFT) + turns * self._samples[members] + ordinals
 
     def members(self, codes: Integers) -> Integers:
-        """(N,) the member of each code."""
+        """Returns the member of each code: (N,)."""
         return codes >> _SHIFT
 
     def turns(self, codes: Integers) -> Integers:
-        """(N,) the pass of each code, less the member's first pass of the epoch (`MixSpec.first_passes`)."""
+        """Returns the pass of each code, (N,), less the member's first pass of the epoch (`MixSpec.first_passes`)."""
         turns: Integers = (codes & _MASK) // self._samples[codes >> _SHIFT]
         return turns
 
     def ordinals(self, codes: Integers) -> Integers:
-        """(N,) the sample of each code in its member."""
+        """Returns the sample of each code in its member: (N,)."""
         ordinals: Integers = (codes & _MASK) % self._samples[codes >> _SHIFT]
         return ordinals

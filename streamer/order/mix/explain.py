@@ -45,7 +45,7 @@ def kept_bytes(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) 
 
 
 def hit_bound(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) -> float:
-    """Upper bound of the share of used bytes that a cache can supply; arguments as for `kept_bytes`."""
+    """Returns a bound of the share of used bytes that a cache can supply; arguments as for `kept_bytes`."""
     kept = kept_bytes(values, sizes, cache_bytes)
     used = sum(value * size for value, size in zip(values, sizes, strict=True))
     return sum(value * part for value, part in zip(values, kept, strict=True)) / used if used else 0.0

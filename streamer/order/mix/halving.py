@@ -37,7 +37,7 @@ def split_evenly(counts: Integers, parts: int, states: Words) -> Integers:
 
 
 def _halve(counts: Integers, states: Words) -> Integers:
-    """(G, M, L) one half of each of G tables; the rest is the other half."""
+    """Returns one half of each of G tables, (G, M, L); the rest is the other half."""
     half = counts >> 1
     table, row, column = np.nonzero(counts & 1)
     if len(table):
@@ -47,7 +47,7 @@ def _halve(counts: Integers, states: Words) -> Integers:
 
 
 def _every_second(edges: tuple[Integers, Integers, Integers], shape: tuple[int, ...], states: Words) -> Flags:
-    """(E,) of the edges at each vertex, every second one."""
+    """Chooses every second one of the edges at each vertex: (E,)."""
     _, rows, columns = shape
     table, row, column = _even_edges(edges, shape)
     order = np.argsort(fold_each(states[table], row * (columns + 1) + column))

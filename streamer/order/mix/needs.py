@@ -40,15 +40,15 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
     places: int
 
     def lane_starts(self, lanes: Integers) -> Integers:
-        """(N,) the first stream position of the epoch in some lanes."""
+        """Returns the first stream position of the epoch in some lanes: (N,)."""
         return self.start + (lanes - self.start - self.turn) % self.stream.lanes
 
     def lane_quotas(self, lanes: Integers) -> Integers:
-        """(N,) samples of the epoch in some lanes."""
+        """Returns the samples of the epoch in some lanes: (N,)."""
         return (self.start + self.quota - self.lane_starts(lanes) + self.stream.lanes - 1) // self.stream.lanes
 
     def until(self, lanes: Integers, ends: Integers) -> Integers:
-        """(N,) the last counts that read the samples before some counts: what fills up repeats a lane's last one."""
+        """Returns the last counts that read the samples before some counts, (N,): padding repeats a lane's last one."""
         if self.places == self.quota:
             return ends - 1
         return np.where(ends == self.lane_quotas(lanes), self.places // self.stream.lanes, ends) - 1
@@ -105,7 +105,7 @@ def _uses(draw: Draw, passes: range, lanes: Integers, begin: Integers, end: Inte
 
 
 def _located(draw: Draw, places: Places, uses: Sequence[tuple[int, Pieces]], run: Batches) -> Needs:
-    """From counts to the batches of the run."""
+    """Converts counts to the batches of the run."""
     passes = np.repeat([number for number, _ in uses], [len(pieces.chunk) for _, pieces in uses])
     lanes, chunks, begin, end = (
         np.concatenate([getattr(pieces, name) for _, pieces in uses]) for name in Pieces.__struct_fields__

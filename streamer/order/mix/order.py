@@ -79,7 +79,7 @@ class MixOrder:
 
     @property
     def lanes(self) -> int:
-        """L."""
+        """The number of lanes, L."""
         return self.spec.lanes
 
     @property
@@ -118,7 +118,7 @@ class MixOrder:
         return self.codes.encode(members, passes - self._first_passes[members], together.ordinals())
 
     def repeats(self, positions: Integers) -> Flags:
-        """(N,) which positions are padding, or fill a homogeneous batch up that its member has not enough samples for.
+        """Returns which positions are padding, or fill a homogeneous batch whose member lacks samples: (N,).
 
         These repeat the end of the member's lane, as padding does.
         """
@@ -140,7 +140,7 @@ class MixOrder:
         ]
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Chunk (counted through the mix) and pass of some sample codes."""
+        """Returns chunk (counted through the mix) and pass of some sample codes."""
         members, own = self.codes.members(ordinals), self.codes.ordinals(ordinals)
         passes = self._first_passes[members] + self.codes.turns(ordinals)
         found = np.empty_like(members)
@@ -150,13 +150,13 @@ class MixOrder:
         return found, passes
 
     def drawn(self, position: int) -> Integers:
-        """(M,) samples of each member among the first `position` positions of the epoch, exact."""
+        """Returns the samples of each member among the first `position` positions of the epoch, exact: (M,)."""
         counts = self._places.counts(lane_ends(min(position, self.samples), self.lanes))
         drawn: Integers = np.minimum(counts, lane_quotas(self.spec, self.epoch)).sum(axis=1)
         return drawn
 
     def _ahead(self, lanes: Integers, members: Integers, counts: Integers) -> Integers:
-        """(N,) positions of members' streams, from their starts in this epoch."""
+        """Returns positions of members' streams, from their starts in this epoch: (N,)."""
         ahead: Integers = self.lanes * counts + (lanes - self._starts[members] - self._turns[members]) % self.lanes
         return ahead
 

@@ -28,7 +28,7 @@ def epoch_places(spec: MixSpec, epoch: int) -> Places:
 
 
 def lane_quotas(spec: MixSpec, epoch: int) -> Integers:
-    """(M, L) samples of each member in each lane of an epoch; its other places there repeat the last of them."""
+    """Samples of each member in each lane of an epoch, (M, L); its other places there repeat the last of them."""
     quotas, starts, turns = (
         np.array(column)[:, None] for column in (spec.quotas(epoch), spec.drawn(epoch), spec.turns(epoch))
     )
@@ -37,5 +37,5 @@ def lane_quotas(spec: MixSpec, epoch: int) -> Integers:
 
 
 def lane_ends(position: int, lanes: int) -> Integers:
-    """(L,) places of each lane among the first `position` positions of an epoch."""
+    """Returns the places of each lane among the first `position` positions of an epoch: (L,)."""
     return (position + lanes - 1 - np.arange(lanes)) // lanes

@@ -43,7 +43,7 @@ class MixSource(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def samples(self) -> int:
-        """n."""
+        """The number of samples, n."""
         return int(self.chunk_samples.sum())
 
     @property
@@ -196,7 +196,7 @@ class MixRequest(msgspec.Struct, frozen=True):
     def _windows(
         self, sources: Sequence[MixSource], amounts: Sequence[Amount], batch_size: int, lanes: int, start: Start
     ) -> list[int]:
-        """K of each member: its share of the chunks that the mix has open, at least one per lane.
+        """Returns K of each member: its share of the chunks that the mix has open, at least one per lane.
 
         The largest share of all stages, past ones too, for a member keeps its window for the run.
         """

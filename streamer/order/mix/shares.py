@@ -180,7 +180,7 @@ class Shares(msgspec.Struct, frozen=True):
 
 
 def _absolute(amounts: Sequence[tuple[int, Fraction]]) -> Amount:
-    """Whole passes for members that have them, otherwise samples, which are weights at the same time."""
+    """Returns whole passes for members that have them, otherwise samples, which are also weights."""
     weights = tuple(0 if passes else round(size * _PART) for passes, size in amounts)
     return Amount(0, tuple(passes for passes, _ in amounts), weights, round(Fraction(sum(weights), _PART)))
 

@@ -142,7 +142,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         return self.lanes * (self.slots if self.batching == "homogeneous" else 1)
 
     def drawn(self, epoch: int) -> tuple[int, ...]:
-        """Stream position of each member at the start of an epoch: samples taken from it in all epochs before.
+        """Returns the stream position of each member at the start of an epoch: its samples in all epochs before.
 
         Raises:
             ConfigError: an epoch before `origin_epoch`.
@@ -180,7 +180,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         return tuple(quota / m.samples for quota, m in zip(self.quotas(epoch), self.members, strict=True))
 
     def turns(self, epoch: int) -> tuple[int, ...]:
-        """Of each member: its stream position Q lies in lane (Q + turn) mod L.
+        """Returns the turn of each member: its stream position Q lies in lane (Q + turn) mod L.
 
         Members with whole passes need not fill the lanes evenly. The next one begins in the lane after the last one of
         the member before, so that the lanes of the mix stay equal; such a turn changes only between two passes.
@@ -195,7 +195,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def order_id(self) -> str:
-        """32 hex characters: the digest of all parts and of the format of the order."""
+        """The digest of all parts and of the format of the order: 32 hex characters."""
         text = json.dumps({"mix": MIX_FORMAT, **self.parts()}, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

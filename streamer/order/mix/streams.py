@@ -180,7 +180,7 @@ class MemberStream:
         return Pieces(np.zeros_like(numbers), numbers.astype(np.uint32), *edges)
 
     def lane_lengths(self, number: int, turn: int, lanes: Integers) -> Integers:
-        """(N,) samples of some lanes in a pass."""
+        """Returns the samples of some lanes in a pass: (N,)."""
         whole, rest = divmod(self.member.samples, self.lanes)
         return whole + ((lanes - turn - number * self.member.samples) % self.lanes < rest)
 

@@ -126,7 +126,7 @@ class LaneShares:
         return found[: self._members]
 
     def count(self, member: int, lanes: Integers, slots: Integers) -> Integers:
-        """(N,) samples of one member among the first `slots` of some lanes."""
+        """Returns the samples of one member among the first `slots` of some lanes: (N,)."""
         for node, is_left in self._paths[member]:
             line = slots * self._totals[node.left][lanes] + self._phases[node.number][lanes]
             left = line // np.maximum(self._totals[node.number], 1)[lanes]
@@ -134,7 +134,7 @@ class LaneShares:
         return slots
 
     def slots(self, member: int, lanes: Integers, counts: Integers) -> Integers:
-        """(N,) the place of a member's c-th sample in a lane, by the lines; c is below its quota there.
+        """Returns the place of a member's c-th sample in a lane, by the lines, (N,); c is below its quota there.
 
         The least x with left(x) = c + 1 is one more than the place; the same for the right half.
         """
@@ -148,7 +148,7 @@ class LaneShares:
 
 
 def _phases(totals: Integers, state: int) -> Integers:
-    """(L,) starts of the lines of a node: a random order of the lanes, evenly spread, from a random first one."""
+    """Returns the starts of a node's lines, (L,): a random order of lanes, evenly spread, from a random first."""
     lanes = len(totals)
     rank = np.empty(lanes, np.int64)
     rank[np.argsort(fold_each(state, np.arange(lanes)))] = np.arange(lanes)
@@ -156,7 +156,7 @@ def _phases(totals: Integers, state: int) -> Integers:
 
 
 def _paths(levels: Sequence[Sequence[Node]], members: int) -> list[list[tuple[Node, bool]]]:
-    """Of each member: the nodes from the root to its leaf, and whether the way goes left."""
+    """Returns of each member the nodes from the root to its leaf, and whether the way goes left."""
     paths: dict[int, list[tuple[Node, bool]]] = {members if members > 1 else 0: []}
     for node in chain.from_iterable(levels):
         paths[node.left] = [*paths[node.number], (node, True)]

@@ -79,7 +79,7 @@ class LaneWindows:
         self._cells = max(shares.quotas.size, slots * len(shares.lane_samples))
 
     def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
-        """Member and its count in the lane at some places, both (N,)."""
+        """Returns the member and its count in the lane at some places, both (N,)."""
         members, counts = np.empty(len(lanes), np.int64), np.empty(len(lanes), np.int64)
         first, size = self._window_of(slots)
         for batches in unique(size).tolist():
@@ -90,7 +90,7 @@ class LaneWindows:
         return members, counts
 
     def counts(self, slots: Integers) -> Integers:
-        """(M, L) samples of each member among the first (L,) `slots` of the lanes."""
+        """Returns the samples of each member among the first (L,) `slots` of the lanes: (M, L)."""
         begun = self._window_of(slots)[0] * self._slots
         found = self._shares.counts(begun)
         open_slots = slots - begun
@@ -101,14 +101,14 @@ class LaneWindows:
         return found
 
     def span(self, member: int, lanes: Integers, begin: Integers, end: Integers) -> tuple[Integers, Integers]:
-        """(N,) half-open counts of a member in lanes that include all in a run of places: those of whole windows."""
+        """Returns half-open counts of a member in lanes, (N,), that include all in a run of places: whole windows."""
         first, _ = self._window_of(begin)
         last, size = self._window_of(np.maximum(end - 1, begin))
         stops = self._stops(lanes, last, size)
         return self._shares.count(member, lanes, first * self._slots), self._shares.count(member, lanes, stops)
 
     def bounds(self, member: int, lanes: Integers, counts: Integers) -> tuple[Integers, Integers]:
-        """(N,) the first and the last place at which a member's c-th sample of a lane can be, both inclusive."""
+        """Returns the first and the last possible place of a member's c-th sample of a lane, (N,), both inclusive."""
         first, size = self._window_of(self._shares.slots(member, lanes, counts))
         stops = self._stops(lanes, first, size)
         if not self._stratified:
@@ -121,7 +121,7 @@ class LaneWindows:
         return low * self._slots, np.minimum(np.where(first < self._batches, high * self._slots, stops), stops) - 1
 
     def _window_of(self, slots: Integers) -> tuple[Integers, Integers]:
-        """First batch of the window that each place lies in, and its batches."""
+        """Returns the first batch of the window that each place lies in, and its batches."""
         batch = np.minimum(slots // self._slots, self._batches)
         first = batch // self._window * self._window
         size = np.full(len(slots), self._window)
@@ -131,7 +131,7 @@ class LaneWindows:
         return first, size
 
     def _stops(self, lanes: Integers, first: Integers, size: Integers) -> Integers:
-        """One past the last place of windows in lanes; the incomplete batch ends with its lane."""
+        """Returns one past the last place of windows in lanes; the incomplete batch ends with its lane."""
         return np.where(first < self._batches, (first + size) * self._slots, self.lane_samples[lanes])
 
     def _groups(self, mine: Integers, first: Integers) -> list[Integers]:
