@@ -51,11 +51,7 @@ _Target = tuple[Wanted, Sequence[memoryview]]
 
 
 class ChunkReader:
-    """Reads from the cache folder and the read-only layers below it. Usable from any thread.
-
-    Args:
-        roots: cache folders, the writable one first.
-    """
+    """Reads from the cache folder, the first root, and the read-only layers below it. Usable from any thread."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = [os.fspath(root) for root in roots]
@@ -119,10 +115,6 @@ class ChunkReader:
 
         Its last entry is the table of starts, so `read_into` takes `boundaries[-1]` as its length and one sample more.
 
-        Args:
-            key: the chunk's 16 bytes.
-            samples: number of samples in the chunk.
-
         Raises:
             FileNotFoundError, IntegrityError: see `read`.
         """
@@ -177,12 +169,7 @@ class ChunkReader:
 
 
 def chunks_in(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Whether each chunk has a file in a cache folder; 2 us each.
-
-    Args:
-        root: the folder.
-        keys: uint8 (M, 16).
-    """
+    """Returns whether each chunk, key uint8 (M, 16), has a file in a cache folder; 2 us each."""
     paths = (f"{root}/{chunkfile.relative_path(key.tobytes())}" for key in keys)
     return np.fromiter(map(os.path.exists, paths), np.bool_, len(keys))
 

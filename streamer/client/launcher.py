@@ -41,10 +41,6 @@ _QUIET_SECONDS = 1.5
 def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Connection:
     """Returns a connection to the engine that `settings` names; starts the embedded one if necessary.
 
-    Args:
-        settings: how to reach the engine.
-        restarts: crashes so far; None: none.
-
     Raises:
         EngineUnavailableError: no answer in `connect_seconds`, or engines crash at their start.
         StreamerError: the engine's reason for not starting (cache folder, limit, version).

@@ -28,12 +28,7 @@ MAX_BOTTLENECK_LETTERS, MOST_ADVICE_LETTERS, MOST_ERROR_LETTERS = 64, 240, 1200
 
 
 def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:
-    """The engine's counters (see `streamer.engine.statistics`); None if none runs there or answers in time.
-
-    Args:
-        settings: how to reach the engine.
-        timeout_seconds: time for greeting and answer.
-    """
+    """Returns the engine's counters (see `streamer.engine.statistics`); None if none answers in time."""
     deadline = time.monotonic() + timeout_seconds
     try:
         token = settings.token()

@@ -113,11 +113,7 @@ class Datasets:
             self._expected[manifest.digest] = manifest
 
     def drop_idle(self, held: Container[str]) -> None:
-        """Drops what was not used since the last call; its memory is unmapped with its last user.
-
-        Args:
-            held: digests that stay.
-        """
+        """Drops all except `held` that was not used since the last call; its memory is unmapped with its last user."""
         self._expected.clear()
         self._open = {digest: dataset for digest, dataset in self._open.items() if dataset.touched or digest in held}
         for dataset in self._open.values():

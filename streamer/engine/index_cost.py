@@ -102,13 +102,7 @@ class IndexTraffic(msgspec.Struct):
 
 
 class IndexReader:
-    """Reads for the builder.
-
-    Args:
-        fetcher: of the dataset.
-        recoders: count the samples of what has to be unpacked.
-        traffic: counts.
-    """
+    """Reads for the builder."""
 
     def __init__(self, fetcher: Fetcher, recoders: RecoderPool, traffic: IndexTraffic) -> None:
         self._fetcher = fetcher

@@ -36,14 +36,7 @@ MAX_REFUSALS = 10
 
 
 class Scheduler:
-    """Schedules all sessions. Owned by the engine, which sets `in_flight` before the first wake.
-
-    Args:
-        policy: decides what is kept, fetched and evicted.
-        sessions: the engine's, by name.
-        page_cache: advises the kernel.
-        loop: the engine's.
-    """
+    """Schedules all sessions. Owned by the engine, which sets `in_flight` before the first wake."""
 
     in_flight: InFlight
 

@@ -263,13 +263,7 @@ class EngineSession:
         return self.progress.granted_chunks() * self.parts.mean_bytes / max(1, self.planned_bytes)
 
     def plan(self, columns: Columns, affordable_bytes: int, sessions: int) -> list[Opening]:
-        """Sets what it may look ahead, and returns what it opens in the policy, for each part.
-
-        Args:
-            columns: its first complete schedule.
-            affordable_bytes: the look-ahead of all sessions together.
-            sessions: how many there are.
-        """
+        """Sets the look-ahead by the first complete schedule; returns what each part opens in the policy."""
         sharers = max(1, sessions, min(self.request.world_size, 8))
         self.lookahead_bytes = max(affordable_bytes // sharers, 2 * int(self.collection.file_bytes.max(initial=0)))
         openings = list(self._openings(columns))

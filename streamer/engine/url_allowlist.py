@@ -53,11 +53,7 @@ class UrlAllowlist:
         return bool(self._entries)
 
     def options(self, urls: Iterable[str], offered: Options) -> Options:
-        """The storage options for urls that are read together.
-
-        Args:
-            urls: prefixes, patterns or objects.
-            offered: what the client sent.
+        """Returns the storage options for urls that are read together: those of the service, or what a client offers.
 
         Raises:
             AccessDeniedError: a url is not served here.

@@ -81,13 +81,7 @@ class EpochUses:
 
 
 def affordable_lookahead(wanted_bytes: int, limit_bytes: int, live_bytes: int) -> int:
-    """The look-ahead of all sessions together: it may cost the hit rate `LOOKAHEAD_SHARE` of the limit.
-
-    Args:
-        wanted_bytes: what the link needs.
-        limit_bytes: of the cache.
-        live_bytes: of all data that is being read.
-    """
+    """The look-ahead of all sessions together: it may cost the hit rate `LOOKAHEAD_SHARE` of the limit."""
     missing = max(0.0, 1.0 - limit_bytes / max(1, live_bytes))
     return min(wanted_bytes, int(limit_bytes * LOOKAHEAD_SHARE / missing)) if missing else wanted_bytes
 

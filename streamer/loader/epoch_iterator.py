@@ -32,15 +32,7 @@ class EpochOwner(msgspec.Struct, frozen=True):
 
 
 class EpochIterator:
-    """Yields the batches of one epoch. Ended by `close()` of the loader; raises after a later `iter()` of the loader.
-
-    Args:
-        owner: the loader.
-        left: number of batches.
-        clock: of the trainer.
-        mover: copies them to the device; None: no copies.
-        transform: called with each batch on the device.
-    """
+    """Yields the batches of one epoch. `close()` of the loader ends it; raises after a later `iter()` of the loader."""
 
     def __init__(
         self,

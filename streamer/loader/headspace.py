@@ -30,13 +30,7 @@ class Ceiling:
 
 
 class Headspace:
-    """Replays batches, and measures the steps between them.
-
-    Args:
-        batches: replayed in turn.
-        samples: number in each batch.
-        steps: number of batches to yield.
-    """
+    """Replays batches of `samples` in turn for a number of steps, and measures the steps between them."""
 
     def __init__(self, batches: Sequence[object], samples: Sequence[int], steps: int) -> None:
         self._batches = batches

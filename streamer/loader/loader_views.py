@@ -126,14 +126,7 @@ def batch_sources(prepared: RankStream, delivery: Delivery | None) -> npt.NDArra
 def member_stats(
     prepared: RankStream | None, position: tuple[int, int], skipped: Sequence[Skipped], engine: EngineView | None
 ) -> Mapping[str, MemberStats]:
-    """The statistics of each member of a mix at a position; {} for one dataset.
-
-    Args:
-        prepared: None: nothing is prepared yet.
-        position: epoch, and number of its next batch.
-        skipped: by this rank.
-        engine: the engine's view.
-    """
+    """Returns the statistics of each member of a mix at an epoch and its next batch; {} for one dataset."""
     if prepared is None or not prepared.names:
         return {}
     drawn = prepared.drawn(*position).tolist()

@@ -49,10 +49,7 @@ class RankSplit(msgspec.Struct, frozen=True):
         return self.global_batch // self.world
 
     def positions(self, starts: Integers) -> Integers:
-        """The positions of this rank in some batches.
-
-        Args:
-            starts: (G,) first position of each batch.
+        """Returns the positions of this rank in the batches that start at some positions, (G,).
 
         Returns:
             (G, B/R) positions, sorted by lane, then by position.

@@ -171,11 +171,7 @@ class State(msgspec.Struct, frozen=True):
         return self
 
     def check(self, spec: OrderSpec | MixSpec, *, left_out: Collection[str] = ()) -> None:
-        """Makes sure that the order in hand is that of this state.
-
-        Args:
-            spec: of the dataset or mix in hand.
-            left_out: parts that are not compared.
+        """Makes sure that the order in hand is that of this state, except the parts that are left out.
 
         Raises:
             StateError: names the first part that differs, both values and what to do.

@@ -52,12 +52,7 @@ class Breaker(msgspec.Struct):
         return pause_seconds(self._probes + 1, self._first_pause, _MOST_PAUSE_SECONDS, 1.0)
 
     def failed(self, asked_at: float, now: float, *, pause_seconds: float = PAUSE_SECONDS) -> bool:
-        """Records that a connection was refused, reset, or not made in time.
-
-        Args:
-            asked_at: time at which the request was sent.
-            now: the present time.
-            pause_seconds: seconds to the first probe.
+        """Records that a connection for a request of `asked_at` was refused, reset, or not made in time.
 
         Returns:
             Whether the peer is down now and was not before.

@@ -42,13 +42,7 @@ class Sends:
 
     @asynccontextmanager
     async def turn(self, member: str, length: int, due_seconds: float, most_seconds: float) -> AsyncIterator[None]:
-        """Waits for the turn of a chunk, which lasts as long as the context.
-
-        Args:
-            member: id of the peer that asks.
-            length: length of the file in bytes.
-            due_seconds: seconds until the peer needs it.
-            most_seconds: limit for the wait.
+        """Waits for the turn of a chunk that a member needs in `due_seconds`; the turn lasts as long as the context.
 
         Raises:
             BusyError: the wait takes longer.

@@ -72,10 +72,7 @@ class Watch:
                 peer.first_byte.add(self._clock.loop.time() - self.asked_at)
 
     def end(self, *, cancelled: bool) -> bool:
-        """Records the end of the request.
-
-        Args:
-            cancelled: whether the store was faster.
+        """Records the end of the request, which the store may have cancelled by being faster.
 
         Returns:
             Whether the peer is down now.

@@ -36,12 +36,7 @@ def encode(message: Message) -> bytes:
 
 
 class FrameDecoder(Generic[M]):
-    """Cuts a stream of bytes into messages. One per direction of a connection; no I/O.
-
-    Args:
-        decoder: decodes the messages of this direction.
-        max_bytes: length of the longest frame allowed.
-    """
+    """Cuts a stream of bytes into messages. One per direction of a connection; no I/O."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[M], max_bytes: int) -> None:
         self._decoder = decoder

@@ -237,13 +237,7 @@ class ReportError(Message, tag=12, frozen=True):
 
 
 class Sharer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One of the engines that share their caches.
-
-    Attributes:
-        id: id of its cache folder.
-        address: host:port.
-        limit_bytes: limit of its cache.
-    """
+    """One of the engines that share their caches: id of its cache folder, host:port, limit of its cache."""
 
     id: Name
     address: Name

@@ -20,13 +20,7 @@ Bring = Callable[[Fetch], Awaitable[None]]
 
 
 class StoreSource:
-    """Fetches chunks from their stores: by fetch processes where there are some, else on the engine's loop.
-
-    Args:
-        fetchers: the fetchers of the loop, by the credentials of each dataset.
-        pool: the fetch processes.
-        publisher: takes what was fetched.
-    """
+    """Fetches chunks from their stores: by fetch processes where there are some, else on the engine's loop."""
 
     def __init__(self, fetchers: Fetchers, pool: FetchPool, publisher: Publisher) -> None:
         self._fetchers = fetchers
@@ -77,11 +71,7 @@ class StoreSource:
 
 
 class Sources:
-    """The source of the moment: peers while the engine shares caches, else the store.
-
-    Args:
-        store: also what peers fall back to.
-    """
+    """The source of the moment: peers while the engine shares caches, else the store."""
 
     def __init__(self, store: StoreSource) -> None:
         self.store = store

@@ -19,12 +19,7 @@ _FINISH_SECONDS = 30.0
 
 
 class JobPeers:
-    """Runs the peers of the last job that shares this engine's cache. On the engine's loop.
-
-    Args:
-        engine: engine of the cache.
-        tasks: runs the peers until `close`.
-    """
+    """Runs the peers of the last job that shares this engine's cache. On the engine's loop."""
 
     def __init__(self, engine: Engine, tasks: asyncio.TaskGroup) -> None:
         self._engine = engine

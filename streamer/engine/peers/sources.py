@@ -38,14 +38,7 @@ class SourceCounts(msgspec.Struct):
 
 
 class PeerSource:
-    """Asks peers for chunks, and the store where they are late or have none.
-
-    Args:
-        store: the other source.
-        publisher: takes what was brought.
-        client: asks peers.
-        homes: homes for the members that this engine knows now.
-    """
+    """Asks peers for chunks, and the store where they are late or have none."""
 
     def __init__(self, store: StoreSource, publisher: Publisher, client: PeerClient, homes: Homes) -> None:
         self.count = SourceCounts()

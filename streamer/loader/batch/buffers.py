@@ -105,11 +105,7 @@ class JoinedBuffer(Buffer):
 
 
 class StringsBuffer(Buffer):
-    """A list or tuple of `str` or of bytes: a table of half-open ranges, relative to its own start; then the bytes.
-
-    Attributes:
-        parts: the bytes of each.
-    """
+    """A list or tuple of `str` or of bytes: a table of half-open ranges, relative to its own start; then the bytes."""
 
     def __init__(self, strings: Sequence[str] | Sequence[bytes] | Sequence[Raw]) -> None:
         self.parts = [_bytes_of(item) for item in strings]

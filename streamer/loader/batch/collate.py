@@ -28,10 +28,7 @@ _TORCH_KINDS: Final = frozenset(
 
 
 def collate(samples: Samples) -> object:
-    """Collates a batch as `default_collate` does, with a `Buffer` in place of each tensor.
-
-    Args:
-        samples: at least one sample.
+    """Collates at least one sample as `default_collate` does, with a `Buffer` in place of each tensor.
 
     Raises:
         TypeError, RuntimeError, ValueError: exactly as torch raises for the same samples.

@@ -136,13 +136,7 @@ class PredictedLayout:
         return Rows(memory, self._shapes, samples)
 
     def learn(self, structure: object, rows: Rows | None, claimed: Iterable[Key]) -> None:
-        """Records the layout of a batch. A field whose rows stay unused gets none later.
-
-        Args:
-            structure: the collated batch.
-            rows: offered for the batch.
-            claimed: the fields whose rows were used.
-        """
+        """Records the layout of a batch, the rows offered, and the fields that used them; others get none later."""
         found = dict(_stacks(structure))
         used = set(claimed)
         for key, shape in rows.shapes.items() if rows is not None else ():

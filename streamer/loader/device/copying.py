@@ -14,11 +14,7 @@ BatchTransform = Callable[[object], object]
 
 
 class Mover:
-    """Copies batches to a device without streams, synchronously.
-
-    Args:
-        device: None: no copy, only the transform.
-    """
+    """Copies batches to a device without streams, synchronously; to None: transforms them only."""
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
@@ -34,11 +30,7 @@ class Mover:
 
 
 class CudaMover(Mover):
-    """Copies on a side stream, in one copy for a batch whose tensors are contiguous in a slot.
-
-    Args:
-        device: with its index.
-    """
+    """Copies on a side stream, in one copy for a batch whose tensors are contiguous in a slot."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)

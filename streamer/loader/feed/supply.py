@@ -41,11 +41,7 @@ ENGINE_SECONDS = 0.5
 
 
 class Supply(ABC):
-    """Makes the batches of a run, in order.
-
-    Attributes:
-        counters: of batches, bytes and times.
-    """
+    """Makes the batches of a run, in order."""
 
     counters: FeedCounters
 
@@ -194,13 +190,7 @@ class FedSupply(Supply):
 
 
 class InlineSupply(Supply):
-    """Batches made in the trainer's own thread: `num_workers=0`.
-
-    Args:
-        prepared: the dataset.
-        rules: of making batches.
-        ahead: batches whose chunks are requested in advance.
-    """
+    """Makes batches in the trainer's own thread: `num_workers=0`. Requests the chunks of `ahead` batches in advance."""
 
     def __init__(self, prepared: RankStream, rules: MakerRules, ahead: int) -> None:
         from torch.utils.data import default_collate

@@ -162,11 +162,6 @@ class Member:
     def look(self, epoch: int, index: int, rules: SampleRules | None = None) -> object:
         """Makes sample number `index` of the selection, from the cache or the store; negative: from the end.
 
-        Args:
-            epoch: of its random numbers.
-            index: of the sample.
-            rules: instead of the dataset's.
-
         Raises:
             IndexError: no such sample.
         """

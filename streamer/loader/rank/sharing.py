@@ -102,12 +102,6 @@ def share_caches(
 ) -> tuple[LaneRun, ...]:
     """Makes the engines of all ranks share their caches. Collective.
 
-    Args:
-        gather: collects one text of every rank.
-        connection: to this rank's engine.
-        rank_config: of this rank.
-        shared: what is read.
-
     Returns:
         This rank's samples of each lane of a batch; empty: each rank keeps its equal part of a batch.
 
@@ -138,13 +132,7 @@ def share_caches(
 
 
 class _Deal:
-    """Assigns samples of each lane to the nodes.
-
-    Args:
-        shared: what is read.
-        nodes: what they hold.
-        room: samples of each in a batch.
-    """
+    """Assigns samples of each lane to the nodes; `room`: samples of each node in a batch."""
 
     def __init__(self, shared: Shared, nodes: list[_Node], room: list[int]) -> None:
         self._shared = shared

@@ -35,9 +35,6 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.ndarray, np.gene
 class OwnGenerators:
     """The generators that user code holds. Used by one thread.
 
-    Args:
-        user_code: transforms, decoders, collate functions.
-
     Attributes:
         found: how each one is seeded.
         refused: descriptions of generators that cannot be seeded.

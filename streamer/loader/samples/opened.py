@@ -26,13 +26,7 @@ _BLOCK = 1 << 20
 
 
 class OpenedDataset:
-    """The selected samples of a manifest, numbered through.
-
-    Args:
-        manifest: of the dataset.
-        selection: the selected samples; None: all.
-        joined: their annotations.
-    """
+    """The selected samples of a manifest, or all, numbered through."""
 
     def __init__(self, manifest: Manifest, selection: Selection | None, joined: JoinRules | None = None) -> None:
         self.manifest = manifest

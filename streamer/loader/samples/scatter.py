@@ -120,12 +120,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class ScatterReader:
-    """Reads the samples of a batch that match the template of an earlier one. Used by one thread.
-
-    Args:
-        source: of the bytes.
-        decoder: finds the fields that are arrays.
-    """
+    """Reads the samples of a batch that match the template of an earlier one. Used by one thread."""
 
     def __init__(self, source: CachedBytes, decoder: SampleDecoder) -> None:
         self._source = source

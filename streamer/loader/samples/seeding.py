@@ -34,22 +34,12 @@ def sample_seeds(seed: int, epoch: int, ordinals: npt.NDArray[np.int64]) -> list
 
 
 def collate_seed(seed: int, epoch: int, first: int) -> int:
-    """The global generators' seed for the collate function of a batch.
-
-    Args:
-        seed: of the dataset.
-        epoch: of the batch.
-        first: ordinal of its first sample.
-    """
+    """Returns the global generators' seed for the collate function of a batch; `first`: ordinal of its first sample."""
     return fold(seed, TAG_COLLATE, epoch, first)
 
 
 def seed_globals(mixed: int) -> None:
-    """Seeds `random`, `numpy.random` and, where it is imported, torch's CPU generator: 7 us, with torch 8 (2026-11-23).
-
-    Args:
-        mixed: 64 bits.
-    """
+    """Seeds `random`, `numpy.random` and, if imported, torch's CPU generator: 7 us, with torch 8 (2026-11-23)."""
     random.seed(mixed)
     np.random.seed(mixed & 0xFFFFFFFF)
     if torch := sys.modules.get("torch"):
@@ -57,12 +47,7 @@ def seed_globals(mixed: int) -> None:
 
 
 class SeededCode:
-    """Runs user code with the generators seeded that it may draw from. Used by one thread.
-
-    Args:
-        user_code: transforms, decoders, collate functions.
-        seeds_globals: whether the global generators are seeded, too.
-    """
+    """Runs user code with its own generators seeded, and the global ones, if told so. Used by one thread."""
 
     def __init__(self, user_code: Sequence[object], *, seeds_globals: bool = True) -> None:
         self._own = OwnGenerators(user_code)

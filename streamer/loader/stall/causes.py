@@ -197,12 +197,7 @@ class BatchTiming:
 
 
 class Ledger(msgspec.Struct):
-    """The waiting by cause. Written by the trainer's thread, read by any.
-
-    Attributes:
-        nanoseconds: by cause.
-        timings: the last batches.
-    """
+    """The waiting by cause, and the times of the last batches. Written by the trainer's thread, read by any."""
 
     nanoseconds: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(ALL, 0))
     timings: Recent[BatchTiming] = msgspec.field(default_factory=Recent)

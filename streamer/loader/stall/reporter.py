@@ -39,14 +39,7 @@ ReportSince = Callable[[Snapshot], tuple[StallReport, Snapshot]]
 
 
 def snapshot(stats: LoaderStats, clock: TrainerClock, head: BatchTimeline | None, workers: int) -> Snapshot:
-    """The loader at this moment; any thread.
-
-    Args:
-        stats: the counts.
-        clock: of the trainer.
-        head: the timeline of the next batch, while it is being made.
-        workers: their number.
-    """
+    """Takes a snapshot of the loader, with the timeline of the next batch while it is being made; any thread."""
     waited, now = int(clock.waiting_seconds() * 1e9), time.monotonic()
     return Snapshot(
         stats=stats,

@@ -33,13 +33,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class ProcessContext(msgspec.Struct, frozen=True):
-    """Working directory, path and environment of workers: the rank's when it makes their pool.
-
-    Attributes:
-        folder: the working directory.
-        path: `sys.path`.
-        environment: all variables.
-    """
+    """Working directory, `sys.path` and environment of workers: the rank's when it makes their pool."""
 
     folder: str
     path: list[str]

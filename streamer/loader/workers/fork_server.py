@@ -136,13 +136,7 @@ class ForkedPool:
         return self._end.fileno()
 
     def start(self, number: int, workers: int, descriptors: list[int]) -> ForkedProcess:
-        """Requests a worker; it is forked as soon as the server has imported all modules.
-
-        Args:
-            number: of the worker.
-            workers: their number.
-            descriptors: of status page and channel.
-        """
+        """Requests a worker; it is forked as soon as the server has imported all modules."""
         self._count += 1
         process = self._processes[self._count] = ForkedProcess(self, self._count)
         self.request(Start(self._count, number, workers), descriptors)
@@ -195,11 +189,7 @@ class ForkedPool:
 
 
 class ForkServer:
-    """One server process. Constructing starts it, without waiting.
-
-    Args:
-        modules: imported before the first worker is forked.
-    """
+    """One server process, which imports modules before the first fork. Constructing starts it, without waiting."""
 
     def __init__(self, modules: Iterable[str]) -> None:
         self._modules = list(modules)
@@ -281,11 +271,7 @@ _current = _Current()
 
 @naming_limits()
 def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
-    """The server of this process, started if there is none; None: it has crashed repeatedly.
-
-    Args:
-        modules: imported for the workers, see `needed_modules`.
-    """
+    """The server of this process, started if there is none; None: it has crashed repeatedly."""
     with _lock:
         server = _current.server
         if server is not None and server.pid == os.getpid() and not server.gone:

@@ -126,12 +126,7 @@ def _sockets() -> int:
 
 
 class ForkServer:
-    """Serves one rank until its control socket ends.
-
-    Args:
-        control: to the rank.
-        imports: the modules imported so far.
-    """
+    """Serves one rank until its control socket ends."""
 
     def __init__(self, control: socket.socket, imports: Imports) -> None:
         self._control = control

@@ -71,10 +71,6 @@ class Pool:
     def configure(self, recipe: SampleRecipe, rules: MakerRules) -> None:
         """Sets recipe and rules. Called once, on any thread, before `open_sources`.
 
-        Args:
-            recipe: opens the source in a worker.
-            rules: of making batches.
-
         Raises:
             ConfigError: the recipe cannot be pickled.
         """

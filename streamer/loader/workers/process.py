@@ -18,11 +18,6 @@ from streamer.processes import unforked
 class SpawnedProcess:
     """A worker that is a new interpreter. Start it on a thread that runs as long as it (PR_SET_PDEATHSIG).
 
-    Args:
-        number: of the worker.
-        workers: their number.
-        descriptors: of status page and channel.
-
     Attributes:
         exit_descriptor: readable when it has ended, even while a child of it keeps the channel open; -1: the kernel has
             none.

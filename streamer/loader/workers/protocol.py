@@ -110,13 +110,7 @@ class FailedTask(_Message, frozen=True):
 
 
 class Unreadable(_Message, frozen=True):
-    """A chunk of a batch is missing, or has wrong bytes.
-
-    Attributes:
-        number: of the task.
-        chunk: in the manifest.
-        reason: as text.
-    """
+    """A chunk of a batch is missing, or has wrong bytes."""
 
     number: int
     chunk: int
@@ -124,13 +118,7 @@ class Unreadable(_Message, frozen=True):
 
 
 class Skipped(_Message, frozen=True):
-    """Another sample replaces one that cannot be made; the task continues.
-
-    Attributes:
-        number: of the task.
-        ordinal: of the sample.
-        cause: as text.
-    """
+    """Another sample replaces one that cannot be made; the task continues."""
 
     number: int
     ordinal: int

@@ -138,15 +138,7 @@ class _Work:
 
 
 class Worker:
-    """Serves one channel until the rank closes its end. Runs on one thread of a worker process or of the rank.
-
-    Args:
-        channel: to the rank.
-        status_page: shows its current task and sample.
-        row: its row there.
-        source: of the samples.
-        rules: of making batches.
-    """
+    """Serves one channel until the rank closes its end. Runs on one thread of a worker process or of the rank."""
 
     def __init__(
         self, channel: Channel, status_page: StatusPage, row: int, source: StreamReader, rules: MakerRules

@@ -15,12 +15,7 @@ _NAMED = 12
 
 
 class MemberSize(msgspec.Struct, frozen=True):
-    """The size of a member.
-
-    Attributes:
-        chunks: number of chunks with samples.
-        bytes: their total size.
-    """
+    """The chunks with samples of a member, and their total size."""
 
     chunks: int
     bytes: int

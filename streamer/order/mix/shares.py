@@ -255,13 +255,7 @@ def _checked(field: str, names: Sequence[str], values: object) -> dict[str, floa
 
 
 def whole_passes_as_weights(amount: Amount, sizes: Sequence[int], members: Sequence[bool]) -> Amount:
-    """Returns the amounts if some members cannot have whole passes: as fair, but rounded to units in each epoch.
-
-    Args:
-        amount: of one stage.
-        sizes: n of each member.
-        members: the members to change.
-    """
+    """Returns the amounts if some members cannot have whole passes: as fair, but rounded to units in each epoch."""
     changed = [passes if change else 0 for passes, change in zip(amount.passes, members, strict=True)]
     added = [passes * n for passes, n in zip(changed, sizes, strict=True)]
     return Amount(

@@ -27,12 +27,7 @@ _STEPS = 1024
 
 
 class Node(NamedTuple):
-    """An inner node; a node below M is the leaf of that member.
-
-    Attributes:
-        number: of the node.
-        left, right: numbers of its children.
-    """
+    """An inner node; a node below M is the leaf of that member."""
 
     number: int
     left: int
@@ -107,10 +102,7 @@ class LaneShares:
         self._paths = _paths(self._levels, self._members)
 
     def counts(self, slots: Integers) -> Integers:
-        """Samples of each member among the first `slots` of the lanes.
-
-        Args:
-            slots: (..., L).
+        """Returns the samples of each member among the first `slots`, (..., L), of the lanes.
 
         Returns:
             (M, ..., L).
