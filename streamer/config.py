@@ -1,4 +1,4 @@
-"""Every tunable, validated; the only reader of TOML, and of streamer's own variables in the environment.
+"""All settings, validated; the only reader of TOML, and of streamer's own variables in the environment.
 
 Sizes are bytes, times are seconds. A default carries the measurement or document it comes from.
 """
@@ -236,7 +236,7 @@ class Environment:
     token_file: Path | None = None
     # The TOML file of the engine, one that a trainer starts or `streamer serve`.
     config: Path | None = None
-    # What a service manager says: where to notify, and how often it wants to hear (sd_notify(3)).
+    # The socket and the interval of notifications that a service manager names (sd_notify(3)).
     notify_socket: str | None = None
     watchdog_seconds: float | None = None
     # STREAMER_* settings of `streamer serve` by lower-case name ("cache_bytes"), as written.
@@ -268,7 +268,7 @@ class Environment:
         )
 
 
-# What every process of streamer may find in its environment, and what only `streamer serve` reads.
+# The variables of every process of streamer, and those that only `streamer serve` reads.
 _COMMON = frozenset(
     ["CACHE_DIR", "RUNTIME_DIR", "ENGINE", "LOG", "LOG_FORMAT", "TOKEN_FILE", "CONFIG", "JOB", "NODE", "NODES"]
 )

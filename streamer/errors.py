@@ -18,7 +18,7 @@
     ├─ PackError                           a sample or a shard that cannot be written
     ├─ StateError                          a resume that does not fit
     ├─ WorkerError                         exit signal, samples in flight, memory
-    └─ ClosedError, BrokenError            you closed it; a background task died (see __cause__)
+    └─ ClosedError, BrokenError            used after its end; a background task failed (see __cause__)
 
 A message says what happened, where, with which numbers, and what to do. The same facts are in
 `details`, plain values only, so that an error crosses a socket or a pipe whole.
@@ -48,7 +48,7 @@ class StreamerError(Exception):
         return self.message
 
     def of_member(self, name: str) -> StreamerError:
-        """This error, said of a member of a mix."""
+        """Returns this error with the member of a mix that it is about."""
         return type(self)(f"member {name}: {self.message}", **{**self.details, "member": name})
 
     def __reduce__(self) -> tuple[Callable[..., StreamerError], tuple[object, ...]]:
@@ -60,11 +60,11 @@ def _rebuild(kind: type[StreamerError], message: str, details: dict[str, Detail]
 
 
 class ConfigError(StreamerError, ValueError):
-    """A setting that cannot be: names the field, the value and the rule."""
+    """A setting is invalid; names the field, the value and the rule."""
 
 
 class ManifestError(StreamerError):
-    """The table of what exists cannot be built or used."""
+    """A manifest cannot be built or used."""
 
 
 class ManifestVersionError(ManifestError):
@@ -80,7 +80,7 @@ class StoreError(StreamerError):
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
-    """No such object or bucket."""
+    """The object or bucket does not exist."""
 
 
 class AccessDeniedError(StoreError, PermissionError):
@@ -100,11 +100,11 @@ class StoreTimeoutError(StoreError, TimeoutError):
 
 
 class ShortReadError(StoreError):
-    """Fewer bytes than asked: resumed at the last good byte."""
+    """The store sent fewer bytes than asked: resumed at the last good byte."""
 
 
 class IntegrityError(StreamerError):
-    """Bytes on disk are not what they claim to be; the chunk is dropped and fetched once more."""
+    """Bytes on disk differ from their checksums; the chunk is dropped and fetched once more."""
 
 
 class CacheError(StreamerError, OSError):
@@ -132,7 +132,7 @@ class ProtocolError(ServiceError):
 
 
 class ProtocolVersionError(ServiceError):
-    """Client and engine speak different versions; the message names both."""
+    """Client and engine have different versions of the protocol; the message names both."""
 
 
 class DecodeError(StreamerError):
@@ -152,15 +152,15 @@ class StateError(StreamerError):
 
 
 class WorkerError(StreamerError):
-    """A worker process died or is stuck; names the signal and the samples in flight."""
+    """A worker process ended or is stuck; names the signal and the samples in flight."""
 
 
 class ClosedError(StreamerError):
-    """You closed it, then used it."""
+    """Something was used after it was closed."""
 
 
 class BrokenError(StreamerError):
-    """A background task died; its error is the cause."""
+    """A background task failed; its error is the cause."""
 
 
 def _tree(kind: type[StreamerError]) -> dict[str, type[StreamerError]]:
