@@ -41,8 +41,7 @@ def parse_bytes(text: str | int, field_name: str = "size") -> int:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
         if match is None or match[2].upper() not in _UNITS:
             raise ConfigError(
-                f"{field_name}={text!r} is not a size; write bytes, or 200GB, 8MiB, 1.5TiB",
-                field=field_name,
+                f"{field_name}={text!r} is not a size; write bytes, or 200GB, 8MiB, 1.5TiB", field=field_name
             )
         number, unit = float(match[1]), match[2].upper()
     if number < 0:
@@ -218,8 +217,7 @@ class RankConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(
-                f"rank={self.rank} is not in 0..{self.world_size - 1} (world_size={self.world_size})",
-                field="rank",
+                f"rank={self.rank} is not in 0..{self.world_size - 1} (world_size={self.world_size})", field="rank"
             )
 
 

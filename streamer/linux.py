@@ -112,10 +112,7 @@ def epoll() -> Epoll:
     """
     if sys.platform == "linux" and hasattr(select, "epoll"):
         return select.epoll()
-    raise ConfigError(
-        "workers need epoll, which only Linux has: use num_workers=0",
-        field="num_workers",
-    )
+    raise ConfigError("workers need epoll, which only Linux has: use num_workers=0", field="num_workers")
 
 
 class Wakeup:

@@ -364,8 +364,7 @@ class ChunkCache:
             reason = next(iter(failed.values()))
             self._refused(reason.strerror or str(reason))
             raise CacheError(
-                f"cannot unlink {len(failed)} chunk files in {self.folder.path}: {reason}",
-                where=str(self.folder.path),
+                f"cannot unlink {len(failed)} chunk files in {self.folder.path}: {reason}", where=str(self.folder.path)
             )
 
     def _unlinked(self, lengths: dict[bytes, int]) -> None:

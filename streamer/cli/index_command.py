@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 
 from streamer.absolute import absolute
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import (
-    add_cache_dir,
-    add_on,
-    add_sample_choice,
-    add_storage_options,
-    size_or_auto,
-)
+from streamer.cli.options import add_cache_dir, add_on, add_sample_choice, add_storage_options, size_or_auto
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError

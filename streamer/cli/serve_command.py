@@ -63,9 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--group", metavar="GROUP", help="its members may connect and read the cache; name or number")
     parser.add_argument(
-        "--http",
-        metavar="HOST:PORT",
-        help="a page at /, /metrics, /healthz, /readyz; or off (default: 127.0.0.1:9464)",
+        "--http", metavar="HOST:PORT", help="a page at /, /metrics, /healthz, /readyz; or off (default: 127.0.0.1:9464)"
     )
     parser.add_argument(
         "--drain-seconds", type=float, metavar="S", help="how long SIGTERM waits for what is on its way (default: 20)"

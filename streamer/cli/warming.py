@@ -121,10 +121,7 @@ def plan(
     fitting = int(np.searchsorted(np.cumsum(charges[order]), room, side="right"))
     chosen = order[:fitting]
     return WarmPlan(
-        chunks=chosen,
-        file_bytes=sizes[chosen],
-        present_chunks=int(there.sum()),
-        missing_chunks=len(order) - fitting,
+        chunks=chosen, file_bytes=sizes[chosen], present_chunks=int(there.sum()), missing_chunks=len(order) - fitting
     )
 
 

@@ -81,8 +81,7 @@ def choose_chunk_bytes(wanted: int | Literal["auto"], sizes: Int64Array, whole_o
     if wanted != "auto":
         if not least <= wanted <= most:
             raise ConfigError(
-                f"chunk_bytes={wanted!r} is not 'auto' and not within {least}..{most} bytes",
-                field="chunk_bytes",
+                f"chunk_bytes={wanted!r} is not 'auto' and not within {least}..{most} bytes", field="chunk_bytes"
             )
         return wanted
     chosen = START_CHUNK_BYTES

@@ -171,8 +171,7 @@ def _select(manifest: Manifest, where: Where) -> Int64Array:
         candidates = unique(np.fromiter(where.indices, np.int64))
         if len(candidates) and not 0 <= candidates[0] <= candidates[-1] < manifest.samples:
             raise ConfigError(
-                f"indices {candidates[0]}..{candidates[-1]} of {manifest.samples} samples",
-                field="indices",
+                f"indices {candidates[0]}..{candidates[-1]} of {manifest.samples} samples", field="indices"
             )
     tests = list(_tests(manifest, where))
     if not tests:

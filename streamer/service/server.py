@@ -17,12 +17,7 @@ from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport, SessionRequest
 from streamer.engine.statistics import Table, Values, engine_statistics
-from streamer.errors import (
-    EngineUnavailableError,
-    ProtocolError,
-    ServiceError,
-    StreamerError,
-)
+from streamer.errors import EngineUnavailableError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fetcher_set import options_key
 from streamer.service.admission import Admission
 from streamer.service.client_connection import ClientConnection

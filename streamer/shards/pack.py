@@ -132,11 +132,7 @@ def pack(
 
 
 def _pack_samples(
-    samples: Iterable[Mapping[str, Any]],
-    job: Job,
-    shard_bytes: int,
-    options: dict[str, object],
-    callbacks: Callbacks,
+    samples: Iterable[Mapping[str, Any]], job: Job, shard_bytes: int, options: dict[str, object], callbacks: Callbacks
 ) -> Packed:
     left = waited(claim(job, options))
     follower = Follower(None, {}, callbacks.on_progress)

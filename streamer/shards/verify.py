@@ -86,11 +86,7 @@ async def verify(
         await _check_all(runner, tasks, on_progress)
     samples = sum(receipt.samples for receipt in ordered)
     return Verified(
-        digest,
-        len(ordered),
-        samples,
-        sum(receipt.size for receipt in ordered),
-        samples if runner else read,
+        digest, len(ordered), samples, sum(receipt.size for receipt in ordered), samples if runner else read
     )
 
 

@@ -40,11 +40,7 @@ _EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure"}
 
 
 def open_store(
-    url: str,
-    storage_options: Mapping[str, object] | None = None,
-    *,
-    client: Client = "auto",
-    guarded: bool = False,
+    url: str, storage_options: Mapping[str, object] | None = None, *, client: Client = "auto", guarded: bool = False
 ) -> ObjectStore:
     """Opens the store that serves `url`'s bucket, container, host or file system.
 

@@ -99,10 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
     add_storage_options(parser)
     parser.add_argument(
-        "--out-storage-options",
-        type=storage_options,
-        metavar="JSON",
-        help="for DST, where they are not those of SRC",
+        "--out-storage-options", type=storage_options, metavar="JSON", help="for DST, where they are not those of SRC"
     )
 
 

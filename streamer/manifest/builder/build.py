@@ -178,12 +178,7 @@ class _Indexed:
     """One pass over all containers; counts its work for the progress."""
 
     def __init__(
-        self,
-        surveyed: Surveyed,
-        chosen: Indexer,
-        chunk_bytes: int,
-        reader: RangeReader,
-        options: BuildOptions,
+        self, surveyed: Surveyed, chosen: Indexer, chunk_bytes: int, reader: RangeReader, options: BuildOptions
     ) -> None:
         self._listing, self._survey = surveyed.listing, surveyed.survey
         self._chosen, self._chunk_bytes = chosen, chunk_bytes

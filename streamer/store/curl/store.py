@@ -18,14 +18,7 @@ from contextlib import suppress
 
 import pycurl
 
-from streamer.errors import (
-    ClosedError,
-    ConfigError,
-    ObjectChangedError,
-    ObjectNotFoundError,
-    StoreError,
-    StreamerError,
-)
+from streamer.errors import ClosedError, ConfigError, ObjectChangedError, ObjectNotFoundError, StoreError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
 from streamer.store.base import PIECE_BYTES, Take, Upload
