@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
+    from streamer.loader.measure import measure as measure
     from streamer.loader.mixed_dataset import MixedDataset as MixedDataset
     from streamer.loader.rank.arguments import Index as Index
     from streamer.loader.rank.arguments import Order as Order
     from streamer.loader.rank.arguments import Skip as Skip
+    from streamer.loader.rows.collate import collate_rows as collate_rows
+    from streamer.loader.rows.options import Packing as Packing
     from streamer.loader.stall.reporter import Reports as Reports
     from streamer.order.growing.options import Growing as Growing
     from streamer.order.mix.shares import Weights as Weights
@@ -42,12 +45,15 @@ _HOMES = {
     "Index": "streamer.loader.rank.arguments",
     "MixedDataset": "streamer.loader.mixed_dataset",
     "Order": "streamer.loader.rank.arguments",
+    "Packing": "streamer.loader.rows.options",
     "Ragged": "streamer.loader.batch.ragged",
     "Reports": "streamer.loader.stall.reporter",
     "Skip": "streamer.loader.rank.arguments",
     "StreamingDataLoader": "streamer.loader.dataloader",
     "StreamingDataset": "streamer.loader.dataset",
     "Weights": "streamer.order.mix.shares",
+    "collate_rows": "streamer.loader.rows.collate",
+    "measure": "streamer.loader.measure",
     "pack": "streamer.shards.pack",
 }
 
@@ -60,6 +66,7 @@ __all__ = [
     "Index",
     "MixedDataset",
     "Order",
+    "Packing",
     "Ragged",
     "Reports",
     "Skip",
@@ -67,7 +74,9 @@ __all__ = [
     "StreamingDataset",
     "Weights",
     "__version__",
+    "collate_rows",
     "errors",
+    "measure",
     "pack",
 ]
 

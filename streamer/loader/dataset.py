@@ -12,6 +12,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.annotations.options import Annotations
 from streamer.decode.rule import Decode, DecodeRule
+from streamer.errors import ConfigError
 from streamer.formats.base import Format
 from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
@@ -23,6 +24,7 @@ from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.selections import Indices, choice
 from streamer.loader.rank.single_reads import SlowReads
 from streamer.loader.removed import refuse_unknown
+from streamer.loader.rows.options import Packing, as_packing
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.order.growing import Growing
@@ -64,6 +66,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         batch_size: samples of a batch on one rank, for plain DataLoaders.
         growing: trains on what has arrived, each sample several times, over a link that is slower than the trainer; see
             `Growing`. For `StreamingDataLoader` and bare loops.
+        packing: samples are documents that share rows of one length, and the rows are the samples then: a `Packing`.
         decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
             extension or field; see `streamer.decode`. `Decode(allow_pickle=True)` reads pickles.
         transform: sample dict -> anything. A parameter called `rng` is given a numpy Generator that depends only on
@@ -98,6 +101,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         order: Order | None = None,
         batch_size: int | None = None,
         growing: Growing | None = None,
+        packing: Packing | Mapping[str, object] | None = None,
         decode: DecodeRule | Decode = "auto",
         transform: Transform | None = None,
         annotations: str | Annotations | Mapping[str, object] | None = None,
@@ -120,6 +124,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             order=instance_of("order", order, Order),
             batch_size=batch_size,
             growing=growing,
+            packing=as_packing(packing),
             decode=Decode.of(decode),
             transform=transform,
             annotations=Annotations.of(annotations),
@@ -140,6 +145,17 @@ class StreamingDataset(FixedArguments, EpochDataset):
     def samples(self) -> int:
         """Number of samples, over all ranks."""
         return self._member.samples
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of an epoch, over all ranks; of a dataset with `packing=`.
+
+        Raises:
+            ConfigError: the dataset has no packing.
+        """
+        if (rows := self._member.opened.rows) is None:
+            raise ConfigError("rows is for a dataset with packing=; this one has samples", field="packing")
+        return rows.rows
 
     @property
     def classes(self) -> list[str]:

@@ -113,7 +113,7 @@ def batch_sources(prepared: RankStream, delivery: Delivery | None) -> npt.NDArra
         return np.empty(0, np.int16)
     codes = prepared.ordinals(delivery.epoch, delivery.batch)
     sources = prepared.sources(delivery.epoch, delivery.batch)
-    if not delivery.skipped:
+    if not delivery.skipped or prepared.packing is not None:
         return sources
     # As `BatchMaker` fills: each missing sample is replaced by the next one that is there.
     missing = np.isin(codes, [code for code, _ in delivery.skipped])

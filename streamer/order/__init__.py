@@ -17,6 +17,8 @@ state.py      where a run is: a few numbers
 adopt.py      going on with a changed mix
 quality.py    how good the shuffle is and what it costs, in words
 mix/          the order of several datasets together
+rows/         documents to rows of one length
+row_order.py  the order of rows
 growing/      the order of a dataset that is trained on while it arrives
 """
 

@@ -12,10 +12,13 @@ from streamer.splitmix import GAMMA, Words, fold, fold_each, mix
 __all__ = [
     "GAMMA",
     "TAG_COMMON",
+    "TAG_COMPANION",
     "TAG_CUT",
     "TAG_GROUP",
     "TAG_LANE",
+    "TAG_PACKED",
     "TAG_PIECE",
+    "TAG_SET",
     "Chunks",
     "Flags",
     "Integers",
@@ -35,3 +38,6 @@ TAG_LANE = 1
 TAG_GROUP = 3
 TAG_PIECE = 4
 TAG_COMMON = 5
+TAG_SET = 60
+TAG_COMPANION = 61
+TAG_PACKED = 64

@@ -12,6 +12,7 @@ import numpy as np
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.hashing import Integers
+from streamer.order.rows.spec import RowSpec
 
 Shuffle: TypeAlias = Literal["block", "sample", "none"]
 Cut: TypeAlias = Literal["fixed", "by_key", "redrawn"]
@@ -49,6 +50,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         cut: "fixed": a chunk stays in its lane for the whole run, so node caches stay useful; "by_key": in the same
             lane for all seeds, because its key decides; "redrawn": dealt to the lanes anew in every epoch, where nodes
             share caches.
+        rows: what fixes the rows, where these are the samples; left out of the parts of all other orders.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -60,6 +62,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
     lanes: int
     window: int
     cut: Cut = "fixed"
+    rows: RowSpec | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         shuffle_mode(self.shuffle)
@@ -88,6 +91,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         lanes: int | None = None,
         window: int | None = None,
         cut: Cut = "fixed",
+        rows: RowSpec | msgspec.UnsetType = msgspec.UNSET,
     ) -> OrderSpec:
         """Chooses lanes and window from the manifest and the global batch, and from nothing else.
 
@@ -104,6 +108,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             lanes: overrides L.
             window: overrides K.
             cut: see the class.
+            rows: see the class.
 
         Raises:
             ConfigError: a value outside its rule.
@@ -119,7 +124,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
                 manifest=manifest_digest,
             )
         if mode == "none":
-            return cls(manifest_digest, seed, mode, lanes or 1, window or 1, cut)
+            return cls(manifest_digest, seed, mode, lanes or 1, window or 1, cut, rows)
         return cls(
             manifest_digest,
             seed,
@@ -127,6 +132,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             auto_lanes(chunks, batch_size) if lanes is None else lanes,
             auto_window(chunks, batch_size) if window is None else window,
             cut,
+            rows,
         )
 
     @cached_property
@@ -153,6 +159,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             "lanes": self.lanes,
             "window": self.window,
             "cut": _STORED_BY_KEY if self.cut == "by_key" else self.cut,
+            **(self.rows.parts() if isinstance(self.rows, RowSpec) else {}),
         }
 
 

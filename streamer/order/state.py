@@ -10,6 +10,7 @@ import msgspec
 
 from streamer.errors import ConfigError, StateError
 from streamer.order.plan import LastBatch, batch_count
+from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import OrderSpec, stored_cut
 from streamer.version import VERSION
 
@@ -33,6 +34,7 @@ _FIXES = {
     "groups": "pass the Homogeneous(group=...) the run began with",
     "reuse": "pass the reuse the run began with",
     "epoch_samples": "pass the epoch_samples the run began with",
+    "packing": "pass packing= as the run had it",
 }
 _PARTS: dict[str, type] = {
     "manifest": str,
@@ -200,7 +202,8 @@ class State(msgspec.Struct, frozen=True):
     def _same(self, name: str, saved: str | int | None, found: str | int | None) -> None:
         if saved == found:
             return
-        fix = _FIXES.get(name.rsplit(": ", 1)[-1], "pass the members and proportions the run began with")
+        part = name.rsplit(": ", 1)[-1]
+        fix = _FIXES.get(part.partition(".")[0], "pass the members and proportions the run began with")
         if self.kind == "mix":
             fix += ", or continue with the changed mix: load_state_dict(state, strict=False)"
         raise StateError(
@@ -261,11 +264,22 @@ def _fields(saved: Mapping[str, object]) -> tuple[OrderSpec, int, int, int]:
     fields["cut"] = stored_cut(str(fields["cut"]))
     parts = [fields[name] for name in _PARTS]
     try:
-        spec = OrderSpec(*parts)  # type: ignore[arg-type]
+        spec = OrderSpec(*parts, rows=_row_spec(saved))  # type: ignore[arg-type, misc]
     except ConfigError as error:
         raise StateError(f"state: {error}", **error.details) from error
     epoch, position, global_batch = (int(str(fields[name])) for name in _PLACE)
     return spec, epoch, position, global_batch
+
+
+def _row_spec(saved: Mapping[str, object]) -> RowSpec | msgspec.UnsetType:
+    """What fixes the rows; UNSET where samples are not packed."""
+    parts = {name: saved.get(f"packing.{name}") for name in RowSpec.__struct_fields__}
+    if all(value is None for value in parts.values()):
+        return msgspec.UNSET
+    try:
+        return msgspec.convert(parts, RowSpec)
+    except msgspec.ValidationError as error:
+        raise StateError(f"state of a dataset with packing=: {error}", field="packing") from error
 
 
 def _field(saved: Mapping[str, object], name: str, kind: type) -> object:

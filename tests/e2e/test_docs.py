@@ -81,6 +81,16 @@ def test_the_page_about_growing_runs(tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.slow
+def test_the_page_about_rows_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """And prints what it says; the program of the migration page goes on with its texts."""
+    folder = tmp_path_factory.mktemp("r")
+    for page in ("sequences.md", "migrate/packers.md"):
+        (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+        lines = run(program, folder)
+        assert lines == (["300 documents in 67 rows; (4, 1024)"] if page == "sequences.md" else [])
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     """Every link and every reference leads somewhere."""

@@ -112,6 +112,20 @@ def test_llm_tokens_learns_the_language(run: Run, layout: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_packed_sft_has_the_loss_of_the_chats_alone(run: Run) -> None:
+    """All chats in both epochs, in full rows; packed and one by one the losses are equal, and they fall."""
+    lines = run("packed_sft").splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1"]
+    for line in lines:
+        found = re.search(r"400 chats, ([\d.]+)% padding, .* -> ([\d.]+), packed and one by one (\S+) apart", line)
+        assert found is not None
+        assert float(found[1]) < 2
+        assert float(found[3]) < 1e-4
+    assert float(found[2]) < 1.2
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_imagenet_goes_on_with_more_processes_where_it_stopped(run: Run, tmp_path: Path) -> None:
     """One process stops after 5 of 16 steps of 32 samples; two go on at sample 160 and learn the classes."""

@@ -92,6 +92,7 @@ def test_the_names_are_these():
         "Index",
         "MixedDataset",
         "Order",
+        "Packing",
         "Ragged",
         "Reports",
         "Skip",
@@ -99,7 +100,9 @@ def test_the_names_are_these():
         "StreamingDataset",
         "Weights",
         "__version__",
+        "collate_rows",
         "errors",
+        "measure",
         "pack",
     ]
     assert dir(streamer) == sorted(streamer.__all__)
@@ -121,6 +124,7 @@ DATASET = {
     "order": None,
     "batch_size": None,
     "growing": None,
+    "packing": None,
     "decode": "auto",
     "transform": None,
     "annotations": None,
@@ -193,6 +197,7 @@ def test_the_dataset_has_these_methods():
         "load_state_dict",
         "refresh",
         "repeated",
+        "rows",
         "samples",
         "select",
         "set_epoch",

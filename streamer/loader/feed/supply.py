@@ -19,7 +19,7 @@ from streamer.errors import IntegrityError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.packing import BatchReader
 from streamer.loader.batch.ragged import join_ragged
-from streamer.loader.contracts import REREADS, ChunkUnreadableError
+from streamer.loader.contracts import REREADS, ChunkUnreadableError, Collate
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.feeder import Feeder
 from streamer.loader.feed.run import FailedBatch, FeedCounters, Finished, Outcome, Run
@@ -27,6 +27,7 @@ from streamer.loader.feed.waits import engine_text, who
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import StepSession
 from streamer.loader.ring.shared_memory import map_shared, window
+from streamer.loader.rows.collate import collate_rows
 from streamer.loader.samples.seeding import kept_globals
 from streamer.loader.stall.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
 from streamer.loader.stall.stats import EngineView, LoaderStats
@@ -195,11 +196,12 @@ class InlineSupply(Supply):
     def __init__(self, prepared: RankStream, rules: MakerRules, ahead: int) -> None:
         from torch.utils.data import default_collate
 
+        by_torch: Collate = default_collate if rules.packing is None else collate_rows  # type: ignore[assignment]
         self.counters = FeedCounters()
         self._prepared = prepared
         self._ahead = ahead
         source = prepared.recipe().open()
-        own = partial(join_ragged, fields=rules.ragged) if rules.ragged else default_collate
+        own = partial(join_ragged, fields=rules.ragged) if rules.ragged else by_torch
         collate_fn = rules.collate_fn or own
         self._maker = BatchMaker(source, msgspec.structs.replace(rules, collate_fn=collate_fn))
         self._session: StepSession | None = None

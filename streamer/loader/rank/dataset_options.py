@@ -23,6 +23,7 @@ from streamer.formats.folder import Folder
 from streamer.formats.registry import find_format
 from streamer.loader import checks
 from streamer.loader.rank.arguments import Index, Order, Skip, skip_rules
+from streamer.loader.rows.options import Packing
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError, SkipRules
 from streamer.order.growing import Growing
@@ -92,6 +93,7 @@ class DatasetOptions(StreamOptions):
     engine: str | None = None
     growing: Growing | None = None
     annotations: Annotations | None = None
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)
@@ -102,6 +104,7 @@ class DatasetOptions(StreamOptions):
         self._check_manifest()
         self.limit_bytes()
         self._check_growing()
+        self._check_packing()
 
     def _check_format(self) -> None:
         given: object = self.format
@@ -134,6 +137,20 @@ class DatasetOptions(StreamOptions):
         """The urls, for messages: the first ones of many."""
         named = ", ".join(self.urls[:_NAMED])
         return named if len(self.urls) <= _NAMED else f"{named} and {len(self.urls) - _NAMED} more"
+
+    def _check_packing(self) -> None:
+        if self.packing is None:
+            return
+        if self.growing is not None:
+            raise ConfigError(
+                "packing= with growing=: rows are planned of all documents; leave one out", field="packing"
+            )
+        if shuffle_mode(self.shuffle) == "sample":
+            raise ConfigError(
+                'packing= with shuffle="sample": a row has the documents of several chunks, which are fetched whole; '
+                'leave shuffle out ("block")',
+                field="packing",
+            )
 
     def _check_growing(self) -> None:
         if self.growing is None:

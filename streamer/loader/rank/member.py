@@ -33,6 +33,7 @@ from streamer.loader.samples.opened import MemberRecipe, OpenedDataset
 from streamer.loader.waiting import NOTICE_SECONDS, watched
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
+from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import IndexProgress
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,10 @@ class Member:
             decode = self.options.decode
             SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle).check(manifest.facts.fields)
             choices = (*kept(manifest, joined), *self.choices)
-            self._opened = OpenedDataset(manifest, choose(manifest, choices, place), joined)
+            opened = OpenedDataset(manifest, choose(manifest, choices, place), joined)
+            if (packing := self.options.packing) is not None:
+                opened.pack(packing, place, shuffle=shuffle_mode(self.options.shuffle) != "none")
+            self._opened = opened
         return self._opened
 
     @property
@@ -279,7 +283,8 @@ class Member:
     def recipe(self, rules: SampleRules) -> MemberRecipe:
         """All that a worker process needs to make samples by these rules."""
         data = self.opened
-        return MemberRecipe(manifest_path=data.manifest.path, selection=data.selection_file, rules=rules)
+        rows = None if data.rows is None else data.rows.recipe
+        return MemberRecipe(manifest_path=data.manifest.path, selection=data.selection_file, rules=rules, rows=rows)
 
     def encoded_options(self, environment: Environment) -> bytes:
         """The storage options, for the engine."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -89,6 +89,7 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
     """
     for name, options in members.items():
         _check_member(name, options)
+    _check_packing(members)
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
         for option in _IN_COMMON:
@@ -96,6 +97,20 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
                 raise _differ(option, (first_name, first), (name, options))
         if (shuffle_mode(first.shuffle) == "none") != (shuffle_mode(options.shuffle) == "none"):
             raise _differ("shuffle", (first_name, first), (name, options))
+
+
+def _check_packing(members: Mapping[str, DatasetOptions]) -> None:
+    """Makes sure that the rows of all members are alike, but for where the numbers of tokens come from."""
+    first_name, first = next(iter(members.items()))
+    for name, options in members.items():
+        one, other = (None if of.packing is None else replace(of.packing, cost=None) for of in (first, options))
+        if one != other:
+            raise ConfigError(
+                f"members {first_name} and {name} differ in packing: {one} and {other}; a batch has rows of one kind: "
+                "give all members the same, or none",
+                field="packing",
+                members=f"{first_name}, {name}",
+            )
 
 
 def _check_member(name: str, options: DatasetOptions) -> None:

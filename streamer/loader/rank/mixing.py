@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import UNSET
 
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.mix_options import MixOptions
@@ -34,10 +35,11 @@ class Mixing:
             MixSource(
                 name,
                 data.digest,
-                data.chunk_samples,
+                data.order_samples,
                 member.seed,
                 shuffle_mode(member.shuffle),
                 size=data.exact_bytes if in_bytes else None,
+                rows=UNSET if data.rows is None else data.rows.recipe.spec,
             )
             for name, data, member in zip(self.names, opened, self._members, strict=True)
         )
@@ -51,7 +53,7 @@ class Mixing:
         cache_bytes: int | None = None,
     ) -> str:
         """The order and its cost; see `MixedDataset.explain`."""
-        sizes = [MemberSize(int(np.count_nonzero(one.chunk_samples)), one.stored_bytes) for one in opened]
+        sizes = [MemberSize(int(np.count_nonzero(one.order_samples)), one.stored_bytes) for one in opened]
         unit = self.options.shares.unit
         return explain(spec, sizes, global_batch, cache_bytes=cache_bytes, nodes=nodes, unit=unit)
 

@@ -8,6 +8,9 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+from msgspec import UNSET
+
 from streamer.client.engine_client import EngineClient
 from streamer.config import Environment, RankConfig
 from streamer.errors import Detail, StreamerError
@@ -22,7 +25,8 @@ from streamer.loader.samples.opened import Members
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
-from streamer.order.spec import OrderSpec, shuffle_mode
+from streamer.order.row_order import row_window
+from streamer.order.spec import OrderSpec, auto_lanes, shuffle_mode
 
 if TYPE_CHECKING:
     from streamer.loader.rank.mixing import Mixing
@@ -146,15 +150,21 @@ class Opening:
         options, data = self._only, self.members.each[0]
         if shuffle_mode(options.shuffle) == "sample":
             check_sample_shuffle(data.manifest.samples, data.manifest.total_bytes)
+        lanes, window, rows = options.order.lanes, options.order.shuffle_window, data.rows
+        if rows is not None and shuffle_mode(options.shuffle) != "none":
+            sets, chunks = np.count_nonzero(data.order_samples), np.count_nonzero(data.chunk_samples)
+            lanes = auto_lanes(int(sets), global_batch) if lanes is None else lanes
+            window = row_window(int(sets), int(chunks), global_batch, lanes, window)
         spec = OrderSpec.auto(
             data.digest,
-            data.chunk_samples,
+            data.order_samples,
             global_batch,
             options.seed,
             options.shuffle,
-            lanes=options.order.lanes,
-            window=options.order.shuffle_window,
+            lanes=lanes,
+            window=window,
             cut=options.order.cut or "fixed",
+            rows=UNSET if rows is None else rows.recipe.spec,
         )
         return spec, OrderRequest(free_parts=options.order.free_parts, growing=options.growing)
 
@@ -190,7 +200,7 @@ class Opening:
         nodes, each = rank_config.nodes, self.members.each
         if (mixing := self._mixing) is None:
             only, data = cast("OrderSpec", spec), each[0]
-            words = explain(only, data.chunk_samples, global_batch, data.stored_bytes, nodes)
+            words = explain(only, data.order_samples, global_batch, data.stored_bytes, nodes)
             cautions = list(filter(None, [shared_lanes(only, global_batch, nodes)]))
         else:
             mix, local_batch = cast("MixSpec", spec), global_batch // rank_config.world_size

@@ -26,6 +26,7 @@ from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.growing.growth import Growth
 from streamer.loader.rank.growing.session import GrowingSession
 from streamer.loader.rank.step_session import EpochSession, Integers, Share, StepSession, open_bytes
+from streamer.loader.rows.options import Packing
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import sample_key
 from streamer.loader.samples.opened import Members
@@ -143,7 +144,7 @@ class RankStream:
         """Number of samples of an epoch, over all ranks, without repeats."""
         if self.growth is not None:
             return self.growth.epoch_samples
-        return self.members.samples[0] if isinstance(self.spec, OrderSpec) else self.spec.samples(epoch)
+        return self.members.order_samples[0] if isinstance(self.spec, OrderSpec) else self.spec.samples(epoch)
 
     def rank_samples(self, epoch: int) -> int:
         """Samples of this rank in a whole epoch, repeats that fill the last batch included."""
@@ -154,8 +155,14 @@ class RankStream:
         return self._plans.plan(epoch)
 
     def ordinals(self, epoch: int, batch: int) -> Integers:
-        """This rank's samples of a batch, by their codes."""
+        """This rank's samples of a batch, or its rows, by their codes."""
         return self._codes.of(self.plan(epoch).batch(batch).ordinals)
+
+    @property
+    def packing(self) -> Packing | None:
+        """How documents are packed into rows, which are the samples then; equal for all members of a mix."""
+        rows = self.members.each[0].rows
+        return None if rows is None else rows.recipe.packing
 
     def recipe(self) -> SampleRecipe:
         """The recipe for worker processes."""
@@ -202,8 +209,8 @@ class RankStream:
 
     @property
     def member_samples(self) -> Sequence[int]:
-        """Number of samples of each member."""
-        return self.members.samples
+        """Number of samples, or rows, of each member."""
+        return self.members.order_samples
 
     def quotas(self, epoch: int) -> Sequence[int]:
         """Samples of each member of a mix in an epoch, over all ranks."""

@@ -9,11 +9,13 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from streamer.errors import StateError
 from streamer.loader.contracts import REREADS, ChunkUnreadableError
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import Share, StepSession
+from streamer.loader.rows.assemble import Document, RowAssembler
 from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.skipping import SkipLedger, may_skip
 from streamer.loader.waiting import Notice
@@ -70,6 +72,7 @@ class SampleIterator(Iterator[object]):
     ) -> None:
         self._prepared = prepared
         self._maker = prepared.maker()
+        self._assembler = None if prepared.packing is None else RowAssembler(prepared.packing)
         self._ledger = ledger
         self._resumed = resumed
         rank = prepared.rank_config
@@ -81,12 +84,12 @@ class SampleIterator(Iterator[object]):
         return f"SampleIterator({self.progress})"
 
     def __next__(self) -> object:
-        while self._index >= len(self._places):
+        while self._index >= len(self._codes):
             self._next_batch()
-        sample = self._sample(self._index)
+        sample = self._sample(self._index) if self._assembler is None else self._row(self._index, self._assembler)
         self._index += 1
         self.progress.delivered += 1
-        if self._index == len(self._places):
+        if self._index == len(self._codes):
             self._batch_done()
         return sample
 
@@ -124,6 +127,7 @@ class SampleIterator(Iterator[object]):
         self._steps = range(max(0, share.steps(self._prepared.plan(epoch).batches) - first))
         self._rest = Share(share.worker, share.workers, share.first + first * share.workers)
         self._step = -1
+        self._codes = np.empty(0, np.int64)
         self._places: Sequence[SampleLocation] = []
         self._index = 0
         self._session = None
@@ -136,8 +140,9 @@ class SampleIterator(Iterator[object]):
         self._notice.wait(partial(self._session.wait, self._step + 1), self._waited_for)
         self._step += 1
         batch = self._rest.batch(self._step)
-        ordinals = self._prepared.ordinals(self.progress.epoch, batch)
-        self._places = self._leased(partial(self._maker.places, self.progress.epoch, ordinals))
+        self._codes = self._prepared.ordinals(self.progress.epoch, batch)
+        if self._assembler is None:
+            self._places = self._leased(partial(self._maker.places, self.progress.epoch, self._codes))
         self._index, self._skip = self._skip, 0
 
     def _waited_for(self) -> str:
@@ -147,7 +152,7 @@ class SampleIterator(Iterator[object]):
 
     def _batch_done(self) -> None:
         """Releases the chunks of the batch: its samples are in memory of their own."""
-        self.progress.delivered += self._prepared.local_batch - len(self._places)
+        self.progress.delivered += self._prepared.local_batch - len(self._codes)
         if self._session is not None:
             self._session.done(self._step + 1)
         if self._step + 1 == len(self._steps):
@@ -168,6 +173,21 @@ class SampleIterator(Iterator[object]):
         assert first is not None, "a batch has at least one sample"
         first.add_note("and no other sample of its batch can be made")
         raise first
+
+    def _row(self, index: int, assembler: RowAssembler) -> object:
+        """The row at an index; documents that may be skipped leave their places empty."""
+        epoch = self.progress.epoch
+        codes, pieces = self._maker.codes.documents(epoch, self._codes[index : index + 1])
+        places = self._leased(partial(self._maker.places, epoch, codes))
+        made: dict[int, Document] = {}
+        for at, place in enumerate(places):
+            try:
+                made[at] = assembler.document(self._leased(partial(self._maker.make, place)), int(pieces.tokens[at]))
+            except Exception as error:
+                if self._prepared.skip_rules.on_error == "raise" or not may_skip(error):
+                    raise
+                self._skip_place(place, error)
+        return assembler.rows(made, pieces)[0]
 
     def _skip_place(self, place: SampleLocation, error: Exception) -> None:
         cause = f"{type(error).__name__}: {error}"

@@ -3,7 +3,8 @@
 Plans, workers and messages carry a sample as one int64, its code. Of a dataset alone that is the ordinal in its
 manifest. In a mix it has the member and the pass as well, see `streamer.order.mix.codes`: a sample that comes twice in
 an epoch has two codes, so that each use gets random numbers of its own. A growing dataset has codes as a mix of one
-member has them, with a number for each use instead of the pass.
+member has them, with a number for each use instead of the pass. Where documents are packed, plans have codes of rows,
+workers and messages those of documents.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.loader.rows.planned import Pieces
 from streamer.loader.samples.opened import Members
 from streamer.order.spec import OrderSpec
 
@@ -54,6 +56,9 @@ class StreamCodes:
             from streamer.order.mix.codes import SampleCodes
 
             self._codes = SampleCodes(members.samples)
+            self._row_codes = SampleCodes(members.order_samples)
+        self._packed = members.each[0].rows is not None
+        self._seeds = [member.order.seed for member in self._mix.members] if self._mix else [recipe.spec.seed]
         self._first: tuple[int, Sequence[int]] = (-1, ())
 
     @property
@@ -62,8 +67,34 @@ class StreamCodes:
         return self._codes is None
 
     def of(self, ordinals: Integers) -> Integers:
-        """The codes of what the order calls its samples."""
-        return self._members.each[0].to_manifest(ordinals) if self._codes is None else ordinals
+        """The codes of what the order calls its samples; of rows, what the order calls them."""
+        if self._codes is not None or self._packed:
+            return ordinals
+        return self._members.each[0].to_manifest(ordinals)
+
+    def documents(self, epoch: int, rows: Integers) -> tuple[Integers, Pieces]:
+        """The documents of some rows: their codes, and which tokens of them are in each row.
+
+        Args:
+            epoch: of the rows.
+            rows: (N,) what the order calls them.
+        """
+        members, numbers, turns = np.zeros_like(rows), rows, np.zeros_like(rows)
+        if self._codes is not None:
+            codes = self._row_codes
+            members, numbers, turns = codes.members(rows), codes.ordinals(rows), codes.turns(rows)
+        found, pieces = [], []
+        for member, number, turn in zip(members.tolist(), numbers, turns.tolist(), strict=True):
+            data = self._members.each[member]
+            assert data.rows is not None, "rows are asked for where documents are packed"
+            run = epoch if self._codes is None else turn + self._first_run(epoch, member)
+            pieces.append(part := data.rows.pieces(number, self._seeds[member], run))
+            if self._codes is None:
+                found.append(data.to_manifest(part.document))
+            else:
+                same = np.ones_like(part.document)
+                found.append(self._codes.encode(member * same, turn * same, part.document))
+        return np.concatenate(found), Pieces.joined(pieces)
 
     def uses(self, epoch: int, codes: Integers) -> Iterator[Uses]:
         """Yields the samples that codes stand for in an epoch, by member; for codes that are not ordinals."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.annotations.join import JoinRules
+from streamer.loader.rows.costs import DocumentCosts
+from streamer.loader.rows.options import Packing
+from streamer.loader.rows.planned import Documents, PlannedRows, RowsRecipe, find_table
 from streamer.loader.samples.maker import SampleRules
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
@@ -26,7 +30,13 @@ _BLOCK = 1 << 20
 
 
 class OpenedDataset:
-    """The selected samples of a manifest, or all, numbered through."""
+    """The selected samples of a manifest, or all, numbered through.
+
+    Attributes:
+        rows: the rows that the samples are packed into; None: they are not.
+    """
+
+    rows: PlannedRows | None = None
 
     def __init__(self, manifest: Manifest, selection: Selection | None, joined: JoinRules | None = None) -> None:
         self.manifest = manifest
@@ -34,14 +44,46 @@ class OpenedDataset:
         self.joined = joined
 
     @classmethod
-    def open(cls, path: Path, selection_file: tuple[str, Path] | None) -> Self:
+    def open(cls, path: Path, selection_file: tuple[str, Path] | None, rows: RowsRecipe | None = None) -> Self:
         """Opens a manifest's folder, and a selection by its digest and the folder of its file; None: all samples.
 
         Raises:
             ManifestError: there is no manifest.
         """
         manifest = open_held(path)
-        return cls(manifest, None if selection_file is None else _open_selection(manifest, *selection_file))
+        opened = cls(manifest, None if selection_file is None else _open_selection(manifest, *selection_file))
+        if rows is not None:
+            opened.rows = PlannedRows(rows, opened._documents(rows.packing, shuffle=rows.shuffle)[0])
+        return opened
+
+    def pack(self, packing: Packing, spare: Path, *, shuffle: bool) -> None:
+        """Plans the rows of the samples, which are the samples of the order from then on.
+
+        Args:
+            packing: how.
+            spare: folder for the table of rows if that of the manifest is read-only for this process.
+            shuffle: whether they are shuffled.
+
+        Raises:
+            ConfigError: nothing says how many tokens a sample has, or a sample is longer than a row and must not be.
+            ManifestError: no sample has a token, or the table cannot be written.
+        """
+        documents, costs = self._documents(packing, shuffle=shuffle)
+        spec, folder = packing.spec(costs.identity), self.manifest.path.parent
+        table = find_table(folder if os.access(folder, os.W_OK) else spare, spec, documents)
+        self.rows = PlannedRows(RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=table), documents)
+
+    def _documents(self, packing: Packing, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
+        costs = DocumentCosts(self.manifest, packing.cost, tuple(packing.fields or ()))
+        documents = Documents(
+            manifest_digest=self.manifest.digest,
+            digest=self.digest,
+            chunk_samples=self.chunk_samples,
+            chunk_first=self.chunk_first,
+            costs=lambda numbers: costs.of(self.to_manifest(numbers)),
+            shuffle=shuffle,
+        )
+        return documents, costs
 
     def __repr__(self) -> str:
         return f"OpenedDataset({self.manifest!r}, {self.selection!r})"
@@ -70,6 +112,16 @@ class OpenedDataset:
     def chunk_first(self) -> Integers:
         """(M+1,) selected samples before each chunk."""
         return self.manifest.chunk_first if self.selection is None else np.append(0, np.cumsum(self.chunk_samples))
+
+    @property
+    def order_samples(self) -> Integers:
+        """What an order counts: (M,) selected samples per chunk, or (S,) rows per set of chunks."""
+        return self.chunk_samples if self.rows is None else self.rows.counts
+
+    @property
+    def order_first(self) -> Integers:
+        """Their prefix sum."""
+        return self.chunk_first if self.rows is None else self.rows.first
 
     @property
     def stored_bytes(self) -> int:
@@ -101,11 +153,13 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
         manifest_path: the manifest's folder.
         selection: digest of the selection, and the folder of its file; None: all samples.
         rules: of making samples.
+        rows: the rows that the samples are packed into; None: they are not.
     """
 
     manifest_path: Path
     selection: tuple[str, Path] | None
     rules: SampleRules
+    rows: RowsRecipe | None = None
 
     def open(self) -> OpenedDataset:
         """Opens the manifest in this process.
@@ -113,7 +167,7 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ManifestError: there is none.
         """
-        return OpenedDataset.open(self.manifest_path, self.selection)
+        return OpenedDataset.open(self.manifest_path, self.selection, self.rows)
 
 
 class Members:
@@ -129,6 +183,16 @@ class Members:
     def samples(self) -> list[int]:
         """Number of selected samples of each."""
         return [member.samples for member in self.each]
+
+    @property
+    def order_samples(self) -> list[int]:
+        """Samples of each that an order counts: selected samples, or rows."""
+        return [int(member.order_first[-1]) for member in self.each]
+
+    @property
+    def first_sets(self) -> list[int]:
+        """(members + 1,) of members with rows, number of the first set of each."""
+        return [0, *np.cumsum([len(member.order_samples) for member in self.each]).tolist()]
 
     @cached_property
     def first_chunks(self) -> list[int]:

@@ -15,6 +15,7 @@ from streamer.order.epoch import EpochOrder
 from streamer.order.lane_split import LaneRun
 from streamer.order.plan import LastBatch, RankPlan
 from streamer.order.rank_split import RankSplit
+from streamer.order.row_order import RowOrder, joined_sets
 from streamer.order.spec import OrderSpec
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Plans:
     def __init__(self, recipe: BatchRecipe, members: Members, rounds: Rounds | None = None) -> None:
         self._recipe = recipe
         self._order = _first_order(recipe, members, rounds)
+        self._chunks = members.first_chunks[-1]
         self._kept: OrderedDict[int, RankPlan] = OrderedDict()
 
     def plan(self, epoch: int) -> RankPlan:
@@ -100,29 +102,46 @@ class Plans:
 
     def chunk_lanes(self) -> Integers:
         """Returns each chunk's lane in one dataset, (M,); -1: no sample of it is selected. Not for a redrawn cut."""
+        if isinstance(self._order, RowOrder):
+            return self._order.chunk_lanes(self._chunks)
         order = cast("EpochOrder", self._order)
-        return order.cut.chunk_lanes(len(order.chunk_samples))
+        return order.cut.chunk_lanes(self._chunks)
 
     def drawn(self, epoch: int, position: int) -> Integers:
         """Returns a mix's samples by member among the first `position` positions of an epoch: (members,)."""
-        return cast("MixOrder", self.plan(epoch).order).drawn(position)
+        order = self.plan(epoch).order
+        return cast("MixOrder", order.inner if isinstance(order, RowOrder) else order).drawn(position)
 
 
-def _first_order(recipe: BatchRecipe, members: Members, rounds: Rounds | None) -> EpochOrder | MixOrder | GrowingOrder:
+def _first_order(
+    recipe: BatchRecipe, members: Members, rounds: Rounds | None
+) -> EpochOrder | MixOrder | GrowingOrder | RowOrder:
     """The order of the epoch in which a run begins. What one dataset does not need is only loaded for others."""
     epoch = recipe.entry[0]
     if rounds is not None:
         from streamer.order.growing import GrowingOrder
 
         return GrowingOrder(rounds, recipe.growing_lanes, recipe.epoch_samples, epoch)
+    order = _shuffled(recipe, members, epoch)
+    rows = [member.rows for member in members.each if member.rows is not None]
+    if not rows:
+        return order
+    return RowOrder(order, joined_sets(list(zip([one.sets for one in rows], members.first_chunks, strict=False))))
+
+
+def _shuffled(recipe: BatchRecipe, members: Members, epoch: int) -> EpochOrder | MixOrder:
+    """The order of samples, or of rows, whose chunks are sets then."""
     if isinstance(recipe.spec, OrderSpec):
         only = members.each[0]
         words = only.manifest.chunk_words if recipe.spec.cut == "by_key" else None
-        return EpochOrder(recipe.spec, only.chunk_samples, epoch, chunk_words=words)
+        if words is not None and only.rows is not None:
+            words = words[only.rows.sets.chunk[only.rows.sets.first[:-1]]]
+        return EpochOrder(recipe.spec, only.order_samples, epoch, chunk_words=words)
     from streamer.order.mix import MemberChunks, MixOrder
 
+    bases = members.first_chunks if members.each[0].rows is None else members.first_sets
     chunks = [
-        MemberChunks(member.chunk_samples, member.chunk_first, base)
-        for member, base in zip(members.each, members.first_chunks, strict=False)
+        MemberChunks(member.order_samples, member.order_first, base)
+        for member, base in zip(members.each, bases, strict=False)
     ]
     return MixOrder(recipe.spec, chunks, max(epoch, recipe.spec.origin_epoch))

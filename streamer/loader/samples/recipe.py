@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
+from streamer.loader.rows.planned import Pieces
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import CachedBytes, Integers, SampleLocation, SampleMaker
 from streamer.loader.samples.opened import Members
@@ -120,6 +121,10 @@ class StreamReader:
         index = self._plans.plan(epoch).batch(batch)
         return self._maker.codes.of(index.ordinals), index.repeated
 
+    def documents(self, epoch: int, rows: Integers) -> tuple[Integers, Pieces]:
+        """The documents of some rows: their codes, and which tokens of them are in each row."""
+        return self._maker.codes.documents(epoch, rows)
+
     def load(self, epoch: int, ordinal: int) -> object:
         """Makes one sample from its code.
 
@@ -152,7 +157,15 @@ class StreamReader:
         """Whether decoders or the transform of any member can write to rows."""
         return any(maker.takes_rows for maker in self._maker.every())
 
-    def begin(self, epoch: int, ordinals: Integers, rows: Rows | None, at: Callable[[int], None]) -> None:
+    def begin(
+        self,
+        epoch: int,
+        ordinals: Integers,
+        rows: Rows | None,
+        at: Callable[[int], None],
+        *,
+        documents: bool = False,
+    ) -> None:
         """Begins a batch, whose samples `load_at` makes: locates them, and reads raw arrays and raw bytes to the slot.
 
         Args:
@@ -160,6 +173,7 @@ class StreamReader:
             ordinals: int64 (samples,), codes.
             rows: the rows to which arrays may be written; None: no rows.
             at: called with the index of the first sample of each chunk that is read.
+            documents: of packed rows: they are read to memory of their own, chunk by chunk.
 
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
@@ -168,7 +182,11 @@ class StreamReader:
         self._places = self._maker.places(epoch, ordinals)
         by_member = self._by_member()
         for member, places in by_member.items():
-            self._maker.of(member).begin(places, rows if places else None, at)
+            reader = self._maker.of(member)
+            if documents:
+                reader.begin_apart(places, at)
+            else:
+                reader.begin(places, rows if places else None, at)
         self._readers = {member: self._maker.of(member) for member, places in by_member.items() if places}
         self._maker.spent_reading(started)
 

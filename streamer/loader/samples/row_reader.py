@@ -43,6 +43,12 @@ class RowReader:
         self._scatter.begin(places, own, at)
         self._whole.begin(places, own, at)
 
+    def begin_apart(self, places: Mapping[int, SampleLocation], at: Callable[[int], None]) -> None:
+        """Reads the documents of a batch, whose tokens are copied to rows; arguments and errors as of `begin`."""
+        self._places, self._rows = places, None
+        self._scatter.begin(places, None, at)
+        self._whole.begin_apart(places, at)
+
     def load_at(self, place: SampleLocation, index: int) -> object:
         """Makes one sample for an index of the current batch; see `SampleMaker.make`.
 
@@ -50,6 +56,8 @@ class RowReader:
             place: of the sample; not necessarily the one that `begin` got for the index.
             index: in the batch.
         """
+        if self._rows is None and (content := self._held(place, index)) is not None:
+            return self.maker.transform(place, self.maker.decode(place, content))
         row = NO_ROW if self._rows is None else self._rows.row(index)
         if not self.maker.decodes_into_rows:
             return self.maker.transform(place, self.maker.sample(place), row)
@@ -58,13 +66,17 @@ class RowReader:
     def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
         if self._rows is None:  # user code may keep its arguments
             return self.maker.sample(place, row)
-        maker, content = self.maker, self._whole.held(index) if place is self._places.get(index) else None
+        maker, content = self.maker, self._held(place, index)
         if content is None:
             sample = maker.sample(place, row, self._scatter.learn, raw=Raw)
         else:
             sample = maker.decode(place, content, row, self._scatter.learn, raw=Raw)
         self._whole.learn(place, sample)
         return sample
+
+    def _held(self, place: SampleLocation, index: int) -> memoryview | None:
+        """The bytes of a sample, if they were read for its index."""
+        return self._whole.held(index) if place is self._places.get(index) else None
 
     def _in_place(self, place: SampleLocation, index: int) -> Sample | None:
         """The sample whose arrays are already in their rows; None: it must be read."""

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from streamer.decode.dispatch import Raw
+from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.placement import Rows
 from streamer.loader.samples.maker import CachedBytes, SampleLocation
 from streamer.loader.samples.scatter import read_by_chunk
@@ -43,9 +46,16 @@ class WholeReader:
         self._contents, self._learning = {}, rows is not None
         if rows is None or not self._stay:
             return
-        memory = rows.reserve(sum(place.stop - place.start for place in places.values()))
-        if memory is None:
-            return
+        memory = rows.reserve(_total_bytes(places))
+        if memory is not None:
+            self._read(places, memory, at)
+
+    def begin_apart(self, places: Mapping[int, SampleLocation], at: Callable[[int], None]) -> None:
+        """Reads all samples of a batch to memory of their own, one chunk after the other; see `begin`."""
+        self._contents, self._learning = {}, False
+        self._read(places, np.empty(_total_bytes(places), np.uint8), at)
+
+    def _read(self, places: Mapping[int, SampleLocation], memory: Bytes, at: Callable[[int], None]) -> None:
         targets, start, view = {}, 0, memory.data
         for index, place in places.items():
             stop = start + place.stop - place.start
@@ -64,3 +74,7 @@ class WholeReader:
             self._learning = False
             staying = sum(len(value.content) for value in sample.values() if type(value) is Raw)
             self._stay = staying >= _LEAST_SHARE * max(1, place.stop - place.start)
+
+
+def _total_bytes(places: Mapping[int, SampleLocation]) -> int:
+    return sum(place.stop - place.start for place in places.values())

@@ -22,6 +22,10 @@ from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
 from streamer.loader.batch.ragged import collate_ragged
 from streamer.loader.contracts import ChunkUnreadableError, Collate
+from streamer.loader.rows.assemble import RowAssembler
+from streamer.loader.rows.collate import collate_row_buffers
+from streamer.loader.rows.options import Packing
+from streamer.loader.rows.planned import Pieces
 from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
@@ -45,6 +49,7 @@ class MakerRules(msgspec.Struct, frozen=True):
         on_error: "raise": a failed sample fails its batch; "skip": another sample of the batch replaces it.
         ragged: fields that are joined, not stacked.
         seed_globals: whether the global generators are seeded for user code; false where threads share them.
+        packing: how documents are packed into rows, which are the samples then; None: they are not.
     """
 
     seed: int
@@ -52,6 +57,7 @@ class MakerRules(msgspec.Struct, frozen=True):
     on_error: OnError = "raise"
     seed_globals: bool = True
     ragged: tuple[str, ...] = ()
+    packing: Packing | None = None
 
     @property
     def own_collate(self) -> bool:
@@ -66,12 +72,13 @@ class Loaded(msgspec.Struct):
     Attributes:
         epoch: its epoch.
         task: for `begin`, see `BatchMaker`.
-        ordinals: of its samples.
-        repeated: bool (samples,): samples that repeat another one of the batch.
+        ordinals: of its samples, or of the documents of its rows.
+        repeated: bool (samples,): samples or rows that repeat another one of the batch.
         members: of a mix: the names of its members, each with the index of its first sample.
         rows: the rows of the slot that may already contain arrays of the samples.
         seeds: of the samples; None: no user code runs that could draw.
-        made: the samples by index, in order once complete.
+        pieces: which tokens of the documents are in each row; None: documents are not packed.
+        made: the samples, or the rows, by index, in order once complete; of rows the documents until then.
         skipped: ordinals and errors of the samples that could not be made.
         slowest: ordinal and nanoseconds of the slowest sample.
     """
@@ -83,6 +90,7 @@ class Loaded(msgspec.Struct):
     members: Mapping[str, int]
     rows: Rows | None
     seeds: list[int] | None
+    pieces: Pieces | None = None
     made: dict[int, object] = msgspec.field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)
@@ -109,11 +117,12 @@ class BatchMaker:
         self._rules = rules
         self._begin = begin
         # A user's collate_fn may keep its samples, so they are never in memory that is reused.
-        takes_rows = source.takes_rows and rules.collate_fn is None
+        takes_rows = rules.collate_fn is None and (rules.packing is not None or source.takes_rows)
         # Of a mix with batches of one member each, by its name.
         self._predicted: dict[str, PredictedLayout] | None = {} if takes_rows else None
         self._seeds_samples = rules.seed_globals and source.draws
         self._user_code = SeededCode(source.user_code)
+        self._assembler = None if rules.packing is None else RowAssembler(rules.packing)
         self._collate_code = SeededCode((rules.collate_fn,))
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
@@ -144,18 +153,28 @@ class BatchMaker:
             WorkerError: no sample could be made.
         """
         ordinals, repeated = self._source.batch(epoch, batch)
-        members = self._source.first_of_each(ordinals)
+        members, pieces = self._source.first_of_each(ordinals), None
+        if self._assembler is not None:
+            ordinals, pieces = self._source.documents(epoch, ordinals)
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
         rows = None
         if self._predicted is not None and memory is not None and not left_out:
-            rows = self._layout(self._predicted, members).rows(memory, ordinals.size)
+            rows = self._layout(self._predicted, members).rows(memory, repeated.size)
         seeds = sample_seeds(self._rules.seed, epoch, ordinals) if self._seeds_samples else None
-        loaded = Loaded(epoch, task, ordinals.tolist(), repeated.copy(), members, rows, seeds)
-        self._source.begin(epoch, ordinals, rows, partial(self._at, task, loaded.ordinals))
+        loaded = Loaded(epoch, task, ordinals.tolist(), repeated.copy(), members, rows, seeds, pieces)
+        at = partial(self._at, task, loaded.ordinals)
+        if pieces is not None and not left_out:
+            # The rows of the slot get the tokens of the documents, not their bytes.
+            self._source.begin(epoch, ordinals, None, at, documents=True)
+        else:
+            self._source.begin(epoch, ordinals, rows, at)
         for index, ordinal in enumerate(loaded.ordinals):
             if ordinal not in left_out:
                 self._take(loaded, index, index)
-        if len(loaded.made) < len(loaded.ordinals):
+        if self._assembler is not None and pieces is not None:
+            out = [] if rows is None else [rows.row(index) for index in range(repeated.size)]
+            loaded.made = dict(enumerate(self._assembler.rows(loaded.made, pieces, out)))  # type: ignore[arg-type]
+        elif len(loaded.made) < len(loaded.ordinals):
             self._fill_all(loaded)
         return loaded
 
@@ -193,6 +212,8 @@ class BatchMaker:
     def _collate(self, loaded: Loaded) -> object:
         collate_fn, samples = self._rules.collate_fn, loaded.samples
         if collate_fn is None:
+            if loaded.pieces is not None:
+                return collate_row_buffers(samples)  # type: ignore[arg-type]
             ragged = self._rules.ragged
             return collate_ragged(samples, ragged) if ragged else collate_samples(samples)
         if not self._rules.seed_globals:
@@ -247,7 +268,10 @@ class BatchMaker:
         load = partial(self._source.load_at, loaded.epoch, ordinal)
         try:
             seed = None if loaded.seeds is None else loaded.seeds[source]
-            loaded.made[index] = load(index) if seed is None else self._user_code.run(seed, load, index)
+            sample = load(index) if seed is None else self._user_code.run(seed, load, index)
+            if self._assembler is not None and loaded.pieces is not None:
+                sample = self._assembler.document(sample, int(loaded.pieces.tokens[source]))
+            loaded.made[index] = sample
         except ChunkUnreadableError:
             raise
         except Exception as error:

@@ -12,6 +12,7 @@ from streamer.order.hashing import Integers
 from streamer.order.mix.quotas import Stage
 from streamer.order.mix.shares import Amount, Shares, whole_passes_as_weights
 from streamer.order.mix.spec import MOST_MEMBERS, Batching, MixMember, MixSpec
+from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import Cut, OrderSpec, Shuffle, auto_lanes, auto_window
 
 # Batches that are mixed together: with 16 the counts of 100 members stray by less than 2 per batch (2026-11-22).
@@ -31,6 +32,7 @@ class MixSource(msgspec.Struct, frozen=True, eq=False):
         shuffle: of its own order.
         cut: of its own order.
         size: in the unit of the shares; None: its samples.
+        rows: what fixes its rows, where these are its samples, and sets its chunks.
     """
 
     name: str
@@ -40,6 +42,7 @@ class MixSource(msgspec.Struct, frozen=True, eq=False):
     shuffle: Shuffle = "block"
     cut: Cut = "fixed"
     size: int | None = None
+    rows: RowSpec | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def samples(self) -> int:
@@ -236,7 +239,7 @@ def _stage(amount: Amount, unit: int, batch: int) -> Stage:
 
 def _member(source: MixSource, lanes: int, window: int, passes: int, place: Place) -> MixMember:
     try:
-        order = OrderSpec(source.manifest_digest, source.seed, source.shuffle, lanes, window, source.cut)
+        order = OrderSpec(source.manifest_digest, source.seed, source.shuffle, lanes, window, source.cut, source.rows)
     except ConfigError as error:
         raise ConfigError(f"member {source.name}: {error}", **error.details) from error
     return MixMember(source.name, order, source.samples, passes, place.origin, 0 if passes else place.turn)

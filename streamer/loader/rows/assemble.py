@@ -1,0 +1,219 @@
+"""Made documents to rows: their tokens one after the other, where each begins, and padding behind the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.decode.arrays import NO_ROW, Row
+from streamer.errors import DecodeError, WorkerError
+from streamer.loader.rows.options import BOUNDS, DOCUMENTS, IGNORED, LABELS, LONGEST, POSITIONS, Packing
+from streamer.loader.rows.planned import Pieces
+
+Array = npt.NDArray[np.generic]
+
+
+class Document(msgspec.Struct, frozen=True, eq=False):
+    """A made document.
+
+    Attributes:
+        tokens: the fields with one value for each token, by name.
+        others: the other fields.
+    """
+
+    tokens: Mapping[str, Array]
+    others: Mapping[str, object]
+
+
+class RowAssembler:
+    """Makes rows of documents. Used by one thread.
+
+    Args:
+        packing: how.
+    """
+
+    def __init__(self, packing: Packing) -> None:
+        self._packing = packing
+        self._counting = np.arange(packing.length, dtype=np.int32)
+        # All fields and those with one value per token, of the last document: most have the same.
+        self._known: tuple[list[str], list[str]] = [], []
+        # Of the last batch: a row whose documents all failed has the same fields.
+        self._dtypes: dict[str, np.dtype[np.generic]] = {}
+        self._others: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"RowAssembler({self._packing})"
+
+    def document(self, sample: object, tokens: int) -> Document:
+        """Looks for the fields that have one value for each token.
+
+        Args:
+            sample: what the transform has returned.
+            tokens: as many as the plan says.
+
+        Raises:
+            DecodeError: the sample is no dict, or has another number of tokens.
+        """
+        if not isinstance(sample, dict):
+            raise DecodeError(
+                f"packing needs dicts of fields, and the transform has returned {type(sample).__name__}: return a dict"
+            )
+        if (quick := self._as_before(sample, tokens)) is not None:
+            return quick
+        named = self._packing.fields
+        names = list(sample) if named is None else list(named)
+        if missing := [name for name in names if name not in sample]:
+            raise DecodeError(f"packing: field {missing[0]!r} is not in the sample, which has {', '.join(sample)}")
+        arrays = {name: array for name in names if (array := _one_for_each(sample[name])) is not None}
+        found = {name: array for name, array in arrays.items() if len(array) == tokens}
+        if not found or (named is not None and len(found) < len(names)):
+            raise self._other_length(arrays, tokens)
+        self._check_names(found)
+        self._known = list(sample), list(found)
+        return Document(found, {name: value for name, value in sample.items() if name not in found})
+
+    def _as_before(self, sample: dict[str, object], tokens: int) -> Document | None:
+        """The document, if it has the fields of the last one, all of them arrays; None: look closely."""
+        names, of_tokens = self._known
+        if list(sample) != names:
+            return None
+        found: dict[str, Array] = {}
+        for name in of_tokens:
+            array = sample[name]
+            if type(array) is not np.ndarray or array.shape != (tokens,):
+                return None
+            found[name] = array
+        others = {name: value for name, value in sample.items() if name not in found}
+        # Another array may have as many values, unless the user names the fields.
+        if self._packing.fields is None and any(type(value) is np.ndarray for value in others.values()):
+            return None
+        return Document(found, others)
+
+    def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
+        """The rows of a batch.
+
+        Args:
+            made: the documents by their places among the pieces; of those that are missing the places stay empty.
+            pieces: which documents are in each row.
+            out: memory for the arrays of each row, by field.
+
+        Raises:
+            WorkerError: no document could be made, of this batch or before.
+            DecodeError: the documents of a batch have different fields.
+        """
+        self._learn(made)
+        firsts = pieces.first.tolist()
+        spans = list(pairwise(firsts))
+        memory = out or [NO_ROW] * len(spans)
+        return [self._row(made, pieces, range(*span), row) for span, row in zip(spans, memory, strict=True)]
+
+    def _learn(self, made: Mapping[int, Document]) -> None:
+        """The fields of the documents, and the dtype of each."""
+        documents = list(made.values())
+        if documents:
+            first = documents[0]
+            for document in documents:
+                if document.tokens.keys() != first.tokens.keys() or document.others.keys() != first.others.keys():
+                    raise DecodeError(
+                        f"packing: documents of one batch have different fields: one has {_described(first)}, another "
+                        f"{_described(document)}; name those with one value for each token: Packing(fields=...)"
+                    )
+            names = tuple(first.tokens)
+            self._dtypes = {name: np.result_type(*{one.tokens[name].dtype for one in documents}) for name in names}
+            self._others = tuple(first.others)
+        if not self._dtypes:
+            raise WorkerError("all documents of the first batch failed: there is nothing to make a row of")
+
+    def _row(self, made: Mapping[int, Document], pieces: Pieces, places: range, out: Row) -> dict[str, object]:
+        length, dtypes = self._packing.length, self._dtypes
+        arrays = {name: _memory(out, name, dtype, length) for name, dtype in dtypes.items()}
+        positions = _memory(out, POSITIONS, np.dtype(np.int32), length)
+        numbers = _memory(out, DOCUMENTS, np.dtype(np.int32), length)
+        if self._packing.labels is not None:
+            labels = _memory(out, LABELS, np.dtype(np.int64), length)
+            labels.fill(IGNORED)
+        pads = {name: self._packing.pad(name) for name in dtypes}
+        others: dict[str, list[object]] = {name: [] for name in self._others}
+        bounds, at = [0], 0
+        for place in places:
+            size, begin = int(pieces.size[place]), int(pieces.begin[place])
+            if (document := made.get(place)) is None:
+                continue
+            stop, end = at + size, at + -(-size // self._packing.multiple_of) * self._packing.multiple_of
+            for name, array in arrays.items():
+                array[at:stop] = document.tokens[name][begin : begin + size]
+                array[stop:end] = pads[name]
+            positions[at:end] = self._counting[: end - at]
+            numbers[at:stop], numbers[stop:end] = len(bounds), 0
+            if self._packing.labels is not None:
+                self._label(labels[at:stop], next(iter(document.tokens.values())), begin)
+            for name, values in others.items():
+                values.append(document.others[name])
+            bounds.append(at := end)
+        for name, array in arrays.items():
+            array[at:] = pads[name]
+        positions[at:], numbers[at:] = self._counting[: length - at], 0
+        if at < length:
+            bounds.append(length)
+        row: dict[str, object] = {**arrays, POSITIONS: positions, DOCUMENTS: numbers}
+        if self._packing.labels is not None:
+            row[LABELS] = labels
+        ends = np.array(bounds, np.int32)
+        return {**row, BOUNDS: ends, LONGEST: int(np.diff(ends).max()), **others}
+
+    def _label(self, labels: Array, tokens: Array, begin: int) -> None:
+        """Sets the labels of a piece that begins at a token of its document; they are -100 before."""
+        size = len(labels)
+        if self._packing.labels == "same":
+            labels[1:] = tokens[begin + 1 : begin + size]
+        else:
+            following = tokens[begin + 1 : begin + size + 1]
+            labels[: len(following)] = following
+
+    def _check_names(self, found: Mapping[str, Array]) -> None:
+        taken = {POSITIONS, DOCUMENTS, *([LABELS] if self._packing.labels is not None else [])}
+        if taken := taken & found.keys():
+            raise DecodeError(
+                f"packing makes {', '.join(sorted(taken))} itself, and the sample has a field of that name: leave it "
+                "out in the transform"
+            )
+
+    def _other_length(self, arrays: Mapping[str, Array], tokens: int) -> DecodeError:
+        source = "as the format has them" if self._packing.cost is None else f"by {self._packing.cost}"
+        lengths = ", ".join(f"{name!r} has {len(array)}" for name, array in arrays.items()) or "no field has values"
+        return DecodeError(
+            f"packing: {tokens} tokens are planned for the document ({source}), but {lengths}: the transform makes "
+            "others than were counted; count what it returns (streamer.measure), or name the fields "
+            "(Packing(fields=...))",
+            planned=tokens,
+        )
+
+
+def _one_for_each(value: object) -> Array | None:
+    """An array of one dimension, a list of numbers, or a tensor, as an array; None: something else."""
+    if isinstance(value, np.ndarray):
+        return value if value.ndim == 1 and value.dtype.kind in "biuf" else None
+    if isinstance(value, list) and value and isinstance(value[0], int | float):
+        array = np.asarray(value)
+        return array if array.ndim == 1 and array.dtype.kind in "biuf" else None
+    # Not by its type: a worker that makes no tensors does not import torch.
+    if type(value).__module__ == "torch" and getattr(value, "ndim", 0) == 1:
+        return value.numpy()  # type: ignore[no-any-return, attr-defined]
+    return None
+
+
+def _memory(out: Row, name: str, dtype: np.dtype[np.generic], length: int) -> Array:
+    """Memory of the batch for an array of a row, if there is some; else new memory."""
+    given = out.get(name)
+    if given is not None and given.dtype == dtype and given.shape == (length,):
+        return given
+    return np.empty(length, dtype)
+
+
+def _described(document: Document) -> str:
+    others = f", and besides {', '.join(map(str, document.others))}" if document.others else ""
+    return f"{', '.join(document.tokens)} for each token{others}"

@@ -1,0 +1,95 @@
+"""The tokens of each document, known before it is read: from the format, or from a file with one number per sample."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.errors import ConfigError
+from streamer.manifest.table import Manifest
+
+Integers = npt.NDArray[np.int64]
+
+# A field of numbers in one dimension: "<u2[]" of any length, "<u2[2048]" of one.
+_NUMBERS = re.compile(r"[<>|][iu](\d+)\[(\d*)\]")
+# Costs that are hashed at once: 4 MB.
+_BLOCK = 1 << 20
+
+
+class DocumentCosts:
+    """The tokens of the samples of a manifest.
+
+    Args:
+        manifest: of the dataset.
+        measured: path of an .npy file with a whole number for each sample; None: the format knows them.
+        fields: that have one value for each token, as the user says it; (): not said.
+
+    Raises:
+        ConfigError: nothing says how many tokens a sample has, or the file is of another dataset.
+    """
+
+    def __init__(self, manifest: Manifest, measured: str | None, fields: tuple[str, ...] = ()) -> None:
+        self._manifest = manifest
+        self._column = None if measured is None else _opened(measured, manifest)
+        self._measured = measured
+        self._token_bytes, self._constant = (0, 0) if measured is not None else _known(manifest, fields)
+
+    def __repr__(self) -> str:
+        known = f"{self._constant} tokens" if self._constant else f"{self._token_bytes} bytes a token"
+        return f"DocumentCosts({self._measured or known})"
+
+    @property
+    def identity(self) -> str:
+        """What a state keeps: "" where costs follow from the manifest, else the digest of the measured values."""
+        if self._column is None:
+            return ""
+        digest = blake2b(digest_size=16)
+        for first in range(0, len(self._column), _BLOCK):
+            digest.update(np.ascontiguousarray(self._column[first : first + _BLOCK], np.int64).data)
+        return digest.hexdigest()
+
+    def of(self, ordinals: Integers) -> Integers:
+        """(N,) the tokens of samples, by their ordinals in the manifest."""
+        if self._column is not None:
+            return self._column[ordinals].astype(np.int64)
+        if self._constant:
+            return np.full(len(ordinals), self._constant, np.int64)
+        _, start, stop = self._manifest.locate(ordinals)
+        tokens: Integers = (stop - start) // self._token_bytes
+        return tokens
+
+
+def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
+    """Bytes of a token, or the tokens of every sample; the other is 0."""
+    kinds = {spec.name: _NUMBERS.fullmatch(spec.kind) for spec in manifest.facts.fields}
+    named = {name: kinds.get(name) for name in fields} or kinds
+    found = [match for match in named.values() if match is not None]
+    if found and found[0][2]:
+        return 0, int(found[0][2])
+    # The bytes of a sample are its tokens, and nothing else.
+    if found and len(kinds) == 1 and manifest.format == "tokens" and not manifest.recoded:
+        return int(found[0][1]), 0
+    raise ConfigError(
+        f"packing: how many tokens a sample of format {manifest.format!r} has is not known before it is read; measure "
+        'it once: streamer.measure(dataset, function, to="costs.npy"), then Packing(..., cost="costs.npy")',
+        field="cost",
+    )
+
+
+def _opened(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:
+    """The numbers of a file, mapped."""
+    try:
+        column = np.load(Path(path), mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"cost={path!r} is not an .npy file that can be read: {error}", field="cost") from error
+    if column.dtype.kind not in "iu" or column.shape != (manifest.samples,):
+        raise ConfigError(
+            f"cost={path!r} has {column.dtype} {column.shape}; a whole number for each of the {manifest.samples} "
+            "samples is expected: it was measured on other data, measure again",
+            field="cost",
+        )
+    return column  # type: ignore[no-any-return]

@@ -1,0 +1,115 @@
+"""How documents are packed into rows: the user's options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias, get_args
+
+from streamer.errors import ConfigError
+from streamer.loader import checks
+from streamer.order.rows.spec import Overflow, Policy, RowSpec
+
+Labels: TypeAlias = Literal["shifted", "same"]
+
+# What rows have besides the fields of documents.
+POSITIONS, DOCUMENTS, BOUNDS, LONGEST, LABELS = "position_ids", "document_ids", "cu_seqlens", "max_seqlen", "labels"
+# cross_entropy's ignore_index of torch.
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Packs documents into rows of `length` tokens. A row is the sample: batch_size, len, order and state count rows.
+
+    Every token of every document is once in an epoch: a document in one row, or in several if it is longer than a
+    row. Transforms run on documents, before packing. See docs/sequences.md.
+
+    Args:
+        length: tokens of a row, 16 to 2**24.
+        policy: "best_fit": no document that fits into a row is cut; "concat": documents one after the other, cut at
+            the end of each row.
+        overflow: documents longer than a row: "split" into pieces, "truncate" to the first `length` tokens, "drop", or
+            "error".
+        cost: the tokens of each document: None: as the format knows them; else the path of an .npy file with a whole
+            number for each sample in the order of the dataset, from `streamer.measure`.
+        fields: fields with one value for each token; a mapping also says with what they are padded. None: all that are
+            as long as the document, padded with 0 ("labels" with -100). Of the others a row has a list, with one entry
+            for each document; arrays come as `Ragged` in a batch.
+        labels: "shifted": "labels" are made of the first of the fields: the next token of the document, -100 at its
+            end; "same": the tokens, -100 at the first of each document, for models that shift them. None: not made.
+        multiple_of: every document takes a multiple of this in its row; divides `length`.
+        set_rows: rows that are planned together at least. On average half a row of them stays empty, and all their
+            chunks must be local before the first of them is made.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    length: int
+    policy: Policy = "best_fit"
+    overflow: Overflow = "split"
+    cost: str | None = None
+    fields: Sequence[str] | Mapping[str, float] | None = None
+    labels: Labels | None = None
+    multiple_of: int = 1
+    set_rows: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("length", "multiple_of", "set_rows"):
+            object.__setattr__(self, name, checks.whole(name, getattr(self, name)))
+        if self.cost is not None:
+            object.__setattr__(self, "cost", os.path.abspath(str(checks.path("cost", self.cost))))
+        checks.one_of("labels", self.labels, (None, *get_args(Labels)))
+        if self.fields is not None:
+            object.__setattr__(self, "fields", _padded_with(self.fields))
+        self.spec()
+
+    def spec(self, costs: str = "") -> RowSpec:
+        """The parts that decide which tokens share a row.
+
+        Args:
+            costs: identity of the measured costs.
+        """
+        return RowSpec(self.length, self.policy, self.overflow, self.multiple_of, self.set_rows, costs)
+
+    def pad(self, field: str) -> float:
+        """What a field is padded with."""
+        if isinstance(self.fields, Mapping):
+            return self.fields[field]
+        return IGNORED if field == LABELS else 0
+
+
+def as_packing(given: object) -> Packing | None:
+    """The packing of an argument, which may also be a mapping of its fields, as a file has it.
+
+    Raises:
+        ConfigError: something else, or an invalid value.
+    """
+    if given is None or isinstance(given, Packing):
+        return given
+    names = [one.name for one in fields(Packing)]
+    if not isinstance(given, Mapping) or "length" not in given or not set(given) <= set(names):
+        raise ConfigError(
+            f"packing={given!r} is not a streamer.Packing, nor its arguments: {', '.join(names)}", field="packing"
+        )
+    return Packing(**given)
+
+
+def _padded_with(given: object) -> Mapping[str, float] | tuple[str, ...]:
+    """The fields as a tuple, or with what they are padded."""
+    if isinstance(given, Mapping):
+        named, pads = tuple(given), tuple(given.values())
+    else:
+        named, pads = () if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (), ()
+    if not named or not all(isinstance(name, str) for name in named):
+        raise ConfigError(
+            f"fields={given!r}: give a sequence of names, or a mapping of names to what they are padded with",
+            field="fields",
+        )
+    if not all(isinstance(pad, int | float) for pad in pads):
+        raise ConfigError(f"fields={given!r}: fields are padded with numbers", field="fields")
+    if taken := {POSITIONS, DOCUMENTS, BOUNDS, LONGEST}.intersection(named):
+        raise ConfigError(f"fields={given!r}: rows have {', '.join(sorted(taken))} of their own", field="fields")
+    return dict(given) if isinstance(given, Mapping) else named

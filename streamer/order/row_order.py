@@ -1,0 +1,122 @@
+"""The order of rows: that of a dataset or a mix whose chunks are sets, and whose samples are the rows of the sets.
+
+All that the order of samples promises holds for rows: it is a bijection, the same for any number of ranks, and known
+at any position without the positions before it. Only what it needs from the cache is in chunks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from streamer.order.epoch import EpochOrder
+from streamer.order.hashing import Chunks, Flags, Integers
+from streamer.order.protocol import Batches, Needs
+from streamer.order.rank_split import RankSplit
+from streamer.order.rows.sets import Sets
+from streamer.order.spec import auto_window
+
+if TYPE_CHECKING:
+    from streamer.order.mix.order import MixOrder
+
+
+class RowOrder:
+    """An `Order` of rows. Owned by one thread.
+
+    Args:
+        inner: the order of one epoch; its chunks are the sets, numbered through all members of a mix.
+        sets: their chunks, numbered through all members of a mix.
+
+    Attributes:
+        origin: positions begin with 0.
+    """
+
+    origin = 0
+
+    def __init__(self, inner: EpochOrder | MixOrder, sets: Sets) -> None:
+        self.inner = inner
+        self._sets = sets
+
+    def __repr__(self) -> str:
+        return f"RowOrder({self.inner!r}, {len(self._sets)} sets)"
+
+    def at(self, epoch: int) -> RowOrder:
+        """The order of another epoch."""
+        return RowOrder(self.inner.at(epoch), self._sets)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        return self.inner.epoch
+
+    @property
+    def samples(self) -> int:
+        """Rows of the epoch."""
+        return self.inner.samples
+
+    @property
+    def lanes(self) -> int:
+        """L."""
+        return self.inner.lanes
+
+    @property
+    def block_samples(self) -> int:
+        """Positions that one call of `ordinals` should have."""
+        return self.inner.block_samples
+
+    def known(self, position: int) -> tuple[int, int]:
+        """All positions."""
+        return self.inner.known(position)
+
+    def ordinals(self, positions: Integers) -> Integers:
+        """The rows at some positions, (N,); of a mix their codes."""
+        return self.inner.ordinals(positions)
+
+    def repeats(self, positions: Integers) -> Flags:
+        """(N,) which positions only fill a batch up."""
+        return self.inner.repeats(positions)
+
+    def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
+        """The chunks that a rank uses in a run of batches: all chunks of a set for each of its rows."""
+        return [self._expanded(needs) for needs in self.inner.needs(split, run)]
+
+    def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
+        """The chunks of some rows and the passes of their uses, both (N',): several for each row."""
+        sets, passes = self.inner.chunks(ordinals)
+        chunks, place = self._sets.expand(sets)
+        return chunks.astype(np.int64), passes[place]
+
+    def chunk_lanes(self, chunks: int) -> Integers:
+        """(M,) of one dataset, the lane of each chunk's set; -1: a chunk without documents."""
+        assert isinstance(self.inner, EpochOrder)
+        lanes = np.full(chunks, -1, np.int64)
+        members, place = self._sets.expand(np.arange(len(self._sets)))
+        lanes[members] = self.inner.cut.chunk_lanes(len(self._sets))[place]
+        return lanes
+
+    def _expanded(self, needs: Needs) -> Needs:
+        chunks, place = self._sets.expand(needs.chunk.astype(np.int64))
+        return Needs(chunks, needs.first[place], needs.last[place], needs.passes[place])
+
+
+def joined_sets(members: list[tuple[Sets, int]]) -> Sets:
+    """The sets of a mix: those of each member, whose chunks are numbered from a base on."""
+    chunks: list[Chunks] = [(sets.chunk + base).astype(np.uint32) for sets, base in members]
+    counts = np.concatenate([np.diff(sets.first) for sets, _ in members])
+    return Sets(np.concatenate(chunks), np.append(0, np.cumsum(counts)))
+
+
+def row_window(sets: int, chunks: int, global_batch: int, lanes: int, shuffle_window: int | None) -> int:
+    """K in sets: as many chunks are open as without rows, but at least one set of each lane.
+
+    Args:
+        sets: S, with rows.
+        chunks: M, with documents.
+        global_batch: B, rows over all ranks.
+        lanes: L.
+        shuffle_window: the user's, in chunks; None: chosen.
+    """
+    if shuffle_window is not None:
+        return max(lanes, shuffle_window * sets // chunks)
+    return max(lanes, min(4, sets), min(auto_window(chunks, global_batch) * sets // chunks, sets // 16))

@@ -1,0 +1,26 @@
+"""Rows: documents joined to one length, planned before a sample is read. Pure functions of costs, seed and epoch.
+
+spec.py      what fixes the rows, as a state keeps it
+sets.py      the chunks whose documents share rows
+items.py     documents to items: whole documents, or pieces of long ones
+best_fit.py  items to rows, none of them cut
+concat.py    documents to rows, one after the other
+content.py   the rows of a set in an epoch; the number of rows of each set
+"""
+
+from streamer.order.rows.content import RowContent, Rows, row_counts
+from streamer.order.rows.sets import Sets, chunks_per_set, make_sets
+from streamer.order.rows.spec import ROWS_FORMAT, Overflow, Policy, RowSpec
+
+__all__ = [
+    "ROWS_FORMAT",
+    "Overflow",
+    "Policy",
+    "RowContent",
+    "RowSpec",
+    "Rows",
+    "Sets",
+    "chunks_per_set",
+    "make_sets",
+    "row_counts",
+]

@@ -1,0 +1,72 @@
+"""Sets of chunks: the documents of one set share rows, and are packed without looking at any other set."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from streamer.order.hashing import TAG_SET, Chunks, Integers, fold, fold_each
+
+# With sets of one chunk neighbours share rows; from 4 on batches mix as windows of the shuffled order do.
+# (variance of a batch's classes 0.96 to 1.26 times theirs, 2026-11-24)
+_LEAST_CHUNKS = 4
+
+
+class Sets(msgspec.Struct, frozen=True, eq=False):
+    """Which chunks are packed together.
+
+    Attributes:
+        chunk: (M',) the chunks with documents, set after set.
+        first: (S+1,) where the chunks of each set begin.
+    """
+
+    chunk: Chunks
+    first: Integers
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    def chunks(self, number: int) -> Chunks:
+        """The chunks of a set."""
+        return self.chunk[self.first[number] : self.first[number + 1]]
+
+    def expand(self, numbers: Integers) -> tuple[Chunks, Integers]:
+        """The chunks of several sets, and for each of them the place of its set among `numbers`; both (N,)."""
+        counts = self.first[numbers + 1] - self.first[numbers]
+        place = np.repeat(np.arange(len(numbers)), counts)
+        within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return self.chunk[self.first[numbers][place] + within], place
+
+
+def chunks_per_set(chunk_samples: Integers, tokens: int, length: int, set_rows: int) -> int:
+    """c: how many chunks make a set, so that it has `set_rows` rows on average.
+
+    On average half a row of a set stays empty.
+
+    Args:
+        chunk_samples: (M,) documents per chunk; empty chunks do not count.
+        tokens: of the whole dataset.
+        length: tokens of a row.
+        set_rows: rows of a set.
+    """
+    chunks = int(np.count_nonzero(chunk_samples))
+    return max(1, min(chunks, max(_LEAST_CHUNKS, -(-set_rows * chunks * length // max(1, tokens)))))
+
+
+def make_sets(chunk_samples: Integers, count: int, *, shuffle: bool) -> Sets:
+    """Whole chunks, `count` to a set; the last set takes a rest of less than half a set.
+
+    The same for all seeds, so that one table of rows serves them all.
+
+    Args:
+        chunk_samples: (M,) documents per chunk; empty chunks are in no set.
+        count: c.
+        shuffle: whether sets are made of random chunks; otherwise of neighbours.
+    """
+    chunks = np.flatnonzero(chunk_samples).astype(np.uint32)
+    if shuffle:
+        chunks = chunks[np.argsort(fold_each(fold(0, TAG_SET), chunks))]
+    first = np.arange(0, len(chunks), count, dtype=np.int64)
+    if len(first) > 1 and 2 * (len(chunks) - int(first[-1])) < count:
+        first = first[:-1]
+    return Sets(chunks, np.append(first, len(chunks)))

@@ -1,0 +1,69 @@
+"""What fixes the rows of a dataset: equal specs over equal costs give equal rows, on any machines."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+import msgspec
+
+from streamer.errors import ConfigError
+
+Policy: TypeAlias = Literal["best_fit", "concat"]
+Overflow: TypeAlias = Literal["split", "truncate", "drop", "error"]
+
+# Raised whenever the same parts would give other rows; part of every order_id with rows.
+ROWS_FORMAT = 1
+LEAST_LENGTH, MOST_LENGTH = 16, 1 << 24
+
+
+class RowSpec(msgspec.Struct, frozen=True):
+    """The parts that decide which tokens share a row.
+
+    Attributes:
+        length: C, tokens of a row.
+        policy: "best_fit": no document that fits into a row is cut; "concat": documents one after the other, cut at
+            the end of each row.
+        overflow: what becomes of documents longer than a row: "split" into pieces, "truncate" to the first `length`
+            tokens, "drop", or "error".
+        multiple_of: every item takes a multiple of this in its row; divides `length`.
+        set_rows: rows that a set has at least, so far as the dataset has them.
+        costs: where the costs come from: "" for the format, else the name and digest of a measured column.
+        version: of the rules.
+
+    Raises:
+        ConfigError: a part outside of these rules.
+    """
+
+    length: int
+    policy: Policy = "best_fit"
+    overflow: Overflow = "split"
+    multiple_of: int = 1
+    set_rows: int = 256
+    costs: str = ""
+    version: int = ROWS_FORMAT
+
+    def __post_init__(self) -> None:
+        for name, given, words in (("policy", self.policy, Policy), ("overflow", self.overflow, Overflow)):
+            if given not in get_args(words):
+                expected = ", ".join(f'"{word}"' for word in get_args(words))
+                raise ConfigError(f"Packing: {name}={given!r} must be one of {expected}", field=name)
+        if not LEAST_LENGTH <= self.length <= MOST_LENGTH:
+            raise ConfigError(
+                f"Packing: length={self.length} must be {LEAST_LENGTH} to {MOST_LENGTH} tokens", field="length"
+            )
+        if self.multiple_of < 1 or self.length % self.multiple_of:
+            raise ConfigError(
+                f"Packing: multiple_of={self.multiple_of} must divide length={self.length}", field="multiple_of"
+            )
+        if self.set_rows < 1:
+            raise ConfigError(f"Packing: set_rows={self.set_rows} must be at least 1", field="set_rows")
+        if self.version != ROWS_FORMAT:
+            raise ConfigError(
+                f"rows of version {self.version} cannot be made; this streamer makes those of version {ROWS_FORMAT}: "
+                "use the version that saved the state",
+                field="version",
+            )
+
+    def parts(self) -> dict[str, str | int]:
+        """The parts by the names that messages use, plain values."""
+        return {f"packing.{name}": getattr(self, name) for name in self.__struct_fields__}

@@ -1,0 +1,128 @@
+"""The order of rows: the same batches on any ranks, every row once, and all chunks of a set where they are due."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamer.order import EpochOrder, OrderSpec, RankPlan, State
+from streamer.order.row_order import RowOrder, joined_sets, row_window
+from streamer.order.rows import RowSpec, chunks_per_set, make_sets, row_counts
+from streamer.order.spec import auto_lanes
+from tests.documents import lengths
+
+SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+class Packed:
+    """A dataset of rows: its sets, its table, and orders of it."""
+
+    def __init__(self, documents: int, chunks: int, seed: int, batch: int, *, shuffle: bool) -> None:
+        random = np.random.default_rng(seed)
+        self.costs = lengths(documents, 64, seed)
+        cuts = np.sort(random.integers(0, documents + 1, chunks - 1))
+        self.samples = np.diff([0, *cuts.tolist(), documents])
+        first = np.append(0, np.cumsum(self.samples))
+        self.rows = RowSpec(64, set_rows=8)
+        per_set = chunks_per_set(self.samples, int(self.costs.sum()), 64, 8)
+        self.sets = make_sets(self.samples, per_set, shuffle=shuffle)
+        self.counts = row_counts(
+            self.rows,
+            self.sets,
+            lambda number: np.concatenate([self.costs[first[c] : first[c + 1]] for c in self.sets.chunks(number)]),
+        )
+        self.first = np.append(0, np.cumsum(self.counts))
+        lanes = auto_lanes(len(self.counts), batch) if shuffle else 1
+        used = int(np.count_nonzero(self.samples))
+        window = row_window(len(self.counts), used, batch, lanes, None) if shuffle else 1
+        mode = "block" if shuffle else "none"
+        self.spec = OrderSpec("d" * 32, seed, mode, lanes, window, rows=self.rows)
+
+    def order(self, epoch: int) -> RowOrder:
+        return RowOrder(EpochOrder(self.spec, self.counts, epoch), self.sets)
+
+    def chunks_of(self, row: int) -> list[int]:
+        return self.sets.chunks(int(np.searchsorted(self.first, row, side="right")) - 1).tolist()
+
+
+@st.composite
+def packed(draw):
+    batch = draw(st.sampled_from([1, 4, 12]))
+    chunks = draw(st.integers(1, 60))
+    documents = draw(st.integers(20, 600))
+    return Packed(documents, chunks, draw(st.integers(0, 99)), batch, shuffle=draw(st.booleans())), batch
+
+
+@SLOW
+@given(packed(), st.integers(0, 3))
+def test_batches_do_not_depend_on_ranks(given_data, epoch):
+    """Every row once in an epoch; the rows of a batch are the same for any number of ranks."""
+    data, batch = given_data
+    whole = RankPlan(data.order(epoch), batch, 1, 0, "fill")
+    found = Counter()
+    for number in range(whole.batches):
+        rows = whole.batch(number)
+        found.update(rows.ordinals[~rows.repeated].tolist())
+        for world in (w for w in (2, 3, 4, 12) if batch % w == 0):
+            parts = [RankPlan(data.order(epoch), batch, world, rank, "fill").batch(number) for rank in range(world)]
+            assert sorted(np.concatenate([p.ordinals for p in parts]).tolist()) == sorted(rows.ordinals.tolist())
+    assert found == Counter(range(int(data.counts.sum())))
+
+
+@SLOW
+@given(packed(), st.integers(0, 2))
+def test_every_chunk_of_a_set_is_there_for_each_of_its_rows(given_data, epoch):
+    """The schedule of a rank is never narrower than what its rows need, also where the batch is filled up."""
+    data, batch = given_data
+    for world in (w for w in (1, 4) if batch % w == 0):
+        for rank in range(world):
+            plan = RankPlan(data.order(epoch), batch, world, rank, "fill")
+            schedule = plan.schedule()
+            spans = {
+                int(chunk): (first, last)
+                for chunk, first, last in zip(schedule.chunk, schedule.first, schedule.last, strict=True)
+            }
+            for number in range(plan.batches):
+                for row in plan.batch(number).ordinals.tolist():
+                    for chunk in data.chunks_of(row):
+                        assert spans[chunk][0] <= number <= spans[chunk][1]
+
+
+@SLOW
+@given(packed(), st.integers(0, 200), st.sampled_from([1, 2, 4, 12]))
+def test_a_state_goes_on_with_other_ranks_and_batches(given_data, stop, other):
+    """The rows before a state and those after it are each row once, whatever batch goes on."""
+    data, batch = given_data
+    order = data.order(1)
+    plan = RankPlan(order, batch, 1, 0, "short")
+    before = min(stop, plan.batches - 1)
+    saved = State(data.spec, 1, plan.position(before), batch).to_dict()
+    state = State.from_dict(saved)
+    state.check(data.spec)
+    resume = state.resume(order.samples, other, "short")
+    rest = RankPlan(data.order(resume.epoch), other, 1, 0, "short", start=resume.start)
+    rows = [plan.batch(number).ordinals for number in range(before)]
+    rows += [rest.batch(number).ordinals for number in range(resume.batch, rest.batches)]
+    assert Counter(np.concatenate(rows).tolist()) == Counter(range(order.samples))
+
+
+def test_the_sets_of_a_mix_have_the_chunks_of_its_members():
+    """Chunks count through all members."""
+    one, other = make_sets(np.full(8, 3), 4, shuffle=False), make_sets(np.full(5, 3), 4, shuffle=False)
+    sets = joined_sets([(one, 0), (other, 8)])
+    assert [sets.chunks(number).tolist() for number in range(len(sets))] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11, 12],
+    ]
+
+
+def test_as_many_chunks_are_open_as_without_rows():
+    """The window in sets is that in chunks by the chunks of a set; at least one set of each lane."""
+    assert row_window(250, 1000, 64, 4, None) == 15
+    assert row_window(250, 1000, 64, 4, 400) == 100
+    assert row_window(4, 16, 64, 1, None) == 4
+    assert row_window(32, 128, 64, 32, None) == 32

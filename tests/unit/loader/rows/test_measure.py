@@ -1,0 +1,73 @@
+"""Tokens are counted once, of what the transform returns, and rows are planned by the file."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamer import Packing, StreamingDataLoader, measure
+from streamer.errors import ConfigError
+
+
+def tokenize(sample: dict) -> dict:
+    return {"input_ids": list(sample["txt"].encode()), "__key__": sample["__key__"]}
+
+
+def picky(sample: dict) -> dict:
+    if sample["__key__"].endswith("007.txt"):
+        raise ValueError("no good")
+    return tokenize(sample)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
+def test_texts_are_packed_by_what_was_measured(make_dataset, folder, tmp_path, workers):
+    """Each text once, in rows; the numbers are those that dataset[i] takes."""
+    path = tmp_path / "costs.npy"
+    costs = measure(make_dataset(folder, transform=tokenize), "input_ids", to=path, num_workers=workers)
+    plain = make_dataset(folder)
+    assert costs.tolist() == [len(plain[number]["txt"]) for number in range(100)]
+    assert np.load(path).tolist() == costs.tolist()
+    dataset = make_dataset(folder, transform=tokenize, packing=Packing(600, cost=path, set_rows=8))
+    found = []
+    with StreamingDataLoader(dataset, 3, reports=None) as loader:
+        for batch in loader:
+            rows, numbers = np.asarray(batch["input_ids"]), np.asarray(batch["document_ids"])
+            for row, number in zip(rows, numbers, strict=True):
+                found += [bytes(row[number == one].astype(np.uint8)) for one in range(1, number.max() + 1)]
+    assert sorted(found) == sorted(plain[number]["txt"].encode() for number in range(100) if costs[number])
+
+
+def test_a_function_counts(make_dataset, folder, tmp_path):
+    """Of what the transform returns; without one, of the sample."""
+    costs = measure(make_dataset(folder), lambda sample: len(sample["txt"]) // 4, to=tmp_path / "costs.npy")
+    assert costs.max() > 100
+
+
+def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_path):
+    """on_error="skip": they get -1."""
+    costs = measure(
+        make_dataset(folder, transform=picky, on_error="skip"), "input_ids", to=(path := tmp_path / "costs.npy")
+    )
+    assert (costs == -1).sum() == 1
+    dataset = make_dataset(folder, transform=picky, packing=Packing(600, cost=path))
+    with StreamingDataLoader(dataset, 3, reports=None) as loader:
+        assert sum(len(batch["__key__"]) for batch in loader) == (costs > 0).sum()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"to": "costs.txt"}, "to='costs.txt': give the path of an .npy file"),
+        ({"count": 3}, "count=3 is neither the name of a field nor a function"),
+    ],
+)
+def test_arguments_outside_the_rules_are_refused(make_dataset, folder, arguments, message):
+    """Before anything is read."""
+    with pytest.raises(ConfigError, match=message):
+        measure(make_dataset(folder), **{"count": "txt", "to": "costs.npy", **arguments})
+
+
+def test_a_selection_is_measured_as_a_whole(make_dataset, folder):
+    """The file of the whole dataset serves its selections."""
+    with pytest.raises(ConfigError, match="call it before select"):
+        measure(make_dataset(folder).select(fraction=(0, 0.5)), "txt", to="costs.npy")

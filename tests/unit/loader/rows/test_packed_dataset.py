@@ -1,0 +1,359 @@
+"""A dataset of rows: every token once in each epoch, the same batches everywhere, and from any state on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from streamer import Order, Packing, StreamingDataLoader, StreamingDataset, collate_rows
+from streamer.errors import ConfigError, DecodeError, ManifestError, StateError
+from streamer.loader.rows import planned
+from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron
+
+ROW = 64
+COUNT = 400
+FILL = Order(last_batch="fill")
+
+
+@pytest.fixture(scope="module")
+def given() -> list[np.ndarray]:
+    return documents(lengths(COUNT, ROW))
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory, given) -> Path:
+    return write_megatron(tmp_path_factory.mktemp("tokens"), given)
+
+
+@pytest.fixture
+def make(make_dataset, url) -> Callable[..., StreamingDataset]:
+    """Datasets of rows of 64 tokens, planned in small sets."""
+
+    def make(packing: Packing | None = None, **options: object) -> StreamingDataset:
+        packing = packing or Packing(ROW, set_rows=8)
+        return make_dataset(options.pop("url", url), format="tokens", packing=packing, **options)
+
+    return make
+
+
+def rows_of(dataset: StreamingDataset, batch_size: int = 4, workers: int = 0, **options: object) -> list[dict]:
+    """The batches of an epoch, as arrays that are kept."""
+    with StreamingDataLoader(dataset, batch_size, workers, reports=None, **options) as loader:
+        return [kept(batch) for batch in loader]
+
+
+def kept(batch: dict) -> dict:
+    return {name: np.asarray(value).copy() for name, value in batch.items() if name != "max_seqlen"}
+
+
+def same(one: list[dict], other: list[dict]) -> bool:
+    return len(one) == len(other) and all(
+        a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize("policy", ["best_fit", "concat"])
+def test_every_token_once_in_each_epoch(make, given, policy):
+    """Three epochs: all documents, those longer than a row in pieces, in batches of full rows."""
+    dataset = make(Packing(ROW, policy, set_rows=8))
+    assert dataset.samples == COUNT
+    assert len(dataset) == dataset.rows
+    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+        for _ in range(3):
+            batches = [kept(batch) for batch in loader]
+            assert sum(len(batch["tokens"]) for batch in batches) == dataset.rows
+            assert len(batches) == len(loader)
+            if policy == "best_fit":
+                assert pieces_in(batches) == pieces_of(given, ROW)
+            tokens = sum(int((batch["document_ids"] > 0).sum()) for batch in batches)
+            assert tokens == sum(map(len, given))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_make_the_same_batches(make, workers):
+    """Any number of worker processes: equal batches, "max_seqlen" an int, keys one per document."""
+    assert same(rows_of(make(), workers=workers), rows_of(make()))
+    with StreamingDataLoader(make(), 4, workers, reports=None) as loader:
+        batch = next(iter(loader))
+    assert type(batch["max_seqlen"]) is int
+    assert len(batch["__key__"]) == int(batch["document_ids"].max(1).values.sum())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_stock_loader_makes_the_same_batches(make, workers):
+    """With `collate_rows`, and the batch size given to the dataset."""
+    dataset = make(batch_size=4)
+    assert len(dataset) > 0
+    stock = DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=collate_rows)
+    assert same([kept(batch) for batch in stock], rows_of(make()))
+
+
+def test_a_bare_loop_yields_the_same_rows(make):
+    """Row by row, each with bounds of its own."""
+    rows = list(make(batch_size=4))
+    assert len(rows) == make().rows
+    batches = [kept(collate_rows(rows[first : first + 4])) for first in range(0, len(rows), 4)]
+    assert same(batches, rows_of(make()))
+    assert rows[0]["cu_seqlens"][0] == 0
+    assert rows[0]["cu_seqlens"][-1] == ROW
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_global_batches_do_not_depend_on_ranks(make, world):
+    """The rows of a batch, over all ranks, are those of one rank's batch."""
+    whole = rows_of(make(order=FILL), batch_size=8)
+    ranks = [rows_of(make(rank=rank, world_size=world), batch_size=8 // world) for rank in range(world)]
+    for number, batch in enumerate(whole):
+        parts = np.concatenate([rank[number]["tokens"] for rank in ranks])
+        assert Counter(row.tobytes() for row in parts) == Counter(row.tobytes() for row in batch["tokens"])
+    assert {len(rank) for rank in ranks} == {len(whole)}
+
+
+def test_a_run_goes_on_from_every_step_on_other_ranks(make):
+    """Stopped after each step of an epoch on 4 ranks, on 2 a step later, and finished on 1: the same rows."""
+    whole = rows_of(make(order=FILL), batch_size=8)
+    steps = len(whole)
+    wanted = [Counter(row.tobytes() for row in batch["tokens"]) for batch in whole]
+
+    def run(world: int, state: dict | None, most: int) -> tuple[list[Counter], dict]:
+        found: list[Counter] = [Counter() for _ in range(most)]
+        for rank in range(world):
+            with StreamingDataLoader(make(rank=rank, world_size=world, order=FILL), 8 // world, reports=None) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                for number, batch in zip(range(most), loader, strict=False):
+                    found[number].update(row.tobytes() for row in np.asarray(batch["tokens"]))
+                saved = loader.state_dict()
+        return found, saved
+
+    state = None
+    for stop in range(1, steps):
+        found, state_here = run(4, state, 1)
+        assert found == wanted[stop - 1 : stop]
+        if stop % 5 == 0:
+            middle, later = run(2, state_here, 1)
+            rest, _ = run(1, later, steps - stop - 1)
+            assert [*middle, *rest] == wanted[stop:]
+        state = state_here
+
+
+def test_a_state_names_what_has_changed(make):
+    """Each part of the packing that decides the rows, with both values."""
+    with StreamingDataLoader(make(), 4, reports=None) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    assert state["packing.length"] == ROW
+    changed = {
+        "length": Packing(2 * ROW, set_rows=8),
+        "policy": Packing(ROW, "concat", set_rows=8),
+        "overflow": Packing(ROW, overflow="truncate", set_rows=8),
+        "multiple_of": Packing(ROW, multiple_of=8, set_rows=8),
+        "set_rows": Packing(ROW, set_rows=9),
+    }
+    for part, packing in changed.items():
+        with (
+            StreamingDataLoader(make(packing), 4, reports=None) as loader,
+            pytest.raises(StateError, match=rf"packing\.{part} was .* pass packing= as the run had it"),
+        ):
+            loader.load_state_dict(state)
+    with (
+        StreamingDataLoader(make(Packing(ROW, set_rows=8, labels="same")), 4, reports=None) as loader,
+    ):
+        loader.load_state_dict(state)
+
+
+def test_a_state_of_samples_is_not_one_of_rows(make, make_dataset, url):
+    """Nor the other way round."""
+    with StreamingDataLoader(make_dataset(url, format="tokens"), 1, reports=None) as loader:
+        state = loader.state_dict()
+    assert not [name for name in state if name.startswith("packing")]
+    with StreamingDataLoader(make(), 4, reports=None) as loader, pytest.raises(StateError, match="packing"):
+        loader.load_state_dict(state)
+
+
+def test_a_part_of_the_documents(make, given):
+    """Rows of a selection have its documents, and no other ones."""
+    first = rows_of(make().select(fraction=(0, 0.5)))
+    second = rows_of(make().select(fraction=(0.5, 1)))
+    assert pieces_in(first) + pieces_in(second) == pieces_of(given, ROW)
+    chosen = make().select(indices=range(10, 50))
+    assert pieces_in(rows_of(chosen)) == pieces_of(given[10:50], ROW)
+
+
+def test_without_shuffle_rows_follow_the_documents(make, given):
+    """Every epoch has the same rows; the first documents of the rows of a set ascend."""
+    dataset = make(shuffle=False)
+    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+        first, second = ([kept(batch) for batch in loader] for _ in range(2))
+    assert same(first, second)
+    assert pieces_in(first) == pieces_of(given, ROW)
+
+
+def broken(sample: dict) -> dict:
+    if int(sample["__key__"]) % 50 == 3:
+        raise ValueError("no good")
+    return sample
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
+def test_documents_that_fail_are_left_out(make, given, workers):
+    """on_error="skip": as many rows as ever, without these documents, which are listed by their numbers."""
+    dataset = make(transform=broken, on_error="skip")
+    with StreamingDataLoader(dataset, 4, workers, reports=None) as loader:
+        batches = [kept(batch) for batch in loader]
+        lost = {entry.ordinal for entry in loader.skipped}
+    assert lost == {number for number in range(3, COUNT, 50) if len(given[number])}
+    assert sum(len(batch["tokens"]) for batch in batches) == dataset.rows
+    assert pieces_in(batches) == pieces_of([one for number, one in enumerate(given) if number not in lost], ROW)
+
+
+def test_a_bare_loop_leaves_them_out_too(make, given):
+    """And lists them in `dataset.skipped`."""
+    dataset = make(transform=broken, on_error="skip")
+    rows = list(dataset)
+    lost = {entry.ordinal for entry in dataset.skipped}
+    assert len(rows) == dataset.rows
+    assert pieces_in(rows) == pieces_of([one for number, one in enumerate(given) if number not in lost], ROW)
+
+
+def shorter(sample: dict) -> dict:
+    return {**sample, "tokens": sample["tokens"][1:]}
+
+
+def test_another_number_of_tokens_is_an_error(make):
+    """It names the document, both numbers, and what to do."""
+    with (
+        StreamingDataLoader(make(transform=shorter), 4, reports=None) as loader,
+        pytest.raises(DecodeError, match=r"(\d+) tokens are planned for the document .*'tokens' has \d+: .*measure"),
+    ):
+        list(loader)
+
+
+def drawing(sample: dict, rng: np.random.Generator) -> dict:
+    return {**sample, "draw": float(rng.random())}
+
+
+def test_random_numbers_depend_on_the_document(make):
+    """The same in rows of any length, and in both pieces of a document."""
+    found = []
+    for length in (64, 128):
+        draws = {}
+        for batch in rows_of(make(Packing(length, set_rows=8), transform=drawing)):
+            for key, draw in zip(batch["__key__"].tolist(), batch["draw"].tolist(), strict=True):
+                assert draws.setdefault(key, draw) == draw
+        found.append(draws)
+    assert found[0] == found[1]
+
+
+def test_measured_costs(make_dataset, tmp_path, given, url):
+    """A file with the tokens of each sample: of what the transform makes of it; another one is another dataset."""
+    counts = np.array([2 * len(one) for one in given])
+    path = tmp_path / "costs.npy"
+    np.save(path, counts)
+    packing = Packing(ROW, cost=str(path), set_rows=8)
+    dataset = make_dataset(url, format="tokens", packing=packing, transform=doubled)
+    batches = rows_of(dataset)
+    assert pieces_in(batches) == pieces_of([np.repeat(one, 2) for one in given], ROW)
+    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+        state = loader.state_dict()
+    np.save(path, counts + 1)
+    again = make_dataset(url, format="tokens", packing=packing, transform=doubled)
+    with (
+        StreamingDataLoader(again, 4, reports=None) as loader,
+        pytest.raises(StateError, match=r"packing\.costs was"),
+    ):
+        loader.load_state_dict(state)
+
+
+def doubled(sample: dict) -> dict:
+    return {**sample, "tokens": np.repeat(sample["tokens"], 2)}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (np.arange(5), "has int64 .5,.; a whole number for each of the 400 samples"),
+        (np.ones(COUNT), "has float64"),
+        (None, "is not an .npy file that can be read"),
+    ],
+)
+def test_costs_of_other_data_are_refused(make_dataset, tmp_path, url, content, message):
+    """Before anything is planned."""
+    path = tmp_path / "costs.npy"
+    if content is not None:
+        np.save(path, content)
+    dataset = make_dataset(url, format="tokens", packing=Packing(ROW, cost=str(path)))
+    with pytest.raises(ConfigError, match=message):
+        len(dataset)
+
+
+def test_texts_must_be_measured(make_dataset, folder):
+    """The error has the line that does it."""
+    with pytest.raises(ConfigError, match=r"streamer\.measure\(dataset, function, to="):
+        len(make_dataset(folder, packing=Packing(64)))
+
+
+def test_the_table_is_made_once(make, monkeypatch, fake_engine):
+    """By the first process; a table that is cut off is made again."""
+    dataset = make()
+    rows, (path,) = dataset.rows, fake_engine.root.rglob("*.rows.arrows")
+    monkeypatch.setattr(planned.RowTable, "make", None)
+    assert make().rows == rows
+    monkeypatch.undo()
+    path.write_bytes(path.read_bytes()[:-100])
+    monkeypatch.setattr("streamer.loader.rank.member.EngineClient", fake_engine.connect)
+    assert make().rows == rows
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows"),
+    [
+        ([5], 1),
+        ([64], 1),
+        ([0, 0, 7], 1),
+        ([300, 200], 8),
+        ([1] * 200, 4),
+    ],
+)
+def test_small_datasets(make, tmp_path, sizes, rows):
+    """One document, one row, documents longer than a row only, a document of one token each."""
+    own = documents(np.array(sizes))
+    dataset = make(url=write_megatron(tmp_path / "few", own, files=1))
+    assert dataset.rows == rows
+    assert pieces_in(rows_of(dataset, batch_size=3)) == pieces_of(own, ROW)
+
+
+def test_documents_without_tokens_make_no_dataset(make, tmp_path):
+    """There would be no row."""
+    dataset = make(
+        url=write_megatron(tmp_path / "none", documents(np.zeros(5, np.int64)) + documents(np.zeros(1, int)))
+    )
+    with pytest.raises(ManifestError):
+        len(dataset)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": "sample"}, 'packing= with shuffle="sample"'),
+        ({"packing": {"length": 5}}, "length=5 must be 16"),
+    ],
+)
+def test_arguments_that_exclude_each_other(make_dataset, url, options, message):
+    """Refused when the dataset is constructed."""
+    with pytest.raises(ConfigError, match=message):
+        make_dataset(url, **{"packing": Packing(64), **options})
+
+
+def test_rows_are_those_of_a_packing(make_dataset, url):
+    """A dataset of samples has none."""
+    with pytest.raises(ConfigError, match="rows is for a dataset with packing="):
+        _ = make_dataset(url, format="tokens").rows
