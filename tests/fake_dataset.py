@@ -197,6 +197,7 @@ class FakePrepared:
         shared: counts skipped samples.
         skip_rules: of the dataset.
         engine_values: the counters of the fake engine; None: there is no engine.
+        packing: samples are not packed.
     """
 
     made: FakeRecipe
@@ -207,6 +208,7 @@ class FakePrepared:
     shared: StoreBudget | None = None
     skip_rules: SkipRules = field(default_factory=SkipRules)
     engine_values: Mapping[str, object] | None = None
+    packing: None = None
     _opened: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
 
     @property

@@ -56,8 +56,7 @@ class StreamCodes:
             from streamer.order.mix.codes import SampleCodes
 
             self._codes = SampleCodes(members.samples)
-            self._row_codes = SampleCodes(members.order_samples)
-        self._packed = members.each[0].rows is not None
+        self._packed = isinstance(recipe.spec, OrderSpec) and recipe.spec.rows is not msgspec.UNSET
         self._seeds = [member.order.seed for member in self._mix.members] if self._mix else [recipe.spec.seed]
         self._first: tuple[int, Sequence[int]] = (-1, ())
 
@@ -81,7 +80,7 @@ class StreamCodes:
         """
         members, numbers, turns = np.zeros_like(rows), rows, np.zeros_like(rows)
         if self._codes is not None:
-            codes = self._row_codes
+            codes = type(self._codes)(self._members.order_samples)
             members, numbers, turns = codes.members(rows), codes.ordinals(rows), codes.turns(rows)
         found, pieces = [], []
         for member, number, turn in zip(members.tolist(), numbers, turns.tolist(), strict=True):

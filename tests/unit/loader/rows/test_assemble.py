@@ -195,7 +195,7 @@ def test_documents_of_one_batch_have_the_same_fields():
     [
         ({"length": 8}, "length=8 must be 16"),
         ({"length": "8k"}, "length='8k' is not a whole number"),
-        ({"length": 64, "labels": "next"}, "labels='next' is none of None, 'shifted', 'same'"),
+        ({"length": 64, "labels": "next"}, "labels='next' must be one of None, 'shifted', 'same'"),
         ({"length": 64, "fields": "tokens"}, "fields='tokens': give a sequence of names"),
         ({"length": 64, "fields": ["cu_seqlens"]}, "rows have cu_seqlens of their own"),
         ({"length": 64, "fields": {"tokens": "x"}}, "fields are padded with numbers"),

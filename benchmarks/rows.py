@@ -1,0 +1,198 @@
+"""What rows of one length cost and leave empty: padding, planning, start at 1e9 documents, making.
+
+    python benchmarks/rows.py [--quick]
+
+Prints tables and keeps them in benchmarks/results/rows-<date>.txt. Lengths are drawn like those of texts of the web,
+source code, chats, and pictures of tiles with a text. The aims: at most 0.3 % padding, 0.1 % where a set has 1,000
+rows; order and first batch of 1e9 documents in 200 ms; rows at 0.8 of the bytes/s of the same documents unpacked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from report import kept
+
+from streamer import Packing, StreamingDataLoader, StreamingDataset
+from streamer.formats import Tokens
+from streamer.formats.tokens.megatron import encode_index
+from streamer.order import EpochOrder, OrderSpec, RankPlan
+from streamer.order.row_order import RowOrder, row_window
+from streamer.order.rows import RowContent, RowSpec, chunks_per_set, make_sets, row_counts
+from streamer.order.spec import auto_lanes
+
+Integers = npt.NDArray[np.int64]
+CHUNK_BYTES = 8 << 20
+# Kind, tokens of a row, bytes of a document besides its tokens of two bytes.
+CASES = [
+    ("web", 2048, 0),
+    ("web", 8192, 0),
+    ("code", 32768, 0),
+    ("code", 131072, 0),
+    ("chat", 8192, 0),
+    ("pictures", 16384, 90_000),
+]
+
+
+def lengths(kind: str, count: int) -> Integers:
+    """Tokens of documents."""
+    rng = np.random.default_rng(0)
+    if kind == "web":
+        found = rng.lognormal(np.log(490), 1.09, count).clip(16, 200_000)
+    elif kind == "code":
+        found = rng.lognormal(np.log(700), 1.55, count).clip(8, 400_000)
+    elif kind == "chat":
+        found = rng.gamma(1.3, 480, count).clip(12, 16_000)
+    else:
+        shares = [0.08, 0.17, 0.13, 0.17, 0.15, 0.12, 0.1, 0.08]
+        tiles = rng.choice([0, 1, 2, 4, 6, 9, 12, 13], count, p=shares)
+        found = tiles * 256 + rng.lognormal(np.log(90), 1.0, count).clip(8, 8000)
+    return found.astype(np.int64)
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """CPU time of a call."""
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def padding_row(kind: str, length: int, other_bytes: int, documents: int) -> str:
+    """One dataset: its sets, what stays empty, and what planning takes."""
+    costs = lengths(kind, documents)
+    per_chunk = max(1, int(CHUNK_BYTES / (2 * costs.mean() + other_bytes)))
+    samples = np.diff(np.append(np.arange(0, documents, per_chunk), documents))
+    first = np.append(0, np.cumsum(samples))
+    spec, tokens = RowSpec(length), int(costs.sum())
+    per_set = chunks_per_set(samples, tokens, length, spec.set_rows)
+    sets = make_sets(samples, per_set, shuffle=True)
+
+    def of_set(number: int) -> Integers:
+        return np.concatenate([np.arange(first[c], first[c + 1]) for c in sets.chunks(number).astype(int)])
+
+    begin = time.process_time()
+    counts = row_counts(spec, sets, lambda number: costs[of_set(number)])
+    table = (time.process_time() - begin) / documents * 1e6
+    content, members = RowContent(spec, 17), of_set(0)
+    opened = [cpu_seconds(lambda e=epoch: content.rows(costs[members], members, e)) for epoch in (0, 1)]
+    joined = RowContent(RowSpec(length, "concat"), 17).rows(costs[members], members, 0).items
+    whole = costs[members[joined.document]] <= length
+    cut = len(np.unique(joined.document[whole & (joined.size < costs[members[joined.document]])]))
+    fits = int((costs[members] <= length).sum())
+    rows = int(counts.sum())
+    return (
+        f"{kind:<9} {length:>7,} {documents:>9,} {len(sets):>5} {per_set:>7} {rows / len(sets):>8.0f} "
+        f"{1 - tokens / (rows * length):>8.3%} {cut / fits:>9.1%} {table:>8.2f} "
+        + " ".join(f"{seconds / len(members) * 1e6:>8.2f}" for seconds in opened)
+    )
+
+
+def start_row(kind: str, length: int, documents: int, ranks: int = 64, rows: int = 4) -> str:
+    """A resumed rank of 64 in the middle of an epoch; the table is that of the sets that are looked at, repeated."""
+    costs = lengths(kind, 1 << 20)
+    per_chunk = int(CHUNK_BYTES / (2 * costs.mean()))
+    chunks = -(-documents // per_chunk)
+    samples = np.full(chunks, per_chunk)
+    spec, batch = RowSpec(length), ranks * rows
+    per_set = chunks_per_set(samples, int(costs.mean() * documents), length, spec.set_rows)
+    sets = make_sets(samples, per_set, shuffle=True)
+
+    def of_set(number: int) -> tuple[Integers, Integers]:
+        numbers = np.concatenate([np.arange(c * per_chunk, (c + 1) * per_chunk) for c in sets.chunks(number).tolist()])
+        return costs[numbers % len(costs)], numbers
+
+    known = row_counts(
+        spec, make_sets(samples[: 8 * per_set], per_set, shuffle=False), lambda number: of_set(number)[0]
+    )
+    counts = np.resize(known, len(sets))
+    lanes = auto_lanes(len(sets), batch)
+    window = row_window(len(sets), chunks, batch, lanes, None)
+    order_spec = OrderSpec("0" * 32, 17, "block", lanes, window, rows=spec)
+
+    def plan() -> RankPlan:
+        return RankPlan(RowOrder(EpochOrder(order_spec, counts, 3), sets), batch, ranks, ranks // 2)
+
+    begin = time.process_time()
+    own = plan()
+    found = own.batch(own.batches // 2).ordinals
+    order = time.process_time() - begin
+    first = np.append(0, np.cumsum(counts))
+    content = RowContent(spec, 17)
+    numbers = np.unique(np.searchsorted(first, found, side="right") - 1)
+    packing = cpu_seconds(lambda: [content.rows(*of_set(number), 3) for number in numbers.tolist()])
+    schedule = cpu_seconds(lambda: own.schedule(own.batches // 2, own.batches // 2 + 50))
+    return (
+        f"{kind:<9} {length:>7,} {documents:>14,} {len(sets):>7,} {int(counts.sum()):>12,} {order * 1e3:>9.1f} "
+        f"{packing * 1e3:>9.1f} {schedule * 1e3:>9.1f}"
+    )
+
+
+def write_tokens(folder: Path, costs: Integers) -> None:
+    """Four files as Megatron-LM writes them."""
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    for number, part in enumerate(np.array_split(costs, 4)):
+        rng.integers(0, 50_000, int(part.sum()), dtype=np.uint16).tofile(folder / f"{number}.bin")
+        (folder / f"{number}.idx").write_bytes(encode_index("<u2", part.astype(np.int32)))
+
+
+def epoch_seconds(dataset: StreamingDataset, batch_size: int, workers: int, ragged: tuple[str, ...]) -> float:
+    """The second epoch, warm: seconds until the last batch."""
+    with StreamingDataLoader(dataset, batch_size, workers, ragged=ragged, reports=None) as loader:
+        for _ in loader:
+            pass
+        begin = time.perf_counter()
+        for _ in loader:
+            pass
+        return time.perf_counter() - begin
+
+
+def making_rows(documents: int) -> Iterator[str]:
+    """Documents in rows of 8,192 tokens, and the same documents unpacked, through the cache."""
+    costs = lengths("web", documents)
+    with tempfile.TemporaryDirectory() as scratch:
+        write_tokens(Path(scratch) / "data", costs)
+        for workers in (0, 1):
+            seconds = {}
+            for packing in (None, Packing(8192)):
+                options = {"format": Tokens(), "cache_dir": f"{scratch}/cache", "packing": packing}
+                dataset = StreamingDataset(f"{scratch}/data", **options)
+                size, ragged = (4, ()) if packing else (4 * 8192 // int(costs.mean()), ("tokens",))
+                seconds[packing is not None] = min(epoch_seconds(dataset, size, workers, ragged) for _ in range(3))
+                dataset.close()
+            speeds = [costs.sum() / seconds[packed] / 1e6 for packed in (False, True)]
+            yield f"{workers:>7} {speeds[0]:>10.1f} {speeds[1]:>8.1f} {speeds[1] / speeds[0]:>6.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the documents; the results are not kept")
+    quick = parser.parse_args().quick
+    scale = 10 if quick else 1
+    with kept("rows", f"numpy {np.__version__}", keep=not quick):
+        print("\nkind          row documents  sets  chunks rows/set  padding  cut by  us/document, CPU: ")
+        print("                                     /set                   concat    table  epoch 0  epoch 1")
+        for kind, length, other_bytes in CASES:
+            print(padding_row(kind, length, other_bytes, 400_000 // scale))
+        print("\nstart in mid-epoch, 64 ranks of 4 rows, CPU ms")
+        print("kind          row      documents    sets         rows order+batch  packing schedule of 50")
+        for kind, length, documents in [
+            ("web", 8192, 1_000_000),
+            ("web", 8192, 1_000_000_000),
+            ("code", 32768, 100_000_000),
+        ]:
+            print(start_row(kind, length, documents))
+        print("\nmaking rows of 8,192 tokens with positions and documents, warm, million tokens/s")
+        print("workers  documents     rows  ratio")
+        for line in making_rows(30_000 // scale):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()
