@@ -163,7 +163,7 @@ class SampleMaker:
         self._content = content
         self._rules = rules
         self._opener = open_format(manifest)
-        self._decode = SampleDecoder(rules.decode, allow_pickle=rules.allow_pickle)
+        self.decoder = SampleDecoder(rules.decode, allow_pickle=rules.allow_pickle)
         self._joiner = Joiner(rules.joined, rules.decode) if rules.joined is not None else None
         self._draws = SampleDraws(rules.seed) if takes(rules.transform, "rng") else None
         self._takes_out = takes(rules.transform, "out")
@@ -199,17 +199,12 @@ class SampleMaker:
         """Whether user code runs, which may draw from the global generators."""
         transform = self._rules.transform
         own = transform is None or (type(transform) is OnField and transform.is_own)
-        return not own or self._decode.runs_users_code
+        return not own or self.decoder.runs_users_code
 
     @property
     def user_code(self) -> tuple[object, ...]:
         """Transform and decoders."""
         return self._rules.transform, self._rules.decode
-
-    @property
-    def decoder(self) -> SampleDecoder:
-        """Decodes fields."""
-        return self._decode
 
     @property
     def decodes_into_rows(self) -> bool:
@@ -314,7 +309,7 @@ class SampleMaker:
         Raises:
             DecodeError: a field does not have the type of its name.
         """
-        sample = self._decode(key, fields, row, in_place, raw=raw)
+        sample = self.decoder(key, fields, row, in_place, raw=raw)
         if (label := self._name(place.ordinal).label) >= 0:
             sample["label"] = label
         if self._joiner is not None:

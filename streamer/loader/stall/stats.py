@@ -217,7 +217,6 @@ class TrainerClock:
         self._wait = 0
         self._step = 0
         self._handoff = 0
-        self._device = 0
         self._waited = self._last = 0
         self._asked_at = self._left_at = 0
         self._at = 0
@@ -282,7 +281,7 @@ class TrainerClock:
             wait_median_seconds=quantile(waits, 0.5) / 1e9,
             wait_p99_seconds=quantile(waits, 0.99) / 1e9,
             handoff_seconds=self._handoff / 1e9,
-            device_seconds=self._device / 1e9,
+            device_seconds=self.ledger.nanoseconds[DEVICE] / 1e9,
             occupancy=self.occupancy / max(self.batches, 1),
             waiting={cause: spent / 1e9 for cause, spent in self.ledger.nanoseconds.items()},
         )
@@ -291,7 +290,6 @@ class TrainerClock:
         now = time.perf_counter_ns()
         spent, self._at = now - self._at, now
         self._handoff += spent
-        self._device += spent
         self.ledger.nanoseconds[DEVICE] += spent
         return now
 
