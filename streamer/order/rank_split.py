@@ -49,11 +49,7 @@ class RankSplit(msgspec.Struct, frozen=True):
         return self.global_batch // self.world
 
     def positions(self, starts: Integers) -> Integers:
-        """Returns the positions of this rank in the batches that start at some positions, (G,).
-
-        Returns:
-            (G, B/R) positions, sorted by lane, then by position.
-        """
+        """Returns this rank's positions in batches that start at (G,) positions: (G, B/R), by lane, then position."""
         first, counts = self._lane_runs(starts)
         lane_offset = np.cumsum(counts, axis=1) - counts
         rows = np.arange(len(starts), dtype=np.int64)[:, None]

@@ -20,13 +20,12 @@ async def race(
 ) -> Received | FromStore | None:
     """Returns what the peer brings, or the store, if it is faster than a late peer or the late peer brings nothing.
 
+    None: the peer brings nothing and is not late.
+
     Args:
         peer: asks the peer; returns None if it brings nothing, and raises nothing.
         late: is set when the store should be asked as well.
         store: asks the store; called at most once.
-
-    Returns:
-        None if the peer brings nothing and is not late.
 
     Raises:
         StreamerError: a late peer brought nothing and the store failed.

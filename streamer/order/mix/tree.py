@@ -102,11 +102,7 @@ class LaneShares:
         self._paths = _paths(self._levels, self._members)
 
     def counts(self, slots: Integers) -> Integers:
-        """Returns the samples of each member among the first `slots`, (..., L), of the lanes.
-
-        Returns:
-            (M, ..., L).
-        """
+        """Returns the samples of each member among the first `slots`, (..., L), of the lanes: (M, ..., L)."""
         found = np.zeros((len(self._totals), *slots.shape), np.int64)
         found[self._members if self._members > 1 else 0] = slots
         flat = found.reshape(len(found), -1, slots.shape[-1])
