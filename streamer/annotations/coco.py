@@ -1,4 +1,4 @@
-"""COCO's JSON: instances, keypoints, captions.
+"""Parses COCO's JSON: instances, keypoints, captions.
 
 | field | |
 | --- | --- |
@@ -40,6 +40,15 @@ _OF_IMAGES = ("image_id", "height", "width")
 _INSTANCES = ("boxes", "labels", "area", "iscrowd", *_OF_IMAGES)
 _CAPTIONS = ("captions", *_OF_IMAGES)
 _KNOWN = (*_INSTANCES, "category_ids", "keypoints", "segmentation", "captions")
+# Dtype and shape of the fields of an object; keypoints have an axis of points before.
+_ITEMS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "boxes": ("<f4", (4,)),
+    "labels": ("<i8", ()),
+    "area": ("<f4", ()),
+    "iscrowd": ("u1", ()),
+    "category_ids": ("<i8", ()),
+    "keypoints": ("<f4", (3,)),
+}
 
 
 class _File(msgspec.Struct):
@@ -94,7 +103,7 @@ class _Objects:
         self._image: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
 
     def add(self, some: Sequence[_Object]) -> None:
-        """Takes objects."""
+        """Adds objects."""
         try:
             numbers = [self._images[each.image_id] for each in some]
         except KeyError as error:
@@ -106,7 +115,7 @@ class _Objects:
             self._found[name].append(make(some))
 
     def columns(self) -> dict[str, tuple[str, Column]]:
-        """Kind and column of each field."""
+        """Returns kind and column of each field."""
         image = np.concatenate(self._image)
         order = np.argsort(image, kind="stable")
         counts = np.bincount(image, minlength=len(self._images)).astype(np.int64)
@@ -116,22 +125,13 @@ class _Objects:
         found = self._found.pop(name)
         if name in {"segmentation", "captions"}:
             return "json", _lists(list(chain.from_iterable(found)), order, counts)  # type: ignore[arg-type]
-        kind, dtype, shape = self._kinds[name]
+        dtype, shape = _ITEMS[name]
+        if name == "keypoints":
+            shape = (self._points, *shape)
         values = np.concatenate([np.empty((0, *shape), dtype), *found])[order]
         size = int(values.itemsize * np.prod(shape, dtype=np.int64))
-        return kind, Column(np.ascontiguousarray(values).reshape(-1).view(np.uint8), counts * size)
-
-    @property
-    def _kinds(self) -> dict[str, tuple[str, str, tuple[int, ...]]]:
-        points = self._points
-        return {
-            "boxes": ("<f4[-1,4]", "<f4", (4,)),
-            "labels": ("<i8[]", "<i8", ()),
-            "area": ("<f4[]", "<f4", ()),
-            "iscrowd": ("u1[]", "u1", ()),
-            "category_ids": ("<i8[]", "<i8", ()),
-            "keypoints": (f"<f4[-1,{points},3]", "<f4", (points, 3)),
-        }
+        lengths = f"-1,{','.join(map(str, shape))}" if shape else ""
+        return f"{dtype}[{lengths}]", Column(np.ascontiguousarray(values).reshape(-1).view(np.uint8), counts * size)
 
     def _boxes(self, some: Sequence[_Object]) -> NDArray[np.float32]:
         if any(each.bbox is None for each in some):
@@ -160,12 +160,7 @@ class _Objects:
 
 
 def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
-    """The images of a file, with what it says of their objects.
-
-    Raises:
-        RecodeError: not COCO's JSON, or it contradicts itself.
-        ConfigError: a field that it does not have, or key=.
-    """
+    """Parses the images of a file, and its objects; raises RecodeError, and ConfigError for fields that it lacks."""
     if options.key not in {None, USUAL_KEY}:
         raise ConfigError(f"key={options.key!r}: images of COCO are named by {USUAL_KEY!r}", field="key")
     try:
@@ -194,16 +189,13 @@ def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
 
 
 def _usual(annotations: msgspec.Raw) -> Sequence[str]:
+    """Returns the usual fields of a file: of captions, or of instances."""
     first = bytes(memoryview(annotations)[:1_000_000]).partition(b"}")[0]
     return _CAPTIONS if b'"caption"' in first and b'"bbox"' not in first else _INSTANCES
 
 
 def _decoded(raw: msgspec.Raw, kind: type[_Item], what: str) -> Iterator[Sequence[_Item]]:
-    """The items of a list, some thousand at a time.
-
-    Raises:
-        RecodeError: one that is not what it should be; quotes it.
-    """
+    """Yields the items of a list, some thousand at a time; raises RecodeError, which quotes an item."""
     try:
         items = msgspec.json.decode(raw, type=list[msgspec.Raw])
     except msgspec.MsgspecError as error:
@@ -242,7 +234,7 @@ def _image_columns(images: Sequence[_Image]) -> dict[str, tuple[str, Column]]:
 
 
 def _lists(values: Sequence[bytes], order: NDArray[np.int64], counts: NDArray[np.int64]) -> Column:
-    """The JSON values of each image, as a JSON list."""
+    """Makes a column of the JSON values of each image, as a JSON list."""
     rows, at, placed = [], 0, order.tolist()
     for count in counts.tolist():
         rows.append(b"[%b]" % b",".join([values[place] for place in placed[at : at + count]]))

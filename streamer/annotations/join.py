@@ -1,4 +1,4 @@
-"""Joins annotations to samples by key: which samples have a row, and, where a sample is made, the fields of its row."""
+"""Joins annotations to samples by key: finds which samples have a row, and the fields of a sample's row."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 class JoinRules(msgspec.Struct, frozen=True):
-    """What is joined.
+    """Options of a join.
 
     Attributes:
-        table: its folder.
-        missing: what becomes of a sample without a row.
+        table: folder of the table.
+        missing: what happens to a sample without a row.
         on: the field of the sample with its key; None: "__key__".
     """
 
@@ -42,25 +42,17 @@ class JoinRules(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """The identity of the table."""
+        """Identity of the table."""
         return self.table.name
 
 
 def table_digest(rules: JoinRules | None) -> str | None:
-    """The identity of what is joined; None: nothing is."""
+    """Returns the identity of the joined table; None: nothing is joined."""
     return None if rules is None else rules.digest
 
 
 class Joiner:
-    """Finds the annotations of samples. Used by one thread.
-
-    Args:
-        rules: which.
-        decode: the dataset's rule; it concerns annotations that it names.
-
-    Raises:
-        ManifestError: there is no table.
-    """
+    """Finds the annotations of samples; the dataset's rule concerns annotations that it names. Used by one thread."""
 
     def __init__(self, rules: JoinRules, decode: DecodeRule) -> None:
         self.table = AnnotationTable.open(rules.table)
@@ -77,11 +69,7 @@ class Joiner:
         return f"Joiner({self.table!r})"
 
     def values(self, key: str, fields: Sequence[Field]) -> dict[str, object]:
-        """The annotations of a sample, decoded.
-
-        Args:
-            key: the sample's.
-            fields: its own, undecoded.
+        """Returns the decoded annotations of the sample `key`, whose own fields are undecoded.
 
         Raises:
             DecodeError: it has none, or no key, or one cannot be decoded.
@@ -97,18 +85,14 @@ class Joiner:
         return self._decode(key, self._opener.open(record, _NO_NAME)[1])
 
     def fields(self, key: str, fields: Sequence[Field]) -> Sequence[Field] | None:
-        """The annotations of a sample, undecoded; None: it has none, and such samples are left out.
-
-        Raises:
-            DecodeError: as `values`.
-        """
+        """Returns the annotations of a sample, undecoded; None: it has none, and such samples are left out."""
         if self._rules.missing == "drop" and self.table.find(self._name(key, fields)) < 0:
             return None
         record = self._record(key, fields)
         return self._empty if record is None else self._opener.open(record, _NO_NAME)[1]
 
     def _record(self, key: str, fields: Sequence[Field]) -> memoryview | None:
-        """None: the sample has no row, and may have none."""
+        """Returns the row of a sample; None: it has no row, and may have none."""
         name = self._name(key, fields)
         if (row := self.table.find(name)) >= 0:
             return memoryview(self.table.row(row))
@@ -117,9 +101,8 @@ class Joiner:
         return None
 
     def _name(self, key: str, fields: Sequence[Field]) -> str:
-        return key if self._rules.on is None else self._key_in(fields)
-
-    def _key_in(self, fields: Sequence[Field]) -> str:
+        if self._rules.on is None:
+            return key
         found = [field for field in fields if field.name == self._rules.on]
         if not found:
             raise DecodeError(
@@ -131,7 +114,7 @@ class Joiner:
 
 
 def no_row(table: AnnotationTable, key: str) -> str:
-    """The message for a sample without annotations."""
+    """Returns the message for a sample without annotations."""
     shown = ", ".join(repr(table.key(row)) for row in range(min(2, len(table))))
     return (
         f"no annotations for {key!r} among the {len(table):,} rows of {table.head.url}, whose keys are like {shown}; "
@@ -141,13 +124,13 @@ def no_row(table: AnnotationTable, key: str) -> str:
 
 
 def _empty(field: FieldSpec) -> Field:
-    """What a sample without annotations has: an array of no items, else None."""
+    """Returns the field of a sample without annotations: an array of no items, else None."""
     array = "[" in field.kind and fixed_dtype(field.kind) is None
     return Field(field.name, _NO_BYTES, field.kind if array else NULL)
 
 
 def annotations_of(manifest: Manifest, given: Annotations | None, urls: Sequence[str]) -> Annotations | None:
-    """The annotations that the user names, else those that were found among the files."""
+    """Returns the annotations that the user names, else those that were found among the files."""
     metadata = manifest.content.options.get("metadata") if manifest.format == "folder" else None
     if given is not None or metadata is None:
         return given
@@ -158,13 +141,12 @@ def annotations_of(manifest: Manifest, given: Annotations | None, urls: Sequence
 
 
 def matched(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | None:
-    """Whether each sample has a row; looks every key up, 3 us each.
+    """Returns whether each sample has a row: bool, shape (samples,). Looks every key up, 3 us each.
 
-    Returns:
-        bool, shape (samples,); None: keys are known when samples are read, as those of containers are.
+    None: keys are known when samples are read, as those of containers are.
 
     Raises:
-        ManifestError: a sample without a row that must have one, a row of two samples, or no row of any sample.
+        ManifestError: a sample without a row must have one, a row is of two samples, or no row is of any sample.
     """
     if not manifest.whole_objects or rules.on is not None:
         return None
@@ -191,7 +173,7 @@ def _keys(manifest: Manifest) -> Iterator[str]:
 
 
 def _refuse_shared(manifest: Manifest, table: AnnotationTable, rows: npt.NDArray[np.int64]) -> None:
-    """Stops at a row that two samples have."""
+    """Refuses a row that two samples have."""
     order = np.argsort(rows, kind="stable")
     shared = np.flatnonzero((np.diff(rows[order]) == 0) & (rows[order][1:] >= 0))
     if len(shared):

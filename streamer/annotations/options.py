@@ -1,4 +1,4 @@
-"""What a user says of annotations, what their parsers are asked for, and what these answer."""
+"""Options of annotations, those of their parsers, and the result of these."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from streamer.formats.names import base_name
 if TYPE_CHECKING:
     from streamer.formats.table.writer import Column
 
-# What becomes of a sample without annotations.
+# What happens to a sample without annotations.
 Missing = Literal["error", "empty", "drop"]
-# Of a file of annotations. It is parsed as a whole, in a process of its own.
+# Longest file of annotations. It is parsed as a whole, in a process of its own.
 MOST_FILE_BYTES = 2_000_000_000
 ENDINGS = ("json", "csv", "tsv", "jsonl", "ndjson", "parquet", "pq")
-# What COCO and Hugging Face call it.
+# The key's name in COCO and at Hugging Face.
 USUAL_KEY = "file_name"
 
 
@@ -37,7 +37,7 @@ class Annotations:
     the rows.
 
     Args:
-        url: of the file; read with the storage options of the dataset.
+        url: url of the file; it is read with the storage options of the dataset.
         key: the column of a table with the names of the samples; None: "file_name".
         fields: the columns that samples get; None: all of a table; of COCO "boxes", "labels", "area", "iscrowd",
             "image_id", "height", "width", or "captions". Others of COCO: "segmentation", "keypoints", "category_ids".
@@ -63,17 +63,13 @@ class Annotations:
         ending_of(self.url)
         if self.missing not in get_args(Missing):
             allowed = ", ".join(map(repr, get_args(Missing)))
-            raise ConfigError(f"missing={self.missing!r} is none of {allowed}", field="missing")
+            raise ConfigError(f"missing={self.missing!r} must be one of {allowed}", field="missing")
         if isinstance(self.fields, str) or not all(isinstance(name, str) for name in self.fields or ()):
             raise ConfigError(f"fields={self.fields!r}: give a sequence of names", field="fields")
 
     @classmethod
     def of(cls, given: object) -> Annotations | None:
-        """As the user gives them: a url, with options, or options by name, as a file of a mix has them.
-
-        Raises:
-            ConfigError: something else.
-        """
+        """Makes annotations of a url, with or without options, or of options by name; raises ConfigError."""
         if given is None or isinstance(given, cls):
             return given
         try:
@@ -83,13 +79,7 @@ class Annotations:
 
 
 class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is wanted of a file.
-
-    Attributes:
-        url: of the file.
-        key: the column with the keys; None: `USUAL_KEY`.
-        fields: the columns that samples get; None: all of a table, the usual ones of COCO.
-    """
+    """Options of a parser: see `Annotations`."""
 
     url: str
     key: str | None = None
@@ -97,14 +87,7 @@ class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """The rows of a file.
-
-    Attributes:
-        keys: one per row.
-        fields: of every row.
-        columns: their values.
-        classes: names of the labels.
-    """
+    """The rows of a file: a key for each, fields and their columns, and the names of the labels."""
 
     keys: Sequence[str]
     fields: Sequence[FieldSpec]
@@ -113,11 +96,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 def ending_of(url: str) -> str:
-    """What kind of file it is.
-
-    Raises:
-        ConfigError: of a kind that is not read.
-    """
+    """Returns the kind of a file; raises ConfigError for one that is not read."""
     ending = base_name(url).lower().rpartition(".")[2]
     if ending not in ENDINGS:
         raise ConfigError(
@@ -127,11 +106,7 @@ def ending_of(url: str) -> str:
 
 
 def chosen_fields(options: TableOptions, known: Sequence[str], usual: Sequence[str]) -> list[str]:
-    """The wanted fields, in their order.
-
-    Raises:
-        ConfigError: one that the file does not have.
-    """
+    """Returns the wanted fields, in their order; raises ConfigError for one that the file does not have."""
     if options.fields is None:
         return list(usual)
     for name in options.fields:

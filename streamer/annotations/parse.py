@@ -1,10 +1,9 @@
-"""A file of annotations to a table (see `annotations.table`), in a recoder: the engine parses nothing of it."""
+"""Makes a table (see `annotations.table`) of a file of annotations, in a recoder: the engine parses nothing of it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NoReturn
 
 import msgspec
 import numpy as np
@@ -23,22 +22,13 @@ _MAX_INT32 = 2**31 - 1
 
 
 class AnnotationRecoder:
-    """Makes the columns of a table, and its head: six records.
-
-    Args:
-        options: where it is from, and what is wanted of it.
-    """
+    """Makes the columns of a table, and its head: six records."""
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Parses the whole file.
-
-        Raises:
-            RecodeError: it is not what its name says, contradicts itself, or two rows have one key.
-            ConfigError: a key or a field that it does not have.
-        """
+        """Parses the whole file; raises RecodeError, and ConfigError if it lacks a key or a field."""
         try:
             return _table(self._options.url, self._parse(content))
         except (StreamerError, MemoryError):
@@ -84,16 +74,13 @@ def _table(url: str, parsed: Parsed) -> Records:
 
 
 def _refuse_doubles(hashes: NDArray[np.int64], order: NDArray[np.int64], keys: Sequence[str]) -> None:
-    """Stops at two rows of one key."""
+    """Refuses two rows of one key."""
     same = np.flatnonzero(np.diff(hashes[order]) == 0)
     suspects = Counter(keys[place] for place in {*order[same].tolist(), *order[same + 1].tolist()})
     doubled = sorted(key for key, count in suspects.items() if count > 1)
-    if doubled:
-        first = [place for place, key in enumerate(keys) if key == doubled[0]]
-        _double(doubled, first)
-
-
-def _double(doubled: Sequence[str], places: Sequence[int]) -> NoReturn:
+    if not doubled:
+        return
+    places = [place for place, key in enumerate(keys) if key == doubled[0]]
     others = f" ({len(doubled)} keys have several)" if len(doubled) > 1 else ""
     raise RecodeError(
         f"rows {places[0]} and {places[1]} have the same key {doubled[0]!r}{others}; each sample has one row: join the "
@@ -104,7 +91,7 @@ def _double(doubled: Sequence[str], places: Sequence[int]) -> NoReturn:
 
 
 def _endings(keys: Sequence[str]) -> tuple[str, ...]:
-    """The extensions of the keys, the commonest first; none where keys are ambiguous without them."""
+    """Returns the extensions of the keys, the commonest first; none where keys are ambiguous without them."""
     stems, endings = set[str](), Counter[str]()
     for key in keys:
         stem, dot, ending = key.rpartition(".")
@@ -119,7 +106,7 @@ def _endings(keys: Sequence[str]) -> tuple[str, ...]:
 def _taken(
     lengths: NDArray[np.int64], content: object, order: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32] | NDArray[np.int64], NDArray[np.uint8]]:
-    """Byte strings in another order: offsets and content."""
+    """Returns byte strings in another order: offsets and content."""
     edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     strings = pa.Array.from_buffers(pa.large_binary(), len(lengths), [None, pa.py_buffer(edges), pa.py_buffer(content)])
     _, offsets, taken = strings.take(pa.array(order)).buffers()

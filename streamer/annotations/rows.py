@@ -1,4 +1,4 @@
-"""Tables with one row per sample: CSV, TSV, JSON lines, JSON, Parquet; read by pyarrow.
+"""Parses tables with one row per sample, by pyarrow: CSV, TSV, JSON lines, JSON, Parquet.
 
 | column | field |
 | --- | --- |
@@ -23,35 +23,17 @@ from numpy.typing import NDArray
 from streamer.annotations.options import USUAL_KEY, Parsed, TableOptions, chosen_fields
 from streamer.errors import ConfigError, RecodeError
 from streamer.formats.base import FieldSpec
-from streamer.formats.table.arrays import bytes_column, json_column, nulls_of
-from streamer.formats.table.writer import Column
+from streamer.formats.table.writer import Column, bytes_column, json_column, nulls_of, whole_column
 
 # An object of JSON lines may have this many bytes, and so may a line of CSV.
 _LONGEST_ROW = 64 << 20
 _LONGEST_HEAD = 1 << 20
-_DTYPES = {
-    pa.bool_(): "?",
-    pa.int8(): "i1",
-    pa.uint8(): "u1",
-    pa.int16(): "<i2",
-    pa.uint16(): "<u2",
-    pa.int32(): "<i4",
-    pa.uint32(): "<u4",
-    pa.int64(): "<i8",
-    pa.uint64(): "<u8",
-    pa.float16(): "<f2",
-    pa.float32(): "<f4",
-    pa.float64(): "<f8",
-}
+_NUMBERS = ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
+_DTYPES = {pa.from_numpy_dtype(np.dtype(dtype)): dtype for dtype in _NUMBERS}
 
 
 def parse_rows(content: memoryview, ending: str, options: TableOptions) -> Parsed:
-    """The rows of a table.
-
-    Raises:
-        RecodeError: not a table of this kind, or a row without key.
-        ConfigError: a column that it does not have.
-    """
+    """Parses the rows of a table; raises RecodeError, and ConfigError if it lacks a column."""
     read = {"csv": _read_csv, "tsv": _read_csv, "parquet": _read_parquet, "pq": _read_parquet, "json": _read_json}
     table = read.get(ending, _read_lines)(content, options)
     key, wanted = _wanted(table.column_names, options)
@@ -65,7 +47,7 @@ def parse_rows(content: memoryview, ending: str, options: TableOptions) -> Parse
 
 
 def _wanted(columns: Sequence[str], options: TableOptions) -> tuple[str, list[str]]:
-    """The column with the keys; it and those of the fields, each once."""
+    """Returns the column with the keys; and, each once, that and those of the fields."""
     key = options.key or USUAL_KEY
     if key not in columns:
         raise ConfigError(
@@ -108,12 +90,12 @@ def _read_lines(content: memoryview, options: TableOptions, texts: Sequence[str]
 
 
 def _dates(table: pa.Table) -> list[str]:
-    """The columns that are to be read again as the texts that they are."""
+    """Returns the columns that are to be read again as the texts that they are."""
     return [field.name for field in table.schema if pa.types.is_temporal(field.type)]
 
 
 def _read_json(content: memoryview, options: TableOptions) -> pa.Table:
-    """A list of objects."""
+    """Reads a list of objects."""
     rows = msgspec.json.decode(content, type=list[dict[str, object]])
     return pa.Table.from_pylist(rows)
 
@@ -131,8 +113,7 @@ def _block_bytes(content: memoryview) -> int:
 
 
 def _whole(table: pa.Table, name: str) -> pa.Array:
-    found = table.column(name).combine_chunks()
-    found = pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+    found = whole_column(table, name)
     return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
 
 
@@ -145,7 +126,7 @@ def _keys(values: pa.Array, key: str) -> list[str]:
 
 
 def _column(name: str, values: pa.Array) -> tuple[str, Column]:
-    """Kind and column of a field."""
+    """Returns kind and column of a field."""
     kind = values.type
     nulls = nulls_of(values)
     if pa.types.is_decimal(kind):

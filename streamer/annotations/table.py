@@ -1,4 +1,4 @@
-"""A table of annotations as its readers see it: rows by key, in files that all processes of a machine map.
+"""The rows of a table of annotations by key, in files that all processes of a machine map.
 
     manifests/<digest>/annotations.json    the fields of every row, the classes, and how keys are written
     manifests/<digest>/rows.arrows         hash, key, row                     by hash, then by key
@@ -55,29 +55,23 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endings: tuple[str, ...] = ()
 
     def digest(self, rows: Table) -> str:
-        """The identity of a table: 32 hex characters. It does not depend on the place of the file."""
+        """Returns the identity of a table: 32 hex characters. It does not depend on the place of the file."""
         content = msgspec.json.encode([ANNOTATIONS, msgspec.structs.replace(self, url=""), digest_of(rows)])
         return blake2b(content, digest_size=16).hexdigest()
 
     def name(self, key: str) -> str:
-        """The key of a sample, with folders if the table's keys have them; a table without any names only files."""
+        """Returns a sample's key, with folders if the table's keys have them; a table without any names only files."""
         if not self.in_folders:
             return key.rpartition("/")[2]
         return f"{self.folder}/{key}" if self.folder and "/" not in key else key
 
     def spellings(self, name: str) -> list[str]:
-        """Possible spellings of a name: samples in tars have no extension, files in tables have one, or vice versa."""
+        """Returns possible spellings of a name: with the extensions of the keys, or without one if these have none."""
         return [name, *(name + ending for ending in self.endings)] if self.endings else [name, name.rpartition(".")[0]]
 
 
 class AnnotationTable:
-    """Rows by key. Immutable, safe to use from any thread; takes no memory per row.
-
-    Attributes:
-        path: its folder.
-        head: facts about all rows.
-        rows: their columns, as in the file.
-    """
+    """Rows by key. Immutable, safe to use from any thread; takes no memory per row."""
 
     def __init__(self, path: Path, head: Head, rows: Table) -> None:
         self.path, self.head, self.rows = path, head, rows
@@ -92,19 +86,14 @@ class AnnotationTable:
         """Opens the table in a folder, which must stay on the disk while the result lives.
 
         Raises:
-            ManifestError: there is none.
+            ManifestError: there is no table.
             ManifestCorruptError: a file is missing or malformed.
         """
         return held(path, cls.mapped)
 
     @classmethod
     def open_verified(cls, path: Path) -> Self:
-        """Opens a table and compares its content with its digest (1 GB/s).
-
-        Raises:
-            ManifestError: as `open`.
-            ManifestCorruptError: the content differs.
-        """
+        """Opens a table and compares its content with its digest (1 GB/s); raises ManifestCorruptError for another."""
         table = cls.open(path)
         if (found := table.head.digest(table.rows)) != path.name:
             raise ManifestCorruptError(f"{path}: content has digest {found}", path=str(path))
@@ -128,15 +117,15 @@ class AnnotationTable:
         return len(self._hashes)
 
     def key(self, row: int) -> str:
-        """The key of a row, which is in 0..len-1."""
+        """Returns the key of a row, which is in 0..len-1."""
         return str(self._keys[row], "utf-8", "surrogateescape")
 
     def row(self, row: int) -> bytearray:
-        """The record of a row, in memory of its own."""
+        """Returns the record of a row, in memory of its own."""
         return bytearray(self._rows[row])
 
     def find(self, key: str) -> int:
-        """The row of a sample's key, or -1."""
+        """Returns the row of a sample's key, or -1."""
         name = self.head.name(key)
         likeliest = name if "." in name or not self.head.endings else name + self.head.endings[0]
         if (row := self._row_of(likeliest)) >= 0:
@@ -155,11 +144,7 @@ class AnnotationTable:
 
 
 def publish_table(head: Head, rows: Table, place: Path, root: Path, *, durable: bool = True) -> Path:
-    """Writes the folder `<root>/<digest>/` of a table of annotations, by way of a temporary folder; returns it.
-
-    Raises:
-        ManifestError: another folder has its name.
-    """
+    """Writes the folder `<root>/<digest>/` of a table of annotations, by way of a temporary folder; returns it."""
     # Only here: an engine that starts does not need it.
     from streamer.manifest.arrow_ipc.writer import write_table
 
@@ -169,17 +154,13 @@ def publish_table(head: Head, rows: Table, place: Path, root: Path, *, durable: 
 
 
 def publish_table_again(table: AnnotationTable, root: Path) -> Path:
-    """Writes the folder of an open table whose files another program has removed; returns the folder.
-
-    Raises:
-        ManifestError: the folder cannot be written.
-    """
+    """Writes the folder of an open table whose files another program has removed; returns the folder."""
     with workplace(root) as place:
         return publish_table(table.head, table.rows, place, root, durable=False)
 
 
 class _Strings:
-    """Views of the strings of a column; 0.2 us each."""
+    """Returns views of the strings of a column; 0.2 us each."""
 
     def __init__(self, column: object) -> None:
         assert isinstance(column, BinaryColumn)
@@ -190,5 +171,5 @@ class _Strings:
 
 
 def hash_of(name: bytes) -> int:
-    """A number below 2^63 for a name: its bytes as one number, modulo a prime."""
+    """Returns a number below 2^63 for a name: its bytes as one number, modulo a prime."""
     return int.from_bytes(name, "little") % _PRIME

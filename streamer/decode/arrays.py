@@ -1,4 +1,8 @@
-"""Numbers: npy, npz and safetensors become numpy arrays; torch files and pickles are read only if allowed."""
+"""Reads numbers: npy, npz and safetensors become numpy arrays; torch files and pickles are read only if allowed.
+
+Decoders raise ValueError for bytes that are not what their name says, are truncated, or would have to be unpickled.
+Those of arrays use a writable buffer in place instead of copying it.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ConfigError
+from streamer.formats.table.records import is_dtype
 
 Content = bytes | bytearray | memoryview
 Array = NDArray[np.generic]
-# The memory of one sample's arrays in the batch, by the name of their field (or number, in a tuple).
+# Memory of one sample's arrays in the batch, by the name of their field (or number, in a tuple).
 Row = Mapping[str | int, Array]
 
 NO_ROW: Row = {}
@@ -29,27 +34,14 @@ _NPY_HEADER_BYTES = 10_000
 _SAFETENSORS_HEADER_BYTES = 100_000_000
 _SAFETENSORS_TYPES = {
     "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "U16": "<u2",
-    "I16": "<i2",
-    "F16": "<f2",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
+    **{f"U{8 * size}": f"<u{size}" for size in (1, 2, 4, 8)},
+    **{f"I{8 * size}": f"<i{size}" for size in (1, 2, 4, 8)},
+    **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
 }
 
 
 class PlainArray(msgspec.Struct, frozen=True):
-    """An array in a file: a head, followed only by its numbers in C order and native byte order.
-
-    Attributes:
-        head: head that all arrays of this dtype and shape have.
-        dtype, shape: those of the array.
-    """
+    """An array in a file, in C order and native byte order: the head of all arrays of its kind, then its numbers."""
 
     head: bytes
     dtype: np.dtype[np.generic]
@@ -74,35 +66,23 @@ class ArrayDecoder:
     shape: tuple[int, ...] = (-1,)
 
     def __post_init__(self) -> None:
-        try:
-            plain = np.dtype(self.dtype).kind in "biufc"
-        except TypeError:
-            plain = False
-        if not plain:
+        if not is_dtype(self.dtype, "biufc"):
             raise ConfigError(f"ArrayDecoder: dtype={self.dtype!r} is not a type of numbers", field="decode")
         if self.shape.count(-1) > 1 or any(length < -1 for length in self.shape):
             raise ConfigError(f"ArrayDecoder: shape={self.shape} has no meaning", field="decode")
 
     def __call__(self, content: Content) -> Array:
-        """Returns the array. Uses a writable buffer in place instead of copying it.
-
-        Raises:
-            ValueError: the number of bytes does not fit.
-        """
+        """Returns the array."""
         (kind, known), count = self._layout, len(content)
         if count and (count == known or (known and -1 in self.shape and not count % known)):
             # numpy computes the open length sooner
-            found = _usable(np.frombuffer(content, kind).reshape(self.shape))
+            found = usable(np.frombuffer(content, kind).reshape(self.shape))
         else:
             found = _numbers(content, kind, count // kind.itemsize, 0).reshape(self._shape_of(count))
         return found if kind.isnative else found.astype(kind.newbyteorder("="))
 
     def plain(self, count: int) -> PlainArray | None:
-        """The array of a field of `count` bytes; None if its byte order is not this machine's.
-
-        Raises:
-            ValueError: the number of bytes does not fit.
-        """
+        """Returns the array of a field of `count` bytes; None if its byte order is not this machine's."""
         kind, _ = self._layout
         return PlainArray(b"", kind, self._shape_of(count)) if kind.isnative else None
 
@@ -121,22 +101,14 @@ class ArrayDecoder:
 
 
 def decode_npy(content: Content) -> Array:
-    """Reads an array that `numpy.save` wrote. Uses a writable buffer in place instead of copying it.
-
-    Raises:
-        ValueError: it is not npy, is truncated, or holds Python objects (which would be a pickle).
-    """
+    """Reads an array that `numpy.save` wrote."""
     shape, fortran_order, kind = _npy_header(head := npy_head(content))
     flat = _numbers(content, kind, math.prod(shape), len(head))
     return flat.reshape(shape[::-1]).transpose() if fortran_order else flat.reshape(shape)
 
 
 def npy_head(content: Content) -> bytes:
-    """Returns the bytes before the numbers, which are equal for all arrays of one dtype, shape and order.
-
-    Raises:
-        ValueError: it is not npy.
-    """
+    """Returns the bytes before the numbers, which are equal for all arrays of one dtype, shape and order."""
     start = bytes(content[:12])
     np.lib.format.read_magic(io.BytesIO(start))
     length = 10 + int.from_bytes(start[8:10], "little") if start[6] == 1 else 12 + int.from_bytes(start[8:12], "little")
@@ -144,11 +116,7 @@ def npy_head(content: Content) -> bytes:
 
 
 def plain_npy(content: Content) -> PlainArray | None:
-    """Returns an `.npy` file as an array; None if its order is not that of numpy's own arrays.
-
-    Raises:
-        ValueError: it is not npy.
-    """
+    """Returns an `.npy` file as an array; None if its order is not that of numpy's own arrays."""
     shape, fortran_order, kind = _npy_header(head := npy_head(content))
     return PlainArray(head, kind, shape) if kind.isnative and not fortran_order else None
 
@@ -166,20 +134,13 @@ def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic
 
 
 def decode_npz(content: Content) -> dict[str, Array]:
-    """Reads the arrays of a `numpy.savez` archive by name.
-
-    Raises:
-        ValueError, zipfile.BadZipFile: it is not npz, or holds Python objects.
-    """
+    """Reads the arrays of a `numpy.savez` archive by name; also raises zipfile.BadZipFile."""
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 def decode_safetensors(content: Content) -> dict[str, Array]:
-    """Reads the arrays of a safetensors file by name. Uses a writable buffer in place instead of copying it.
-
-    Raises:
-        ValueError: it is not safetensors, is truncated, or has a type that numpy lacks (bfloat16, 8-bit floats).
+    """Reads the arrays of a safetensors file by name, but not those of types that numpy lacks (bfloat16, 8-bit floats).
 
     Source: https://github.com/huggingface/safetensors, "Format".
     """
@@ -205,11 +166,7 @@ def decode_pickle(content: Content) -> object:
 
 
 def refuse_pickle(content: Content) -> object:
-    """Replaces `decode_torch` and `decode_pickle` unless the user allows them.
-
-    Raises:
-        ConfigError: always; names the setting.
-    """
+    """Replaces `decode_torch` and `decode_pickle` unless the user allows them; raises ConfigError."""
     raise ConfigError(
         "pickles run code when they are read (.pt, .pth, .pkl, .pickle); pass "
         "decode=streamer.Decode(allow_pickle=True) if you wrote these files yourself, or "
@@ -240,10 +197,10 @@ def _numbers(content: Content, kind: np.dtype[np.generic], count: int, offset: i
             f"{count} x {kind} from byte {offset} need {offset + count * kind.itemsize} bytes, "
             f"there are {len(content)}: truncated"
         )
-    return _usable(np.frombuffer(content, kind, count, offset))
+    return usable(np.frombuffer(content, kind, count, offset))
 
 
-def _usable(found: Array) -> Array:
+def usable(found: Array) -> Array:
     """Returns the array, copied if it is not writable and aligned."""
     flags = found.flags
     return found if flags.writeable and flags.aligned else found.copy()

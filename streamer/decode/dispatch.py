@@ -26,11 +26,7 @@ _NO_BYTES = memoryview(b"")
 
 
 class Raw:
-    """A field without a decoder, as a view of its sample's bytes: it is copied once, to its destination.
-
-    Attributes:
-        content: valid as long as the memory that the sample was read into.
-    """
+    """A field without a decoder: its bytes as a view, valid as long as the memory that the sample was read into."""
 
     __slots__ = ("content",)
 
@@ -75,7 +71,7 @@ class SampleDecoder:
         self.allow_pickle = allow_pickle
         # The user's rule takes precedence over the format's kind of a field, unless that has no value.
         self._given = _given(rule)
-        self._readers = _table(self._given, allow_pickle) if rule is not None else {}
+        self._readers = {**_AUTO, **(_PICKLES if allow_pickle else {}), **self._given} if rule is not None else {}
 
     def __repr__(self) -> str:
         return f"SampleDecoder({self.rule!r}, allow_pickle={self.allow_pickle})"
@@ -113,11 +109,7 @@ class SampleDecoder:
         return sample
 
     def check(self, fields: Iterable[FieldSpec]) -> None:
-        """Refuses a dataset whose fields cannot be read, before the first sample is read.
-
-        Raises:
-            ConfigError: a pickle is not allowed; names the field.
-        """
+        """Refuses a dataset with pickles that are not allowed, before the first sample is read; raises ConfigError."""
         for spec in fields:
             if self.reader(Field(spec.name, _NO_BYTES, spec.kind)) is arrays.refuse_pickle:
                 raise ConfigError(
@@ -135,22 +127,14 @@ class SampleDecoder:
         return self.allow_pickle or any(reader is not None and not _is_own(reader) for reader in given)
 
     def plain_array(self, field: Field) -> PlainArray | None:
-        """The array of a field, if the field consists only of a plain array.
-
-        Raises:
-            ValueError: the bytes do not match the field's name.
-        """
+        """Returns the array of a field, if the field consists only of a plain array; raises ValueError."""
         reader = self.reader(field)
         if type(reader) is ArrayDecoder:
             return reader.plain(len(field.content))
         return arrays.plain_npy(field.content) if reader is arrays.decode_npy else None
 
     def reader(self, field: Field) -> Callable[[memoryview], object]:
-        """The decoder of a field, by its name and kind.
-
-        Raises:
-            DecodeError: its kind has no decoder.
-        """
+        """Returns the decoder of a field, by its name and kind; raises DecodeError if its kind has none."""
         name = field.name
         if field.kind == NULL:
             return nothing
@@ -183,8 +167,9 @@ def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> obje
             picture, damage = reader.decode(field.content, place if fits else None)  # type: ignore[arg-type]
             if damage:
                 logger.warning("sample %r: field %r is decoded, but %s", key, field.name, damage)
-            return _placed(picture, place)
-        return _placed(reader(field.content), place)
+            return images.place(picture, place)
+        value = reader(field.content)
+        return images.place(value, place) if type(value) is np.ndarray else value
     except ConfigError:
         raise
     except Exception as error:  # a decoder, which may be the user's, may raise anything
@@ -192,19 +177,15 @@ def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> obje
 
 
 def extension(name: str) -> str:
-    """The extension of a field's name ("seg.PNG" -> "png", "jpeg" -> "jpg"), by which the decoder is chosen."""
+    """Returns the extension of a field's name ("seg.PNG" -> "png", "jpeg" -> "jpg"), by which the decoder is chosen."""
     return field_name(name).rpartition(".")[2]
 
 
 def _given(rule: DecodeRule) -> dict[str, _Reader]:
-    """The decoders of the user's rule, by field ("mask.png", which takes precedence over "png") or extension."""
+    """Returns the decoders of the user's rule, by field ("mask.png", which takes precedence) or extension ("png")."""
     if not isinstance(rule, Mapping):
         return {}
     return {field_name(name.lstrip(".")): _of_bytes(reader) for name, reader in rule.items()}
-
-
-def _table(given: Mapping[str, _Reader], allow_pickle: bool) -> dict[str, _Reader]:
-    return {**_AUTO, **(_PICKLES if allow_pickle else {}), **given}
 
 
 def _of_bytes(reader: FieldDecoder | None) -> _Reader:
@@ -220,16 +201,6 @@ def _of_bytes(reader: FieldDecoder | None) -> _Reader:
 def _is_own(reader: object) -> bool:
     # Not for subclasses, whose authors know what they do.
     return type(reader) in (images.ImageDecoder, ArrayDecoder)
-
-
-def _placed(value: object, place: Array | None) -> object:
-    """Returns the value, copied to its place if it fits there."""
-    if place is None or value is place or type(value) is not np.ndarray:
-        return value
-    if value.dtype != place.dtype or value.shape != place.shape:
-        return value
-    np.copyto(place, value)
-    return place
 
 
 def _name_of(reader: _Reader) -> str:

@@ -1,4 +1,7 @@
-"""Fields in the layouts of other libraries: arrays with short heads, lists, pictures as pixels, numbers in digits."""
+"""Reads fields in the layouts of other libraries: arrays with short heads, lists, pixels, numbers in digits.
+
+Other layouts raise ValueError, ArithmeticError (decimals), struct.error or RecursionError (nested values).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode.arrays import Content
+from streamer.decode.arrays import Content, usable
 from streamer.decode.images import Stored, decode_image
 from streamer.formats.litdata.leaves import NUMPY_DTYPES, TORCH_DTYPES, dtype_of
 
@@ -29,15 +32,11 @@ _MDS_DTYPES = {
 
 
 def decode_mds_array(content: memoryview, dtype: str = "") -> Array:
-    """Reads an array of MDS: its dtype (unless that is known), axes and width of lengths in a byte, lengths, numbers.
-
-    Raises:
-        ValueError: it has another layout.
-    """
+    """Reads an array of MDS: dtype (unless it is known), axes and width of lengths in a byte, lengths, numbers."""
     position = 0
     if not dtype:
         if (known := _MDS_DTYPES.get(content[0])) is None:
-            raise ValueError(f"dtype {content[0]} is none of MDS")
+            raise ValueError(f"dtype {content[0]} is not one of MDS")
         dtype = known
         position = 1
     axes, width = content[position] >> 2, 1 << (content[position] & 3)
@@ -47,20 +46,12 @@ def decode_mds_array(content: memoryview, dtype: str = "") -> Array:
 
 
 def decode_litdata_array(content: memoryview) -> Array:
-    """Reads a numpy array of LitData: uint32 dtype, axes and lengths, numbers.
-
-    Raises:
-        ValueError: it has another layout.
-    """
+    """Reads a numpy array of LitData: uint32 dtype, axes and lengths, numbers."""
     return _numbered_array(content, "<", NUMPY_DTYPES)
 
 
 def decode_litdata_tensor(content: memoryview) -> Array:
-    """Reads a tensor of LitData: as its arrays; since version 0.2.70 with a big-endian head.
-
-    Raises:
-        ValueError: it has another layout.
-    """
+    """Reads a tensor of LitData: as its arrays; since version 0.2.70 with a big-endian head."""
     # The number of a dtype and that of axes are below 256.
     return _numbered_array(content, "<" if not any(content[1:4]) and not any(content[5:8]) else ">", TORCH_DTYPES)
 
@@ -71,9 +62,6 @@ def decode_pixels(content: memoryview) -> Stored:
     Returns:
         uint8, height x width x RGB, as `decode_image` returns encoded pictures; for modes with more than 8 bits uint16,
         int32 or float32, height x width, unchanged.
-
-    Raises:
-        ValueError: it has another layout.
     """
     width, height, length = struct.unpack_from("<III", content)
     mode, pixels = str(content[12 : 12 + length], "ascii"), content[12 + length :]
@@ -91,11 +79,7 @@ def decode_pixels(content: memoryview) -> Stored:
 
 
 def decode_parts(content: memoryview, decode: Decoder, head: int) -> list[object]:
-    """Reads a list: `head` ignored bytes, uint32 number of parts, uint32 length of each, the parts.
-
-    Raises:
-        ValueError: it has another layout.
-    """
+    """Reads a list: `head` ignored bytes, uint32 number of parts, uint32 length of each, the parts."""
     (count,) = _U32.unpack_from(content, head)
     position = head + 4 + 4 * count
     lengths = np.frombuffer(content[head + 4 : position], "<u4", count).tolist()
@@ -109,38 +93,22 @@ def decode_parts(content: memoryview, decode: Decoder, head: int) -> list[object
 
 
 def decode_integer(content: Content) -> int:
-    """Reads an integer in digits.
-
-    Raises:
-        ValueError: it is not an integer in digits.
-    """
+    """Reads an integer in digits."""
     return int(bytes(content))
 
 
 def decode_float(content: Content) -> float:
-    """Reads a number in digits.
-
-    Raises:
-        ValueError: it is not a number in digits.
-    """
+    """Reads a number in digits."""
     return float(bytes(content))
 
 
 def decode_decimal(content: Content) -> Decimal:
-    """Reads a decimal number in digits.
-
-    Raises:
-        ArithmeticError: it is not a decimal number in digits.
-    """
+    """Reads a decimal number in digits."""
     return Decimal(str(content, "ascii"))
 
 
 def decode_nested(content: memoryview) -> object:
-    """Reads a list or dict of LitData's: a byte says which, numbers and texts without JSON; before 0.2.70 JSON.
-
-    Raises:
-        ValueError, struct.error, RecursionError: it has another layout.
-    """
+    """Reads a list or dict of LitData's: a byte says which, numbers and texts without JSON; before 0.2.70 JSON."""
     if not content or content[0] > _Nested.LARGEST_TAG:
         return msgspec.json.decode(content)
     nested = _Nested(content)
@@ -151,11 +119,7 @@ def decode_nested(content: memoryview) -> object:
 
 
 def decode_value(content: memoryview) -> object:
-    """Reads a nested value of LitData's Arrow chunks as the recoder wrote it: a byte says how.
-
-    Raises:
-        ValueError: it has another layout.
-    """
+    """Reads a nested value of LitData's Arrow chunks as the recoder wrote it: a byte says how."""
     tag, rest = bytes(content[:1]), content[1:]
     if tag in {b"i", b"f"}:
         numbers: list[object] = np.frombuffer(rest, f"<{tag.decode()}8").tolist()
@@ -246,7 +210,7 @@ _TAGS: dict[int, Callable[[_Nested], object]] = {
 
 
 def foreign_decoder(kind: str) -> Decoder | None:
-    """The decoder for a kind of another library; None if it is not one of these."""
+    """Returns the decoder for a kind of another library; None if it is not one of these."""
     name, _, inner = kind.partition(":")
     if name == "mds-ndarray":
         return partial(decode_mds_array, dtype=inner)
@@ -280,5 +244,4 @@ def _array(content: memoryview, dtype: str, shape: list[int]) -> Array:
     kind = np.dtype(dtype)
     if math.prod(shape) * kind.itemsize != len(content):
         raise ValueError(f"{len(content)} bytes are not a {dtype} of shape {tuple(shape)}")
-    found = np.frombuffer(content, kind).reshape(shape)
-    return found if found.flags.writeable and found.flags.aligned else found.copy()
+    return usable(np.frombuffer(content, kind).reshape(shape))

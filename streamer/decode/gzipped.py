@@ -14,12 +14,7 @@ _GZIP = 31
 
 
 def gunzip(content: Content) -> bytes:
-    """Unpacks all members of a gzip file.
-
-    Raises:
-        ValueError: it is truncated, or has more than 1 GiB when unpacked.
-        zlib.error: it is not gzip, or is damaged.
-    """
+    """Unpacks all streams of a gzip file, at most 1 GiB; raises ValueError, and zlib.error for damaged bytes."""
     parts: list[bytes] = []
     room, rest = MOST_BYTES, bytes(content)
     while rest:
@@ -30,7 +25,7 @@ def gunzip(content: Content) -> bytes:
             raise ValueError(f"more than {MOST_BYTES} bytes when unpacked, from {len(content)}")
         if not unpack.eof:
             raise ValueError("cut off")
-        # gzip(1) ignores zeros behind the last member, too
+        # gzip(1) ignores zeros behind the last stream, too
         rest = unpack.unused_data.lstrip(b"\0")
     return b"".join(parts)
 

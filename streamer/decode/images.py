@@ -79,13 +79,8 @@ class TooDeepError(ValueError):
 def picture_field(name: str, fields: Iterable[object], where: str) -> str:
     """Returns the field for a name; for "image", if no field is called so, the only picture, whatever its extension.
 
-    Args:
-        name: name of the field.
-        fields: the existing names.
-        where: beginning of the error's text.
-
     Raises:
-        ConfigError: there is no such field, or there are several.
+        ConfigError: there is no such field, or there are several; begins with `where`.
     """
     found = [str(field) for field in fields]
     if name in found:
@@ -126,7 +121,7 @@ class ImageDecoder:
 
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
-            raise ConfigError(f"ImageDecoder: mode={self.mode!r} is none of {', '.join(_MODES)}", field="decode")
+            raise ConfigError(f"ImageDecoder: mode={self.mode!r} must be one of {', '.join(_MODES)}", field="decode")
 
     def __call__(self, content: Content, out: Picture | None = None) -> Stored:
         """Decodes a picture.
@@ -183,7 +178,7 @@ def _attempts(is_jpeg: bool, stored: bool) -> Iterator[tuple[str, _Attempt]]:
 
 @cache
 def library(name: str) -> ModuleType | None:
-    """The optional module `name`, or None if it is not installed."""
+    """Returns the optional module `name`, or None if it is not installed."""
     if name == "cv2":
         # Its log names no sample; the error that a decoder raises does.
         os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
@@ -197,7 +192,7 @@ def library(name: str) -> ModuleType | None:
     return module
 
 
-def place(picture: Stored, out: Picture | None) -> Stored:
+def place(picture: Stored, out: Stored | None) -> Stored:
     """Copies `picture` to `out` if shapes and types agree."""
     if out is None or picture is out or picture.shape != out.shape or picture.dtype != out.dtype:
         return picture
@@ -303,7 +298,7 @@ def _opened(content: Content, decoder: ImageDecoder) -> ImageFile:
 
 
 def _data(image: ImageFile) -> str:
-    """Pillow's name of the data of a picture, and details."""
+    """Returns Pillow's name of the data of a picture, and details."""
     return str(image.tile[0][3]) if image.tile else ""
 
 

@@ -1,4 +1,4 @@
-"""Decoders by the kind of a field, if its format names one; see `streamer.formats.base.Field`."""
+"""Finds decoders by the kind of a field, if its format names one; see `streamer.formats.base.Field`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 
 @lru_cache(maxsize=1000)
 def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
-    """The decoder of a kind other than an extension; None if there is none.
+    """Returns the decoder of a kind other than an extension; None if there is none.
 
     "image" returns an array as images do, "bytes" bytes, "null" None, a dtype a Python number, a dtype with a shape an
     array; for other libraries' layouts see `foreign`.

@@ -1,4 +1,4 @@
-"""Masks from the segmentation in COCO's annotations: polygons or run lengths."""
+"""Makes masks of the segmentation in COCO's annotations: polygons or run lengths."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
 
 
 def _encoded(segmentation: Segmentation, height: int, width: int) -> RunLengths | None:
-    """The run lengths of an object; None if it has no area."""
+    """Returns the run lengths of an object; None if it has no area."""
     from pycocotools import mask
 
     if isinstance(segmentation, list):

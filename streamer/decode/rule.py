@@ -1,4 +1,4 @@
-"""How the fields of a dataset are decoded, as users say it."""
+"""Says how the fields of a dataset are decoded, as users give it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DecodeRule = Literal["auto"] | None | Mapping[str, FieldDecoder | None] | Callab
 
 @dataclass(frozen=True)
 class Decode:
-    """How fields are decoded, where pickles are allowed.
+    """Says how fields are decoded, and whether pickles are allowed.
 
         StreamingDataset(url, decode=Decode(allow_pickle=True))
 
@@ -41,20 +41,12 @@ class Decode:
 
     @classmethod
     def of(cls, given: DecodeRule | Decode) -> Decode:
-        """The argument as the user gives it.
-
-        Raises:
-            ConfigError: neither a rule nor a Decode.
-        """
+        """Returns the user's argument; raises ConfigError for an invalid rule."""
         return given if isinstance(given, Decode) else cls(given)
 
 
 def check_rule(rule: DecodeRule) -> None:
-    """Refuses an invalid rule, without importing a decoder.
-
-    Raises:
-        ConfigError: names the value and what is allowed.
-    """
+    """Refuses an invalid rule, without importing a decoder; raises ConfigError."""
     if rule is None or rule == "auto" or callable(rule):
         return
     if not isinstance(rule, Mapping):

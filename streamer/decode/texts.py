@@ -1,4 +1,4 @@
-"""Texts and labels: txt becomes str, json an object, cls an int."""
+"""Reads texts and labels: txt becomes str, json an object, cls an int. Other bytes raise ValueError."""
 
 from __future__ import annotations
 
@@ -8,20 +8,12 @@ Content = bytes | bytearray | memoryview
 
 
 def decode_text(content: Content) -> str:
-    """Reads UTF-8.
-
-    Raises:
-        UnicodeDecodeError: it is not UTF-8.
-    """
+    """Reads UTF-8."""
     return str(content, "utf-8")
 
 
 def decode_json(content: Content) -> object:
-    """Reads one JSON document.
-
-    Raises:
-        ValueError: it is not JSON.
-    """
+    """Reads one JSON document."""
     try:
         document: object = json.loads(bytes(content))
     except json.JSONDecodeError as error:
@@ -32,18 +24,10 @@ def decode_json(content: Content) -> object:
 
 
 def decode_jsonl(content: Content) -> list[object]:
-    """Reads one JSON document per line and skips empty lines.
-
-    Raises:
-        ValueError: a line is not JSON.
-    """
+    """Reads one JSON document per line and skips empty lines."""
     return [json.loads(line) for line in bytes(content).splitlines() if line.strip()]
 
 
 def decode_class(content: Content) -> int:
-    """Reads a class number written in digits, as in WebDataset's `cls` files.
-
-    Raises:
-        ValueError: it is not a whole number.
-    """
+    """Reads a class number written in digits, as in WebDataset's `cls` files."""
     return int(bytes(content))

@@ -85,7 +85,8 @@ class OnField:
                 field="transform",
             )
         made = {self.field if other == name else other: value for other, value in sample.items()}
-        place = _place_of(out, self.field)
+        row = out.get(self.field)
+        place = row if row is not None and row.dtype == np.uint8 else None
         for number, step in enumerate(self.steps):
             by_keyword, rng_too, out_too = self._arguments[number]
             if by_keyword:
@@ -130,11 +131,6 @@ def takes(transform: Callable[..., object] | None, name: str) -> bool:
     except (TypeError, ValueError):  # some callables of C extensions have no signature
         return False
     return parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY
-
-
-def _place_of(out: Row, field: str) -> Picture | None:
-    place = out.get(field)
-    return place if place is not None and place.dtype == np.uint8 else None  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""Formats: finds the samples, and the fields of one. No I/O.
+"""Formats find the samples of objects, and the fields of a sample. No I/O.
 
     StreamingDataset(url, format=TFRecord(features={"label": "int"}))
 
-`BUILT_IN` is the table of those of this package, from which everything else follows: the names that a user writes, the
-classes with options that are imported from here, and the names of files by which `format="auto"` tells them. A class
-is imported when it is first used. `docs/formats.md` explains them.
+`BUILT_IN` is the table of this package's formats. From it follow the names that users write, the classes with options
+that are imported from here, and the names of files by which `format="auto"` recognizes a format. A class is imported
+when it is first used. `docs/formats.md` explains them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class BuiltIn(NamedTuple):
     """A format of this package.
 
     Attributes:
-        module: where its class is, below `streamer.formats`.
-        class_name: of its class.
-        title: what messages call it; "": never found by the names of its files.
-        endings: of its files, in lower case: most files of a dataset have one of them.
+        module: module of its class, below `streamer.formats`.
+        class_name: name of its class.
+        title: its name in messages; "" if it is never found by the names of files.
+        endings: endings of its files, in lower case: most files of a dataset have one of them.
         files: names of which one is enough, because its other files have names that say nothing.
     """
 
@@ -53,7 +53,7 @@ class BuiltIn(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The class as an entry point names it."""
+        """Place of the class, as an entry point names it."""
         return f"streamer.formats.{self.module}:{self.class_name}"
 
 

@@ -5,8 +5,8 @@ fetched. It is *blocked* if bytes can only be decoded together (a compressed sha
 recoder makes one record of each sample, once, between fetch and publish. `opener` serves both.
 
 The parts of a format run in different processes: `survey` and `index` in the engine (or in a task of `streamer index
---on`), what `recoder` gives in a recoder, which alone imports pyarrow, h5py and their like, and what `opener` gives in
-the workers. What one of them has to tell the next is in facts, notes and hints, as JSON or bytes.
+--on`), the result of `recoder` in a recoder, which alone imports pyarrow, h5py and their like, and that of `opener` in
+the workers. They pass facts, notes and hints on to each other, as JSON or bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.formats.names import is_hidden
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import Facts, FieldSpec, ObjectRecord, SampleName
 from streamer.manifest.protocols import (
@@ -33,28 +34,10 @@ from streamer.manifest.protocols import (
     Surveying,
 )
 
-__all__ = [
-    "Answer",
-    "Block",
-    "Examine",
-    "Examined",
-    "Facts",
-    "Field",
-    "FieldSpec",
-    "Format",
-    "Indexer",
-    "Indexing",
-    "Need",
-    "ObjectRecord",
-    "Opener",
-    "Recoder",
-    "Records",
-    "SampleName",
-    "Source",
-    "Span",
-    "Survey",
-    "Surveying",
-]
+# Formats of other packages import these from here.
+__all__ = ["Answer", "Block", "Examine", "Examined", "Facts", "Field", "FieldSpec", "Format", "Indexer", "Indexing"]
+__all__ += ["Need", "ObjectRecord", "Opener", "Recoder", "Records", "SampleName", "Source", "Span", "Survey"]
+__all__ += ["Surveying"]
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -62,11 +45,11 @@ class Field(msgspec.Struct, frozen=True):
 
     Attributes:
         name: e.g. "jpg", "image", "mask.png".
-        content: its bytes.
+        content: bytes of the field.
         kind: how they are decoded; "": by the extension of the name. An extension ("json", "txt", "npy"); "image", a
             picture of whatever kind; "bytes", not decoded; a numpy dtype ("<i8", "?"), one number; a dtype with a shape
             ("<f4[3,224,224]", "<i4[]", "<f4[-1,4]", of which one length may be open), an array in C order; "null".
-        checked: whether `open` has compared the checksum of its bytes, so that it needs all of them.
+        checked: whether `open` has compared the checksum of the bytes, so that it needs all of them.
     """
 
     name: str
@@ -79,7 +62,7 @@ class Opener(Protocol):
     """Opens the samples of one dataset."""
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
-        """Takes a sample's bytes apart: its key (None: it has none) and its fields, in order. Copies nothing.
+        """Returns the key of a sample (None: it has none) and its fields, in order. Copies nothing.
 
         Raises:
             DecodeError: bytes that are not what this format writes.
@@ -117,35 +100,37 @@ class Recoder(Protocol):
 
 
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A format; its fields are its options.
+    """A format, whose options are the fields of this struct. Where samples say everything, it is its own opener.
 
     Attributes:
         name: as the user writes it.
         revision: see `Indexer.revision`.
         whole_objects: whether every object is one sample.
+        endings: endings of the names of objects that hold samples, in lower case.
     """
 
     name: ClassVar[str]
+    endings: ClassVar[tuple[str, ...]] = ()
     revision: ClassVar[int] = 0
     whole_objects: ClassVar[bool] = False
 
     def __hash__(self) -> int:
-        # Of options as JSON: among them are mappings.
+        # Options may be mappings, which have no hash: their JSON has one.
         return hash((type(self), msgspec.json.encode(self, order="sorted")))
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that differ from the defaults, as JSON has them."""
+        """Options that differ from the defaults, as JSON has them."""
         given: dict[str, Any] = msgspec.to_builtins(self)
         defaults = msgspec.to_builtins(type(self)())
         return {name: value for name, value in given.items() if value != defaults[name]}
 
     def accepts(self, key: str) -> bool:
-        """Whether an object of this name holds samples."""
-        raise NotImplementedError
+        """Whether an object of this name holds samples: it has one of the `endings`, and is not hidden."""
+        return key.lower().endswith(self.endings) and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """All accepted objects, and nothing is known of them; see `Indexer.survey`."""
+        """Returns all accepted objects, without facts; see `Indexer.survey`."""
         yield from ()
         return Survey([Source(record) for record in accepted])
 
@@ -154,11 +139,15 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise NotImplementedError
 
     def opener(self, facts: Facts) -> Opener:
-        """Opens the samples of the dataset with these facts."""
+        """Returns what opens the samples of the dataset with these facts."""
+        return self
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
+        """Takes a sample apart; see `Opener.open`."""
         raise NotImplementedError
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Makes records of the blocks of the dataset with these facts; called in the recoder's process only.
+        """Returns what makes records of the blocks of the dataset; called in the recoder's process only.
 
         Raises:
             ConfigError: a library that is not installed.

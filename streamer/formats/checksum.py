@@ -25,7 +25,7 @@ _JOIN_LEAST_BYTES = 16 << 10
 
 
 def crc32_of(parts: Iterable[memoryview | bytes]) -> int:
-    """CRC-32 of the parts together."""
+    """Returns the CRC-32 of the parts together."""
     crc = 0
     for part in parts:
         crc = crc32(part, crc)
@@ -33,15 +33,10 @@ def crc32_of(parts: Iterable[memoryview | bytes]) -> int:
 
 
 def crc32_joined(sums: Sequence[int], lengths: Sequence[int], parts: Iterable[memoryview | bytes]) -> int:
-    """CRC-32 of the parts together, of whose consecutive pieces the sums are known.
+    """Returns the CRC-32 of the parts together, of whose consecutive pieces the sums and the lengths are known.
 
     Small pieces are summed once more instead. Both kinds of sums of 8 MiB in 80 samples, from memory: 0.035 instead of
     0.055 CPU s/GB (7 runs alone, 2026-11-20).
-
-    Args:
-        sums: CRC-32 of each piece.
-        lengths: of the pieces, in bytes.
-        parts: the same bytes, however cut.
     """
     if _combine is None or sum(lengths) < _JOIN_LEAST_BYTES * len(lengths):
         return crc32_of(parts)

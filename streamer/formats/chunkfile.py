@@ -52,11 +52,11 @@ class ChunkHeader(msgspec.Struct, frozen=True):
 
     @property
     def file_bytes(self) -> int:
-        """Length of the whole file."""
+        """Length of the whole file in bytes."""
         return file_bytes(self.local_bytes, self.samples)
 
     def encode(self) -> bytes:
-        """The 64 bytes."""
+        """Returns the 64 bytes."""
         lengths = (self.codec, self.samples, self.key, self.local_bytes)
         body = _FIELDS.pack(MAGIC, VERSION, *lengths, self.table_crc, self.payload_crc)
         body = body.ljust(HEADER_BYTES - _CRC.size, b"\0")
@@ -64,11 +64,7 @@ class ChunkHeader(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes, where: str) -> ChunkHeader:
-        """Reads a header.
-
-        Raises:
-            IntegrityError: not a chunk file, another version, or torn.
-        """
+        """Reads a header; raises IntegrityError for one that is not of a chunk file, of another version, or torn."""
         body, check = raw[: HEADER_BYTES - _CRC.size], raw[HEADER_BYTES - _CRC.size : HEADER_BYTES]
         if len(raw) < HEADER_BYTES or _CRC.unpack(check)[0] != crc32(body):
             raise IntegrityError(f"{where}: torn or foreign chunk header", where=where)
@@ -84,33 +80,31 @@ class ChunkHeader(msgspec.Struct, frozen=True):
 
 
 def file_bytes(local_bytes: int, samples: int) -> int:
-    """Length of a chunk file in bytes."""
+    """Returns the length of a chunk file in bytes."""
     return HEADER_BYTES + local_bytes + samples * CRC_BYTES
 
 
 def crc_offset(local_bytes: int, sample: int) -> int:
-    """Offset of the CRC of the chunk's `sample`-th sample in the file."""
+    """Returns the offset of the CRC of the chunk's `sample`-th sample in the file."""
     return HEADER_BYTES + local_bytes + sample * CRC_BYTES
 
 
 def encode_starts(lengths: NDArray[np.int64]) -> bytes:
-    """The table of starts of records of these lengths, less than 4 GiB together."""
+    """Returns the table of starts of records of these lengths, less than 4 GiB together."""
     return (np.cumsum(lengths) - lengths).astype("<u4").tobytes()
 
 
 def decode_starts(table: bytes | memoryview, local_bytes: int) -> NDArray[np.int64]:
-    """The boundaries of the entries of a recoded chunk: int64, shape (samples + 2,); the last entry is the table.
+    """Returns the boundaries of a recoded chunk's entries: int64, shape (samples + 2,); the last entry is the table.
 
-    Args:
-        table: of starts; checked.
-        local_bytes: of records and table.
+    `local_bytes` are those of records and table.
     """
     starts = np.frombuffer(table, "<u4")
     return np.concatenate([starts, [local_bytes - len(table), local_bytes]]).astype(np.int64)
 
 
 def relative_path(key: bytes) -> str:
-    """Name of a chunk below the cache folder: `chunks/a/abcdef....chunk`."""
+    """Returns the name of a chunk below the cache folder: `chunks/a/abcdef....chunk`."""
     # 16 folders: 256 would take 1 MiB of blocks, 5 % of a 20 MB cache.
     name = key.hex()
     return f"chunks/{name[0]}/{name}{SUFFIX}"

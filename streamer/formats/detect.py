@@ -1,4 +1,4 @@
-"""Which format: by its name, or by the names of the objects."""
+"""Finds the format of a dataset: by its name, or by the names of the objects."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from streamer.errors import ConfigError
 from streamer.formats import AUTO, BUILT_IN, tar_index
 from streamer.formats.base import Format
 from streamer.formats.folder import Folder, class_folders, counted, metadata_of
-from streamer.formats.layouts import splits_in
 from streamer.formats.names import COMPANIONS, base_name, is_common, is_hidden, is_shard
 from streamer.formats.registry import find_format
 from streamer.formats.webdataset import WebDataset
 
-# Of datasets that are not read.
+# Kinds of datasets that are not read.
 _NOT_READ = {
     **dict.fromkeys(["nc", "nc4"], "NetCDF"),
     **dict.fromkeys(["array_record", "arrayrecord"], "ArrayRecord"),
@@ -26,19 +25,22 @@ _NOT_READ = {
     "avro": "Avro",
     "orc": "ORC",
 }
-# What names of files stand for: the name of a built-in format, or how one that is not read is called.
+# Endings of files: the name of a built-in format, or how one that is not read is called.
 _ENDINGS = _NOT_READ | {ending: name for name, row in BUILT_IN.items() for ending in row.endings}
 _FILES = {file: name for name, row in BUILT_IN.items() for file in row.files}
 # Blocks of N5 have numbers for names; what they are is in the files of this name.
 _N5 = "attributes.json"
 _TABLES, _DOCUMENTS = frozenset(["csv", "tsv"]), frozenset(["txt", "json", "xml"])
-# They accompany other data, too.
+# Formats of files that accompany other data, too.
 _COMPANIONS_OF_OTHERS = frozenset(["jsonl"])
 _ZARR_CHUNK = re.compile(r"(?:c\.)?\d+(?:\.\d+)*")
 _PACKED = re.compile(r"\.(zstd|zst|gz|snappy|br|bz2|lz4|xz)$")
 _LITDATA = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
 # "train.tfrecord-00000-of-00010", and "train-00000-of-01024" as TensorFlow's ImageNet has it.
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+# Below a folder of such a name, or in files whose names begin so.
+_SPLIT = re.compile(r"(?:^|/)(training|train|testing|test|validation|valid|val|dev)(/|[-_.][^/]*$)", re.IGNORECASE)
+_TRAINING = frozenset(["training", "train"])
 _IDX = re.compile(r".+[-.]idx\d-ubyte")
 
 
@@ -49,13 +51,13 @@ def chooser(
     extensions: Iterable[str] | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Callable[[Iterable[str]], Format]:
-    """The builder's choice of the format: `name` as given, or found from the object names if "auto".
+    """Returns the builder's choice of the format: `name` as given, or found from the object names if "auto".
 
     Args:
-        name: of the format.
-        options: of the format, where it is named.
-        extensions: of the files that are samples (raw files only); None: see `folder.class_folders`.
-        on_note: takes a line about files that are no samples.
+        name: name of the format.
+        options: options of the format, if it is named.
+        extensions: extensions of the files that are samples (raw files only); None: see `folder.class_folders`.
+        on_note: called with a line about files that are not samples.
 
     Raises:
         ConfigError: no such format, or it has other options. The choice raises it, too: for extensions that no file
@@ -72,15 +74,27 @@ def chooser(
         found = fixed or find_format(detect(names))
         if isinstance(found, Folder):
             found = replace(class_folders(names, on_note), metadata=metadata)
-        if splits := splits_in(filter(found.accepts, names), of_files=not found.whole_objects):
+        if splits := _splits_in(filter(found.accepts, names), of_files=not found.whole_objects):
             _check_splits(splits, None if fixed is None else on_note)
         return found
 
     return choose
 
 
+def _splits_in(keys: Iterable[str], *, of_files: bool) -> list[str]:
+    """Returns the splits that samples are in, also by the names of files, if one is for training and another is not."""
+    # Most of a million files are in few folders.
+    names = set(keys) if of_files else {f"{key.rpartition('/')[0]}/" for key in keys if "/" in key}
+    matches = (_SPLIT.search(name) for name in names)
+    found = {
+        (match[1].lower(), match[1] + ("/" if match[2] == "/" else match[2][:1] + "*")) for match in matches if match
+    }
+    splits = {name for name, _ in found}
+    return sorted({text for _, text in found}) if splits & _TRAINING and splits - _TRAINING else []
+
+
 def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) -> None:
-    """Refuses splits below one url, or, where the format is named, says that they are one dataset."""
+    """Refuses splits below one url, or notes that they are one dataset where the format is named."""
     text = f"below one url are the splits {', '.join(splits)}"
     if on_note is not None:
         on_note(f"{text}: they are one dataset here; name the url of each for datasets of their own")
@@ -130,12 +144,12 @@ def _named_files(keys: Sequence[str], chosen: Folder) -> Folder:
 
 
 def _special_format(keys: Sequence[str]) -> str:
-    """The built-in format that objects of these names are in; "" for files and tars.
+    """Returns the built-in format that objects of these names are in; "" for files and tars.
 
     Documents beside the data (README.md, index.json) do not count.
 
     Raises:
-        ConfigError: a format that is not read, or other files among those of one; says how many of which.
+        ConfigError: a format that is not read, or other files among those of one, with their numbers.
     """
     found: Counter[str] = Counter()
     example: dict[str, str] = {}
@@ -182,7 +196,7 @@ def _not_read(what: str) -> str:
 
 
 def _companions(keys: Sequence[str]) -> str:
-    """What is to be said where there is nothing but files that accompany others; "" for nothing."""
+    """Returns the refusal of a dataset that has only files that accompany others; "" if there is nothing to say."""
     visible = [key for key in keys if not is_hidden(key)]
     blocks = sum(base_name(key).isdecimal() for key in visible)
     if any(base_name(key) == _N5 for key in visible) and 2 * blocks >= len(visible):
@@ -209,7 +223,7 @@ def _companions(keys: Sequence[str]) -> str:
 
 
 def _kind(name: str) -> str:
-    """What a file name stands for, as in `_ENDINGS`; "" for nothing."""
+    """Returns the kind of a file name, as in `_ENDINGS`; "" for none."""
     bare = _PACKED.sub("", name)
     ending = bare.rpartition(".")[2] if "." in bare else ""
     if ending in _ENDINGS:

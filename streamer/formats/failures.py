@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.model import ObjectRecord
 
 
+class DamagedError(ValueError):
+    """Raised by parsers for bytes that are not what they should be; `offset` is the place of the damage in them."""
+
+    def __init__(self, reason: str, offset: int = 0) -> None:
+        super().__init__(reason)
+        self.offset = offset
+
+
+class UnreadError(DamagedError):
+    """Raised by parsers for data of a kind that is not read."""
+
+
+@contextmanager
+def errors_of(record: ObjectRecord, remedy: str = "write it again") -> Iterator[None]:
+    """Turns errors of a parser into those of an object, in which their offsets are; raises ManifestError."""
+    try:
+        yield
+    except UnreadError as error:
+        raise refused(record, str(error), error.offset) from error
+    except DamagedError as error:
+        raise damaged(record, str(error), error.offset, remedy) from error
+
+
 def damaged(record: ObjectRecord, reason: str, offset: int, remedy: str = "write it again") -> ManifestError:
-    """An object whose bytes are not what they should be; `Index(on_error="skip")` leaves it out."""
+    """Makes the error of an object with the wrong bytes; `Index(on_error="skip")` leaves it out."""
     where = f"{reason} (at byte {offset} of {record.size})"
     return ManifestError(
         f"{record.url} is damaged: {where}; {remedy}, or leave such objects out "
@@ -20,35 +46,25 @@ def damaged(record: ObjectRecord, reason: str, offset: int, remedy: str = "write
 
 
 def check_filled(record: ObjectRecord) -> None:
-    """Refuses an object without a byte, as a writer that was killed leaves it.
-
-    Raises:
-        ManifestError: it is empty.
-    """
+    """Refuses an object without a byte, as a writer that was killed leaves it; raises ManifestError."""
     if not record.size:
         raise damaged(record, "it is empty", 0, "delete it if it has no samples")
 
 
 def refused(record: ObjectRecord, what: str, offset: int = 0) -> ManifestError:
-    """An object that this format does not read."""
+    """Makes the error of an object that this format does not read."""
     return ManifestError(
         f"{record.url} {what} (at byte {offset} of {record.size})", url=record.url, offset=offset, size=record.size
     )
 
 
-def not_importable(what: str, extra: str, error: ImportError) -> ConfigError:
-    """A library that an engine needs to decode a format: what needs which one, and the extra that installs it."""
-    return ConfigError(
-        f"{what}, which cannot be imported where the engine runs: pip install 'streamer-data[{extra}]' ({error})",
-        field="format",
-    )
-
-
-def contradicts(index: ObjectRecord, record: ObjectRecord, what: str) -> ManifestError:
-    """An index file that does not belong to the object beside it."""
-    return ManifestError(
-        f"{index.url} is no index of {record.url} ({record.size} bytes): {what}; write it again, or delete it",
-        url=index.url,
-        object=record.url,
-        size=record.size,
-    )
+@contextmanager
+def needing(what: str, extra: str) -> Iterator[None]:
+    """Imports a library that the extra installs; raises ConfigError, which begins with `what`, if it is missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{what}, which cannot be imported where the engine runs: pip install 'streamer-data[{extra}]' ({error})",
+            field="format",
+        ) from error

@@ -1,4 +1,4 @@
-"""Folder: every object is one sample, its class the folder below the dataset's url."""
+"""Folder: every object is one sample, its class is the folder below the dataset's url."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from msgspec.structs import force_setattr
 
 from streamer.errors import ConfigError
-from streamer.formats.base import Facts, Field, Format, Indexing, SampleName, Source, Span
-from streamer.formats.layouts import paired_files, paired_folders
+from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.names import AUDIO, COMPANIONS, PICTURES, VIDEO, base_name, extension, field_name, is_hidden
+from streamer.manifest.protocols import Indexing, Source, Span
 
 
 class Folder(Format, frozen=True, forbid_unknown_fields=True):
@@ -20,12 +20,12 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
         StreamingDataset(url, format=Folder(extensions=["jpg", "png"]))
 
     Attributes:
-        extensions: of the files that are samples; capitals do not matter, jpeg is jpg. None: where most files are in
-            class folders, the commonest (all pictures count as one); else all.
-        metadata: the file of annotations among them, which is no sample, as an index finds it; "": there is none.
+        extensions: extensions of the files that are samples; capitals do not matter, jpeg is jpg. None: where most
+            files are in class folders, the commonest (all pictures count as one); else all.
+        metadata: the file of annotations among them, which is not a sample, as an index finds it; "": there is none.
 
     Raises:
-        ConfigError: `extensions` are not texts, or none.
+        ConfigError: `extensions` are not texts, or there are none.
     """
 
     name = "folder"
@@ -48,52 +48,52 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
         return {"metadata": self.metadata} if self.metadata else {}
 
     def accepts(self, key: str) -> bool:
-        """The files of these extensions, but hidden ones, the markers of empty folders, and the metadata."""
+        """Accepts files of these extensions, but neither hidden ones, markers of empty folders, nor the metadata."""
         if is_hidden(key) or key == self.metadata:
             return False
         return self.extensions is None or extension(key) in self.extensions
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """The object is the sample; needs no byte of it."""
+        """Finds the sample, which is the object; reads nothing."""
         yield Span(0, source.record.size)
 
-    def opener(self, facts: Facts) -> Folder:
-        """The names of the objects say everything."""
-        return self
-
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """One field, named by the extension (see `names`); the key is the path below the dataset's url."""
+        """Returns one field, named by the extension (see `names`); the key is the path below the dataset's url."""
         return name.object_key, [Field(extension(name.object_key), content)]
 
 
 def _bare(name: object) -> str:
-    """An extension in the one spelling of `names.extension`; "" for what is not a text."""
+    """Spells an extension as `names.extension` does; returns "" for what is not a text."""
     return field_name(name.lstrip(".")) if isinstance(name, str) else ""
 
 
 _MEDIA = (PICTURES, AUDIO, VIDEO)
+_INPUTS = frozenset(["images", "image", "imgs", "img"])
+_TARGETS = frozenset(["masks", "mask", "labels", "label", "annotations", "segmentations", "depths", "depth", "targets"])
+_ADVICE = (
+    "for samples of several files write them as tars (streamer.pack, or tar --sort=name); Folder(extensions=...) "
+    "takes files of one kind, annotations= joins a table to them"
+)
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 
 
 def metadata_of(keys: Sequence[str]) -> str:
-    """The file of annotations beside pictures, sounds or films, as Hugging Face has it; "" for none."""
+    """Returns the file of annotations beside pictures, sounds or films, as Hugging Face has it; "" for none."""
     found = [key for key in keys if key in _METADATA]
     media = PICTURES | AUDIO | VIDEO
     return found[0] if len(found) == 1 and any(extension(key) in media for key in keys) else ""
 
 
 def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder:
-    """The format where most files are in class folders: those of the commonest extension are samples; else all are.
+    """Returns the format of files, most of which are in class folders: the samples have the commonest extension.
 
-    All pictures count as one extension, and so do all sounds and all films; beside these, documents do not count.
-
-    Args:
-        keys: of all objects.
-        on_note: takes a line about the visible files that are no samples, and one about files that belong together.
+    All pictures count as one extension, and so do all sounds and all films; beside these, documents do not count. If
+    most files are in no folder, all are samples. `on_note` is called with a line about the visible files that are not
+    samples, and with one about files that belong together.
     """
     files = [key for key in keys if not is_hidden(key)]
     is_flat = 2 * sum("/" in key for key in files) <= len(files)
-    if text := paired_files(files) if is_flat else paired_folders(files):
+    if text := _paired_files(files) if is_flat else _paired_folders(files):
         on_note(text)
     if is_flat:
         return Folder()
@@ -102,7 +102,7 @@ def class_folders(keys: Sequence[str], on_note: Callable[[str], None]) -> Folder
     if not endings.keys() <= chosen:
         others = [key for key in files if extension(key) not in chosen]
         on_note(
-            f"{len(others)} of {len(files)} files are no samples ({counted(others)}): those in the class folders are "
+            f"{len(others)} of {len(files)} files are not samples ({counted(others)}): those in the class folders are "
             f".{', .'.join(sorted(endings.keys() & chosen))}; Folder(extensions=...) chooses others"
         )
     return Folder(extensions=chosen)
@@ -118,7 +118,35 @@ def _commonest(endings: Counter[str]) -> frozenset[str]:
     return max(groups, key=lambda kind: (groups[kind], kind is PICTURES, sorted(kind)))
 
 
+def _paired_folders(keys: Sequence[str]) -> str:
+    """Returns a line about folders of images and of masks, which would be classes; "" if there are none."""
+    tops = {key.partition("/")[0] for key in keys if "/" in key}
+    lower = {top.lower() for top in tops}
+    if not (lower & _INPUTS and lower & _TARGETS):
+        return ""
+    return (
+        f"{', '.join(f'{top}/' for top in sorted(tops))} are classes here, and each file a sample of its own; {_ADVICE}"
+    )
+
+
+def _paired_files(keys: Sequence[str]) -> str:
+    """Returns a line about files with others of their name beside them, if these are at least half; else ""."""
+    if len({key.rpartition(".")[2] for key in keys}) < 2:
+        return ""
+    stems = Counter(map(_stem, keys))
+    if 2 * sum(count for count in stems.values() if count > 1) < len(keys):
+        return ""
+    first = min(stem for stem, count in stems.items() if count > 1)
+    example = ", ".join(sorted(key for key in keys if _stem(key) == first))
+    return f"each of {example}, as of all files of one name, is a sample of its own here; {_ADVICE}"
+
+
+def _stem(key: str) -> str:
+    folder, slash, name = key.rpartition("/")
+    return f"{folder}{slash}{name.partition('.')[0]}"
+
+
 def counted(keys: Iterable[str]) -> str:
-    """The commonest extensions of files: "12 .json, 1 without extension"."""
+    """Returns the commonest extensions of files: "12 .json, 1 without extension"."""
     endings = Counter(f".{extension(key)}" if "." in base_name(key)[1:] else "without extension" for key in keys)
     return ", ".join(f"{count} {ending}" for ending, count in endings.most_common(5))

@@ -1,27 +1,29 @@
-"""Shards as MDS and LitData have them: an `index.json` lists them, and a head says where their samples are.
+"""Shards in the layouts of MDS and LitData: an `index.json` lists them, and a head says where their samples are.
 
 The head is uint32 samples, then uint32 starts of the samples, and the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from struct import Struct, error
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import ManifestError
-from streamer.formats.base import Answer, Need, ObjectRecord, Span
+from streamer.errors import DecodeError, ManifestError
+from streamer.formats.base import Field, FieldSpec, SampleName
 from streamer.formats.failures import damaged, refused
+from streamer.formats.reading import Reading, read_range, read_ranges
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Need
 
 INDEX = "index.json"
 # 2 million shards.
 MOST_INDEX_BYTES = 1 << 30
 Index = TypeVar("Index")
-Shard = TypeVar("Shard")
 _NUMBER = np.dtype("<u4")
 # A block has one range for all that it joins, and one for what describes them.
 _BLOCK_BYTES = 8 << 20
@@ -35,11 +37,11 @@ class Listed(msgspec.Struct, frozen=True):
     objects: Mapping[str, ObjectRecord]
 
     def find(self, name: str) -> ObjectRecord | None:
-        """The object that the index calls so: one of the listing, never a path that is opened."""
+        """Returns the object with this path: one of the listing, never a path that is opened."""
         return self.objects.get(name)
 
     def refusal(self, reason: str) -> ManifestError:
-        """The error of an index file that cannot be used."""
+        """Makes the error of an index file that cannot be used."""
         return refused(self.record, f"cannot be used: {reason}")
 
 
@@ -48,7 +50,7 @@ def read_indexes(
     others: Mapping[str, ObjectRecord],
     decode: Callable[[memoryview], Index],
     names: Callable[[Index], Iterable[str]],
-) -> Generator[Need | tuple[Need, ...], Answer, list[tuple[Listed, Index]]]:
+) -> Reading[list[tuple[Listed, Index]]]:
     """Reads the index files, in the order of the urls; the one of a folder goes before those of the folders in it.
 
     An index file all shards of which another one names as well is not read: the joined parts of a large dataset.
@@ -56,11 +58,11 @@ def read_indexes(
     Args:
         accepted: the shards.
         others: the other objects, by url.
-        decode: reads an index file; raises msgspec.MsgspecError or ValueError.
-        names: the shards in it, by their paths.
+        decode: decodes an index file; raises msgspec.MsgspecError or ValueError.
+        names: returns the paths of its shards.
 
     Raises:
-        ManifestError: there is none, one cannot be read, or is too long.
+        ManifestError: there is no index file, or one cannot be read, or is too long.
     """
     found: list[tuple[Listed, Index]] = []
     named: set[str] = set()
@@ -69,25 +71,26 @@ def read_indexes(
         for listed in wanted:
             if not 0 < listed.record.size <= MOST_INDEX_BYTES:
                 raise listed.refusal(f"{listed.record.size} bytes; 1 to {MOST_INDEX_BYTES} are read")
-        if not wanted:
-            continue
-        answers = yield tuple(Need(0, listed.record.size, listed.record) for listed in wanted)
-        assert isinstance(answers, tuple)
+        answers = yield from read_ranges([Need(0, listed.record.size, listed.record) for listed in wanted])
         for listed, answer in zip(wanted, answers, strict=True):
             try:
                 index = decode(answer)
-            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                raise listed.refusal(f"not an index file as this format has it: {error}") from error
+            except (msgspec.MsgspecError, ValueError, RecursionError) as cause:
+                raise listed.refusal(f"not an index file as this format has it: {cause}") from cause
             found.append((listed, index))
             named |= {one.url for name in names(index) if (one := listed.find(name))}
     if not found:
-        raise _without_index(accepted)
+        raise ManifestError(
+            f"no {INDEX} is listed beside the {len(accepted)} shards (the first is {accepted[0].url}) or above them; "
+            "the url must be the folder that it is in",
+            url=accepted[0].url,
+        )
     places = {record.url: place for place, record in enumerate(accepted)}
     return sorted(found, key=lambda pair: min(places[record.url] for record in pair[0].objects.values()))
 
 
 def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Iterator[list[Listed]]:
-    """The index files by the depth of their folders, the ones above first."""
+    """Yields the index files by the depth of their folders, the ones above first."""
     indexes = [record for url, record in others.items() if url.rpartition("/")[2] == INDEX]
     below: dict[str, dict[str, ObjectRecord]] = {record.url.removesuffix(INDEX): {} for record in indexes}
     for record in accepted:
@@ -100,19 +103,11 @@ def _levels(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]
 
 
 def _folders(url: str) -> Iterator[str]:
-    """The folders that an object is in, with a slash at the end: the innermost first."""
+    """Yields the folders that an object is in, with a slash at the end: the innermost first."""
     folder = url
     while slash := folder.rstrip("/").rfind("/") + 1:
         folder = folder[:slash]
         yield folder
-
-
-def _without_index(accepted: Sequence[ObjectRecord]) -> ManifestError:
-    return ManifestError(
-        f"no {INDEX} is listed beside the {len(accepted)} shards (the first is {accepted[0].url}) or above them; the "
-        "url must be the folder that it is in",
-        url=accepted[0].url,
-    )
 
 
 def runs_of(lengths: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
@@ -128,16 +123,16 @@ def runs_of(lengths: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
 
 
 def head_bytes(samples: int) -> int:
-    """Length of the head in bytes."""
+    """Returns the length of the head in bytes."""
     return _NUMBER.itemsize * (samples + 2)
 
 
 def read_offsets(content: memoryview, samples: int, size: int, *, behind: bool = False) -> NDArray[np.int64]:
-    """The starts of the samples and the end of the last one: int64, shape (samples + 1,).
+    """Returns the starts of the samples and the end of the last one: int64, shape (samples + 1,).
 
     Args:
-        content: at least the head.
-        samples: as the index says.
+        content: bytes of the shard, at least its head.
+        samples: number of samples in the index.
         size: bytes of the shard.
         behind: whether other bytes may follow the samples.
 
@@ -152,29 +147,50 @@ def read_offsets(content: memoryview, samples: int, size: int, *, behind: bool =
     if found != samples:
         raise ValueError(f"it has {found} samples, index.json says {samples}")
     if (np.diff(offsets) < 0).any() or offsets[0] < head:
-        raise ValueError(f"the places of its {samples} samples are no ascending bytes behind its head")
+        raise ValueError(f"the places of its {samples} samples are not ascending bytes behind its head")
     if offsets[-1] > size or (offsets[-1] < size and not behind):
         raise ValueError(f"its samples end at byte {offsets[-1]}, it has {size}")
     return offsets
 
 
-def index_offsets(record: ObjectRecord, samples: int) -> Generator[Need | Span, Answer, NDArray[np.int64]]:
-    """Reads the head of a shard.
-
-    Raises:
-        ManifestError: it contradicts the index or itself.
-    """
+def index_offsets(record: ObjectRecord, samples: int) -> Reading[list[int]]:
+    """Reads the starts of the samples and the end of the last one in the shard that is being indexed."""
     head = head_bytes(samples)
-    content = (yield Need(0, head)) if head <= record.size else memoryview(b"")
-    assert isinstance(content, memoryview)
+    content = yield from read_range(0, head if head <= record.size else 0)
     try:
-        return read_offsets(content, samples, record.size)
-    except ValueError as error:
-        raise damaged(record, str(error), 0) from error
+        found: list[int] = read_offsets(content, samples, record.size).tolist()
+    except ValueError as cause:
+        raise damaged(record, str(cause), 0) from cause
+    return found
 
 
-def spans_from(offsets: NDArray[np.int64], start: int) -> Iterator[Span]:
-    """The samples that begin at byte `start` or behind it."""
-    first = int(np.searchsorted(offsets, start))
-    for begin, end in pairwise(offsets[first:].tolist()):
-        yield Span(begin, end)
+class LengthsOpener:
+    """Splits samples into fields: a uint32 length of each field that has no fixed one, then the fields.
+
+    Args:
+        fields: fields of every sample.
+        sizes: bytes of each field; 0: each sample has its length.
+        what: a sample, in messages.
+    """
+
+    def __init__(self, fields: Sequence[FieldSpec], sizes: Sequence[int], what: str) -> None:
+        self._fields = [(spec.name, spec.kind, size) for spec, size in zip(fields, sizes, strict=True)]
+        self._lengths = Struct(f"<{sum(not size for size in sizes)}I")
+        self._what = what
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
+        """Returns the fields in their order; a sample has no key."""
+        try:
+            lengths = iter(self._lengths.unpack_from(content))
+        except error as cause:
+            raise DecodeError(f"not {self._what}: {len(content)} bytes, {cause}") from cause
+        position, fields = self._lengths.size, []
+        for field, kind, size in self._fields:
+            stop = position + (size or next(lengths))
+            fields.append(Field(field, content[position:stop], kind))
+            position = stop
+        if position != len(content):
+            raise DecodeError(
+                f"not {self._what}: its {len(fields)} fields take {position} bytes, it has {len(content)}"
+            )
+        return None, fields

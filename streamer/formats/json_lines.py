@@ -1,51 +1,38 @@
-"""JSON lines: a sample is a line; of an object, its values are the fields."""
+"""JSON lines: a sample is a line; the values of its object are the fields."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from streamer.errors import DecodeError
-from streamer.formats.base import (
-    Answer,
-    Facts,
-    Field,
-    Format,
-    Indexing,
-    Need,
-    ObjectRecord,
-    Opener,
-    SampleName,
-    Source,
-    Span,
-    Survey,
-    Surveying,
-)
+from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.failures import check_filled, damaged, refused
-from streamer.formats.names import is_hidden, is_shard
+from streamer.formats.names import is_hidden, is_shard, packing_of
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.window import Window
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Span, Survey, Surveying
 
 _ENDINGS = re.compile(r"\.(?:(jsonl|ndjson|jsonlines)|json)(?:\.(?:gz|zst|zstd|bz2|xz))?$")
 _MARK = b"\xef\xbb\xbf"
-_PACKED_STARTS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 # Nothing else is white space between JSON values.
 _BLANK = b" \t\r"
 _NEWLINE = 10
-# A sample is read as a whole; a file of one line is no such file.
+# A sample is read as a whole; a file of one longer line is something else.
 LONGEST_LINE = 256 << 20
 
 
 class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
-    """JSON lines in UTF-8, also compressed (gzip, bzip2, xz, Zstandard). Empty lines are no samples."""
+    """JSON lines in UTF-8, also compressed (gzip, bzip2, xz, Zstandard). Empty lines are not samples."""
 
     name = "jsonl"
 
     def accepts(self, key: str) -> bool:
-        """`.jsonl`, `.ndjson`, `.jsonlines` and `.json`, and packed ones."""
+        """Accepts `.jsonl`, `.ndjson`, `.jsonlines` and `.json`, and packed ones."""
         return _ENDINGS.search(key.lower()) is not None and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
@@ -56,43 +43,19 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
         return Survey([Source(record) for record, doubt in zip(accepted, doubts, strict=True) if doubt == least])
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the lines.
-
-        Raises:
-            ManifestError: empty, compressed under a plain name, one document, or a line of more than 256 MiB.
-        """
+        """Finds the lines of a file, which may be neither one document nor compressed under a plain name."""
         record = source.record
         if is_packed(record.url):
             yield from index_packed(self, source, facts)
         else:
             yield from _walk(record, start)
 
-    def opener(self, facts: Facts) -> Opener:
-        """The lines say everything."""
-        return LineOpener()
-
     def recoder(self, facts: Facts) -> PackedRecoder:
-        """Of compressed files."""
+        """Unpacks compressed files."""
         return PackedRecoder(self, facts)
 
-
-def _doubt(url: str) -> int:
-    """How little the name says that a file has lines."""
-    found = _ENDINGS.search(url.lower())
-    if found is None or found[1]:
-        return 0
-    return 1 if is_shard(url) else 2
-
-
-class LineOpener:
-    """Opens lines."""
-
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
-        """The values of an object by their names; of another value one field, "json". The text "__key__" is the key.
-
-        Raises:
-            DecodeError: not JSON.
-        """
+        """Returns the values of an object by their names, its text "__key__" as key; another value as field "json"."""
         try:
             if bytes(content[:1]) != b"{" and bytes(content).lstrip()[:1] != b"{":
                 _RAW.decode(content)
@@ -105,13 +68,21 @@ class LineOpener:
         return text, [Field(each, memoryview(value), "json") for each, value in values.items()]
 
 
+def _doubt(url: str) -> int:
+    """Returns how little the name says that a file has lines."""
+    found = _ENDINGS.search(url.lower())
+    if found is None or found[1]:
+        return 0
+    return 1 if is_shard(url) else 2
+
+
 _VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _TEXT = msgspec.json.Decoder(str)
 
 
-def _walk(record: ObjectRecord, start: int) -> Generator[Need | Span, Answer, None]:
-    """The lines from the one that begins at `start` on; holds no more than a window of them."""
+def _walk(record: ObjectRecord, start: int) -> Indexing:
+    """Yields the lines from the one that begins at `start` on; holds no more than a window of them."""
     check_filled(record)
     window, line, blank = Window(record.size, start), start, True
     while (base := window.stop) < record.size:
@@ -133,12 +104,10 @@ def _walk(record: ObjectRecord, start: int) -> Generator[Need | Span, Answer, No
 
 
 def _begin(record: ObjectRecord, content: memoryview) -> int:
-    """Where the first line begins: a byte order mark is no part of it."""
-    head = bytes(content[:4])
-    for magic, packing in _PACKED_STARTS.items():
-        if head.startswith(magic):
-            raise refused(record, f"is compressed with {packing}; unpack it to plain lines")
-    start = len(_MARK) if head.startswith(_MARK) else 0
+    """Returns where the first line begins: behind a byte order mark."""
+    if packing := packing_of(content):
+        raise refused(record, f"is compressed with {packing}; unpack it to plain lines")
+    start = len(_MARK) if content[: len(_MARK)] == _MARK else 0
     line, end, rest = bytes(content[start:]).partition(b"\n")
     is_only = not end or (len(content) == record.size and not rest.strip())
     begins_list = line.lstrip()[:1] == b"[" and not _is_value(line)

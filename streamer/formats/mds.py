@@ -7,31 +7,20 @@ sample is a uint32 length of each column that has no fixed one, then the columns
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from streamer.errors import DecodeError, RecodeError
-from streamer.formats.base import (
-    Block,
-    Facts,
-    Field,
-    FieldSpec,
-    Format,
-    Indexing,
-    ObjectRecord,
-    Records,
-    SampleName,
-    Source,
-    Survey,
-    Surveying,
-)
+from streamer.errors import RecodeError
+from streamer.formats.base import Block, Facts, FieldSpec, Format, Records
 from streamer.formats.failures import damaged
-from streamer.formats.index_json import Listed, head_bytes, index_offsets, read_indexes, read_offsets, spans_from
+from streamer.formats.index_json import LengthsOpener, Listed, head_bytes, index_offsets, read_indexes, read_offsets
 from streamer.formats.packed.unpack import COMPRESSIONS, check_installed, unpack_shard
+from streamer.formats.reading import spans_between
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 
 _VERSION = 2
 _SUFFIXES = (".mds", *(f".mds.{ending}" for ending in COMPRESSIONS))
@@ -95,16 +84,7 @@ class _Index(msgspec.Struct):
 
 
 class _Notes(msgspec.Struct, frozen=True, array_like=True):
-    """What the index says of a shard that is to be read.
-
-    Attributes:
-        samples: how many.
-        object_bytes: of the object.
-        raw_bytes: of the shard, unpacked.
-        compression: of the object; "": none.
-        blocked: whether the shard is a block.
-        hashes: of the object.
-    """
+    """The index's facts about a shard that is to be read; `raw_bytes` is its unpacked length."""
 
     samples: int
     object_bytes: int
@@ -124,16 +104,11 @@ class Mds(Format, frozen=True, forbid_unknown_fields=True):
     name = "mds"
 
     def accepts(self, key: str) -> bool:
-        """Shards, compressed or not."""
+        """Accepts shards, compressed or not."""
         return key.endswith(_SUFFIXES)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads `index.json`; of a shard that is there both compressed and not, the uncompressed one is taken.
-
-        Raises:
-            ManifestError: no index, one of another version, one that contradicts the listing, or shards of different
-                columns.
-        """
+        """Reads `index.json`; of a shard that is there both compressed and not, the uncompressed one is taken."""
         indexes = yield from read_indexes(accepted, others, _INDEX.decode, _names)
         found = [(listed, shard) for listed, index in indexes for shard in _checked(listed, index)]
         columns = found[0][1].columns if found else []
@@ -152,58 +127,27 @@ class Mds(Format, frozen=True, forbid_unknown_fields=True):
         return Survey(sources, Facts(_fields(indexes[0][0], columns), notes), heads)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Reads the head of a shard; of a compressed one nothing.
-
-        Raises:
-            ManifestError: a shard that contradicts the index.
-        """
+        """Finds the samples of a shard by its head; of a compressed one nothing is read."""
         notes, record = _NOTES.decode(source.notes), source.record
         if record.size != notes.object_bytes:
             raise damaged(record, f"{record.size} bytes, index.json says {notes.object_bytes}", 0)
         if not notes.blocked:
-            yield from spans_from((yield from index_offsets(record, notes.samples)), start)
+            yield from spans_between((yield from index_offsets(record, notes.samples)), start)
         elif notes.raw_bytes < head_bytes(notes.samples):
             raise damaged(record, f"{notes.raw_bytes} bytes are too few for {notes.samples} samples", 0)
         else:
             records = notes.raw_bytes - head_bytes(notes.samples)
             yield Block(((0, record.size),), notes.samples, records, source.notes)
 
-    def opener(self, facts: Facts) -> _Opener:
+    def opener(self, facts: Facts) -> LengthsOpener:
         """Splits samples into their columns."""
-        return _Opener(facts)
+        return LengthsOpener(facts.fields, facts.notes["sizes"], "an MDS sample")
 
     def recoder(self, facts: Facts) -> _Recoder:
-        """Unpacks shards.
-
-        Raises:
-            ConfigError: cramjam is not installed here.
-        """
+        """Unpacks shards."""
         for compression in facts.notes["packed"]:
             check_installed(compression)
         return _Recoder()
-
-
-class _Opener:
-    def __init__(self, facts: Facts) -> None:
-        sizes: list[int] = facts.notes["sizes"]
-        self._columns = [(spec.name, spec.kind, size) for spec, size in zip(facts.fields, sizes, strict=True)]
-        self._lengths = struct.Struct(f"<{sum(not size for size in sizes)}I")
-
-    def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        try:
-            lengths = iter(self._lengths.unpack_from(content))
-        except struct.error as error:
-            raise DecodeError(f"not an MDS sample: {len(content)} bytes, {error}") from error
-        position, fields = self._lengths.size, []
-        for column, kind, size in self._columns:
-            stop = position + (size or next(lengths))
-            fields.append(Field(column, content[position:stop], kind))
-            position = stop
-        if position != len(content):
-            raise DecodeError(
-                f"not an MDS sample: its {len(fields)} columns take {position} bytes, it has {len(content)}"
-            )
-        return None, fields
 
 
 class _Recoder:
@@ -239,7 +183,7 @@ def _checked(listed: Listed, index: _Index) -> Iterator[_Shard]:
 
 
 def _file_of(found: tuple[Listed, _Shard]) -> tuple[ObjectRecord, _File, _Shard]:
-    """The object that a shard is read from."""
+    """Returns the object that a shard is read from."""
     listed, shard = found
     for file in (shard.raw_data, shard.zip_data):
         record = listed.find(file.basename) if file else None
@@ -254,7 +198,7 @@ def _file_of(found: tuple[Listed, _Shard]) -> tuple[ObjectRecord, _File, _Shard]
 
 
 def _compression(shard: _Shard) -> str:
-    """Without its level."""
+    """Returns the name of the compression without its level."""
     return (shard.compression or "").partition(":")[0]
 
 
@@ -276,7 +220,7 @@ def _fields(listed: Listed, columns: Sequence[Sequence[Any]]) -> tuple[FieldSpec
 
 
 def _kind(encoding: str) -> str:
-    """The kind of a column's values, as the decoders know it."""
+    """Returns the kind of a column's values, as the decoders know it."""
     if encoding.startswith("ndarray:"):
         _, dtype, *shape = encoding.split(":", 2)
         return f"{_NUMBERS[dtype]}[{shape[0]}]" if shape else f"mds-ndarray:{_NUMBERS[dtype]}"
@@ -288,11 +232,7 @@ def _described(columns: Sequence[Sequence[Any]]) -> str:
 
 
 def _check_hash(content: memoryview, hashes: Mapping[str, str]) -> None:
-    """Checks the first of the hashes that hashlib has: not those of xxhash.
-
-    Raises:
-        ValueError: it differs.
-    """
+    """Checks the first of the hashes that hashlib has: not those of xxhash; raises ValueError."""
     known = [name for name in hashes if name in hashlib.algorithms_available and not name.startswith("shake_")]
     for name in known[:1]:
         actual = hashlib.new(name, content, usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""Extensions in one spelling: the names of fields, and the kinds of files; and the kind that only bytes tell."""
+"""Extensions in one spelling: the names of fields, and the kinds of files; and the kinds that only bytes tell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PICTURES = frozenset(
 )
 AUDIO = frozenset(["wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"])
 VIDEO = frozenset(["mp4", "mkv", "mov", "avi", "webm", "mpg"])
-# What accompanies data.
+# Extensions of files that accompany data.
 COMPANIONS = frozenset(
     [
         *("txt", "md", "rst", "html", "pdf", "json", "jsonl", "xml", "yaml", "yml", "csv", "tsv", "log", "py", "sh"),
@@ -39,22 +39,29 @@ _STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0"
 _LONGEST = 12
 # Most fields are told by one byte: 0.1 us instead of 0.6.
 _FIRST_BYTES = frozenset(start[0] for start in (*_STARTS, b"RIFF", b"BM"))
+_PACKINGS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 
 
 def field_name(name: str) -> str:
-    """The name of a field in lower case, its last extension "jpg" where it is "jpeg"."""
+    """Returns the name of a field in lower case, its last extension "jpg" where it is "jpeg"."""
     lower = name.lower()
     stem, dot, ending = lower.rpartition(".")
     return f"{stem}{dot}{_SAME[ending]}" if ending in _SAME else lower
 
 
 def base_name(key: str) -> str:
-    """The last part of a path; "" for the marker of an empty folder."""
+    """Returns the last part of a path; "" for the marker of an empty folder."""
     return key.rpartition("/")[2]
 
 
 def is_hidden(key: str) -> bool:
-    """Hidden files (`.DS_Store`, `._a.jpg`), the markers of empty folders, and what is in `BESIDE`."""
+    """Whether it is a hidden file (`.DS_Store`, `._a.jpg`), the marker of an empty folder, or in `BESIDE`."""
     if "/." not in key and key[:1] != "." and key[-1:] not in {"/", ""}:
         return False
     if key.startswith(BESIDE) or f"/{BESIDE}" in key:
@@ -68,12 +75,12 @@ def is_shard(key: str) -> bool:
 
 
 def is_common(key: str) -> bool:
-    """Files of the extensions that most datasets have."""
+    """Whether a file has an extension that most datasets have."""
     return key.rpartition(".")[2] in _COMMON
 
 
 def extension(key: str) -> str:
-    """The field of a file: "jpg" of "a/b.c.JPEG", "txt.gz" of "a/b.txt.gz", "bin" without an extension."""
+    """Returns the field of a file: "jpg" of "a/b.c.JPEG", "txt.gz" of "a/b.txt.gz", "bin" without an extension."""
     if (known := _COMMON.get(key.rpartition(".")[2])) is not None and not key.startswith(".", key.rfind("/") + 1):
         return known
     stem, dot, ending = base_name(key).lower().rpartition(".")
@@ -95,3 +102,8 @@ def kind_of_bytes(content: memoryview) -> str:
     if head[:2] == b"BM" and int.from_bytes(head[2:6], "little") == len(content):
         return IMAGE
     return BYTES
+
+
+def packing_of(content: memoryview) -> str:
+    """Returns the name of the compression of which this is the beginning; "" for none."""
+    return next((name for start, name in _PACKINGS.items() if content[: len(start)] == start), "")

@@ -8,30 +8,19 @@ Source: dmlc-core/include/dmlc/recordio.h; mxnet/recordio.py, `pack`.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct
 
 import numpy as np
 
 from streamer.errors import DecodeError
-from streamer.formats.base import (
-    Answer,
-    Facts,
-    Field,
-    Format,
-    Indexing,
-    Need,
-    ObjectRecord,
-    Opener,
-    SampleName,
-    Source,
-    Span,
-    Surveying,
-)
-from streamer.formats.failures import contradicts, damaged
+from streamer.formats.base import Facts, Field, Format, SampleName
+from streamer.formats.failures import damaged
 from streamer.formats.names import kind_of_bytes
-from streamer.formats.sidecars import read_heads, read_sidecar, spans_between, with_sidecars
+from streamer.formats.sidecars import listed_samples, with_sidecars
 from streamer.formats.window import Window
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Span, Surveying
 
 MAGIC = 0xCED7230A
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
@@ -51,11 +40,8 @@ class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "recordio"
+    endings = (".rec",)
     header: bool = True
-
-    def accepts(self, key: str) -> bool:
-        """`.rec`."""
-        return key.lower().endswith(".rec")
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Finds the index files."""
@@ -63,46 +49,16 @@ class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
         return with_sidecars(accepted, others, ("/.idx", ".idx"), 2 * _PART.size)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the records, by the index file or one after the other.
-
-        Raises:
-            ManifestError: damaged, or an index file of another object.
-        """
+        """Finds the records, by the index file or one after the other."""
         if source.sidecar is None:
             yield from _walk(source.record, start)
-            return
-        content = yield from read_sidecar(source)
-        edges = _edges(content, source, source.sidecar)
-        ends = sorted({edges[0], edges[-2]})
-        for at, head in zip(ends, (yield from read_heads(source, ends, _PART.size)), strict=True):
-            magic, word = _PART.unpack(head)
-            if magic != MAGIC or word >> _LENGTH_BITS not in {_WHOLE, _FIRST}:
-                raise contradicts(source.sidecar, source.record, f"no record begins at byte {at}")
-        yield from spans_between(edges, start)
-
-    def opener(self, facts: Facts) -> Opener:
-        """The records say everything."""
-        return RecordOpener(self.header)
-
-
-class RecordOpener:
-    """Opens records.
-
-    Args:
-        header: see `RecordIO`.
-    """
-
-    def __init__(self, header: bool) -> None:
-        self._header = header
+        else:
+            yield from listed_samples(source, start, _edges, _PART.size, _begins_record)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
-        """The fields "image" and "label", the key is the record's number; without a header one field, "record".
-
-        Raises:
-            DecodeError: not a record.
-        """
+        """Returns the fields "image" and "label", and the record's number as key; or the field "record" alone."""
         payload = _payload(content)
-        if not self._header:
+        if not self.header:
             return None, [Field("record", payload, "bytes")]
         if len(payload) < _HEADER.size:
             raise DecodeError(
@@ -120,7 +76,7 @@ class RecordOpener:
 
 
 def _payload(content: memoryview) -> memoryview:
-    """The content of a record; a view, if it has one part."""
+    """Returns the content of a record; a view, if it has one part."""
     parts: list[memoryview | bytes] = []
     at, size = 0, len(content)
     while at < size:
@@ -140,7 +96,7 @@ def _payload(content: memoryview) -> memoryview:
 
 
 def _expected(number: int, last: bool) -> int:
-    """The kind of part number `number`."""
+    """Returns the kind of part number `number`."""
     if number:
         return _LAST if last else _MIDDLE
     return _WHOLE if last else _FIRST
@@ -150,7 +106,7 @@ def _padded(stop: int) -> int:
     return (stop + 3) & ~3
 
 
-def _walk(record: ObjectRecord, at: int) -> Generator[Need | Span, Answer, None]:
+def _walk(record: ObjectRecord, at: int) -> Indexing:
     size = record.size
     window, start = Window(size, at), -1
     while at < size:
@@ -161,7 +117,7 @@ def _walk(record: ObjectRecord, at: int) -> Generator[Need | Span, Answer, None]
         magic, word = _PART.unpack_from(window.content, at - window.start)
         kind = word >> _LENGTH_BITS
         if magic != MAGIC:
-            raise damaged(record, "no record: the magic number is missing", at)
+            raise damaged(record, "not a record: the magic number is missing", at)
         if kind > _LAST or (kind in {_WHOLE, _FIRST}) != (start < 0):
             raise damaged(record, f"a part of kind {kind} where none may be", at)
         start = at if start < 0 else start
@@ -176,15 +132,19 @@ def _walk(record: ObjectRecord, at: int) -> Generator[Need | Span, Answer, None]
         raise damaged(record, "cut off: the last part of a record is missing", start)
 
 
-def _edges(content: bytes, source: Source, sidecar: ObjectRecord) -> list[int]:
-    """Where the records begin, and the end, of lines "number, tab, offset" in any order."""
-    size = source.record.size
+def _begins_record(head: memoryview) -> bool:
+    magic, word = _PART.unpack(head)
+    return magic == MAGIC and word >> _LENGTH_BITS in {_WHOLE, _FIRST}
+
+
+def _edges(content: bytes, size: int) -> list[int]:
+    """Returns where the records begin, and the end, from lines "number, tab, offset" in any order."""
     try:
         offsets = np.array([int(line.split()[1]) for line in content.splitlines() if line.strip()], np.int64)
     except (ValueError, IndexError, OverflowError) as error:
-        raise contradicts(sidecar, source.record, f"a line is not 'number offset' ({error})") from error
+        raise ValueError(f"a line is not 'number offset' ({error})") from error
     edges = np.append(np.sort(offsets), size)
     if edges[0] != 0 or (np.diff(edges) < _PART.size).any():
-        raise contradicts(sidecar, source.record, "its offsets do not go from the first byte on, each once")
+        raise ValueError("its offsets do not go from the first byte on, each once")
     found: list[int] = edges.tolist()
     return found

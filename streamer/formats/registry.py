@@ -23,14 +23,10 @@ ENTRY_POINTS = "streamer.formats"
 
 
 def find_format(name: str, options: Mapping[str, object] | None = None) -> Format:
-    """The format of that name with these options.
-
-    Args:
-        name: of a built-in format or of an entry point.
-        options: as JSON has them; see `Format.options`.
+    """Returns the format of that name with these options, as JSON has them (see `Format.options`).
 
     Raises:
-        ConfigError: there is none, its package cannot be imported, or it has other options.
+        ConfigError: there is no such format, its package cannot be imported, or it has other options.
     """
     kind = _class(name)
     try:
@@ -40,11 +36,11 @@ def find_format(name: str, options: Mapping[str, object] | None = None) -> Forma
 
 
 def open_format(manifest: Manifest) -> Opener:
-    """Opens the samples of a dataset.
+    """Returns what opens the samples of a dataset.
 
     Raises:
-        ConfigError: the format is not installed here.
-        ManifestVersionError: it was indexed by another revision of the format.
+        ConfigError: the format is not installed.
+        ManifestVersionError: the dataset was indexed by another revision of the format.
     """
     content = manifest.content
     found = find_format(content.format, content.options)
@@ -53,11 +49,7 @@ def open_format(manifest: Manifest) -> Opener:
 
 
 def check_revision(manifest: Manifest, found: Format) -> None:
-    """Compares the revision that has indexed a dataset with the one that is installed.
-
-    Raises:
-        ManifestVersionError: they differ.
-    """
+    """Compares the revision that has indexed a dataset with the installed one; raises ManifestVersionError."""
     if manifest.content.revision != found.revision:
         raise ManifestVersionError(
             f"{manifest.path}: indexed by revision {manifest.content.revision} of format {found.name!r}, this is "
@@ -88,5 +80,5 @@ def _class(name: str) -> type[Format]:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"format={name!r}: {place} cannot be imported: {error}", field="format") from error
     if not (isinstance(found, type) and issubclass(found, Format)):
-        raise ConfigError(f"format={name!r}: {place} is no subclass of streamer.formats.base.Format", field="format")
+        raise ConfigError(f"format={name!r}: {place} is not a subclass of streamer.formats.base.Format", field="format")
     return found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 
-from streamer.errors import ShortReadError
-from streamer.formats.failures import contradicts
+from streamer.errors import ManifestError
+from streamer.formats.reading import Reading, read_range, read_ranges, spans_between
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Answer, Need, Source, Span, Survey
+from streamer.manifest.protocols import Indexing, Need, Source, Survey
 
 # Lines of 20 to 40 bytes for each sample: 10^7 samples in one object.
 LONGEST_SIDECAR = 512 << 20
@@ -18,16 +17,12 @@ LONGEST_SIDECAR = 512 << 20
 def with_sidecars(
     accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord], endings: Sequence[str], probe_bytes: int
 ) -> Survey:
-    """The objects with the index files beside them, and how much an index reads.
+    """Finds the index files beside objects, and how much an index reads: `probe_bytes` of an object that has one.
 
-    Args:
-        accepted: the objects.
-        others: what is beside them.
-        endings: put behind the name of an object, or, where they begin with a slash, in place of its extension.
-        probe_bytes: read of an object whose samples an index file lists.
+    The endings are put behind the name of an object, or, where they begin with a slash, in place of its extension.
     """
     found = [_beside(record.url, others, endings) for record in accepted]
-    # Of "a.tfrecord-00000-of-00002" and its like all shards would have the index file "a.idx".
+    # All shards like "a.tfrecord-00000-of-00002" would have the index file "a.idx".
     uses = Counter(sidecar.url for sidecar in found if sidecar is not None)
     own = [sidecar if sidecar is not None and uses[sidecar.url] == 1 else None for sidecar in found]
     sources = [Source(record, sidecar=sidecar) for record, sidecar in zip(accepted, own, strict=True)]
@@ -37,33 +32,63 @@ def with_sidecars(
     return Survey(sources, read_bytes=sum(read))
 
 
-def read_sidecar(source: Source) -> Generator[Need, Answer, bytes]:
-    """The bytes of the index file of a source.
-
-    Raises:
-        ManifestError: longer than any index.
-    """
+def read_sidecar(source: Source) -> Reading[bytes]:
+    """Reads the index file of a source; raises ManifestError if it is empty, or longer than any index."""
     sidecar = source.sidecar
     assert sidecar is not None
     if not 0 < sidecar.size <= LONGEST_SIDECAR:
-        raise contradicts(sidecar, source.record, f"it has {sidecar.size} bytes")
-    content = yield Need(0, sidecar.size, sidecar)
-    return bytes(single(content))
+        raise contradicts(source, f"it has {sidecar.size} bytes")
+    return bytes((yield from read_range(0, sidecar.size, sidecar)))
 
 
-def read_heads(source: Source, starts: Sequence[int], length: int) -> Generator[tuple[Need, ...], Answer, list[bytes]]:
-    """The first bytes of samples: whether an index file belongs to its object."""
+def listed_samples(
+    source: Source,
+    start: int,
+    edges_of: Callable[[bytes, int], list[int]],
+    head_bytes: int,
+    is_head: Callable[[memoryview], bool],
+) -> Indexing:
+    """Finds the samples that an index file lists, from the one that begins at byte `start` on.
+
+    Whether the file belongs to its object is told by the heads of the first and of the last sample.
+
+    Args:
+        source: the object and its index file.
+        start: byte of the object at which a sample begins.
+        edges_of: finds the starts of the samples and the end of the last one, from the index file and the size of the
+            object; raises ValueError.
+        head_bytes: length of the head of a sample.
+        is_head: whether a sample may begin with these bytes.
+
+    Raises:
+        ManifestError: the index file is of another object.
+    """
     size = source.record.size
-    contents = yield tuple(Need(start, min(start + length, size), source.record) for start in starts)
-    assert isinstance(contents, tuple)
-    return [bytes(content) for content in contents]
+    content = yield from read_sidecar(source)
+    try:
+        edges = edges_of(content, size)
+    except ValueError as error:
+        raise contradicts(source, str(error)) from error
+    if len(edges) < 2:
+        raise contradicts(source, "it lists no samples")
+    ends = sorted({edges[0], edges[-2]})
+    heads = yield from read_ranges([Need(at, min(at + head_bytes, size), source.record) for at in ends])
+    for at, head in zip(ends, heads, strict=True):
+        if not is_head(head):
+            raise contradicts(source, f"no sample begins at byte {at}")
+    yield from spans_between(edges, start)
 
 
-def spans_between(edges: Sequence[int], start: int) -> Generator[Span, Answer, None]:
-    """Samples that follow each other, from the one that begins at `start` on."""
-    for first, stop in pairwise(edges):
-        if first >= start:
-            yield Span(first, stop)
+def contradicts(source: Source, what: str) -> ManifestError:
+    """Makes the error of an index file that does not belong to the object beside it."""
+    sidecar, record = source.sidecar, source.record
+    assert sidecar is not None
+    return ManifestError(
+        f"{sidecar.url} is not an index of {record.url} ({record.size} bytes): {what}; write it again, or delete it",
+        url=sidecar.url,
+        object=record.url,
+        size=record.size,
+    )
 
 
 def _beside(url: str, others: Mapping[str, ObjectRecord], endings: Sequence[str]) -> ObjectRecord | None:
@@ -71,14 +96,3 @@ def _beside(url: str, others: Mapping[str, ObjectRecord], endings: Sequence[str]
     stem = f"{folder}{slash}{name.rpartition('.')[0] or name}"
     names = (f"{stem}{ending[1:]}" if ending.startswith("/") else f"{url}{ending}" for ending in endings)
     return next((others[each] for each in names if each in others), None)
-
-
-def single(content: Answer) -> memoryview:
-    """The answer to one need.
-
-    Raises:
-        ShortReadError: it is something else.
-    """
-    if not isinstance(content, memoryview):
-        raise ShortReadError(f"one range was asked for, the answer is {content!r}")
-    return content

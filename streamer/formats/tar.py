@@ -1,8 +1,8 @@
-"""Tar archives, one header at a time and without I/O: POSIX ustar, GNU long names, PAX headers.
+"""Parses tar archives, one header at a time and without I/O: POSIX ustar, GNU long names, PAX headers.
 
-Headers are strict (checksum, sizes, ends), nothing is ever written to disk, and no entry is more than a byte
-range. Source: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Extended Header"; GNU tar manual,
-"Basic Tar Format".
+Headers are strict (checksum, sizes, ends), nothing is ever written to disk, and an entry is only a byte range. Other
+bytes raise `DamagedError`, a compressed archive `UnreadError`.
+Source: POSIX.1-2017 `pax`, "ustar Interchange Format" and "pax Extended Header"; GNU tar manual, "Basic Tar Format".
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from zlib import adler32
 
 import msgspec
 
+from streamer.formats.failures import DamagedError, UnreadError
+from streamer.formats.names import packing_of
 from streamer.formats.window import Window
 from streamer.manifest.protocols import Need
 
@@ -31,14 +33,6 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"LKxg"
 _KNOWN_REFUSED = {ord("S"): "a sparse file", ord("M"): "a part of a multi-volume archive"}
 
 
-class TarError(ValueError):
-    """Bytes that are no tar archive that can be read; `offset` is where, in bytes."""
-
-    def __init__(self, reason: str, offset: int) -> None:
-        super().__init__(f"{reason} (at byte {offset})")
-        self.reason, self.offset = reason, offset
-
-
 class Entry(msgspec.Struct, frozen=True):
     """One entry of an archive. `[start, stop)` has all its headers, its content and the padding."""
 
@@ -50,60 +44,43 @@ class Entry(msgspec.Struct, frozen=True):
     stop: int
 
 
-class _Header(msgspec.Struct, frozen=True):
-    kind: int
-    size: int
-    name: str
-
-
 class Parser(msgspec.Struct):
-    """Turns header blocks into entries; remembers what long-name and PAX headers said of the next one."""
+    """Turns header blocks into entries; remembers the long-name and PAX headers of the next entry."""
 
     _start: int | None = None
     _name: str | None = None
     _pax: dict[str, str] = msgspec.field(default_factory=dict)
 
     def header(self, block: bytes, offset: int) -> tuple[int, int] | Entry | None:
-        """Takes the block at `offset`.
-
-        Returns:
-            A range of bytes to give to `meta`, an entry, or None at the end mark.
-
-        Raises:
-            TarError: not a header, or one of a kind that cannot be read.
-        """
+        """Parses the block at `offset`: returns a range of bytes for `meta`, an entry, or None at the end mark."""
         if block == _ZERO:
             if self._start is not None:
-                raise TarError("the archive ends after an extended header", offset)
+                raise DamagedError("the archive ends after an extended header", offset)
             return None
-        header = parse_header(block, offset)
+        kind, size, name = parse_header(block, offset)
         if self._start is None:
             self._start = offset
-        if header.kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL):
-            return self._meta_range(header, offset)
-        return self._entry(header, offset)
+        if kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL):
+            if size > META_BYTES:
+                raise DamagedError(f"an extended header of {size} bytes", offset)
+            return offset + BLOCK, offset + BLOCK + size
+        if reason := _KNOWN_REFUSED.get(kind):
+            raise DamagedError(f"{name!r} is {reason}, which cannot be streamed", offset)
+        return self._entry(kind, self._name or name, size, offset)
 
     def meta(self, kind: int, payload: bytes, offset: int) -> None:
-        """Takes the content of an extended header; `kind` is its type flag."""
+        """Parses the content of an extended header; `kind` is its type flag."""
         if kind == _LONG_NAME:
             self._name = _text(payload)
         elif kind == _PAX:
             self._pax.update(parse_pax(payload, offset))
         elif kind == _PAX_GLOBAL and parse_pax(payload, offset).keys() & {"path", "size"}:
-            raise TarError("a global PAX header renames or resizes all entries", offset)
+            raise DamagedError("a global PAX header renames or resizes all entries", offset)
 
-    def _meta_range(self, header: _Header, offset: int) -> tuple[int, int]:
-        if header.size > META_BYTES:
-            raise TarError(f"an extended header of {header.size} bytes", offset)
-        return offset + BLOCK, offset + BLOCK + header.size
-
-    def _entry(self, header: _Header, offset: int) -> Entry:
-        if reason := _KNOWN_REFUSED.get(header.kind):
-            raise TarError(f"{header.name!r} is {reason}, which cannot be streamed", offset)
-        name, size = self._name or header.name, header.size
+    def _entry(self, kind: int, name: str, size: int, offset: int) -> Entry:
         if self._pax:
             name, size = self._amended(name, size, offset)
-        empty = header.kind in _EMPTY
+        empty = kind in _EMPTY
         if empty:
             size = 0
         start = offset if self._start is None else self._start
@@ -114,44 +91,36 @@ class Parser(msgspec.Struct):
         return Entry(name, is_file, start, content, content + size, content + padded(size))
 
     def _amended(self, name: str, size: int, offset: int) -> tuple[str, int]:
-        """Values of a PAX header for the next entry."""
+        """Returns name and size of the next entry, as its PAX header has them."""
         pax, self._pax = self._pax, {}
         if any(key.startswith("GNU.sparse.") for key in pax):
-            raise TarError(f"{name!r} is a sparse file, which cannot be streamed", offset)
+            raise DamagedError(f"{name!r} is a sparse file, which cannot be streamed", offset)
         text = pax.get("size", str(size))
         if not (text.isascii() and text.isdecimal() and len(text) < 20):
-            raise TarError(f"PAX size {text[:40]!r} is not a number", offset)
+            raise DamagedError(f"PAX size {text[:40]!r} is not a number", offset)
         return pax.get("path") or name, int(text)
 
 
 def padded(size: int) -> int:
-    """Length of a content of `size` bytes in the archive."""
+    """Returns the length of a content of `size` bytes in the archive."""
     return -(-size // BLOCK) * BLOCK
 
 
-def parse_header(block: bytes, offset: int) -> _Header:
-    """Reads one 512-byte header.
-
-    Raises:
-        TarError: a wrong checksum or number.
-    """
+def parse_header(block: bytes, offset: int) -> tuple[int, int, str]:
+    """Parses one 512-byte header; returns its kind, size and name."""
     if len(block) < BLOCK:
-        raise TarError(f"cut off inside a header: {len(block)} of {BLOCK} bytes", offset)
+        raise DamagedError(f"cut off inside a header: {len(block)} of {BLOCK} bytes", offset)
     name, size, checksum, kind, magic, prefix = _FIELDS.unpack(block)
     _verify(block, checksum, offset)
     text = _text(name)
     # Only POSIX archives have a prefix; GNU's old format keeps times there.
     if magic == b"ustar\0" and prefix[0]:
         text = f"{_text(prefix)}/{text}"
-    return _Header(kind, _number(size, offset), text)
+    return kind, _number(size, offset), text
 
 
 def parse_pax(payload: bytes, offset: int) -> dict[str, str]:
-    """Reads the records of a PAX header: length, space, key=value, newline.
-
-    Raises:
-        TarError: a record that does not end where it says.
-    """
+    """Parses the records of a PAX header: length, space, key=value, newline."""
     records: dict[str, str] = {}
     position = 0
     while position < len(payload):
@@ -160,24 +129,25 @@ def parse_pax(payload: bytes, offset: int) -> dict[str, str]:
         stop = position + int(digits) if digits.isdigit() else 0
         key, equals, value = payload[space + 1 : stop - 1].partition(b"=")
         if not position < space < stop <= len(payload) or not equals or payload[stop - 1] != 0x0A:
-            raise TarError("a PAX header with a broken record", offset)
+            raise DamagedError("a PAX header with a broken record", offset)
         records[_text(key)] = _text(value)
         position = stop
     return records
 
 
 def read_entries(size: int, position: int = 0) -> Generator[Need | Entry, memoryview | None, None]:
-    """Walks an archive of `size` bytes: yields what it needs, forward only, and the entries in order.
-
-    Args:
-        size: of the archive, bytes.
-        position: where an entry begins with all its headers; the walk starts there.
+    """Walks an archive of `size` bytes from the entry at `position`: yields needs, forward only, and entries in order.
 
     Raises:
-        TarError: see `Parser`; also a cut-off archive and one without an end mark.
+        DamagedError: see the module; also a cut-off archive and one without an end mark.
+        UnreadError: the archive is compressed.
     """
     window = Window(size, position)
     parser = Parser()
+    if position == 0 < size:
+        yield from window.reach(0, min(BLOCK, size))
+        if packing := packing_of(window.content):
+            raise UnreadError(f"is compressed with {packing}; unpack it to a plain .tar")
     while position + BLOCK <= size:
         if not window.covers(position, position + BLOCK):
             yield from window.reach(position, position + BLOCK)
@@ -188,38 +158,33 @@ def read_entries(size: int, position: int = 0) -> Generator[Need | Entry, memory
             return
         if isinstance(found, Entry):
             if found.content_stop > size:
-                raise TarError(
-                    f"cut off inside {found.name!r}, which needs {found.content_stop - size} more bytes", size
-                )
+                missing = found.content_stop - size
+                raise DamagedError(f"cut off inside {found.name!r}, which needs {missing} more bytes", size)
             yield found
             position = found.stop
         else:
             position = yield from _read_meta(window, parser, block[156], found)
-    raise TarError("cut off: the end-of-archive mark is missing", size)
+    raise DamagedError("cut off: the end-of-archive mark is missing", size)
 
 
 def entries_of(content: memoryview) -> Generator[Entry, None, None]:
-    """The entries of a run of whole entries that is in memory.
-
-    Raises:
-        TarError: see `Parser`, and bytes that end inside an entry.
-    """
+    """Yields the entries of a run of whole entries that is in memory."""
     parser = Parser()
     position, size = 0, len(content)
     while position < size:
         block = bytes(content[position : position + BLOCK])
         found = parser.header(block, position)
         if found is None:
-            raise TarError("an end-of-archive mark inside a sample", position)
+            raise DamagedError("an end-of-archive mark inside a sample", position)
         if isinstance(found, Entry):
             if found.content_stop > size:
-                raise TarError(f"cut off inside {found.name!r}", size)
+                raise DamagedError(f"cut off inside {found.name!r}", size)
             yield found
             position = found.stop
         else:
             start, stop = found
             if stop > size:
-                raise TarError("cut off inside an extended header", size)
+                raise DamagedError("cut off inside an extended header", size)
             parser.meta(block[156], bytes(content[start:stop]), start)
             position = start + padded(stop - start)
 
@@ -230,7 +195,7 @@ def _read_meta(
     start, stop = wanted
     end = start + padded(stop - start)
     if end > window.size:
-        raise TarError("cut off inside an extended header", window.size)
+        raise DamagedError("cut off inside an extended header", window.size)
     if not window.covers(start, end):
         yield from window.reach(start, end)
     parser.meta(kind, window.take(start, stop), start)
@@ -238,14 +203,14 @@ def _read_meta(
 
 
 def _check_trailer(window: Window, start: int) -> Generator[Need, memoryview | None, None]:
-    """Nothing but zeros may follow the end mark: `cat a.tar b.tar` would lose b in silence."""
+    """Refuses more than zeros behind the end mark: `cat a.tar b.tar` would lose b in silence."""
     stop = window.size
     if stop - start > TRAILER_BYTES:
-        raise TarError(f"{stop - start} bytes follow the end-of-archive mark", start)
+        raise DamagedError(f"{stop - start} bytes follow the end-of-archive mark", start)
     if start < stop and not window.covers(start, stop):
         yield from window.reach(start, stop)
     if window.take(start, stop).strip(b"\0"):
-        raise TarError("more than zeros follow the end-of-archive mark (joined archives?)", start)
+        raise DamagedError("more than zeros follow the end-of-archive mark (joined archives?)", start)
 
 
 def _verify(block: bytes, checksum: bytes, offset: int) -> None:
@@ -256,18 +221,18 @@ def _verify(block: bytes, checksum: bytes, offset: int) -> None:
     # Some old programs summed signed bytes.
     high = sum(1 for byte in block[:148] + block[156:] if byte >= 0x80)
     if stored != body - 256 * high:
-        raise TarError(f"not a tar header: checksum {stored}, expected {body}", offset)
+        raise DamagedError(f"not a tar header: checksum {stored}, expected {body}", offset)
 
 
 def _sum_of(block: bytes) -> int:
-    """The sum of a header's bytes, those of its checksum counted as spaces."""
+    """Returns the sum of a header's bytes, those of its checksum counted as spaces."""
     # The lower half of the Adler-32 of at most 256 bytes is their sum: 0.15 us, `sum` takes 0.9 (2026-11-22).
     whole = (adler32(block[:256], 0) & 0xFFFF) + (adler32(block[256:], 0) & 0xFFFF)
     return whole - sum(block[148:156]) + 8 * 0x20
 
 
 def _number(digits: bytes, offset: int) -> int:
-    """Octal text, or base 256 when the first bit is set (GNU, for sizes from 8 GiB)."""
+    """Parses octal text, or base 256 when the first bit is set (GNU, for sizes from 8 GiB)."""
     if digits[0] == 0x80:
         return int.from_bytes(digits[1:], "big")
     text = digits.strip(b" \0")
@@ -277,7 +242,7 @@ def _number(digits: bytes, offset: int) -> int:
             raise ValueError(text)
         return int(text or b"0", 8)
     except ValueError:
-        raise TarError(f"not a tar header: {digits!r} is not an octal number", offset) from None
+        raise DamagedError(f"not a tar header: {digits!r} is not an octal number", offset) from None
 
 
 def _text(raw: bytes) -> str:

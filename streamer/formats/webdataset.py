@@ -1,7 +1,7 @@
 """WebDataset: tars in which consecutive entries with the same key are one sample.
 
 The key is the entry's path up to the first dot of its basename, the field is the rest in lower case, as the
-`webdataset` library has it, but "jpg" for "jpeg". Hidden files, names without a dot and `__metadata__` entries are no
+`webdataset` library has it, but "jpg" for "jpeg". Hidden files, names without a dot and `__metadata__` entries are not
 samples; a key that comes back later in the tar is another sample. A sample's bytes are its entries with their headers.
 """
 
@@ -10,27 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping, Sequence
 
-from streamer.errors import DecodeError, ManifestError
+from streamer.errors import DecodeError
 from streamer.formats import tar_index
-from streamer.formats.base import Facts, Field, Format, Indexing, Need, SampleName, Source, Span, Surveying
+from streamer.formats.base import Facts, Field, Format, SampleName
+from streamer.formats.failures import DamagedError, errors_of, refused
 from streamer.formats.names import field_name
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
-from streamer.formats.sidecars import with_sidecars
-from streamer.formats.tar import Entry, TarError, entries_of, read_entries
+from streamer.formats.sidecars import listed_samples, with_sidecars
+from streamer.formats.tar import BLOCK, Entry, entries_of, read_entries
 from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Need, Source, Span, Surveying
 
 SUFFIX = ".tar"
 COMPRESSED_SUFFIXES = (
     *(f".tar.{ending}" for ending in ("gz", "zst", "zstd", "xz", "bz2", "lz4", "br", "z")),
     *(".tgz", ".tzst", ".txz", ".tbz", ".tbz2"),
 )
-_MAGIC = {
-    b"\x1f\x8b": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\xfd7zXZ\x00": "xz",
-    b"BZh": "bzip2",
-    b"\x04\x22\x4d\x18": "lz4",
-}
+_REMEDY = (
+    "to repair it, unpack it with `tar -xif`, delete the file that is cut off and pack the rest with `tar --sort=name`"
+)
 # Directories and the like between two samples are read with the second one, so that the chunk stays one range.
 _GAP_BYTES = 64 << 10
 _META_NAME = re.compile(r"__[^/]*__($|/)")
@@ -42,9 +40,8 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
     name = "webdataset"
 
     def accepts(self, key: str) -> bool:
-        """Names that are tars, packed ones too: those that are not read are refused, not left out in silence."""
-        lower = key.lower()
-        return lower.endswith((SUFFIX, *COMPRESSED_SUFFIXES))
+        """Accepts tars, packed ones too: those that are not read are refused, not left out in silence."""
+        return key.lower().endswith((SUFFIX, *COMPRESSED_SUFFIXES))
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Finds the index files beside tars (see `tar_index`)."""
@@ -52,40 +49,24 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
         return with_sidecars(accepted, others, tar_index.ENDINGS, tar_index.PROBE_BYTES)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the samples of one tar, from the sample that begins at byte `start`.
-
-        Raises:
-            ManifestError: compressed, cut off or broken; names object and offset. With a "reason" among its details it
-                is damaged.
-        """
+        """Finds the samples of one tar, from the sample that begins at byte `start`."""
         target = source.record
         if source.sidecar is not None:
-            yield from tar_index.listed_samples(source, start)
-            return
-        if is_packed(target.url):
+            yield from listed_samples(source, start, tar_index.sample_edges, BLOCK, tar_index.begins_entry)
+        elif is_packed(target.url):
             yield from index_packed(self, source, facts)
-            return
-        if target.url.lower().endswith(COMPRESSED_SUFFIXES):
-            raise _refusal(target, "is compressed in a way that is not read; unpack it to a plain .tar", 0)
-        try:
-            yield from _group(_sniff(target, start))
-        except TarError as error:
-            raise _damage(target, error) from error
-
-    def opener(self, facts: Facts) -> WebDataset:
-        """The samples say everything."""
-        return self
+        elif target.url.lower().endswith(COMPRESSED_SUFFIXES):
+            raise refused(target, "is compressed in a way that is not read; unpack it to a plain .tar")
+        else:
+            with errors_of(target, _REMEDY):
+                yield from _group(read_entries(target.size, start))
 
     def recoder(self, facts: Facts) -> PackedRecoder:
-        """Of compressed tars."""
+        """Unpacks compressed tars."""
         return PackedRecoder(self, facts)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """Takes the entries of one sample apart.
-
-        Raises:
-            DecodeError: bytes that are not the entries of one sample.
-        """
+        """Returns key and fields of the entries of one sample."""
         key: str | None = None
         fields = []
         try:
@@ -94,11 +75,12 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
                 if parts is None:
                     continue
                 if key is not None and parts[0] != key:
-                    raise TarError(f"a sample with two keys, {key!r} and {parts[0]!r}", entry.start)
+                    raise DamagedError(f"a sample with two keys, {key!r} and {parts[0]!r}", entry.start)
                 key = parts[0]
                 fields.append(Field(parts[1], content[entry.content_start : entry.content_stop]))
-        except TarError as error:
-            raise DecodeError(f"not a WebDataset sample: {error}", offset=error.offset) from error
+        except DamagedError as error:
+            reason = f"not a WebDataset sample: {error} (at byte {error.offset})"
+            raise DecodeError(reason, offset=error.offset) from error
         if any(field.name.endswith("jpeg") for field in fields):
             fields = _one_spelling(fields)
         if key is None:
@@ -107,7 +89,7 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and field of an entry, or None for one that belongs to no sample."""
+    """Returns key and field of an entry, or None for one that belongs to no sample."""
     slash = name.rfind("/")
     dot = name.find(".", slash + 1)
     if dot <= slash + 1 or (name.startswith("__") and _META_NAME.match(name)):
@@ -116,29 +98,10 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def _one_spelling(fields: list[Field]) -> list[Field]:
-    """Fields with "jpg" for "jpeg"; a sample that has both keeps both."""
+    """Returns fields with "jpg" for "jpeg"; a sample that has both keeps both."""
     taken = {field.name for field in fields}
     names = [field_name(field.name) for field in fields]
     return [field if name in taken else Field(name, field.content) for name, field in zip(names, fields, strict=True)]
-
-
-def _sniff(target: ObjectRecord, start: int) -> Generator[Need | Entry, memoryview | None, None]:
-    """The entries of a tar; says which compression it is instead of a wrong checksum."""
-    walk = read_entries(target.size, start)
-    answer: memoryview | None = None
-    first = not start
-    while True:
-        try:
-            item = walk.send(answer)
-        except StopIteration:
-            return
-        answer = yield item
-        if first and answer is not None:
-            first = False
-            for magic, compression in _MAGIC.items():
-                if bytes(answer[: len(magic)]) == magic:
-                    reason = f"is compressed with {compression}; unpack it to a plain .tar"
-                    raise _refusal(target, reason, 0)
 
 
 def _group(walk: Generator[Need | Entry, memoryview | None, None]) -> Generator[Need | Span, memoryview | None, None]:
@@ -169,30 +132,8 @@ def _group(walk: Generator[Need | Entry, memoryview | None, None]) -> Generator[
             if gap_start is not None and start - gap_start <= _GAP_BYTES:
                 start = gap_start
         if parts[1] in fields:
-            raise TarError(f"sample {key!r} has two fields {parts[1]!r}", item.start)
+            raise DamagedError(f"sample {key!r} has two fields {parts[1]!r}", item.start)
         fields.add(parts[1])
         stop, gap_start = item.stop, None
     if key is not None:
         yield Span(start, stop)
-
-
-def _damage(target: ObjectRecord, error: TarError) -> ManifestError:
-    reason = f"{error.reason} (at byte {error.offset} of {target.size})"
-    return ManifestError(
-        f"{target.url} is damaged: {reason}. To repair it, unpack it with `tar -xif`, delete the file that is cut off "
-        "and pack the rest with `tar --sort=name`; Index(on_error='skip'), or --index-errors skip, leaves "
-        "damaged tars out",
-        url=target.url,
-        offset=error.offset,
-        size=target.size,
-        reason=reason,
-    )
-
-
-def _refusal(target: ObjectRecord, what: str, offset: int) -> ManifestError:
-    return ManifestError(
-        f"{target.url} {what} (at byte {offset} of {target.size})",
-        url=target.url,
-        offset=offset,
-        size=target.size,
-    )

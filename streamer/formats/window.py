@@ -1,4 +1,4 @@
-"""A window that moves forward over one object: for formats whose samples are found one after the other. No I/O."""
+"""Moves a window forward over one object, for formats whose samples are found one after the other. No I/O."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Window:
     """The bytes of an object that an indexer holds.
 
     Args:
-        size: of the object, bytes.
+        size: length of the object, bytes.
         start: where reading begins.
         probe: begins as after a jump, with little: where only headers are wanted that may be far apart.
 
     Attributes:
-        start: of `content` in the object.
+        start: place of `content` in the object.
         content: the bytes.
     """
 
@@ -45,7 +45,7 @@ class Window:
         return self.start <= start and stop <= self.start + len(self.content)
 
     def take(self, start: int, stop: int) -> bytes:
-        """A copy of `[start, stop)` of the object, which is held."""
+        """Returns a copy of `[start, stop)` of the object, which is held."""
         return bytes(self.content[start - self.start : stop - self.start])
 
     def reach(self, start: int, stop: int) -> Generator[Need, Answer, None]:

@@ -9,33 +9,21 @@ Source: PKWARE, APPNOTE.TXT, 4.3 and 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from struct import Struct, error
 
 import msgspec
 
 from streamer.errors import DecodeError
-from streamer.formats.base import (
-    Answer,
-    Facts,
-    Field,
-    Format,
-    Indexing,
-    Need,
-    ObjectRecord,
-    Opener,
-    SampleName,
-    Source,
-    Span,
-    Survey,
-    Surveying,
-)
+from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.checksum import crc32
-from streamer.formats.failures import damaged, refused
+from streamer.formats.failures import DamagedError, errors_of, refused
 from streamer.formats.names import extension, is_hidden
 from streamer.formats.packed.unpack import inflate
+from streamer.formats.reading import Reading, read_each, read_range
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Span, Survey, Surveying
 
 _HEAD = Struct("<4s5H3L2H")
 _HEAD_MAGIC = b"PK\x03\x04"
@@ -62,24 +50,12 @@ _EXTRA = Struct("<HH")
 _EXTRA_64 = 1
 _MOST_32 = (1 << 32) - 1
 _ENCRYPTED, _UTF_8 = 1, 1 << 11
-# Of 5 million entries, which have 50 bytes and a name each.
+# 5 million entries, which have 50 bytes and a name each.
 _MOST_DIRECTORY_BYTES = 512 << 20
 
 
-class _ZipError(ValueError):
-    """Bytes that are no such directory.
-
-    Attributes:
-        offset: in the file.
-    """
-
-    def __init__(self, what: str, offset: int) -> None:
-        super().__init__(what)
-        self.offset = offset
-
-
 class _Directory(msgspec.Struct, frozen=True):
-    """Where the directory is: the half-open byte range, and how many entries it has."""
+    """The place of the directory: the half-open byte range, and how many entries it has."""
 
     start: int
     stop: int
@@ -87,15 +63,7 @@ class _Directory(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """One entry.
-
-    Attributes:
-        name: with its folders.
-        start: of its head in the file.
-        packed_bytes, bytes: of its content, as it is in the file and unpacked.
-        method: 0: as it is, 8: deflated.
-        encrypted: whether it is.
-    """
+    """An entry: name with folders, place of its head, length of its content packed and unpacked, method."""
 
     name: str
     start: int
@@ -112,63 +80,47 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
     """Zip archives."""
 
     name = "zip"
-
-    def accepts(self, key: str) -> bool:
-        """`.zip`."""
-        return key.lower().endswith(".zip") and not is_hidden(key)
+    endings = (".zip",)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the ends of all archives: they say where the directories are, and so how much the index reads."""
-        filled = [record for record in accepted if record.size]
-        tails = (yield tuple(map(_tail_of, filled))) if filled else ()
-        assert isinstance(tails, tuple)
-        found: dict[str, _Directory] = {}
-        for record, tail in zip(filled, tails, strict=True):
-            # What is damaged is an error of its index, which may leave it out.
-            with suppress(_ZipError):
-                found[record.url] = _find_directory(tail, record.size)
+        found = yield from read_each(accepted, _tail, _find_directory)
         notes = {url: msgspec.msgpack.encode(directory) for url, directory in found.items()}
         sources = [Source(record, notes.get(record.url, b"")) for record in accepted]
         return Survey(sources, read_bytes=sum(directory.stop - directory.start for directory in found.values()))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Reads the directory; files in it whose names say that they are hidden are no samples.
-
-        Raises:
-            ManifestError: damaged, or an entry that is encrypted, compressed otherwise or too large.
-        """
+        """Finds the entries by the directory; hidden files are not samples."""
         record = source.record
-        try:
+        with errors_of(record):
             entries = yield from _entries(source)
-        except _ZipError as cause:
-            raise damaged(record, str(cause), cause.offset) from cause
         for entry, stop in entries:
-            if entry.start >= start and _is_sample(entry.name):
+            if entry.start >= start and not is_hidden(entry.name) and not entry.name.startswith("__MACOSX/"):
                 _check(record, entry)
                 yield Span(entry.start, stop)
 
-    def opener(self, facts: Facts) -> Opener:
-        """The heads of the entries say everything."""
-        return _Opener()
+    def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
+        """Returns one field, named by the extension (see `names`); the key is the name with its folders."""
+        try:
+            head = _read_head(content)
+            value = _stored(head) if head.method == _STORED else _inflated(head)
+        except (ValueError, error, inflate.error) as cause:
+            raise DecodeError(f"{len(content)} bytes are not an entry of a zip file: {cause}", offset=0) from cause
+        return head.name, [Field(extension(head.name), value, checked=True)]
 
 
-def _tail_of(record: ObjectRecord) -> Need:
-    return Need(max(0, record.size - _TAIL_BYTES), record.size, record)
+def _tail(record: ObjectRecord) -> tuple[int, int]:
+    return max(0, record.size - _TAIL_BYTES), record.size
 
 
-def _entries(source: Source) -> Generator[Need, Answer, list[tuple[_Entry, int]]]:
-    """The entries in the order of the file, and where each ends: where the next one begins."""
+def _entries(source: Source) -> Reading[list[tuple[_Entry, int]]]:
+    """Returns the entries in the order of the file, and where each ends: where the next one begins."""
     record = source.record
     if source.notes:
         directory = _DIRECTORY.decode(source.notes)
     else:
-        tail = (yield _tail_of(record)) if record.size else memoryview(b"")
-        assert isinstance(tail, memoryview)
-        directory = _find_directory(tail, record.size)
-    if directory.start == directory.stop:
-        return []
-    content = yield Need(directory.start, directory.stop, record)
-    assert isinstance(content, memoryview)
+        directory = _find_directory((yield from read_range(*_tail(record), record)), record.size)
+    content = yield from read_range(directory.start, directory.stop, record)
     found = sorted(_read_entries(content, directory), key=lambda entry: entry.start)
     return list(zip(found, _stops(found, directory), strict=True))
 
@@ -177,39 +129,31 @@ def _stops(entries: Sequence[_Entry], directory: _Directory) -> list[int]:
     starts = [*(entry.start for entry in entries), directory.start]
     for entry, (start, stop) in zip(entries, pairwise(starts), strict=True):
         if start + _HEAD.size + entry.packed_bytes > stop:
-            raise _ZipError(f"entry {entry.name!r} goes on behind byte {stop}, where another begins", start)
+            raise DamagedError(f"entry {entry.name!r} goes on behind byte {stop}, where another begins", start)
     return starts[1:]
 
 
 def _find_directory(tail: memoryview, size: int) -> _Directory:
-    """Finds the directory.
-
-    Args:
-        tail: the last bytes of the file: `_TAIL_BYTES`, or all if it is shorter.
-        size: of the file.
-
-    Raises:
-        _ZipError: there is none, or it is in several files.
-    """
+    """Finds the directory of a file of `size` bytes in its last bytes (`_TAIL_BYTES`, or all)."""
     base, content = size - len(tail), bytes(tail)
     at = content.rfind(_END_MAGIC)
     while at >= 0 and not _ends(content, at):
         at = content.rfind(_END_MAGIC, 0, at)
     if at < 0:
-        raise _ZipError("no zip file: its end record is missing", size)
+        raise DamagedError("not a zip file: its end record is missing", size)
     found = _END.unpack_from(content, at)
     locator = at - _LOCATOR.size
     if locator >= 0 and content[locator : locator + 4] == _LOCATOR_MAGIC:
         _, _, place, _ = _LOCATOR.unpack_from(content, locator)
         at = place - base
         if not 0 <= at <= locator - _END_64.size or content[at : at + 4] != _END_64_MAGIC:
-            raise _ZipError(f"no end record of 64 bits at byte {place}", base + locator)
+            raise DamagedError(f"no end record of 64 bits at byte {place}", base + locator)
         found = _END_64.unpack_from(content, at)[3:]
     disk, first_disk, here, entries, length, start = found[1:7]
     if disk or first_disk or here != entries:
-        raise _ZipError("one of several files", base + at)
+        raise DamagedError("one of several files", base + at)
     if start + length != base + at or length < entries * _ENTRY.size or length > _MOST_DIRECTORY_BYTES:
-        raise _ZipError(f"a directory of {entries} entries in {length} bytes from byte {start} on", base + at)
+        raise DamagedError(f"a directory of {entries} entries in {length} bytes from byte {start} on", base + at)
     return _Directory(start, start + length, entries)
 
 
@@ -219,34 +163,26 @@ def _ends(content: bytes, at: int) -> bool:
 
 
 def _read_entries(content: memoryview, directory: _Directory) -> Iterator[_Entry]:
-    """The entries, in the order of the directory.
-
-    Raises:
-        _ZipError: the directory is damaged.
-    """
+    """Yields the entries, in the order of the directory."""
     at = 0
     for _ in range(directory.entries):
         try:
             fields = _ENTRY.unpack_from(content, at)
         except error as cause:
-            raise _ZipError("cut off in its directory", directory.start + at) from cause
+            raise DamagedError("cut off in its directory", directory.start + at) from cause
         magic, _, _, flags, method, _, _, _, packed, whole, name_length, extra_length, comment = fields[:13]
         start = fields[-1]
         name_stop = at + _ENTRY.size + name_length
         stop = name_stop + extra_length + comment
         if magic != _ENTRY_MAGIC or stop > len(content):
-            raise _ZipError("no entry of a directory", directory.start + at)
+            raise DamagedError("no entry of a directory", directory.start + at)
         name = _name_of(content[at + _ENTRY.size : name_stop], flags)
         extra = content[name_stop : name_stop + extra_length]
         whole, packed, start = _wide_numbers(extra, [whole, packed, start], directory.start + name_stop)
         yield _Entry(name, start, packed, whole, method, bool(flags & _ENCRYPTED))
         at = stop
     if at != len(content):
-        raise _ZipError(f"{len(content) - at} bytes behind the last entry of its directory", directory.start + at)
-
-
-def _is_sample(name: str) -> bool:
-    return not is_hidden(name) and not name.startswith("__MACOSX/")
+        raise DamagedError(f"{len(content) - at} bytes behind the last entry of its directory", directory.start + at)
 
 
 def _check(record: ObjectRecord, entry: _Entry) -> None:
@@ -268,25 +204,8 @@ def _check(record: ObjectRecord, entry: _Entry) -> None:
         )
 
 
-class _Opener:
-    """Opens entries."""
-
-    def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """One field, named by the extension (see `names`), as of a file; the key is the name with its folders.
-
-        Raises:
-            DecodeError: not an entry, or its checksum is another.
-        """
-        try:
-            head = _read_head(content)
-            value = _stored(head) if head.method == _STORED else _inflated(head)
-        except (ValueError, error, inflate.error) as cause:
-            raise DecodeError(f"{len(content)} bytes are no entry of a zip file: {cause}", offset=0) from cause
-        return head.name, [Field(extension(head.name), value, checked=True)]
-
-
 class _Head(msgspec.Struct):
-    """What the head of an entry says, and what is behind it: its content, and more."""
+    """The head of an entry, and the bytes behind it: its content, and more."""
 
     name: str
     method: int
@@ -309,7 +228,7 @@ def _read_head(content: memoryview) -> _Head:
 
 
 def _stored(head: _Head) -> memoryview:
-    """The content as it is. Its checksum takes 0.016 CPU s/GB, an epoch 0.7 (110 KB at a time, 2026-11-24)."""
+    """Returns the content as it is. Its checksum takes 0.016 CPU s/GB, an epoch 0.7 (110 KB at a time, 2026-11-24)."""
     length = _length_before(head.rest) if head.behind and not head.packed_bytes else head.packed_bytes
     if length > len(head.rest):
         raise ValueError(f"it has {len(head.rest)} of {length} bytes")
@@ -317,7 +236,7 @@ def _stored(head: _Head) -> memoryview:
 
 
 def _length_before(rest: memoryview) -> int:
-    """The length of the content that is before its length; the writers of these may leave out the magic."""
+    """Returns the length of the content that is before its length; the writers of these may leave out the magic."""
     for magic in (_BEHIND_MAGIC, b""):
         for layout in _LENGTHS:
             length = len(rest) - layout.size - len(magic)
@@ -329,7 +248,7 @@ def _length_before(rest: memoryview) -> int:
 
 
 def _inflated(head: _Head) -> memoryview:
-    """The content, unpacked; of a head without its length no more than deflate can make of so many bytes."""
+    """Unpacks the content; if its head does not tell the length, at most what deflate can make of the bytes."""
     known = not head.behind or head.bytes > 0
     most = min(head.bytes if known else MOST_BYTES, MOST_BYTES, _MOST_RATIO * len(head.rest))
     unpacker = inflate.decompressobj(_RAW)
@@ -341,7 +260,7 @@ def _inflated(head: _Head) -> memoryview:
 
 
 def _same(head: _Head, content: memoryview, behind: memoryview) -> memoryview:
-    """The content, if it has the checksum that is in its head, or behind it."""
+    """Returns the content, if it has the checksum that is in its head, or behind it."""
     expected = head.checksum
     if head.behind:
         expected = int.from_bytes(behind[4:8] if behind[:4] == _BEHIND_MAGIC else behind[:4], "little")
@@ -351,16 +270,12 @@ def _same(head: _Head, content: memoryview, behind: memoryview) -> memoryview:
 
 
 def _name_of(content: memoryview, flags: int) -> str:
-    """The name of an entry."""
+    """Returns the name of an entry."""
     return str(content, "utf-8" if flags & _UTF_8 else "cp437", "replace")
 
 
 def _wide_numbers(extra: memoryview, numbers: list[int], at: int) -> list[int]:
-    """The numbers, of which those that have no room in 32 bits are in the extra field.
-
-    Raises:
-        _ZipError: they are not; at this place.
-    """
+    """Returns the numbers; those that have no room in 32 bits are in the extra field, which is at byte `at`."""
     wanted = [place for place, number in enumerate(numbers) if number == _MOST_32]
     if not wanted:
         return numbers
@@ -373,4 +288,4 @@ def _wide_numbers(extra: memoryview, numbers: list[int], at: int) -> list[int]:
                 numbers[which] = int.from_bytes(extra[place + 8 * number : place + 8 * number + 8], "little")
             return numbers
         place += length
-    raise _ZipError("an entry of 64 bits without its numbers", at)
+    raise DamagedError("an entry of 64 bits without its numbers", at)

@@ -187,7 +187,7 @@ def test_a_bad_file_names_itself_and_the_reason(opened: Open, folder: Path, tmp_
         len(opened(folder, annotations=str(tmp_path / "large.json")))
     with pytest.raises(ConfigError, match=r"the name says the kind; \.json, \.csv"):
         Annotations("labels.xlsx")
-    with pytest.raises(ConfigError, match="missing='ignore' is none of"):
+    with pytest.raises(ConfigError, match="missing='ignore' must be one of"):
         Annotations("labels.csv", missing="ignore")  # type: ignore[arg-type]
 
 

@@ -138,7 +138,7 @@ def test_files_of_other_columns():
         (b"ARROW1\0\0" + bytes(20) + b"\xff\0\0\0ARROW1", "a footer of 265 bytes"),
         (b"FEA1" + bytes(100), "no message begins here, or it was written before Arrow 0.15"),
         (b"\xff\xff\xff\xff\xff\xff\xff\xff", "metadata of 4294967295 bytes"),
-        (b"\xff\xff\xff\xff\x10\0\0\0" + bytes(16), "the first message is no schema|metadata"),
+        (b"\xff\xff\xff\xff\x10\0\0\0" + bytes(16), "the first message is not a schema|metadata"),
         (stream(numbers(1))[:8] + b"\xff" * 40, "cut off in its schema"),
     ],
 )

@@ -111,7 +111,7 @@ def test_options_that_it_does_not_have() -> None:
 def test_a_class_that_is_no_format(installed: Path) -> None:
     """Is named with its place."""
     (installed / f"{MODULE}.py").write_text("Fixed = 5\n")
-    with pytest.raises(ConfigError, match=f"{MODULE}:Fixed is no subclass"):
+    with pytest.raises(ConfigError, match=f"{MODULE}:Fixed is not a subclass"):
         find_format("fixed")
 
 

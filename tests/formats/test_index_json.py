@@ -213,7 +213,7 @@ def test_frames_out_of_order():
     table = 24 + 4 * (items + 1)
     swapped = content[:table] + content[table + 24 : table + 48] + content[table : table + 24] + content[table + 48 :]
     assert "one behind the other" in str(refusal(LitData(), {**objects, "chunk-0-0.bin": swapped}))
-    assert "no chunk of frames" in str(refusal(LitData(), {**objects, "chunk-0-0.bin": b"LDFZ02" + content[6:]}))
+    assert "not a chunk of frames" in str(refusal(LitData(), {**objects, "chunk-0-0.bin": b"LDFZ02" + content[6:]}))
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def _spread(content: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("at", "layout", "value", "reason"),
     [
-        (META, "<I", 0, r"is damaged: no LMDB of 64 bits: the magic number is missing \(at byte 16 of"),
+        (META, "<I", 0, r"is damaged: not an LMDB of 64 bits: the magic number is missing \(at byte 16 of"),
         (META, ">I", 0xBEEFC0DE, "big-endian machine, which is not read"),
         (META + 4, "<I", 2, "is an LMDB of data format 2; only 1 is read"),
         (META + 24, "<I", 0, "is damaged: pages of 0 bytes"),

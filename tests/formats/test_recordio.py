@@ -71,13 +71,13 @@ def test_an_index_file_in_any_order(indexed):
 @pytest.mark.parametrize("lines", [b"0\t8\n", b"0\t0\n1\t0\n", b"x\n", b"0\tx\n", b"\n", b"0\t0\n1\t99999999\n"])
 def test_an_index_file_of_another_file(indexed, lines):
     """Does not begin at 0, has an offset twice or one that is outside, or is none."""
-    with pytest.raises(ManifestError, match=r"a\.idx is no index of .*a\.rec .*write it again, or delete it"):
+    with pytest.raises(ManifestError, match=r"a\.idx is not an index of .*a\.rec .*write it again, or delete it"):
         find(indexed.format, {**indexed.objects, "a.idx": lines})
 
 
 def test_an_index_file_that_points_into_records(indexed):
     """The head of its last record is read."""
-    with pytest.raises(ManifestError, match="no record begins at byte 12"):
+    with pytest.raises(ManifestError, match="no sample begins at byte 12"):
         find(indexed.format, {**indexed.objects, "a.idx": b"0\t0\n1\t12\n"})
 
 

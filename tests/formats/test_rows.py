@@ -68,8 +68,8 @@ def test_a_long_header_is_read_again():
         (saved(np.zeros((3, 2))) + b"x", "has 49 bytes of numbers"),
         (b"", "has no bytes"),
         (b"\x93NUMPY\x01\x00", "cut off in its header"),
-        (b"PK\x03\x04" + bytes(100), "no .npy file"),
-        (saved(np.zeros(3)).replace(b"'shape'", b"'shApe'"), "no .npy file"),
+        (b"PK\x03\x04" + bytes(100), "not an .npy file"),
+        (saved(np.zeros(3)).replace(b"'shape'", b"'shApe'"), "not an .npy file"),
         (saved(np.zeros(3))[:6] + b"\x01\x00\xff\xff" + bytes(100), "cut off in its header"),
     ],
 )
@@ -105,7 +105,7 @@ def test_options_without_meaning(options):
 
 def test_a_row_of_another_length():
     """Cannot come from an index of these files."""
-    with pytest.raises(DecodeError, match="3 bytes are no row"):
+    with pytest.raises(DecodeError, match="3 bytes are not a row"):
         RowOpener("<f4[2]").open(memoryview(b"abc"), SampleName())
-    with pytest.raises(DecodeError, match="no row of u1"):
+    with pytest.raises(DecodeError, match="not a row of u1"):
         RawArrays().opener(Facts()).open(memoryview(b""), SampleName())

@@ -41,7 +41,7 @@ def test_the_samples_of_the_tar_itself(kind):
         (pack("<3Q", 0, 1024, 1024), "do not ascend"),
         (pack("<2Q", 0, 10**9), "do not ascend"),
         (pack("<Q", 0), "do not ascend"),
-        (pack("<3Q", 0, 512, 2048), "no entry begins at byte 512"),
+        (pack("<3Q", 0, 512, 2048), "no sample begins at byte 512"),
         (b"abc", "neither"),
         (b"v1.2 1\nbin 512\n", "neither"),
         (b"v1.2 1\nbin x y name\n", "neither"),
@@ -52,5 +52,5 @@ def test_the_samples_of_the_tar_itself(kind):
 def test_an_index_file_of_another_tar(content, reason):
     """Is refused, with what to do."""
     case = read_case(WebDataset(), "tar_index/energon")
-    with pytest.raises(ManifestError, match=rf"a\.tar\.idx is no index of .*a\.tar.*{reason}.*delete it"):
+    with pytest.raises(ManifestError, match=rf"a\.tar\.idx is not an index of .*a\.tar.*{reason}.*delete it"):
         find(case.format, {**case.objects, "a.tar.idx": content})

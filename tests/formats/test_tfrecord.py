@@ -106,7 +106,7 @@ def test_an_index_file_of_several_shards_is_none(indexed):
 )
 def test_an_index_file_of_another_file(indexed, lines):
     """Does not tile it, or is none."""
-    with pytest.raises(ManifestError, match=r"\.idx is no index of .*\.tfrecord .*write it again, or delete it"):
+    with pytest.raises(ManifestError, match=r"\.idx is not an index of .*\.tfrecord .*write it again, or delete it"):
         find(indexed.format, {**indexed.objects, SHARD.replace("tfrecord", "idx"): lines})
 
 
@@ -115,10 +115,10 @@ def test_damage_is_told_with_its_place(examples):
     whole = examples.objects[SHARD]
     second = 16 + int.from_bytes(whole[:8], "little")
     for content, reason, offset in (
-        (whole[: second + 2] + b"\x01" + whole[second + 3 :], "no TFRecord frame", second),
+        (whole[: second + 2] + b"\x01" + whole[second + 3 :], "not a TFRecord frame", second),
         (whole[:-1], "needs 1 more bytes", None),
         (whole + b"abc", "3 bytes", len(whole)),
-        (b"\xff" * 40, "no TFRecord frame", 0),
+        (b"\xff" * 40, "not a TFRecord frame", 0),
     ):
         with pytest.raises(ManifestError, match=reason) as caught:
             find(examples.format, {**examples.objects, SHARD: content})

@@ -218,7 +218,11 @@ def test_arrays_of_one_dimension_have_windows():
         (WINDOWS, np.zeros((4, 8), "<u2"), r"has rows of <u2\[8\], not tokens.*format='npy'"),
         (WINDOWS, np.zeros(40, "<f4"), "has rows of <f4, not tokens"),
         (Tokens(sequence_length=4, dtype="<u2"), np.zeros(40, "<i4"), "has tokens of <i4, not dtype='<u2'"),
-        (Tokens(), np.zeros(40, "<u2"), r"is one array, without documents; Tokens\(sequence_length=2048\)"),
+        (
+            Tokens(),
+            np.zeros(40, "<u2"),
+            r"is one array, so where its documents end is not known; Tokens\(sequence_length=",
+        ),
     ],
 )
 def test_arrays_that_are_no_tokens(chosen, array, reason):
@@ -330,8 +334,8 @@ def test_documents_of_another_file(index, reason):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.bin", bytes(40), r"no index file \(.*a\.idx\) that says where documents end; .*eos="),
-        ("a.npy", npy(np.zeros(40, "<u2")), "without an index of documents; .*eos="),
+        ("a.bin", bytes(40), r"no index file \(.*a\.idx\), so nothing says where its documents end; .*eos="),
+        ("a.npy", npy(np.zeros(40, "<u2")), "is one array, so nothing says where its documents end; .*eos="),
     ],
 )
 def test_documents_without_an_index(name, content, reason):
@@ -376,7 +380,7 @@ def test_the_index_and_the_last_token_say_the_same(tmp_path, monkeypatch):
 
 def test_an_eos_that_is_no_token():
     """Of the dtype of the files."""
-    with pytest.raises(ConfigError, match="eos=70000 is no token of <u2"):
+    with pytest.raises(ConfigError, match="eos=70000 is not a token of <u2"):
         find(Tokens(sequence_length=9, dtype="<u2", eos=70_000), {"a.bin": bytes(40)})
 
 
@@ -408,7 +412,7 @@ def test_runs_and_windows_of_another_length():
             recoder.recode(memoryview(content), samples, b"")
     for kind, content in (("<u2[5]", 8), ("<u2[]", 5)):
         opener = Tokens().opener(Facts((FieldSpec("tokens", kind),)))
-        with pytest.raises(DecodeError, match="are no tokens"):
+        with pytest.raises(DecodeError, match="are not tokens"):
             opener.open(memoryview(bytes(content)), SampleName())
 
 

@@ -1,4 +1,4 @@
-"""Tiles to records: the part that runs in a recoder."""
+"""Makes records of tiles: the part that runs in a recoder."""
 
 from __future__ import annotations
 
@@ -14,40 +14,30 @@ from streamer.formats.arrays.tiles import ColumnHint
 from streamer.formats.base import Facts, Records
 from streamer.formats.table.records import fixed_dtype, head_dtype
 
-# With their buffers.
+# Decoders have buffers.
 _MOST_DECODERS = 16
 
 _HINT = msgspec.msgpack.Decoder(tuple[ColumnHint, ...])
 
 Array = NDArray[np.generic]
-# The bytes of a tile as stored, and its mask, to its items in the shape of the tile.
+# Decodes the bytes of a tile as stored, and its mask, to its items in the shape of the tile.
 Decode = Callable[[memoryview, int], Array]
-# How the tiles of an array are decoded: its dtype, and what the hint says of it.
+# Makes the decoder of an array's tiles, from its dtype and its hint.
 Decoder = Callable[[np.dtype[np.generic], ColumnHint], Decode]
 
 
 class TileRecoder:
-    """Makes records of the blocks of one dataset. See `base.Recoder`.
-
-    Args:
-        facts: of the dataset.
-        decoder: of the format, for tiles that are compressed or stored in another order.
-    """
+    """Makes records of the blocks of one dataset; `decoder` is for tiles that are compressed, or in another order."""
 
     def __init__(self, facts: Facts, decoder: Decoder) -> None:
         self._fields = facts.fields
-        # With their shapes.
+        # Dtypes with their shapes.
         self._dtypes = [fixed_dtype(field.kind) for field in facts.fields]
         self._decoder = decoder
         self._decoders: dict[bytes, Decode] = {}
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes the tiles of one block, and makes a record of each row.
-
-        Raises:
-            RecodeError: tiles that cannot be decoded, or are not as long as their shape says.
-            ConfigError: a library that is not installed.
-        """
+        """Decodes the tiles of one block, and makes a record of each row."""
         try:
             columns = _HINT.decode(hint)
             if [column.kind for column in columns] != [field.kind for field in self._fields]:
@@ -101,6 +91,6 @@ class TileRecoder:
 
 
 def _overlap(origin: tuple[int, ...], tile: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Where a tile is in rows of this shape, along each axis."""
+    """Returns the place of a tile in rows of this shape, along each axis."""
     axes = zip(origin, tile, shape, strict=True)
     return [(min(max(0, first), size), max(0, min(first + length, size))) for first, length, size in axes]

@@ -10,24 +10,13 @@ import msgspec
 import numpy as np
 
 from streamer.errors import ConfigError, DecodeError, ManifestError
-from streamer.formats.base import (
-    Answer,
-    Facts,
-    Field,
-    FieldSpec,
-    Format,
-    Indexing,
-    Need,
-    ObjectRecord,
-    Opener,
-    SampleName,
-    Source,
-    Span,
-    Survey,
-    Surveying,
-)
+from streamer.formats.base import Facts, Field, FieldSpec, Format, Opener, SampleName
 from streamer.formats.failures import refused
 from streamer.formats.names import COMPANIONS, base_name, is_hidden
+from streamer.formats.reading import Reading, read_range, read_ranges
+from streamer.formats.table.records import fixed_dtype, is_dtype
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Answer, Indexing, Need, Source, Span, Survey, Surveying
 
 # numpy pads its header to 64 bytes; those of plain arrays have 128.
 _HEAD_BYTES = 512
@@ -37,20 +26,14 @@ FIELD = "array"
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Where the rows of an object are.
-
-    Attributes:
-        start: of the first, bytes.
-        row_bytes: of each.
-        count: how many.
-    """
+    """The rows of an object: byte of the first, bytes of each, and how many."""
 
     start: int
     row_bytes: int
     count: int
 
     def spans(self, start: int) -> Generator[Span, Answer, None]:
-        """The rows from the one that begins at byte `start` on."""
+        """Yields the rows from the one that begins at byte `start` on."""
         first = max(0, start - self.start) // self.row_bytes
         for row in range(first, self.count):
             begin = self.start + row * self.row_bytes
@@ -58,7 +41,7 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What the header of an `.npy` file says."""
+    """The header of an `.npy` file: its rows, and their kind."""
 
     rows: Rows
     kind: str
@@ -68,17 +51,10 @@ class Npy(Format, frozen=True, forbid_unknown_fields=True):
     """`.npy` files: a sample is a row along axis 0, the field "array". All files have rows of one dtype and shape."""
 
     name = "npy"
-
-    def accepts(self, key: str) -> bool:
-        """`.npy`."""
-        return key.lower().endswith(".npy") and not is_hidden(key)
+    endings = (".npy",)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the headers of all files.
-
-        Raises:
-            ManifestError: a file that is no array of numbers in C order, or rows of another kind than those before.
-        """
+        """Reads the headers of all files, whose rows must be of one kind."""
         found = yield from read_heads(accepted)
         kind = found[0][1].kind
         for record, head in found:
@@ -92,11 +68,11 @@ class Npy(Format, frozen=True, forbid_unknown_fields=True):
         return Survey(sources, Facts(fields=(FieldSpec(FIELD, kind),)), read_bytes=0)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """The rows; reads nothing."""
+        """Finds the rows; reads nothing."""
         yield from msgspec.msgpack.decode(source.notes, type=Rows).spans(start)
 
     def opener(self, facts: Facts) -> Opener:
-        """The header says what rows are."""
+        """Opens rows."""
         return RowOpener(facts.fields[0].kind)
 
 
@@ -105,8 +81,8 @@ class RawArrays(Format, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         dtype: numpy's name, for example "<u2".
-        shape: of a sample; () is a single number.
-        header_bytes: of each file, which are left out.
+        shape: shape of a sample; () is a single number.
+        header_bytes: bytes before the first sample of each file, which are left out.
     """
 
     name = "raw"
@@ -115,16 +91,8 @@ class RawArrays(Format, frozen=True, forbid_unknown_fields=True):
     header_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses what has no meaning.
-
-        Raises:
-            ConfigError: not a dtype of numbers, or not a shape.
-        """
-        try:
-            plain = np.dtype(self.dtype).kind in "biufc"
-        except TypeError:
-            plain = False
-        if not plain:
+        """Refuses a dtype that is not of numbers, and lengths that are not positive."""
+        if not is_dtype(self.dtype, "biufc"):
             raise ConfigError(f"RawArrays: dtype={self.dtype!r} is not a type of numbers", field="format")
         if any(length < 1 for length in self.shape):
             raise ConfigError(f"RawArrays: shape={self.shape}; every length must be at least 1", field="format")
@@ -133,19 +101,15 @@ class RawArrays(Format, frozen=True, forbid_unknown_fields=True):
 
     @property
     def row_bytes(self) -> int:
-        """Of a sample."""
+        """Bytes of a sample."""
         return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
     def accepts(self, key: str) -> bool:
-        """All but hidden files and documents."""
+        """Accepts all but hidden files and documents."""
         return not is_hidden(key) and base_name(key).lower().rpartition(".")[2] not in COMPANIONS
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """The rows; reads nothing.
-
-        Raises:
-            ManifestError: a file that is not as long as whole samples.
-        """
+        """Finds the rows of a file, which must be as long as whole samples; reads nothing."""
         record = source.record
         count, rest = divmod(record.size - self.header_bytes, self.row_bytes)
         if count < 0 or rest:
@@ -158,81 +122,63 @@ class RawArrays(Format, frozen=True, forbid_unknown_fields=True):
         yield from Rows(self.header_bytes, self.row_bytes, count).spans(start)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """All objects, of which nothing is read."""
+        """Takes all objects, and reads nothing."""
         yield from ()
         return Survey([Source(record) for record in accepted], read_bytes=0)
 
     def opener(self, facts: Facts) -> Opener:
-        """The options say what samples are."""
+        """Opens samples as the options describe them."""
         return RowOpener(kind_of_rows(np.dtype(self.dtype), self.shape))
 
 
 class RowOpener:
-    """Opens rows: they are the field.
-
-    Args:
-        kind: of the field.
-        name: of the field.
-    """
+    """Opens rows: each is a field of this kind."""
 
     def __init__(self, kind: str, name: str = FIELD) -> None:
         self._kind, self._name = kind, name
-        dtype, _, shape = kind.partition("[")
-        lengths = map(int, shape.rstrip("]").split(",")) if shape else ()
-        self._row_bytes = np.dtype(dtype).itemsize * math.prod(lengths)
+        dtype = fixed_dtype(kind)
+        assert dtype is not None, "rows are of one length"
+        self._row_bytes = dtype.itemsize
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """One field.
-
-        Raises:
-            DecodeError: another number of bytes.
-        """
+        """Returns one field; the sample has no key."""
         if len(content) != self._row_bytes:
-            raise DecodeError(f"{len(content)} bytes are no row of {self._kind}, {self._row_bytes} bytes", offset=0)
+            raise DecodeError(f"{len(content)} bytes are not a row of {self._kind}, {self._row_bytes} bytes", offset=0)
         return None, [Field(self._name, content, self._kind)]
 
 
 def kind_of_rows(dtype: np.dtype[np.generic], shape: Sequence[int]) -> str:
-    """The kind of a field: of arrays of a shape, or of single numbers."""
+    """Returns the kind of a field: of arrays of a shape, or of single numbers."""
     lengths = f"[{','.join(map(str, shape))}]" if shape else ""
     return f"{dtype.str.replace('|', '')}{lengths}"
 
 
-def read_heads(
-    accepted: Sequence[ObjectRecord],
-) -> Generator[Need | tuple[Need, ...], Answer, list[tuple[ObjectRecord, Head]]]:
-    """The headers of `.npy` files, asked for together.
-
-    Raises:
-        ManifestError: a file that is no array of numbers in C order.
-    """
+def read_heads(accepted: Sequence[ObjectRecord]) -> Reading[list[tuple[ObjectRecord, Head]]]:
+    """Reads the headers of `.npy` files together; raises ManifestError if one is not an array of numbers in C order."""
     if empty := next((record for record in accepted if not record.size), None):
         raise refused(empty, "has no bytes, not even the header of an .npy file")
-    answers = yield tuple(Need(0, min(_HEAD_BYTES, record.size), record) for record in accepted)
-    assert isinstance(answers, tuple)
+    answers = yield from read_ranges([Need(0, min(_HEAD_BYTES, record.size), record) for record in accepted])
     found = []
     for record, content in zip(accepted, answers, strict=True):
         found.append((record, (yield from _head(record, content))))
     return found
 
 
-def _head(record: ObjectRecord, content: memoryview) -> Generator[Need, Answer, Head]:
-    """The header of a file, of which the first bytes are known."""
+def _head(record: ObjectRecord, content: memoryview) -> Reading[Head]:
+    """Parses the header of a file, of which the first bytes are known."""
     start = bytes(content[:12])
     length = _header_length(start)
     if length > _LONGEST_HEAD_BYTES or length > record.size or not start.startswith(b"\x93NUMPY"):
-        raise refused(record, "is no .npy file, or it is cut off in its header")
+        raise refused(record, "is not an .npy file, or it is cut off in its header")
     if length > len(content):
-        answer = yield Need(0, length, record)
-        assert isinstance(answer, memoryview)
-        content = answer
+        content = yield from read_range(0, length, record)
     stream = io.BytesIO(content[:length])
     try:
         read = np.lib.format.read_array_header_1_0 if start[6] == 1 else np.lib.format.read_array_header_2_0
         np.lib.format.read_magic(stream)
         shape, fortran_order, dtype = read(stream, max_header_size=_LONGEST_HEAD_BYTES)
     except Exception as error:  # numpy's parser of literals raises whatever Python's does
-        raise refused(record, f"is no .npy file: {error}") from error
+        raise refused(record, f"is not an .npy file: {error}") from error
     return Head(_rows(record, length, shape, fortran_order, dtype), kind_of_rows(dtype, shape[1:]))
 
 

@@ -31,14 +31,14 @@ _MOST_UNWRITTEN_BYTES = 128 << 20
 
 
 class ArraysError(ValueError):
-    """Arrays whose rows cannot be read; says why."""
+    """Raised for arrays whose rows cannot be read."""
 
 
 class TileHint(msgspec.Struct, frozen=True, array_like=True):
     """A tile of a block, for the recoder.
 
     Attributes:
-        origin: its first item; along axis 0 counted from the first row of the block.
+        origin: place of its first item; along axis 0 counted from the first row of the block.
         length: bytes as stored.
         mask: filters that were left out for it, one bit each (HDF5).
     """
@@ -52,11 +52,11 @@ class ColumnHint(msgspec.Struct, frozen=True, array_like=True):
     """An array in a block, for the recoder.
 
     Attributes:
-        kind: of the field: the same objects may be those of an array of another shape later.
+        kind: kind of the field: the same objects may be those of an array of another shape later.
         tile: shape of all tiles.
-        codecs: how tiles are stored, as the format says it.
+        codecs: how tiles are stored, in the words of the format.
         fill: an item that is in no tile.
-        tiles: in the order of the bytes.
+        tiles: the tiles in the order of the bytes.
     """
 
     kind: str
@@ -67,13 +67,13 @@ class ColumnHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tiles(msgspec.Struct, frozen=True):
-    """Where the tiles of an array are stored.
+    """The places of the tiles of an array.
 
     Attributes:
         origins: int64, shape (tiles, axes): the first item of each; sorted.
         starts, lengths: int64, shape (tiles,): bytes of the object.
         masks: int64, shape (tiles,): see `TileHint`.
-        objects: of each tile; empty: all are in the object that is indexed.
+        objects: object of each tile; empty: all are in the object that is indexed.
     """
 
     origins: Int64Array
@@ -94,11 +94,11 @@ class Column(msgspec.Struct, frozen=True):
     """An array whose rows are fields.
 
     Attributes:
-        dtype: as stored.
+        dtype: dtype as stored.
         shape: rows first.
-        tile: shape of the tiles, with as many axes; of an array without tiles the shape.
-        tiles: that were written.
-        start: of an array without tiles, bytes; -1: it has tiles.
+        tile: shape of the tiles, with as many axes; of an array without tiles its shape.
+        tiles: the tiles that were written.
+        start: first byte of an array without tiles; -1: it has tiles.
         codecs, fill: see `ColumnHint`.
     """
 
@@ -112,20 +112,16 @@ class Column(msgspec.Struct, frozen=True):
 
     @property
     def row_bytes(self) -> int:
-        """Of a row."""
+        """Bytes of a row."""
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
     @property
     def kind(self) -> str:
-        """Of the field."""
+        """Kind of the field."""
         return kind_of_rows(self.dtype, self.shape[1:])
 
     def check(self) -> None:
-        """Refuses what has no rows.
-
-        Raises:
-            ArraysError: no axis, or one of no length.
-        """
+        """Refuses an array without rows; raises ArraysError."""
         if self.dtype.kind not in "biufc":
             raise ArraysError(f"it holds {self.dtype}, not numbers")
         if not self.shape or min(self.shape[1:], default=1) < 1:
@@ -136,7 +132,7 @@ class Column(msgspec.Struct, frozen=True):
             raise ArraysError(f"tiles of shape {self.tile} in an array of shape {self.shape}")
 
     def plain_rows(self) -> list[Rows] | None:
-        """The runs of rows whose bytes are stored one after the other; None: some are not."""
+        """Returns the runs of rows whose bytes are stored one after the other; None: some are not."""
         rows = self.shape[0]
         if self.start >= 0:
             return [Rows(self.start, self.row_bytes, rows)]
@@ -153,7 +149,7 @@ class Column(msgspec.Struct, frozen=True):
         return [Rows(start, self.row_bytes, count) for start, count in places]
 
     def part(self, first: int, stop: int) -> tuple[ColumnHint, list[_Piece]]:
-        """The tiles that have a part of the rows `[first, stop)`, and their bytes."""
+        """Returns the tiles that have a part of the rows `[first, stop)`, and their bytes."""
         if self.start >= 0:
             begin, length = self.start + first * self.row_bytes, (stop - first) * self.row_bytes
             whole = TileHint((0,) * len(self.shape), length)
@@ -178,11 +174,7 @@ _Piece = tuple[ObjectRecord | None, int, int]
 
 
 def common_rows(columns: dict[str, Column]) -> int:
-    """The rows of all arrays.
-
-    Raises:
-        ArraysError: an array without rows, or of another length than the first one.
-    """
+    """Returns the number of rows of all arrays; raises ArraysError if it differs, or an array has no rows."""
     for name, column in columns.items():
         try:
             column.check()
@@ -199,7 +191,7 @@ def common_rows(columns: dict[str, Column]) -> int:
 
 
 def facts_of_columns(columns: dict[str, Column]) -> Facts:
-    """A field for each array."""
+    """Returns facts with a field for each array."""
     return Facts(fields=tuple(FieldSpec(name, column.kind) for name, column in columns.items()))
 
 
@@ -211,15 +203,7 @@ def opener_of(facts: Facts) -> Opener:
 
 
 def samples_of(columns: dict[str, Column], chunk_bytes: int) -> Iterator[Span | Block]:
-    """The rows of one object that holds whole arrays.
-
-    Args:
-        columns: by the name of their field.
-        chunk_bytes: about how long a block is.
-
-    Raises:
-        ArraysError: rows that cannot be decoded.
-    """
+    """Yields the rows of one object that holds whole arrays, in blocks of about `chunk_bytes` if they are tiled."""
     rows = common_rows(columns)
     if not rows:
         return
@@ -232,13 +216,10 @@ def samples_of(columns: dict[str, Column], chunk_bytes: int) -> Iterator[Span | 
 
 
 def blocks_of(columns: dict[str, Column], rows: tuple[int, int], chunk_bytes: int) -> Iterator[Block]:
-    """Blocks of about `chunk_bytes`, as fetched, that hold the rows `[rows[0], rows[1])`.
+    """Yields blocks of about `chunk_bytes`, as fetched, that hold the rows `[rows[0], rows[1])`.
 
     They are cut where tiles of the array with the longest rows begin; a tile of another array that goes on in the next
-    block is fetched twice.
-
-    Raises:
-        ArraysError: a long run of rows was never written.
+    block is fetched twice. Long runs of rows that were never written are an ArraysError.
     """
     fields = facts_of_columns(columns).fields
     row_bytes = sum(column.row_bytes for column in columns.values())
@@ -253,7 +234,7 @@ def blocks_of(columns: dict[str, Column], rows: tuple[int, int], chunk_bytes: in
 
 
 def _edges(columns: Sequence[Column], rows: tuple[int, int], chunk_bytes: int) -> list[int]:
-    """The rows with which blocks begin, and the end."""
+    """Returns the first row of each block, and the end."""
     total = sum(column.row_bytes for column in columns)
     longest = max(columns, key=lambda column: column.row_bytes)
     if longest.start >= 0:
@@ -272,7 +253,7 @@ def _edges(columns: Sequence[Column], rows: tuple[int, int], chunk_bytes: int) -
 
 
 def _runs_of_tiles(column: Column, rows: tuple[int, int]) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The tiles that begin in one row: the row, their bytes, and how many."""
+    """Returns the tiles that begin in one row: the row, their bytes, and how many."""
     among = slice(*np.searchsorted(column.tiles.origins[:, 0], rows).tolist())
     tops, places, counts = np.unique(column.tiles.origins[among, 0], return_index=True, return_counts=True)
     lengths = np.add.reduceat(column.tiles.lengths[among], places) if len(tops) else places

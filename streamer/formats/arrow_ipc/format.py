@@ -7,59 +7,36 @@ pyarrow's `new_file` writes) has a footer with the places of all messages.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from streamer.formats import window
-from streamer.formats.arrow_ipc.messages import (
-    BATCH,
-    DICTIONARY,
-    END_BYTES,
-    MAGIC,
-    PREFIX_BYTES,
-    START_BYTES,
-    Message,
-    MessageError,
-    footer_bytes,
-    read_footer,
-    read_message,
-    read_prefix,
-    schema_message,
-)
-from streamer.formats.arrow_ipc.schema import Schema, UnreadError, read_schema
-from streamer.formats.base import (
-    Answer,
-    Block,
-    Facts,
-    Format,
-    Indexing,
-    Need,
-    ObjectRecord,
-    Recoder,
-    Source,
-    Survey,
-    Surveying,
-)
-from streamer.formats.failures import damaged, not_importable, refused
-from streamer.formats.names import is_hidden
+from streamer.formats.arrow_ipc import messages
+from streamer.formats.arrow_ipc.messages import BATCH, DICTIONARY, END_BYTES, PREFIX_BYTES, Message, read_prefix
+from streamer.formats.arrow_ipc.schema import Schema, read_schema
+from streamer.formats.base import Block, Facts, Format, Recoder
+from streamer.formats.failures import DamagedError, UnreadError, damaged, needing, refused
+from streamer.formats.names import base_name
 from streamer.formats.parquet.schema import classes_of
+from streamer.formats.reading import Reading, joined_ranges, read_range, read_ranges
 from streamer.formats.table.records import TableOpener, head_bytes
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
 
-ENDINGS = (".arrow", ".feather", ".ipc")
 # Most schemas fit, with the names of a thousand classes.
 _HEAD_BYTES = 64 << 10
 # Heads of messages that are held at a time.
 _HEADS_AT_ONCE = 4096
-# What buffers that are compressed become, at most by experience (texts, 2026-11-22).
+# How many times longer compressed buffers become, at most by experience (texts, 2026-11-22).
 _GROWTH = 4
-# Of dictionaries: each chunk has them.
+# All dictionaries of a file: each chunk has them.
 _MOST_DICTIONARY_BYTES = 16 << 20
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A message in a file: the half-open byte range, and what it says."""
+    """A message in a file: the half-open byte range, and its metadata."""
 
     start: int
     stop: int
@@ -70,18 +47,14 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
     """Arrow IPC streams and files, Feather 2, and what Hugging Face's `save_to_disk` writes."""
 
     name = "arrow"
+    endings = (".arrow", ".feather", ".ipc")
 
     def accepts(self, key: str) -> bool:
-        """`.arrow`, `.feather` and `.ipc`; not the caches that datasets leaves beside them."""
-        name = key.rpartition("/")[2]
-        return key.lower().endswith(ENDINGS) and not name.startswith("cache-") and not is_hidden(key)
+        """Accepts files with these endings, but not the caches that datasets leaves beside them."""
+        return super().accepts(key) and not base_name(key).startswith("cache-")
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the schema of the first file.
-
-        Raises:
-            ManifestError: it is no such file, or has columns that are not read.
-        """
+        """Reads the schema of the first file."""
         if not accepted:
             return Survey([])
         message, schema, _ = yield from _read_schema(accepted[0])
@@ -90,11 +63,7 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
         return Survey([Source(record) for record in accepted], facts)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the record batches of one file.
-
-        Raises:
-            ManifestError: damaged, or with other columns than the first file.
-        """
+        """Finds the record batches of one file, which must have the columns of the first one."""
         record = source.record
         message, schema, footer = yield from _read_schema(record)
         first = read_schema(memoryview(b64decode(facts.notes["schema"])))
@@ -108,15 +77,9 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
         return TableOpener(facts.fields)
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Decodes record batches with pyarrow.
-
-        Raises:
-            ConfigError: it is not installed.
-        """
-        try:
+        """Decodes record batches with pyarrow."""
+        with needing("Arrow files are decoded with pyarrow", "parquet"):
             from streamer.formats.arrow_ipc.recode import BatchRecoder
-        except ImportError as error:
-            raise not_importable("Arrow files are decoded with pyarrow", "parquet", error) from error
         return BatchRecoder(facts)
 
 
@@ -128,70 +91,64 @@ def _difference(types: Sequence[str], first: Sequence[str]) -> str:
     return f"{own!r}, there {others!r}"
 
 
-def _read_schema(record: ObjectRecord) -> Generator[Need, Answer, tuple[bytes, Schema, memoryview]]:
-    """The message of the schema, that schema, and the footer (of streams: empty)."""
+def _read_schema(record: ObjectRecord) -> Reading[tuple[bytes, Schema, memoryview]]:
+    """Reads the message of the schema, that schema, and the footer (empty for streams)."""
     if not record.size:
         raise damaged(record, "no bytes", 0)
-    content = yield from _range(record, 0, min(_HEAD_BYTES, record.size))
+    content = yield from read_range(0, min(_HEAD_BYTES, record.size), record)
     footer = memoryview(b"")
     try:
-        if content[: len(MAGIC)] == MAGIC:
+        if content[: len(messages.MAGIC)] == messages.MAGIC:
             footer = yield from _footer(record)
-            message = schema_message(footer)
+            message = messages.schema_message(footer)
         else:
             message = yield from _first_message(record, content)
         return message, read_schema(memoryview(message)), footer
     except UnreadError as error:
         raise refused(record, f"has {error}") from error
     except ValueError as error:
-        raise damaged(record, f"no Arrow file: {error}", record.size if footer else 0) from error
+        raise damaged(record, f"not an Arrow file: {error}", record.size if footer else 0) from error
 
 
-def _first_message(record: ObjectRecord, content: memoryview) -> Generator[Need, Answer, bytes]:
+def _first_message(record: ObjectRecord, content: memoryview) -> Reading[bytes]:
     if len(content) < PREFIX_BYTES:
-        raise MessageError(f"{len(content)} bytes")
+        raise DamagedError(f"{len(content)} bytes")
     stop = PREFIX_BYTES + read_prefix(content)
     if stop > record.size:
-        raise MessageError(f"cut off in its schema, which ends at byte {stop}")
+        raise DamagedError(f"cut off in its schema, which ends at byte {stop}")
     if stop > len(content):
-        content = yield from _range(record, 0, stop)
+        content = yield from read_range(0, stop, record)
     return bytes(content[:stop])
 
 
-def _footer(record: ObjectRecord) -> Generator[Need, Answer, memoryview]:
-    tail = yield from _range(record, max(0, record.size - _HEAD_BYTES), record.size)
-    length = footer_bytes(tail) + END_BYTES
+def _footer(record: ObjectRecord) -> Reading[memoryview]:
+    tail = yield from read_range(max(0, record.size - _HEAD_BYTES), record.size, record)
+    length = messages.footer_bytes(tail) + END_BYTES
     if length > record.size:
-        raise MessageError(f"a footer of {length} bytes")
+        raise DamagedError(f"a footer of {length} bytes")
     if length > len(tail):
-        tail = yield from _range(record, record.size - length, record.size)
+        tail = yield from read_range(record.size - length, record.size, record)
     return tail[-length:-END_BYTES]
 
 
-def _range(record: ObjectRecord, start: int, stop: int) -> Generator[Need, Answer, memoryview]:
-    content = yield Need(start, stop, record)
-    assert isinstance(content, memoryview)
-    return content
-
-
-def _walked(record: ObjectRecord, at: int) -> Generator[Need, Answer, list[Place]]:
-    """The messages from byte `at` on, one after the other; without an end mark they end with the object."""
+def _walked(record: ObjectRecord, at: int) -> Reading[list[Place]]:
+    """Reads the messages from byte `at` on, one after the other; without an end mark they end with the object."""
     places, held = list[Place](), window.Window(record.size, at, probe=True)
     while at < record.size:
         if record.size - at < PREFIX_BYTES:
             raise damaged(record, f"cut off in the head of a message, {record.size - at} bytes", at)
         try:
-            yield from _reach(held, at, at + PREFIX_BYTES)
+            yield from held.reach(at, at + PREFIX_BYTES)
             body = at + PREFIX_BYTES + read_prefix(memoryview(held.take(at, at + PREFIX_BYTES)))
             if body == at + PREFIX_BYTES:
                 break
             if body > record.size:
-                raise MessageError(f"cut off in the head of a message, which ends at byte {body}")
-            yield from _reach(held, at, body)
-            message = read_message(memoryview(held.take(at + PREFIX_BYTES, body)))
+                raise DamagedError(f"cut off in the head of a message, which ends at byte {body}")
+            yield from held.reach(at, body)
+            message = messages.read_message(memoryview(held.take(at + PREFIX_BYTES, body)))
             stop = body + message.body_bytes
             if stop > record.size:
-                raise MessageError(f"cut off in a message, which ends at byte {stop}")
+                raise DamagedError(f"cut off in a message, which ends at byte {stop}")
         except ValueError as error:
             raise damaged(record, str(error), at) from error
         places.append(Place(at, stop, message))
@@ -199,30 +156,24 @@ def _walked(record: ObjectRecord, at: int) -> Generator[Need, Answer, list[Place
     return places
 
 
-def _reach(held: window.Window, start: int, stop: int) -> Generator[Need, Answer, None]:
-    if not held.covers(start, stop):
-        yield from held.reach(start, stop)
-
-
-def _listed(record: ObjectRecord, footer: memoryview) -> Generator[tuple[Need, ...], Answer, list[Place]]:
-    """The messages that the footer lists; their heads say how many rows they have."""
+def _listed(record: ObjectRecord, footer: memoryview) -> Reading[list[Place]]:
+    """Reads the messages that the footer lists; their heads say how many rows they have."""
     try:
-        dictionaries, batches = read_footer(footer)
+        dictionaries, batches = messages.read_footer(footer)
         blocks = np.sort(np.concatenate([dictionaries, batches]), order="place")
         stops = blocks["place"] + blocks["head"] + blocks["body"]
-        edges = np.concatenate([[START_BYTES], stops, [record.size - len(footer) - END_BYTES]])
+        edges = np.concatenate([[messages.START_BYTES], stops, [record.size - len(footer) - END_BYTES]])
         if (
             (blocks["head"] < PREFIX_BYTES).any()
             or (blocks["body"] < 0).any()
             or (blocks["place"] < edges[:-2]).any()
             or (np.diff(edges) < 0).any()
         ):
-            raise MessageError("a footer whose messages are not one behind the other")
+            raise DamagedError("a footer whose messages are not one behind the other")
         places = list[Place]()
         for first in range(0, len(blocks), _HEADS_AT_ONCE):
             some = blocks[first : first + _HEADS_AT_ONCE].tolist()
-            heads = yield tuple(Need(place, place + head, record) for place, head, _, _ in some)
-            assert isinstance(heads, tuple)
+            heads = yield from read_ranges([Need(place, place + head, record) for place, head, _, _ in some])
             places += [_listed_place(block, head) for block, head in zip(some, heads, strict=True)]
         return places
     except ValueError as error:
@@ -231,14 +182,14 @@ def _listed(record: ObjectRecord, footer: memoryview) -> Generator[tuple[Need, .
 
 def _listed_place(block: tuple[int, int, int, int], head: memoryview) -> Place:
     place, head_length, _, body = block
-    message = read_message(head[PREFIX_BYTES : PREFIX_BYTES + read_prefix(head)])
+    message = messages.read_message(head[PREFIX_BYTES : PREFIX_BYTES + read_prefix(head)])
     if message.body_bytes != body:
-        raise MessageError(f"a message of {message.body_bytes} bytes at byte {place}; the footer says {body}")
+        raise DamagedError(f"a message of {message.body_bytes} bytes at byte {place}; the footer says {body}")
     return Place(place, place + head_length + body, message)
 
 
 def _blocks(record: ObjectRecord, places: Sequence[Place], chunk_bytes: int, row_bytes: int) -> Iterator[Block]:
-    """Runs of record batches, each about as long as a chunk, with the dictionaries before them."""
+    """Yields runs of record batches, each about as long as a chunk, with the dictionaries before them."""
     batches = [place for place in places if place.message.kind == BATCH and place.message.rows]
     dictionaries = [place for place in places if place.message.kind == DICTIONARY]
     if other := next((place for place in places if place.message.kind not in {BATCH, DICTIONARY}), None):
@@ -265,10 +216,7 @@ def _blocks(record: ObjectRecord, places: Sequence[Place], chunk_bytes: int, row
 
 
 def _block(dictionaries: Sequence[Place], run: Sequence[Place], row_bytes: int) -> Block:
-    ranges = list[tuple[int, int]]()
-    for place in (*dictionaries, *run):
-        joins = ranges and ranges[-1][1] == place.start
-        ranges = [*ranges[:-1], (ranges[-1][0], place.stop)] if joins else [*ranges, (place.start, place.stop)]
+    ranges = joined_ranges((place.start, place.stop) for place in (*dictionaries, *run))
     rows = sum(place.message.rows for place in run)
     values = sum(place.message.body_bytes * (_GROWTH if place.message.compressed else 1) for place in run)
-    return Block(tuple(ranges), rows, values + rows * row_bytes, b"dictionaries" if dictionaries else b"")
+    return Block(ranges, rows, values + rows * row_bytes, b"dictionaries" if dictionaries else b"")

@@ -1,47 +1,33 @@
-"""Record batches to records of a table; the part that runs in a recoder, which has pyarrow."""
+"""Makes records of record batches: the part that runs in a recoder, which has pyarrow."""
 
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pyarrow as pa
 
-from streamer.formats.arrow_ipc.batches import joined, read_batches
 from streamer.formats.arrow_ipc.schema import read_schema
 from streamer.formats.base import Facts, Records
 from streamer.formats.parquet.columns import column_of, is_json, values_at
-from streamer.formats.parquet.schema import node_at
-from streamer.formats.table.arrays import decoding, json_column
-from streamer.formats.table.writer import write_records
+from streamer.formats.table.writer import decoding, json_column, write_records
 
 _TIMES = {32: pa.int32(), 64: pa.int64()}
 
 
 class BatchRecoder:
-    """Makes records of record batches.
-
-    Args:
-        facts: of the dataset.
-    """
+    """Makes records of record batches."""
 
     def __init__(self, facts: Facts) -> None:
         self._message = memoryview(b64decode(facts.notes["schema"]))
         schema = read_schema(self._message)
         self._specs = facts.fields
-        self._nodes = [node_at(schema.root, field.path) for field in schema.fields]
+        self._nodes = [schema.root.at(field.path) for field in schema.fields]
         self._primitives = schema.root.primitives
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes record batches.
-
-        Args:
-            content: their messages; before them those of the dictionaries, if there are any.
-            samples: rows of all of them.
-            hint: not empty if there are dictionaries.
-
-        Raises:
-            RecodeError: bytes that are no record batches of so many rows.
-        """
+        """Decodes record batches, before which are their dictionaries if the hint is not empty."""
         with decoding(content, samples, "Arrow"):
             return joined(read_batches(self._message, content, dictionaries=bool(hint)), samples, self._records)
 
@@ -58,7 +44,7 @@ class BatchRecoder:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type whose values are the same, in the layout that columns of Parquet have."""
+    """Returns the type whose values are the same, in the layout that columns of Parquet have."""
     if pa.types.is_dictionary(kind):
         return _plain(kind.value_type)
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
@@ -72,3 +58,51 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_temporal(kind):
         return _TIMES[kind.bit_width]
     return kind
+
+
+def joined(batches: Sequence[pa.RecordBatch], samples: int, write: Callable[[pa.RecordBatch], Records]) -> Records:
+    """Joins the records that `write` makes of each batch; raises ValueError if they are not `samples` rows."""
+    if (rows := sum(batch.num_rows for batch in batches)) != samples:
+        raise ValueError(f"{rows} rows, expected {samples}")
+    made = [write(batch) for batch in batches]
+    return Records(
+        [part for records in made for part in records.parts],
+        np.concatenate([np.empty(0, np.int64), *(records.lengths for records in made)]),
+    )
+
+
+def read_batches(schema: memoryview, content: memoryview, *, dictionaries: bool = False) -> list[pa.RecordBatch]:
+    """Reads the record batches of messages that follow each other, and checks all places in them.
+
+    Nothing of the content is copied unless there are messages with dictionaries in it. Bytes that are not such messages
+    raise ValueError, OSError or pyarrow.ArrowException.
+    """
+    if dictionaries:
+        with pa.ipc.open_stream(pa.py_buffer(bytes(schema) + bytes(content))) as stream:
+            batches = list(stream)
+    else:
+        columns, source = pa.ipc.read_schema(pa.py_buffer(schema)), pa.BufferReader(pa.py_buffer(content))
+        batches = []
+        while source.tell() < source.size():
+            batches.append(pa.ipc.read_record_batch(pa.ipc.read_message(source), columns))
+    for batch in batches:
+        # Nothing is read out of a batch before it is known that all places in it are inside of it.
+        batch.validate(full=True)
+        for column in batch.columns:
+            _check_views(column)
+    return batches
+
+
+def _check_views(values: pa.Array) -> None:
+    """Refuses null views of negative length: `validate` lets them pass, `cast` crashes over them (pyarrow 26.0.1)."""
+    kind = values.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        if len(values) and (np.frombuffer(values.buffers()[1], "<i4")[::4] < 0).any():
+            raise ValueError("a view of negative length")
+    elif pa.types.is_dictionary(kind):
+        _check_views(values.dictionary)
+    elif pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            _check_views(values.field(number))
+    elif hasattr(values, "values"):  # lists and maps
+        _check_views(values.values)

@@ -1,31 +1,16 @@
-"""The schema of an Arrow file: its columns, and the fields of samples, which are those of the same table in Parquet.
+"""Parses the schema of an Arrow file: its columns, and the fields of samples, as of the same table in Parquet.
 
 Source: Arrow, format/Schema.fbs; the numbers of types and fields are those.
 """
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 
 from streamer.flatbuffer import FlatbufferError, Table
 from streamer.formats.arrow_ipc.messages import PREFIX_BYTES, schema_of
-from streamer.formats.parquet.schema import (
-    BOOLEAN,
-    BYTE_ARRAY,
-    DOUBLE,
-    FIXED,
-    FLOAT,
-    INT32,
-    INT64,
-    REPEATED,
-    Element,
-    Field,
-    Node,
-    fields_of,
-    tree,
-)
+from streamer.formats.failures import UnreadError
+from streamer.formats.parquet import schema as parquet
 
 _HUGGING_FACE = "huggingface"
 _DEEPEST = 32
@@ -35,50 +20,38 @@ _STRUCT, _MAP = 13, 17
 _LISTS = {12: "list", 16: "fixed_size_list", 21: "large_list"}
 # Types of values that are laid out in one way: name, type and meaning as Parquet has them.
 _PLAIN = {
-    1: ("null", INT32, ""),
-    4: ("binary", BYTE_ARRAY, ""),
-    5: ("utf8", BYTE_ARRAY, "text"),
-    6: ("bool", BOOLEAN, ""),
-    7: ("decimal", FIXED, "decimal"),
-    18: ("duration", INT64, ""),
-    19: ("large_binary", BYTE_ARRAY, ""),
-    20: ("large_utf8", BYTE_ARRAY, "text"),
-    23: ("binary_view", BYTE_ARRAY, ""),
-    24: ("utf8_view", BYTE_ARRAY, "text"),
+    1: ("null", parquet.INT32, ""),
+    4: ("binary", parquet.BYTE_ARRAY, ""),
+    5: ("utf8", parquet.BYTE_ARRAY, "text"),
+    6: ("bool", parquet.BOOLEAN, ""),
+    7: ("decimal", parquet.FIXED, "decimal"),
+    18: ("duration", parquet.INT64, ""),
+    19: ("large_binary", parquet.BYTE_ARRAY, ""),
+    20: ("large_utf8", parquet.BYTE_ARRAY, "text"),
+    23: ("binary_view", parquet.BYTE_ARRAY, ""),
+    24: ("utf8_view", parquet.BYTE_ARRAY, "text"),
 }
 # Date, time, timestamp, with the width of those that do not say it.
 _TIMES = {8: "date", 9: "time", 10: "timestamp"}
-_FLOATS = (("float16", FIXED, "<f2"), ("float", FLOAT, ""), ("double", DOUBLE, ""))
-
-
-class UnreadError(ValueError):
-    """Columns of a kind that is not read."""
+_FLOATS = (("float16", parquet.FIXED, "<f2"), ("float", parquet.FLOAT, ""), ("double", parquet.DOUBLE, ""))
 
 
 class Schema(msgspec.Struct, frozen=True):
     """The columns of a file.
 
     Attributes:
-        root: of the columns, as Parquet nests them.
+        root: the columns, as Parquet nests them.
         types: name and exact type of each part, in order; files of one dataset have the same.
-        fields: of the samples.
+        fields: fields of the samples.
     """
 
-    root: Node
+    root: parquet.Node
     types: list[str]
-    fields: list[Field]
+    fields: list[parquet.Field]
 
 
 def read_schema(message: memoryview) -> Schema:
-    """Parses the message of a schema.
-
-    Args:
-        message: with its prefix.
-
-    Raises:
-        UnreadError: a type that is not read.
-        ValueError: no schema.
-    """
+    """Parses the message of a schema, with its prefix; raises ValueError, and UnreadError for other types."""
     table = schema_of(message[PREFIX_BYTES:])
     if table.number(0, "<h"):
         raise UnreadError("numbers in big-endian order, which are not read")
@@ -86,24 +59,16 @@ def read_schema(message: memoryview) -> Schema:
     columns = table.tables(1)
     for column in columns:
         reader.add(column, "")
-    root = tree([Element("schema", len(columns)), *reader.elements])
+    root = parquet.tree([parquet.Element("schema", len(columns)), *reader.elements])
     metadata = {pair.text(0): pair.text(1) for pair in table.tables(2)}
-    return Schema(root, reader.types, fields_of(root, _features(metadata)))
-
-
-def _features(metadata: dict[str, str]) -> object:
-    """How Hugging Face's datasets describe the columns."""
-    try:
-        return json.loads(metadata.get(_HUGGING_FACE, "null"))["info"]["features"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+    return Schema(root, reader.types, parquet.fields_of(root, parquet.features_of(metadata.get(_HUGGING_FACE, "null"))))
 
 
 class _Columns:
     """Collects the parts of columns."""
 
     def __init__(self) -> None:
-        self.elements: list[Element] = []
+        self.elements: list[parquet.Element] = []
         self.types: list[str] = []
 
     def add(self, field: Table, name: str, depth: int = 0) -> None:
@@ -112,31 +77,31 @@ class _Columns:
             raise FlatbufferError(f"columns nested more than {_DEEPEST} deep, or more than {_MOST_COLUMNS}")
         own = field.text(0)
         name, kind, children = name or own, field.number(2, "<B"), field.tables(5)
+        parts = [("", child) for child in children]
         if kind in _LISTS and len(children) == 1:
-            self._note(field, own, _LISTS[kind])
-            self.elements += [Element(name, 1, meaning="list"), Element("list", 1, repetition=REPEATED)]
-            self.add(children[0], "element", depth + 1)
+            exact, elements = _LISTS[kind], _repeated(name, "list", "list", 1)
+            parts = [("element", children[0])]
         elif kind == _MAP and len(children) == 1 and len(children[0].tables(5)) == 2:
-            self._note(field, own, "map")
-            self.elements += [Element(name, 1, meaning="map"), Element("key_value", 2, repetition=REPEATED)]
-            for part, child in zip(("key", "value"), children[0].tables(5), strict=True):
-                self.add(child, part, depth + 1)
+            exact, elements = "map", _repeated(name, "map", "key_value", 2)
+            parts = list(zip(("key", "value"), children[0].tables(5), strict=True))
         elif kind == _STRUCT and children:
-            self._note(field, own, "struct")
-            self.elements.append(Element(name, len(children)))
-            for child in children:
-                self.add(child, "", depth + 1)
+            exact, elements = "struct", [parquet.Element(name, len(children))]
         else:
             exact, physical, meaning, length = _primitive(kind, own, field)
-            self._note(field, own, exact)
-            self.elements.append(Element(name, type=physical, meaning=meaning, length=length))
+            elements, parts = [parquet.Element(name, type=physical, meaning=meaning, length=length)], []
+        self.types.append(f"{own}: {exact}{', dictionary' if field.has(4) else ''}")
+        self.elements += elements
+        for part, child in parts:
+            self.add(child, part, depth + 1)
 
-    def _note(self, field: Table, name: str, kind: str) -> None:
-        self.types.append(f"{name}: {kind}{', dictionary' if field.has(4) else ''}")
+
+def _repeated(name: str, meaning: str, inner: str, children: int) -> list[parquet.Element]:
+    """Returns the groups of a list or a map, as Parquet nests them."""
+    return [parquet.Element(name, 1, meaning=meaning), parquet.Element(inner, children, repetition=parquet.REPEATED)]
 
 
 def _primitive(kind: int, name: str, field: Table) -> tuple[str, int, str, int]:
-    """The exact type of values; type, meaning and length as Parquet has them."""
+    """Returns the exact type of values; type, meaning and length as Parquet has them."""
     if kind in _PLAIN:
         return *_PLAIN[kind], 0
     details = field.table(3)
@@ -144,14 +109,14 @@ def _primitive(kind: int, name: str, field: Table) -> tuple[str, int, str, int]:
     if kind == _INT and first in {8, 16, 32, 64}:
         signed = details.number(1, "<?")
         dtype = f"{'<' if first > 8 else ''}{'i' if signed else 'u'}{first // 8}"
-        physical = INT64 if first == 64 else INT32
+        physical = parquet.INT64 if first == 64 else parquet.INT32
         return dtype, physical, dtype if dtype not in {"<i4", "<i8"} else "", 0
     if kind == _FLOAT and 0 <= first < len(_FLOATS):
         return *_FLOATS[first], 2 if first == 0 else 0
     if kind == _FIXED_BINARY and first > 0:
-        return f"fixed_size_binary[{first}]", FIXED, "", first
+        return f"fixed_size_binary[{first}]", parquet.FIXED, "", first
     if kind in _TIMES:
         # Days, and times of seconds and milliseconds, have 32 bits.
         narrow = (kind == 8 and first == 0) or (kind == 9 and details.number(1, "<i", 32) == 32)
-        return f"{_TIMES[kind]} of unit {first}", INT32 if narrow else INT64, "", 0
+        return f"{_TIMES[kind]} of unit {first}", parquet.INT32 if narrow else parquet.INT64, "", 0
     raise UnreadError(f"a column {name!r} of type number {kind} (Arrow's Schema.fbs), which is not read")

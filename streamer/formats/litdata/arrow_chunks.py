@@ -1,4 +1,4 @@
-"""LitData's Arrow chunks: where the record batches of the Arrow file at their end are.
+"""Finds the record batches in LitData's Arrow chunks: in the Arrow file at their end.
 
 The head of a chunk of items (whose items have no bytes), an Arrow file, its uint32 length, a magic. The footer of the
 Arrow file is a flatbuffer with the place of each record batch; all but the last have 256 rows.
@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.formats.arrow_ipc.messages import MAGIC, PLACE, read_footer
-from streamer.formats.base import Block, Indexing, Need, ObjectRecord
+from streamer.formats.base import Block
 from streamer.formats.failures import damaged
 from streamer.formats.index_json import head_bytes, runs_of
+from streamer.formats.reading import joined_ranges, read_range
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing
 
 ARROW_END = b"LDARW01\0"
 BATCH_ROWS = 256
@@ -25,24 +28,17 @@ _SCHEMA_BYTES = 16 << 10
 
 
 def tail_bytes(items: int) -> int:
-    """The bytes that are read of a chunk: its end, with room for a footer of this many rows."""
+    """Returns how many bytes are read of a chunk's end, with room for a footer of this many rows."""
     return _SCHEMA_BYTES + PLACE.itemsize * -(-items // BATCH_ROWS)
 
 
 def arrow_blocks(record: ObjectRecord, items: int, growth: int) -> Indexing:
-    """The blocks of a chunk: runs of record batches, each with the schema before it.
+    """Yields the blocks of a chunk: runs of record batches, each with the schema before it.
 
-    Args:
-        record: the chunk.
-        items: its rows, as the index says.
-        growth: how many times as long the rows are as the batches, about.
-
-    Raises:
-        ManifestError: the chunk contradicts the index, or is not such a chunk.
+    The index says how many rows it has, and about how many times as long (`growth`) these are as the batches.
     """
     first = max(0, record.size - tail_bytes(items))
-    tail = (yield Need(first, record.size)) if record.size else memoryview(b"")
-    assert isinstance(tail, memoryview)
+    tail = yield from read_range(first, record.size)
     try:
         start, batches = _batches(tail, record.size)
         if len(batches) != -(-items // BATCH_ROWS) or start < head_bytes(items):
@@ -54,12 +50,12 @@ def arrow_blocks(record: ObjectRecord, items: int, growth: int) -> Indexing:
         place, end = start + int(batches["place"][begin]), start + int(ends[stop - 1])
         rows = min(items, stop * BATCH_ROWS) - begin * BATCH_ROWS
         schema = (start + 8, start + int(batches["place"][0]))
-        ranges = (schema, (place, end)) if schema[1] < place else ((schema[0], end),)
+        ranges = joined_ranges([schema, (place, end)])
         yield Block(ranges, rows, growth * (end - place), struct.pack("<q", schema[1] - schema[0]))
 
 
 def _batches(tail: memoryview, size: int) -> tuple[int, NDArray[np.void]]:
-    """Where the Arrow file begins, and the places of its record batches, relative to that."""
+    """Returns where the Arrow file begins, and the places of its record batches, relative to that."""
     if len(tail) < _END_BYTES + _FOOTER_END_BYTES or tail[-len(ARROW_END) :] != ARROW_END:
         raise ValueError("no rows of Arrow are at its end")
     (length,) = struct.unpack_from("<I", tail, len(tail) - _END_BYTES)

@@ -1,4 +1,4 @@
-"""Makes records of the rows of LitData's Arrow chunks; for the recoder, which has pyarrow.
+"""Makes records of the rows of LitData's Arrow chunks: the part that runs in a recoder, which has pyarrow.
 
 Columns of texts, numbers, truth values and bytes are fields as they are. A value of any other column is a byte that
 says how it is written, and its bytes: numbers of a list, or MessagePack.
@@ -14,33 +14,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streamer.formats.arrow_ipc.batches import joined, read_batches
+from streamer.formats.arrow_ipc.recode import joined, read_batches
 from streamer.formats.base import FieldSpec, Records
-from streamer.formats.table.arrays import bytes_column, decoding, listed_column, nulls_of
 from streamer.formats.table.records import fixed_dtype
-from streamer.formats.table.writer import Column, write_records
+from streamer.formats.table.writer import Column, bytes_column, decoding, listed_column, nulls_of, write_records
 
 # How a nested value is written; see `streamer.decode.foreign.decode_value`.
 INTEGERS, FLOATS, PACKED = b"i", b"f", b"m"
-_NO_BYTES = np.empty(0, np.uint8)
 
 
 class ArrowRecoder:
-    """Makes records of record batches.
-
-    Args:
-        fields: the columns of the dataset; a chunk may lack some.
-    """
+    """Makes records of record batches. A chunk may lack some of the fields."""
 
     def __init__(self, fields: Sequence[FieldSpec]) -> None:
         self._fields = fields
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes record batches, before which their schema is.
-
-        Raises:
-            RecodeError: bytes that are no record batches of so many rows.
-        """
+        """Decodes record batches, before which is their schema."""
         with decoding(content, samples, "LitData"):
             (schema_bytes,) = struct.unpack("<q", hint)
             batches = read_batches(content[:schema_bytes], content[schema_bytes:])
@@ -58,20 +48,16 @@ class ArrowRecoder:
 def _column(field: FieldSpec, values: pa.Array | None, rows: int) -> Column:
     dtype = fixed_dtype(field.kind)
     if values is None or pa.types.is_null(values.type):
-        return _nothing(dtype, rows)
+        nulls = np.ones(rows, np.bool_)
+        if dtype is not None:
+            return Column(np.zeros(rows, dtype), nulls=nulls)
+        return Column(np.empty(0, np.uint8), np.zeros(rows, np.int64), nulls)
     if dtype is not None:
         numbers = values.cast(pa.from_numpy_dtype(dtype)).fill_null(False if dtype.kind == "b" else 0)
         return Column(numbers.to_numpy(zero_copy_only=False), nulls=nulls_of(values))
     if field.kind in {"txt", "bytes"}:
         return bytes_column(values.cast(pa.large_string() if field.kind == "txt" else pa.large_binary()))
     return _nested(values)
-
-
-def _nothing(dtype: np.dtype[np.generic] | None, rows: int) -> Column:
-    nulls = np.ones(rows, np.bool_)
-    if dtype is not None:
-        return Column(np.zeros(rows, dtype), nulls=nulls)
-    return Column(_NO_BYTES, np.zeros(rows, np.int64), nulls)
 
 
 def _nested(values: pa.Array) -> Column:
@@ -86,7 +72,7 @@ def _nested(values: pa.Array) -> Column:
 
 
 def _numbers(values: pa.ListArray, tag: bytes) -> Column:
-    """Lists of numbers without a loop over them: the tag before each is put between."""
+    """Makes a column of lists of numbers without a loop over them: the tag before each is put between."""
     edges = values.offsets.to_numpy().astype(np.int64)
     numbers = values.values.slice(edges[0], edges[-1] - edges[0]).to_numpy(zero_copy_only=False)
     content = np.ascontiguousarray(numbers).view(np.uint8)

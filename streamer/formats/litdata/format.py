@@ -14,35 +14,24 @@ The names and the ends of chunks decide, not a version.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from streamer.formats.base import (
-    Block,
-    Facts,
-    FieldSpec,
-    Format,
-    Indexing,
-    Need,
-    ObjectRecord,
-    Opener,
-    Recoder,
-    Source,
-    Span,
-    Survey,
-    Surveying,
-)
-from streamer.formats.failures import damaged, not_importable
-from streamer.formats.index_json import Listed, head_bytes, index_offsets, read_indexes, spans_from
+from streamer.formats.base import Block, Facts, FieldSpec, Format, Opener, Recoder
+from streamer.formats.failures import damaged, needing
+from streamer.formats.index_json import Listed, head_bytes, index_offsets, read_indexes
 from streamer.formats.litdata.arrow_chunks import ARROW_END, arrow_blocks, tail_bytes
 from streamer.formats.litdata.frames import frame_blocks, table_bytes
 from streamer.formats.litdata.items import ItemOpener, ItemRecoder, RunRecoder
 from streamer.formats.litdata.leaves import column_specs, item_specs
 from streamer.formats.packed.unpack import check_installed
+from streamer.formats.reading import read_range, spans_between
 from streamer.formats.table.records import TableOpener
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Span, Survey, Surveying
 
 _CHUNK = re.compile(r"(?:.*/)?chunk-\d+-\d+(\.[\w:]+)?\.bin")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -75,14 +64,8 @@ class _Index(msgspec.Struct):
     config: _Config
 
 
-class _Notes(msgspec.Struct, frozen=True, array_like=True):
-    """What the index says of a chunk: its items, and its bytes before it was compressed as a whole."""
-
-    items: int
-    raw_bytes: int
-
-
-_NOTES = msgspec.json.Decoder(_Notes)
+# Notes of a chunk: its items, and its bytes before it was compressed as a whole.
+_NOTES = msgspec.json.Decoder(tuple[int, int])
 _INDEX = msgspec.json.Decoder(_Index)
 
 
@@ -97,58 +80,55 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
     block_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     def accepts(self, key: str) -> bool:
-        """Chunks, compressed or not."""
+        """Accepts chunks, compressed or not."""
         return _CHUNK.fullmatch(key) is not None
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads `index.json`, and where that does not tell the layout the end of the first chunk.
-
-        Raises:
-            ManifestError: no index, one that contradicts the listing, encrypted chunks, or a tree of other classes,
-                or `block_size` for data that are no tokens.
-        """
-        indexes = yield from read_indexes(accepted, others, _INDEX.decode, _names)
+        """Reads `index.json`, and, where that does not tell the layout, the end of the first chunk."""
+        indexes = yield from read_indexes(
+            accepted, others, _INDEX.decode, lambda index: (chunk.filename for chunk in index.chunks)
+        )
         found = [(listed, chunk, _record_of(listed, chunk)) for listed, index in indexes for chunk in index.chunks]
         layout = _named_layout(indexes[0][1].config, found[0][1]) if found else "items"
         if not layout:
             first = found[0][2]
-            end = (yield Need(max(0, first.size - len(ARROW_END)), first.size, first)) if first.size else b""
+            end = yield from read_range(max(0, first.size - len(ARROW_END)), first.size, first)
             layout = "arrow" if end == ARROW_END else "items"
         facts = [_facts(listed, index.config, layout, self.block_size) for listed, index in indexes]
         for (listed, _), other in zip(indexes, facts, strict=True):
             if other != facts[0]:
                 raise listed.refusal("its items have other fields, or another layout, than those of the first index")
-        sources = {record.url: _source(record, chunk) for _, chunk, record in found}
+        sources = {
+            record.url: Source(record, msgspec.json.encode((chunk.chunk_size, chunk.chunk_bytes)))
+            for _, chunk, record in found
+        }
         return Survey([*sources.values()], facts[0], sum(_read_bytes(facts[0], chunk) for _, chunk, _ in found))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Reads where the items of a chunk are; of compressed chunks and of tokens nothing.
-
-        Raises:
-            ManifestError: a chunk that contradicts the index.
-        """
-        notes, record = _NOTES.decode(source.notes), source.record
+        """Finds the items of a chunk; of compressed chunks and of tokens nothing is read."""
+        record = source.record
+        items, raw_bytes = _NOTES.decode(source.notes)
         layout, token_bytes = facts.notes["layout"], facts.notes["sample_bytes"]
-        if layout != "packed" and record.size != notes.raw_bytes:
-            raise damaged(record, f"{record.size} bytes, index.json says {notes.raw_bytes}", 0)
-        records = notes.raw_bytes - head_bytes(notes.items)
+        if layout != "packed" and record.size != raw_bytes:
+            raise damaged(record, f"{record.size} bytes, index.json says {raw_bytes}", 0)
+        records = raw_bytes - head_bytes(items)
         if records < 0:
-            raise damaged(record, f"{notes.raw_bytes} bytes are too few for {notes.items} items", 0)
+            raise damaged(record, f"{raw_bytes} bytes are too few for {items} items", 0)
         if layout == "arrow":
-            yield from arrow_blocks(record, notes.items, facts.notes["growth"])
+            yield from arrow_blocks(record, items, facts.notes["growth"])
         elif layout == "frames":
-            yield from frame_blocks(record, notes.items, facts.notes["run"])
+            yield from frame_blocks(record, items, facts.notes["run"])
         elif layout == "packed":
             if not record.size:
-                raise damaged(record, f"no bytes, index.json says {notes.items} items", 0)
-            samples = records // token_bytes if token_bytes else notes.items
+                raise damaged(record, f"no bytes, index.json says {items} items", 0)
+            samples = records // token_bytes if token_bytes else items
             yield Block(((0, record.size),), samples, records, source.notes)
         elif token_bytes:
-            for place in range(head_bytes(notes.items), notes.raw_bytes - token_bytes + 1, token_bytes):
+            for place in range(head_bytes(items), raw_bytes - token_bytes + 1, token_bytes):
                 if place >= start:
                     yield Span(place, place + token_bytes)
         else:
-            yield from spans_from((yield from index_offsets(record, notes.items)), start)
+            yield from spans_between((yield from index_offsets(record, items)), start)
 
     def opener(self, facts: Facts) -> Opener:
         """Splits items into their leaves, or rows into their columns."""
@@ -158,23 +138,13 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
         return ItemOpener(facts.fields, whole=facts.notes["whole"], packed=packed)
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Unpacks chunks, or makes records of the rows of Arrow's batches.
-
-        Raises:
-            ConfigError: pyarrow or cramjam is not installed here.
-        """
+        """Unpacks chunks, or makes records of the rows of Arrow's batches."""
         if facts.notes["layout"] == "arrow":
-            try:
+            with needing("Arrow chunks of LitData are decoded with pyarrow", "parquet"):
                 from streamer.formats.litdata.arrow_rows import ArrowRecoder
-            except ImportError as error:
-                raise not_importable("Arrow chunks of LitData are decoded with pyarrow", "parquet", error) from error
             return ArrowRecoder(facts.fields)
         check_installed("zstd")
         return RunRecoder() if facts.notes["layout"] == "frames" else ItemRecoder(facts.notes["sample_bytes"])
-
-
-def _names(index: _Index) -> Iterator[str]:
-    return (chunk.filename for chunk in index.chunks)
 
 
 def _record_of(listed: Listed, chunk: _Chunk) -> ObjectRecord:
@@ -184,12 +154,8 @@ def _record_of(listed: Listed, chunk: _Chunk) -> ObjectRecord:
     return record
 
 
-def _source(record: ObjectRecord, chunk: _Chunk) -> Source:
-    return Source(record, msgspec.json.encode(_Notes(chunk.chunk_size, chunk.chunk_bytes)))
-
-
 def _named_layout(config: _Config, chunk: _Chunk) -> str:
-    """The layout as far as names tell it; "": its chunks must be looked at."""
+    """Returns the layout as far as names tell it; "": its chunks must be looked at."""
     if (match := _CHUNK.fullmatch(chunk.filename)) is not None and match[1]:
         return "packed"
     if config.item_loader == _TOKENS:
@@ -221,7 +187,7 @@ def _facts(listed: Listed, config: _Config, layout: str, block_size: int | None)
 
 
 def _sample_bytes(listed: Listed, fields: Sequence[FieldSpec], tokens: bool, block_size: int | None) -> int:
-    """Bytes of a sample of `block_size` tokens; 0: samples are what was written as such."""
+    """Returns the bytes of a sample of `block_size` tokens; 0: samples are the written items."""
     if block_size is None:
         return 0
     if not tokens or len(fields) != 1 or not fields[0].kind.endswith("[]"):

@@ -1,4 +1,4 @@
-"""LitData's chunks of frames: a table, and runs of items that are compressed with Zstandard together.
+"""Finds blocks in LitData's chunks of frames: a table, and runs of items that are compressed with Zstandard together.
 
 magic, uint16 version and flags, uint32 items, run and frames; uint32 starts of the items among the unpacked ones; for
 each frame uint32 first item and items, uint64 place, uint32 length and unpacked length; the frames.
@@ -12,9 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.formats.base import Block, Indexing, Need, ObjectRecord
+from streamer.formats.base import Block
 from streamer.formats.failures import damaged
 from streamer.formats.index_json import runs_of
+from streamer.formats.reading import read_range
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing
 
 MAGIC = b"LDFZ01\0\0"
 _HEAD = Struct("<8sHHIII")
@@ -22,31 +25,21 @@ _FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("place", "<u8"), ("lengt
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):
-    """For the recoder: the lengths of each frame of a block, packed and unpacked."""
+    """The hint of a block: the lengths of its frames, packed and unpacked."""
 
     packed: list[int]
     unpacked: list[int]
 
 
 def table_bytes(items: int, run: int) -> int:
-    """Bytes before the first frame."""
+    """Returns the number of bytes before the first frame."""
     return _HEAD.size + 4 * (items + 1) + _FRAME.itemsize * -(-items // run)
 
 
 def frame_blocks(record: ObjectRecord, items: int, run: int) -> Indexing:
-    """The blocks of a chunk.
-
-    Args:
-        record: the chunk.
-        items: in it, as the index says.
-        run: items in a frame.
-
-    Raises:
-        ManifestError: the table contradicts the index or itself.
-    """
+    """Yields the blocks of a chunk of `items` in frames of `run` items, as the index says."""
     length = table_bytes(items, run)
-    content = (yield Need(0, length)) if length <= record.size else memoryview(b"")
-    assert isinstance(content, memoryview)
+    content = yield from read_range(0, length if length <= record.size else 0)
     try:
         offsets, frames = _tables(content, items, run, record.size)
     except ValueError as error:
@@ -72,7 +65,7 @@ def _tables(content: memoryview, items: int, run: int, size: int) -> tuple[NDArr
         raise ValueError(f"{size} bytes are too few for the table of {items} items")
     magic, version, _, found, rows, count = _HEAD.unpack_from(content)
     if magic != MAGIC or version != 1:
-        raise ValueError(f"no chunk of frames of version 1: it begins with {magic!r} and version {version}")
+        raise ValueError(f"not a chunk of frames of version 1: it begins with {magic!r} and version {version}")
     if (found, rows, count) != (items, run, -(-items // run)):
         raise ValueError(f"{found} items in {count} frames of {rows}, index.json says {items} in frames of {run}")
     offsets = np.frombuffer(content, "<u4", items + 1, _HEAD.size).astype(np.int64)

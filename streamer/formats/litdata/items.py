@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -11,72 +10,43 @@ import numpy as np
 
 from streamer.errors import DecodeError, RecodeError
 from streamer.formats.base import Field, FieldSpec, Records, SampleName
-from streamer.formats.index_json import head_bytes, read_offsets
+from streamer.formats.index_json import LengthsOpener, head_bytes, read_offsets
 from streamer.formats.litdata.arrow_chunks import ARROW_END
 from streamer.formats.litdata.frames import Run
-from streamer.formats.packed.unpack import unpack_item, unpack_shard
+from streamer.formats.packed.unpack import MOST_ITEM_BYTES, unpack, unpack_shard
 
 _RUN = msgspec.msgpack.Decoder(Run)
 # Items, and bytes before they were compressed.
 _CHUNK = msgspec.json.Decoder(tuple[int, int])
 
 
-class ItemOpener:
-    """Splits an item into its leaves: a uint32 length of each, then the leaves.
-
-    Args:
-        fields: the leaves.
-        whole: whether the item is its only leaf, without a length.
-        packed: whether the item is compressed.
-    """
+class ItemOpener(LengthsOpener):
+    """Splits items into leaves; a `whole` item is its only leaf, without a length, a `packed` one is compressed."""
 
     def __init__(self, fields: Sequence[FieldSpec], *, whole: bool, packed: bool) -> None:
-        self._fields = [(spec.name, spec.kind) for spec in fields]
-        self._lengths = struct.Struct(f"<{len(fields)}I")
+        super().__init__(fields, [0] * len(fields), "an item of LitData")
         self._whole, self._packed = whole, packed
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """The leaves in their order; an item has no key.
-
-        Raises:
-            DecodeError: lengths that do not make up the item, or one that cannot be unpacked.
-        """
+        """Returns the leaves in their order; an item has no key."""
         if self._packed:
             try:
-                content = unpack_item(content)
+                content = unpack("zst", content, MOST_ITEM_BYTES)
             except ValueError as error:
                 raise DecodeError(f"not a packed item of LitData: {error}") from error
         if self._whole:
-            return None, [Field(field, content, kind) for field, kind in self._fields]
-        try:
-            lengths = self._lengths.unpack_from(content)
-        except struct.error as error:
-            raise DecodeError(f"not an item of LitData: {len(content)} bytes, {error}") from error
-        places = list(accumulate(lengths, initial=self._lengths.size))
-        if places[-1] != len(content):
-            raise DecodeError(
-                f"not an item of LitData: its {len(lengths)} leaves take {places[-1]} bytes, it has {len(content)}"
-            )
-        pieces = (content[start:stop] for start, stop in pairwise(places))
-        return None, [Field(field, piece, kind) for (field, kind), piece in zip(self._fields, pieces, strict=True)]
+            return None, [Field(field, content, kind) for field, kind, _ in self._fields]
+        return super().open(content, name)
 
 
 class ItemRecoder:
-    """Unpacks a whole chunk.
-
-    Args:
-        sample_bytes: of tokens that are cut anew; 0: samples are items.
-    """
+    """Unpacks whole chunks, and cuts tokens into samples of `sample_bytes`; 0: samples are items."""
 
     def __init__(self, sample_bytes: int) -> None:
         self._sample_bytes = sample_bytes
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """See `Recoder`.
-
-        Raises:
-            RecodeError: bytes that do not unpack to the chunk of the index.
-        """
+        """Makes records of a chunk."""
         try:
             items, raw_bytes = _CHUNK.decode(hint)
             chunk = unpack_shard("zstd", content, raw_bytes)
@@ -95,11 +65,7 @@ class RunRecoder:
     """Unpacks runs of items; before them are the starts of the items."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """See `Recoder`.
-
-        Raises:
-            RecodeError: bytes that do not unpack to the frames of the index.
-        """
+        """Makes records of a run."""
         table = 4 * (samples + 1)
         try:
             run = _RUN.decode(hint)
@@ -107,7 +73,7 @@ class RunRecoder:
             lengths = offsets[1:] - offsets[:-1]
             places = list(accumulate(run.packed, initial=table))
             if places[-1] != len(content) or lengths.sum() != sum(run.unpacked) or (lengths < 0).any():
-                raise ValueError(f"{len(content)} bytes are no {len(run.packed)} frames of {samples} items")
+                raise ValueError(f"{len(content)} bytes are not {len(run.packed)} frames of {samples} items")
             pieces = [content[start:stop] for start, stop in pairwise(places)]
             parts = [unpack_shard("zstd", piece, length) for piece, length in zip(pieces, run.unpacked, strict=True)]
         except ValueError as error:

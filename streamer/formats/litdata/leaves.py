@@ -1,4 +1,4 @@
-"""The leaves of LitData's items: their names, and how they are decoded."""
+"""Names LitData's leaves and columns, and says how they are decoded; raises ValueError for what is not read."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import msgspec
 
 from streamer.formats.base import FieldSpec
 
-# Dtypes by their numbers; None: what has no numbers that numpy could read.
-# Those behind the last one are objects and texts.
+# Dtypes by their numbers; behind the last one are objects and texts.
 NUMPY_DTYPES = ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8", "<c16", "|b1")
 # 10 is bfloat16.
 TORCH_DTYPES = (
     *("<f4", "<f4", "<f8", "<f8", "<c8", "<c8", "<c16", "<c16", "<f2", "<f2", None, "|u1", "|i1", "<i2", "<i2"),
     *("<i4", "<i4", "<i8", "<i8", "|b1", "<u2"),
 )
-# An item that is no dict, list or tuple has one leaf, and that no name.
+# An item that is not a dict, list or tuple has one leaf, without a name.
 ONLY_FIELD = "item"
 _MAPPINGS = frozenset({"builtins.dict", "collections.OrderedDict"})
 _SEQUENCES = frozenset({"builtins.list", "builtins.tuple"})
@@ -56,15 +55,7 @@ _NAMES = msgspec.json.Decoder(list[str | int])
 
 
 def item_specs(tree: str, formats: Sequence[str]) -> tuple[FieldSpec, ...]:
-    """Name and kind of each leaf; a name is the path to it: "image", "boxes.0".
-
-    Args:
-        tree: the structure of an item, as LitData's index has it.
-        formats: LitData's words for the leaves.
-
-    Raises:
-        ValueError: a tree of something else than dicts, lists and tuples, or of another number of leaves.
-    """
+    """Returns name and kind of each leaf from the index's tree; a name is the path to it: "image", "boxes.0"."""
     names = [path or ONLY_FIELD for path in _paths(_TREE.decode(tree)[1], "")]
     if len(names) != len(formats):
         raise ValueError(f"an item has {len(names)} leaves, and {len(formats)} formats of leaves")
@@ -72,11 +63,7 @@ def item_specs(tree: str, formats: Sequence[str]) -> tuple[FieldSpec, ...]:
 
 
 def field_kind(word: str) -> str:
-    """The kind of a leaf.
-
-    Raises:
-        ValueError: a dtype without a number, or one that numpy does not have.
-    """
+    """Returns the kind of a leaf."""
     name, _, detail = word.partition(":")
     if name in _HEADLESS:
         return f"{dtype_of(_HEADLESS[name], int(detail))}[]"
@@ -84,16 +71,7 @@ def field_kind(word: str) -> str:
 
 
 def column_specs(types: object, tree: str, formats: Sequence[str]) -> tuple[FieldSpec, ...]:
-    """Name and kind of each column of Arrow chunks.
-
-    Args:
-        types: LitData's words for the columns by their names; None: the index has none.
-        tree: as in `item_specs`.
-        formats: as in `item_specs`.
-
-    Raises:
-        ValueError: items that are no dicts.
-    """
+    """Returns name and kind of each column of Arrow chunks, from the types, or from the tree if there are none."""
     words: Mapping[str, Any]
     if isinstance(types, Mapping) and types:
         words = types
@@ -133,11 +111,7 @@ def _child_names(node: _Node) -> list[str]:
 
 
 def dtype_of(dtypes: tuple[str | None, ...], number: int) -> str:
-    """The dtype of a number.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """Returns the dtype of a number; raises ValueError if it has none."""
     found = dtypes[number] if 0 <= number < len(dtypes) else None
     if found is None:
         raise ValueError(f"dtype {number} has no numbers that numpy can read without a pickle")

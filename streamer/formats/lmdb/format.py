@@ -8,8 +8,8 @@ Samples are in the order of the file, not of the keys: about the order in which 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import translate
 from itertools import accumulate
 from struct import Struct
@@ -18,34 +18,27 @@ import msgspec
 import numpy as np
 
 from streamer.errors import DecodeError, RecodeError
-from streamer.formats.base import (
-    Answer,
-    Facts,
-    Field,
-    Format,
-    Indexing,
-    Need,
-    ObjectRecord,
-    Opener,
-    Recoder,
-    Records,
-    SampleName,
-    Source,
-    Survey,
-    Surveying,
-)
-from streamer.formats.failures import damaged, refused
-from streamer.formats.lmdb.blocks import VALUES, Places
-from streamer.formats.lmdb.pages import META_BYTES, PageError, Tree, UnreadError, children, entries, read_tree
+from streamer.formats.base import Block, Facts, Field, Format, Records, SampleName
+from streamer.formats.failures import DamagedError, errors_of
+from streamer.formats.lmdb.pages import META_BYTES, Entry, Tree, children, entries, read_tree
 from streamer.formats.names import base_name, is_hidden, kind_of_bytes
+from streamer.formats.reading import Reading, read_each, read_range, read_ranges
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
 
 FIELD = "value"
 _KEY_BYTES = Struct("<H")
 # Pages with fewer bytes between them are read together: that costs less than a request.
 _NEAR_BYTES = 16 << 10
-# Of one request for pages, and of pages that are held at a time.
+# Longest request for pages, and pages that are held at a time.
 _READ_BYTES = 1 << 20
 _HELD_BYTES = 32 << 20
+# Values with fewer bytes between them are fetched as one range; pages of keys are among them.
+_NEAR_VALUES_BYTES = 64 << 10
+# Hint of a block; a chunk has several blocks if it has many keys.
+_MOST_HINT_BYTES = 32 << 10
+# A value in a hint, besides its key: two lengths, and the length of the key.
+_HINT_BYTES = 13
 _TREE = msgspec.msgpack.Decoder(Tree)
 
 
@@ -53,60 +46,49 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
     """LMDB databases: `data.mdb` of a folder, or a file `x.lmdb`.
 
     Attributes:
-        skip: keys that are no samples, as patterns with `*` and `?`.
+        skip: keys that are not samples, as patterns with `*` and `?`.
     """
 
     name = "lmdb"
     skip: tuple[str, ...] = ("__len__", "__keys__")
 
     def accepts(self, key: str) -> bool:
-        """`.mdb` and `.lmdb`, but not the lock `lock.mdb`."""
+        """Accepts `.mdb` and `.lmdb`, but not the lock `lock.mdb`."""
         name = base_name(key).lower()
         return name.endswith((".mdb", ".lmdb")) and name != "lock.mdb" and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the heads of all databases: they say how many pages have keys."""
-        filled = [record for record in accepted if record.size]
-        contents = (yield tuple(map(_head_of, filled))) if filled else ()
-        assert isinstance(contents, tuple)
-        trees: dict[str, Tree] = {}
-        for record, content in zip(filled, contents, strict=True):
-            # What is damaged is an error of its index, which may leave it out.
-            with suppress(PageError):
-                trees[record.url] = read_tree(content)
-        sources = [
-            Source(each, msgspec.msgpack.encode(trees[each.url]) if each.url in trees else b"") for each in accepted
-        ]
+        trees = yield from read_each(accepted, _head, lambda content, size: read_tree(content))
+        notes = {url: msgspec.msgpack.encode(tree) for url, tree in trees.items()}
+        sources = [Source(each, notes.get(each.url, b"")) for each in accepted]
         most = {url: tree.key_pages * (tree.page_bytes + _NEAR_BYTES) for url, tree in trees.items()}
         return Survey(sources, read_bytes=sum(min(each.size, most.get(each.url, META_BYTES)) for each in accepted))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Reads the pages that have keys.
-
-        Raises:
-            ManifestError: damaged, or of another kind than is read.
-        """
+        """Finds the values by the pages that have keys."""
         record = source.record
-        try:
-            tree = _TREE.decode(source.notes) if source.notes else read_tree((yield from _read_head(record)))
+        with errors_of(record):
+            head = memoryview(b"") if source.notes else (yield from read_range(*_head(record), record))
+            tree = _TREE.decode(source.notes) if source.notes else read_tree(head)
             places = yield from self._places(record, tree)
             yield from places.blocks(source.chunk_bytes)
-        except UnreadError as error:
-            raise refused(record, str(error), error.offset) from error
-        except PageError as error:
-            raise damaged(record, str(error), error.offset) from error
 
-    def opener(self, facts: Facts) -> Opener:
-        """Takes the key off a record."""
-        return EntryOpener()
+    def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
+        """Takes the key off a record; returns one field, "value"."""
+        start = _KEY_BYTES.size + int.from_bytes(content[: _KEY_BYTES.size], "little")
+        if start > len(content) or len(content) < _KEY_BYTES.size:
+            raise DecodeError(f"a record of {len(content)} bytes; its key alone takes {start}", offset=0)
+        value = content[start:]
+        return text_of(bytes(content[_KEY_BYTES.size : start])), [Field(FIELD, value, kind_of_bytes(value))]
 
-    def recoder(self, facts: Facts) -> Recoder:
+    def recoder(self, facts: Facts) -> EntryRecoder:
         """Puts keys before values."""
         return EntryRecoder()
 
-    def _places(self, record: ObjectRecord, tree: Tree) -> Generator[tuple[Need, ...], Answer, Places]:
+    def _places(self, record: ObjectRecord, tree: Tree) -> Reading[_Places]:
         skipped = re.compile("|".join(map(translate, self.skip)) or r"(?!)").match
-        places = Places()
+        places = _Places()
         found = 0
         numbers = yield from _entry_pages(record, tree)
         for pages in _batches(numbers, tree):
@@ -114,16 +96,16 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
                 for entry in entries(page, number, tree):
                     found += 1
                     if entry.stop > record.size:
-                        raise PageError(f"cut off: a value goes on to byte {entry.stop}", record.size)
+                        raise DamagedError(f"cut off: a value goes on to byte {entry.stop}", record.size)
                     if not skipped(text_of(entry.key)):
                         places.add(entry)
         if found != tree.entries:
-            raise PageError(f"{found} entries, its head says {tree.entries}", 0)
+            raise DamagedError(f"{found} entries, its head says {tree.entries}", 0)
         return places
 
 
-def _entry_pages(record: ObjectRecord, tree: Tree) -> Generator[tuple[Need, ...], Answer, Sequence[int]]:
-    """The numbers of the leaf pages, level by level from the root."""
+def _entry_pages(record: ObjectRecord, tree: Tree) -> Reading[Sequence[int]]:
+    """Returns the numbers of the leaf pages; reads the tree level by level from the root."""
     level, seen = [tree.root] if tree.entries else [], 0
     for _ in range(tree.depth - 1):
         below: list[int] = []
@@ -133,12 +115,12 @@ def _entry_pages(record: ObjectRecord, tree: Tree) -> Generator[tuple[Need, ...]
         seen += len(below)
         level = sorted(set(below))
         if len(level) < len(below) or seen > tree.pages:
-            raise PageError("a page is below several others", 0)
+            raise DamagedError("a page is below several others", 0)
     return level
 
 
 def _batches(numbers: Sequence[int], tree: Tree) -> Iterator[list[list[int]]]:
-    """Pages, in order, as runs that are read as one range each; as many at a time as may be held."""
+    """Yields pages, in order, as runs that are read as one range each; as many at a time as may be held."""
     near, most_run, most_held = (limit // tree.page_bytes for limit in (_NEAR_BYTES, _READ_BYTES, _HELD_BYTES))
     batch: list[list[int]] = []
     run: list[int] = []
@@ -158,13 +140,12 @@ def _batches(numbers: Sequence[int], tree: Tree) -> Iterator[list[list[int]]]:
 
 def _read_pages(
     record: ObjectRecord, tree: Tree, runs: Sequence[Sequence[int]]
-) -> Generator[tuple[Need, ...], Answer, Iterator[tuple[int, memoryview]]]:
-    """Reads runs of pages, all at once; the pages with their numbers."""
+) -> Reading[Iterator[tuple[int, memoryview]]]:
+    """Reads runs of pages, all at once; returns the pages with their numbers."""
     size = tree.page_bytes
     if (runs[-1][-1] + 1) * size > record.size:
-        raise PageError(f"cut off: page {runs[-1][-1]} of {size} bytes is missing", record.size)
-    contents = yield tuple(Need(run[0] * size, (run[-1] + 1) * size, record) for run in runs)
-    assert isinstance(contents, tuple)
+        raise DamagedError(f"cut off: page {runs[-1][-1]} of {size} bytes is missing", record.size)
+    contents = yield from read_ranges([Need(run[0] * size, (run[-1] + 1) * size, record) for run in runs])
     return (
         (number, content[(number - run[0]) * size : (number - run[0] + 1) * size])
         for run, content in zip(runs, contents, strict=True)
@@ -172,27 +153,79 @@ def _read_pages(
     )
 
 
-def _head_of(record: ObjectRecord) -> Need:
-    return Need(0, min(META_BYTES, record.size), record)
+def _head(record: ObjectRecord) -> tuple[int, int]:
+    return 0, min(META_BYTES, record.size)
 
 
-def _read_head(record: ObjectRecord) -> Generator[Need, Answer, memoryview]:
-    content = (yield _head_of(record)) if record.size else memoryview(b"")
-    assert isinstance(content, memoryview)
-    return content
+class _Places:
+    """The places of the values of a database, and their keys. Of 10^7 entries: 24 bytes of each, and the key."""
+
+    def __init__(self) -> None:
+        self._starts, self._stops, self._key_stops = array("q"), array("q"), array("q", [0])
+        self._keys = bytearray()
+
+    def add(self, entry: Entry) -> None:
+        """Adds a value."""
+        self._starts.append(entry.start)
+        self._stops.append(entry.stop)
+        self._keys += entry.key
+        self._key_stops.append(len(self._keys))
+
+    def blocks(self, chunk_bytes: int) -> Iterator[Block]:
+        """Yields the values as blocks, in the order of the file; raises DamagedError if two have bytes in common."""
+        starts, stops = np.array(self._starts, np.int64), np.array(self._stops, np.int64)
+        order = np.argsort(starts, kind="stable")
+        shared = np.flatnonzero(stops[order[:-1]] > starts[order[1:]])
+        if len(shared):
+            raise DamagedError("two values at one place", int(starts[order[shared[0] + 1]]))
+        run: list[int] = []
+        hint_bytes = 0
+        for number in order.tolist():
+            key_bytes = self._key_stops[number + 1] - self._key_stops[number]
+            if run and (self._stops[number] - self._starts[run[0]] > chunk_bytes or hint_bytes > _MOST_HINT_BYTES):
+                yield self._block(run)
+                run, hint_bytes = [], 0
+            run.append(number)
+            hint_bytes += _HINT_BYTES + key_bytes
+        if run:
+            yield self._block(run)
+
+    def _block(self, run: list[int]) -> Block:
+        ranges: list[tuple[int, int]] = []
+        skipped, lengths, keys = list[int](), list[int](), list[bytes]()
+        for number in run:
+            start, stop = self._starts[number], self._stops[number]
+            if not ranges or start - ranges[-1][1] > _NEAR_VALUES_BYTES:
+                # A range has at least one byte: a value of no bytes has the one before it, which is of its node.
+                begin = min(start, stop - 1)
+                ranges.append((begin, begin))
+            begin, passed = ranges[-1]
+            ranges[-1] = (begin, stop)
+            skipped.append(start - passed)
+            lengths.append(stop - start)
+            keys.append(bytes(self._keys[self._key_stops[number] : self._key_stops[number + 1]]))
+        record_bytes = sum(lengths) + sum(map(len, keys)) + 2 * len(run)
+        return Block(tuple(ranges), len(run), record_bytes, msgspec.msgpack.encode(_Values(skipped, lengths, keys)))
+
+
+class _Values(msgspec.Struct, frozen=True, array_like=True):
+    """The hint of a block: bytes between values before each of them, the lengths of the values, and their keys."""
+
+    skipped: list[int]
+    lengths: list[int]
+    keys: list[bytes]
+
+
+_VALUES = msgspec.msgpack.Decoder(_Values)
 
 
 class EntryRecoder:
     """Makes records of values: `u16 key bytes, key, value`."""
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """The records of a block.
-
-        Raises:
-            RecodeError: the values are not those that were indexed.
-        """
+        """Makes the records of a block."""
         try:
-            values = VALUES.decode(hint)
+            values = _VALUES.decode(hint)
             sizes = [part for pair in zip(values.skipped, values.lengths, strict=True) for part in pair]
             edges = list(accumulate(sizes, initial=0))
             if len(values.keys) != samples or len(values.lengths) != samples or min(sizes) < 0:
@@ -210,24 +243,8 @@ class EntryRecoder:
         return Records(parts, keys + np.array(values.lengths, np.int64) + _KEY_BYTES.size)
 
 
-class EntryOpener:
-    """Opens records."""
-
-    def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
-        """One field, "value".
-
-        Raises:
-            DecodeError: not a record.
-        """
-        start = _KEY_BYTES.size + int.from_bytes(content[: _KEY_BYTES.size], "little")
-        if start > len(content) or len(content) < _KEY_BYTES.size:
-            raise DecodeError(f"a record of {len(content)} bytes; its key alone takes {start}", offset=0)
-        value = content[start:]
-        return text_of(bytes(content[_KEY_BYTES.size : start])), [Field(FIELD, value, kind_of_bytes(value))]
-
-
 def text_of(key: bytes) -> str:
-    """A key as text: UTF-8, otherwise (numbers as bytes) in hexadecimal."""
+    """Returns a key as text: UTF-8, otherwise (numbers as bytes) in hexadecimal."""
     try:
         return key.decode()
     except UnicodeDecodeError:

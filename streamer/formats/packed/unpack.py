@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from streamer.errors import ConfigError
+from streamer.formats.failures import needing
 
 inflate: Any
 try:
@@ -34,31 +34,26 @@ _RAW, _REPEATED = 0, 1
 _FILES = {"bz2": "bz2", "gz": "gz", "zstd": "zst"}
 _OTHERS = {"br": ("brotli", "decompress_into"), "snappy": ("snappy", "decompress_raw_into")}
 COMPRESSIONS = tuple(sorted([*_FILES, *_OTHERS]))
-# Of an item that is compressed by itself.
+# Most bytes of an item that is compressed by itself.
 MOST_ITEM_BYTES = 1 << 30
 
 
 class UnpackError(ValueError):
-    """Bytes that cannot be unpacked, or that unpack to too many."""
+    """Raised for bytes that cannot be unpacked, or that unpack to too many."""
 
 
 def unpack(packing: str, content: memoryview, most: int) -> memoryview:
-    """The unpacked bytes.
-
-    Args:
-        packing: a key of `UNPACKERS`.
-        content: the whole file.
-        most: bytes.
+    """Returns the unpacked bytes of a file, at most `most`; `packing` is a key of `UNPACKERS`.
 
     Raises:
-        UnpackError: damaged, cut off, or longer than `most`.
-        ConfigError: cramjam is not installed here.
+        UnpackError: the file is damaged, cut off, or longer than `most`.
+        ConfigError: cramjam is not installed.
     """
     return UNPACKERS[packing](content, most)
 
 
 class _Decompressor(Protocol):
-    """As the standard library has it for bzip2 and xz."""
+    """The interface of the standard library's decompressors for bzip2 and xz."""
 
     @property
     def eof(self) -> bool: ...
@@ -70,7 +65,7 @@ class _Decompressor(Protocol):
 
 
 class _Inflate:
-    """zlib's object in the manner of the others."""
+    """zlib's object with the interface of the others."""
 
     def __init__(self) -> None:
         self._object = inflate.decompressobj(_GZIP_HEADER)
@@ -122,24 +117,21 @@ def _stream(unpacker: _Decompressor, content: memoryview, at: int, found: bytear
     return at - len(unpacker.unused_data)
 
 
-def _unpack_zstd(content: memoryview, most: int) -> memoryview:
+def _by_cramjam(module: str, function: str, content: memoryview, length: int) -> memoryview:
+    """Unpacks into new memory of `length` bytes, of which only what is written to is taken."""
     cramjam = _cramjam()
-    # Memory that is not written to is not taken.
-    place = np.empty(_zstd_bound(content, most), np.uint8)
+    place = np.empty(length, np.uint8)
     try:
-        length: int = cramjam.zstd.decompress_into(content, place)
+        written: int = getattr(getattr(cramjam, module), function)(content, place)
     except cramjam.DecompressionError as error:
-        raise UnpackError(f"cannot be unpacked: {error}") from error
-    return place.data[:length]
+        raise UnpackError(f"cannot be unpacked to {length} bytes: {error}") from error
+    return place.data[:written]
 
 
 def _zstd_bound(content: memoryview, most: int) -> int:
-    """The most bytes that the frames unpack to: as they say, or as their blocks may have.
+    """Returns the most bytes that the frames unpack to: as they say, or as their blocks may have.
 
     Source: RFC 8878, 3.1.
-
-    Raises:
-        UnpackError: more than `most`, or not Zstandard.
     """
     bound = at = 0
     while at < len(content):
@@ -147,7 +139,7 @@ def _zstd_bound(content: memoryview, most: int) -> int:
             at += 8 + _little(content, at + 4, 4)
             continue
         if content[at : at + 4] != _FRAME:
-            raise UnpackError(f"is no Zstandard at byte {at}")
+            raise UnpackError(f"is not Zstandard at byte {at}")
         frame, at = _zstd_frame(content, at + 4)
         bound += frame
         if bound > most:
@@ -156,7 +148,7 @@ def _zstd_bound(content: memoryview, most: int) -> int:
 
 
 def _zstd_frame(content: memoryview, at: int) -> tuple[int, int]:
-    """The most bytes of a frame whose descriptor is at `at`, and where it ends."""
+    """Returns the most bytes of a frame whose descriptor is at `at`, and where it ends."""
     descriptor = _little(content, at, 1)
     single, checksum = bool(descriptor & 0x20), bool(descriptor & 0x04)
     width = 1 << (descriptor >> 6) if descriptor >> 6 or single else 0
@@ -182,70 +174,29 @@ UNPACKERS: dict[str, Callable[[memoryview, int], memoryview]] = {
     "gz": _by_streams(_Inflate, (inflate.error,)),
     "bz2": _by_streams(bz2.BZ2Decompressor, (OSError, ValueError)),
     "xz": _by_streams(lambda: lzma.LZMADecompressor(memlimit=512 << 20), (lzma.LZMAError, EOFError)),
-    "zst": _unpack_zstd,
+    "zst": lambda content, most: _by_cramjam("zstd", "decompress_into", content, _zstd_bound(content, most)),
 }
 
 
 def unpack_shard(compression: str, content: memoryview, length: int) -> memoryview:
-    """Unpacks a shard whose length is known.
-
-    Args:
-        compression: one of `COMPRESSIONS`; "" for none.
-        content: the compressed bytes.
-        length: the length of the result in bytes.
-
-    Raises:
-        ValueError: the shard is damaged, or has another length.
-        ConfigError: cramjam is not installed here.
-    """
+    """Unpacks a shard compressed with one of `COMPRESSIONS`, or "" for none; raises ValueError for another length."""
     if not compression:
         found = content
     elif compression in _FILES:
         found = unpack(_FILES[compression], content, length)
     else:
-        found = _by_cramjam(compression, content, length)
+        found = _by_cramjam(*_OTHERS[compression], content, length)
     if len(found) != length:
         raise ValueError(f"unpacks to {len(found)} bytes, expected {length}")
     return found
 
 
-def unpack_item(content: memoryview) -> memoryview:
-    """Unpacks Zstandard of at most `MOST_ITEM_BYTES`.
-
-    Raises:
-        ValueError: damaged, or longer.
-        ConfigError: cramjam is not installed here.
-    """
-    return unpack("zst", content, MOST_ITEM_BYTES)
-
-
 def check_installed(compression: str) -> None:
-    """Imports what unpacks this compression.
-
-    Raises:
-        ConfigError: cramjam is not installed here.
-    """
+    """Imports what unpacks this compression; raises ConfigError if cramjam is not installed."""
     if compression not in {"gz", "bz2"}:
         _cramjam()
 
 
-def _by_cramjam(compression: str, content: memoryview, length: int) -> memoryview:
-    cramjam = _cramjam()
-    module, function = _OTHERS[compression]
-    place = np.empty(length, np.uint8)
-    try:
-        written: int = getattr(getattr(cramjam, module), function)(content, place)
-    except cramjam.DecompressionError as error:
-        raise ValueError(f"cannot be unpacked to {length} bytes: {error}") from error
-    return place.data[:written]
-
-
 def _cramjam() -> ModuleType:
-    try:
+    with needing("Zstandard, Brotli and Snappy are unpacked by cramjam", "codecs"):
         return importlib.import_module("cramjam")
-    except ImportError:
-        raise ConfigError(
-            "Zstandard, Brotli and Snappy are unpacked by cramjam, which is not installed where the engine runs: "
-            "pip install 'streamer-data[codecs]'",
-            field="format",
-        ) from None

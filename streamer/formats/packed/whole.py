@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from streamer.errors import ManifestError, RecodeError
-from streamer.formats.base import Answer, Block, Examine, Examined, Facts, Format, Indexing, Need, Records, Source, Span
+from streamer.formats.base import Answer, Block, Facts, Format, Records
 from streamer.formats.failures import check_filled, refused
 from streamer.formats.packed.unpack import UNPACKERS, UnpackError, unpack
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Examine, Examined, Indexing, Need, Source, Span
 
-# By the ending of the name.
+# Packings by the ending of the name.
 ENDINGS = {
     **{f".{packing}": packing for packing in UNPACKERS},
     ".gzip": "gz",
@@ -32,15 +33,10 @@ def is_packed(name: str) -> bool:
 
 
 def index_packed(inner: Format, source: Source, facts: Facts) -> Indexing:
-    """One block: the whole file. A recoder counts its samples.
-
-    Args:
-        inner: the format of the unpacked file, with its options.
-        source: the compressed file.
-        facts: of the dataset.
+    """Finds one block, the whole file, whose samples a recoder counts by the inner format.
 
     Raises:
-        ManifestError: empty, too large, damaged, or not of the inner format.
+        ManifestError: the file is empty, too large, damaged, or not of the inner format.
     """
     record = source.record
     if record.size > MOST_FETCH_BYTES:
@@ -58,23 +54,14 @@ def index_packed(inner: Format, source: Source, facts: Facts) -> Indexing:
 
 
 class PackedRecoder:
-    """Unpacks files, and makes records of their samples. See `base.Recoder`.
-
-    Args:
-        inner: the format of the unpacked files, with its options.
-        facts: of the dataset.
-    """
+    """Unpacks files of the format `inner`, and makes records of their samples. See `base.Recoder`."""
 
     def __init__(self, inner: Format, facts: Facts) -> None:
         self._inner = inner
         self._facts = facts
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """The samples of one file.
-
-        Raises:
-            RecodeError: damaged, too long, or not of the inner format.
-        """
+        """Makes records of the samples of one file."""
         packing = hint.decode("ascii", "replace")
         if packing not in UNPACKERS:
             raise RecodeError(f"no compression {packing[:20]!r} is known")
@@ -94,7 +81,7 @@ class PackedRecoder:
         return Records(parts, stops - starts)
 
     def _spans(self, unpacked: memoryview) -> Iterator[tuple[int, int]]:
-        """The samples, as the inner format finds them."""
+        """Yields the samples, as the inner format finds them."""
         if not unpacked:
             return
         # The names of objects say how they are packed: this one has none.

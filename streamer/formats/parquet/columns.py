@@ -1,4 +1,4 @@
-"""Arrow's arrays to columns of records; for the recoder, which has pyarrow."""
+"""Makes columns of records from Arrow's arrays, in recoders, which have pyarrow."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec
 from streamer.formats.parquet.schema import Node
-from streamer.formats.table.arrays import bytes_column, json_column, nulls_of
 from streamer.formats.table.records import fixed_dtype
-from streamer.formats.table.writer import Column
+from streamer.formats.table.writer import Column, bytes_column, json_column, nulls_of, whole_column
 
-# What `to_pylist` makes of a nested value.
+# Nested values as `to_pylist` returns them.
 _Nested: TypeAlias = Any
 
 
@@ -26,21 +25,20 @@ def is_json(spec: FieldSpec, node: Node) -> bool:
 
 
 def column_of(spec: FieldSpec, node: Node, tables: Sequence[pa.Table], rows: int) -> Column:
-    """The column of a field.
+    """Returns the column of a field; raises RecodeError if a field of its kind cannot have the values.
 
     Args:
         spec: the field.
-        node: what it is made of.
-        tables: of each primitive, one that it is in.
-        rows: of each table.
-
-    Raises:
-        RecodeError: values that a field of this kind cannot have.
+        node: the node that has its values.
+        tables: a table for each primitive, that it is in.
+        rows: rows of each table.
     """
     primitives = tables[node.primitive : node.primitive + node.primitives]
     try:
         if is_json(spec, node):
-            return _json_column([values_at(table, node.path) for table in _different(primitives)], node, rows)
+            # Several primitives may be in one table.
+            different = {id(table): table for table in primitives}.values()
+            return _json_column([values_at(table, node.path) for table in different], node)
         values = values_at(primitives[0], node.path)
         nulls = nulls_of(values)
         if node.items():
@@ -55,25 +53,19 @@ def column_of(spec: FieldSpec, node: Node, tables: Sequence[pa.Table], rows: int
 
 
 class _RefusalError(ValueError):
-    """Values that a field of this kind cannot have."""
-
-
-def _different(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    return list(tables[:1]) if all(table is tables[0] for table in tables) else list(tables)
+    """Raised for values that a field of this kind cannot have."""
 
 
 def values_at(table: pa.Table, path: Sequence[str]) -> pa.Array:
-    """The values of a node; where a struct around it is null, they are."""
-    values = table.column(path[0]).combine_chunks()
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks)
+    """Returns the values of a node; where a struct around it is null, they are."""
+    values = whole_column(table, path[0])
     for name in path[1:]:
         values = values.flatten()[values.type.get_field_index(name)]
     return values
 
 
 def _numbers(values: pa.Array, kind: str) -> NDArray[np.generic]:
-    """Numbers; 0 where there is none."""
+    """Returns numbers, 0 where there is none."""
     dtype = fixed_dtype(kind)
     assert dtype is not None
     kind_ = values.type
@@ -81,7 +73,7 @@ def _numbers(values: pa.Array, kind: str) -> NDArray[np.generic]:
         # float16.
         return np.frombuffer(values.buffers()[1], dtype)[values.offset : values.offset + len(values)]
     if pa.types.is_decimal(kind_):
-        # By way of text: the direct cast is off by one in the last digit.
+        # Cast to text first: the direct cast is off by one in the last digit.
         values = values.cast(pa.string()).cast(pa.float64())
     elif pa.types.is_timestamp(kind_):
         values = values.cast(pa.int64())
@@ -92,7 +84,7 @@ def _numbers(values: pa.Array, kind: str) -> NDArray[np.generic]:
 
 
 def _list_column(values: pa.Array, kind: str, nulls: NDArray[np.bool_] | None, rows: int) -> Column:
-    """Numbers in lists: all of a row one after the other."""
+    """Makes a column of numbers in lists: all of a row one after the other."""
     base, _, shape = kind.removesuffix("]").partition("[")
     lengths = [int(length) for length in shape.split(",")] if shape else [-1]
     counts = np.ones(rows, np.int64)
@@ -114,7 +106,7 @@ def _list_column(values: pa.Array, kind: str, nulls: NDArray[np.bool_] | None, r
 
 
 def _summed(sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Items per row, from the items per list and the lists per row."""
+    """Returns the items per row, from the items per list and the lists per row."""
     edges = np.concatenate([[0], np.cumsum(counts)])
     total = np.concatenate([[0], np.cumsum(sizes)])
     found: NDArray[np.int64] = total[edges[1:]] - total[edges[:-1]]
@@ -134,13 +126,9 @@ def _list_numbers(values: pa.Array, dtype: str) -> NDArray[np.generic]:
 def lists_column(
     found: NDArray[np.generic], kind: str, counts: NDArray[np.int64], nulls: NDArray[np.bool_] | None = None
 ) -> Column:
-    """The column of a field of lists, with lengths, or in rows of one shape where its kind has one.
+    """Makes a column of lists, with lengths, or in rows of one shape where the kind of the field has one.
 
-    Args:
-        found: the numbers of all rows, one after the other.
-        kind: of the field.
-        counts: int64, shape (rows,): how many numbers each row has.
-        nulls: see `Column`.
+    `found` are the numbers of all rows, one after the other, `counts` how many each row has: int64, shape (rows,).
     """
     fixed = fixed_dtype(kind)
     if fixed is None:
@@ -152,8 +140,8 @@ def lists_column(
     return Column(filled, nulls=nulls)
 
 
-def _json_column(primitives: Sequence[pa.Array], node: Node, rows: int) -> Column:
-    """Values row by row, as JSON."""
+def _json_column(primitives: Sequence[pa.Array], node: Node) -> Column:
+    """Makes a column of JSON, row by row."""
     first, *others = [primitive.to_pylist() for primitive in primitives]
     for other in others:
         first = [_merged(*pair) for pair in zip(first, other, strict=True)]
@@ -161,7 +149,7 @@ def _json_column(primitives: Sequence[pa.Array], node: Node, rows: int) -> Colum
 
 
 def _merged(one: _Nested, other: _Nested) -> _Nested:
-    """One nested value of two primitives of it."""
+    """Joins the values that two primitives have of one nested value."""
     if isinstance(one, dict):
         both = {name: _merged(one[name], other[name]) for name in one.keys() & other.keys()}
         return {**one, **other, **both}
@@ -169,7 +157,7 @@ def _merged(one: _Nested, other: _Nested) -> _Nested:
 
 
 def _plain(value: _Nested, node: Node, inside: bool = False) -> _Nested:
-    """A nested value as the schema means it: lists and maps without the groups that they are written in."""
+    """Returns a nested value as the schema means it: lists and maps without the groups that they are written in."""
     if value is None:
         return None
     if found := node.items(inside):
@@ -178,7 +166,10 @@ def _plain(value: _Nested, node: Node, inside: bool = False) -> _Nested:
         return value
     if node.is_map:
         repeated = node.children[0]
-        return [_entry(each, repeated.children) for each in value[repeated.element.name]]
+        parts = node.children[0].children
+        entries = [[_plain(each[part.element.name], part) for part in parts] for each in value[repeated.element.name]]
+        # A map without values has only keys.
+        return entries if len(parts) > 1 else [entry[0] for entry in entries]
     return {child.element.name: _plain(value[child.element.name], child) for child in node.children}
 
 
@@ -188,9 +179,3 @@ def _items(value: _Nested, node: Node, inside: bool, item: Node) -> list[_Nested
     repeated = node.children[0]
     items = value[repeated.element.name]
     return list(items) if item is repeated else [each[item.element.name] for each in items]
-
-
-def _entry(entry: _Nested, parts: Sequence[Node]) -> _Nested:
-    """Key and value of a map; the key of a map that has no values."""
-    found = [_plain(entry[part.element.name], part) for part in parts]
-    return found if len(found) > 1 else found[0]

@@ -1,7 +1,7 @@
-"""The footer of a Parquet file: its schema, and where the bytes of its columns are.
+"""Reads the footer of a Parquet file: its schema, and where the bytes of its columns are.
 
 Chunks are cut by the places of page indexes, the lengths of byte arrays and the encodings of pages; pyarrow's metadata
-(26.0.1) have none of them.
+(26.0.1) have none of them. A footer that is damaged, or contradicts itself, raises `DamagedError`.
 
 Source: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
 """
@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from streamer.formats.parquet.schema import Element, Node, primitives_of, read_element, tree
-from streamer.formats.parquet.thrift import Struct, ThriftError, read_struct
+from streamer.formats.failures import DamagedError
+from streamer.formats.parquet.schema import Element, Node, read_element, tree
+from streamer.formats.parquet.thrift import Struct, read_struct
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
@@ -31,13 +32,13 @@ class ColumnChunk(msgspec.Struct, frozen=True):
     """The values of one primitive in one row group.
 
     Attributes:
-        start, stop: its pages in the file, the dictionary first.
+        start, stop: place of its pages in the file, the dictionary first.
         codec: see `CODECS`.
-        values: how many, nulls included.
-        value_bytes: of its byte arrays, each as often as it occurs: exactly, or estimated where the writer did not say.
-        dictionary_pages: how many of its first pages need the dictionary; None: not known. Writers that give up a
+        values: number of values, nulls included.
+        value_bytes: length of its byte arrays, each as often as it occurs; estimated where the writer did not say it.
+        dictionary_pages: number of its first pages that need the dictionary; None: not known. Writers that give up a
             dictionary that has become too large do so once.
-        page_index: where its offset index is in the file; None: it has none.
+        page_index: place of its offset index in the file; None: it has none.
         is_encrypted: whether its pages are.
     """
 
@@ -59,46 +60,27 @@ class RowGroup(msgspec.Struct, frozen=True):
 
 
 class Footer(msgspec.Struct, frozen=True):
-    """What is known of a file.
+    """The footer of a file: the schema, the row groups in the order of the rows, and the writer's metadata by name."""
 
-    Attributes:
-        elements: the schema.
-        groups: in the order of the rows.
-        metadata: of the writer, by name.
-    """
-
-    elements: list[Element]
+    root: Node
     groups: list[RowGroup]
     metadata: Mapping[bytes, bytes]
 
-    @property
-    def root(self) -> Node:
-        """The schema as a tree."""
-        return tree(self.elements)
-
 
 def read_footer(content: bytes, data_stop: int) -> Footer:
-    """Reads a FileMetaData.
-
-    Args:
-        content: its bytes.
-        data_stop: where the footer begins in the file.
-
-    Raises:
-        ThriftError: it is damaged, or contradicts itself.
-    """
-    struct = read_struct(content)
-    elements = [read_element(each) for each in struct.structs(2)]
-    primitives = [way[-1].element for way in primitives_of(tree(elements))]
+    """Reads a FileMetaData; `data_stop` is where it begins in the file."""
+    struct, _ = read_struct(content)
+    root = tree([read_element(each) for each in struct.structs(2)])
+    primitives = [way[-1].element for way in root.ways()]
     groups = [_row_group(each, primitives, data_stop) for each in struct.structs(4)]
     metadata = {each.binary(1): each.binary(2, b"") for each in struct.structs(5)}
-    return Footer(elements, groups, metadata)
+    return Footer(root, groups, metadata)
 
 
 def _row_group(struct: Struct, primitives: Sequence[Element], data_stop: int) -> RowGroup:
     rows, columns = struct.integer(3), struct.structs(1)
     if rows < 0 or len(columns) != len(primitives):
-        raise ThriftError(f"a row group of {rows} rows has {len(columns)} columns, the schema {len(primitives)}")
+        raise DamagedError(f"a row group of {rows} rows has {len(columns)} columns, the schema {len(primitives)}")
     if not rows:
         return RowGroup(0, [])
     return RowGroup(rows, [_column(*pair, data_stop) for pair in zip(columns, primitives, strict=True)])
@@ -106,12 +88,12 @@ def _row_group(struct: Struct, primitives: Sequence[Element], data_stop: int) ->
 
 def _column(struct: Struct, primitive: Element, data_stop: int) -> ColumnChunk:
     if 1 in struct:
-        raise ThriftError(f"column {primitive.name!r} is in another file, {struct.binary(1)!r}")
+        raise DamagedError(f"column {primitive.name!r} is in another file, {struct.binary(1)!r}")
     if 3 not in struct and 8 in struct:
         return ColumnChunk(0, 0, 0, 0, 0, None, None, is_encrypted=True)
     details = struct.struct(3)
     if details.integer(1) != primitive.type:
-        raise ThriftError(
+        raise DamagedError(
             f"column {primitive.name!r} has values of type {details.integer(1)}, the schema says {primitive.type}"
         )
     pages = details.integer(9)
@@ -120,38 +102,32 @@ def _column(struct: Struct, primitive: Element, data_stop: int) -> ColumnChunk:
     stop = start + details.integer(7)
     values, codec = details.integer(5), details.integer(4)
     if not len(MAGIC) <= start <= stop <= data_stop or min(values, details.integer(6)) < 0:
-        raise ThriftError(f"column {primitive.name!r} at bytes {start}..{stop} of {data_stop} has {values} values")
+        raise DamagedError(f"column {primitive.name!r} at bytes {start}..{stop} of {data_stop} has {values} values")
     if not 0 <= codec < len(CODECS):
-        raise ThriftError(f"column {primitive.name!r} is compressed with codec {codec}, which is not known")
+        raise DamagedError(f"column {primitive.name!r} is compressed with codec {codec}, which is not known")
+    counts = [each for each in details.structs(13) if each.integer(1) in _DATA_PAGES]
+    encoded = [each.integer(3) for each in counts if each.integer(2) in _DICTIONARY_ENCODINGS]
+    dictionary_pages = sum(encoded) if counts else None
+    index = struct.integer(4, 0), struct.integer(4, 0) + struct.integer(5, 0)
     return ColumnChunk(
         start,
         stop,
         codec,
         values,
         _value_bytes(details),
-        _dictionary_pages(details),
-        _page_index(struct, data_stop),
+        dictionary_pages,
+        index if 0 < index[0] < index[1] <= data_stop else None,
         is_encrypted=8 in struct,
     )
-
-
-def _dictionary_pages(details: Struct) -> int | None:
-    counts = [each for each in details.structs(13) if each.integer(1) in _DATA_PAGES]
-    return sum(each.integer(3) for each in counts if each.integer(2) in _DICTIONARY_ENCODINGS) if counts else None
 
 
 def _value_bytes(details: Struct) -> int:
     if 16 in details and 1 in (sizes := details.struct(16)):
         return max(0, sizes.integer(1))
     plain_bytes = details.integer(6)
-    if not _DICTIONARY_ENCODINGS.intersection(details.integers(2)):
+    if not _DICTIONARY_ENCODINGS.intersection(details.items(2, int)):
         return plain_bytes
     # The pages have numbers of dictionary entries: the least and the largest value tell how long they are.
     statistics = details.struct(12) if 12 in details else Struct({})
     longest = max(len(statistics.binary(number, b"")) for number in (1, 2, 5, 6))
     return max(plain_bytes, details.integer(5) * (longest or _USUAL_VALUE_BYTES))
-
-
-def _page_index(struct: Struct, data_stop: int) -> tuple[int, int] | None:
-    start, length = struct.integer(4, 0), struct.integer(5, 0)
-    return (start, start + length) if start > 0 and length > 0 and start + length <= data_stop else None

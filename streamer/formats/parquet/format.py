@@ -7,31 +7,21 @@ pages begin, if it has a page index (`write_page_index=True` of pyarrow, and wha
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.formats.base import (
-    Answer,
-    Block,
-    Facts,
-    Format,
-    Indexing,
-    Need,
-    ObjectRecord,
-    Recoder,
-    Source,
-    Survey,
-    Surveying,
-)
-from streamer.formats.failures import damaged, not_importable, refused
+from streamer.formats.base import Block, Facts, Format, Recoder
+from streamer.formats.failures import DamagedError, damaged, needing, refused
 from streamer.formats.parquet.facts import Wanted, describe, mismatch
-from streamer.formats.parquet.footer import ENCRYPTED_MAGIC, MAGIC, TAIL_BYTES, Footer, RowGroup, read_footer
+from streamer.formats.parquet.footer import ENCRYPTED_MAGIC, MAGIC, TAIL_BYTES, ColumnChunk, Footer, read_footer
 from streamer.formats.parquet.pages import Group, Pages, Primitive, blocks_of, needs_pages, read_pages
-from streamer.formats.parquet.thrift import ThriftError
+from streamer.formats.reading import Range, Reading, near_needs, read_range, read_ranges
 from streamer.formats.table.records import TableOpener, head_bytes
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 # The first read of a file: most footers are shorter, and the page indexes stand before them.
@@ -62,7 +52,7 @@ class Parquet(Format, frozen=True, forbid_unknown_fields=True):
     columns: tuple[str, ...] = ()
 
     def accepts(self, key: str) -> bool:
-        """Parquet files; not those of hidden folders, and of folders like `_temporary/` and `_delta_log/`."""
+        """Accepts Parquet files, but not those in folders like `.cache/`, `_temporary/` and `_delta_log/`."""
         lower = key.lower()
         return lower.endswith(SUFFIXES) and not any(part[:1] in {".", "_"} for part in lower.split("/"))
 
@@ -70,7 +60,6 @@ class Parquet(Format, frozen=True, forbid_unknown_fields=True):
         """Reads the schema of the first file.
 
         Raises:
-            ManifestError: a file that is damaged or encrypted, or a Delta table.
             ConfigError: `columns` names one that the file does not have.
         """
         if log := next((url for url in others if _DELTA in url), None):
@@ -85,7 +74,7 @@ class Parquet(Format, frozen=True, forbid_unknown_fields=True):
         tail, footer = yield from _read_end(first)
         try:
             facts = describe(footer, self.columns)
-        except ThriftError as error:
+        except DamagedError as error:
             raise damaged(first, str(error), tail.footer_start) from error
         except ConfigError as error:
             raise ConfigError(f"{first.url}: {error}", **error.details) from error
@@ -94,23 +83,33 @@ class Parquet(Format, frozen=True, forbid_unknown_fields=True):
         return Survey(sources, facts, read_bytes=min(expected, sum(record.size for record in accepted)))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the blocks of one file.
-
-        Raises:
-            ManifestError: it is damaged or encrypted, has other columns than the first file, or a row group that is too
-                large and cannot be cut.
-        """
+        """Finds the blocks of one file, which must have the columns of the first one."""
         record = source.record
+        # Larger chunks are of several blocks.
+        chunk_bytes = min(source.chunk_bytes, MOST_FETCH_BYTES // 2)
         tail, footer = yield from _read_end(record, source.notes)
         try:
             wanted = Wanted.of(facts)
             if problem := mismatch(wanted, footer.root):
                 raise refused(record, f"{problem}; name the files with the same columns, or the columns that agree")
-            primitives = wanted.primitives_in(footer.root)
+            primitives = [footer.root.at(way[-1].path).primitive for way in wanted.ways]
             for number, group in enumerate(footer.groups):
-                if group.rows:
-                    yield from _group_blocks(_RowGroup(source, tail, wanted, primitives, number, group))
-        except ThriftError as error:
+                if not group.rows:
+                    continue
+                columns = [group.columns[primitive] for primitive in primitives]
+                if any(column.is_encrypted for column in columns):
+                    raise _encrypted(record)
+                wanted.check(columns, group.rows)
+                pages = yield from _read_pages(record, tail, columns, group.rows, chunk_bytes)
+                parts = [
+                    Primitive(column, page, *width)
+                    for column, page, width in zip(columns, pages, wanted.widths, strict=True)
+                ]
+                cut = Group(group.rows, parts, head_bytes(facts.fields))
+                for block in blocks_of(cut, chunk_bytes, MOST_FETCH_BYTES):
+                    _check_size(record, number, block)
+                    yield block
+        except DamagedError as error:
             raise damaged(record, str(error), tail.footer_start) from error
 
     def opener(self, facts: Facts) -> TableOpener:
@@ -118,36 +117,26 @@ class Parquet(Format, frozen=True, forbid_unknown_fields=True):
         return TableOpener(facts.fields)
 
     def recoder(self, facts: Facts) -> Recoder:
-        """Decodes pages with pyarrow.
-
-        Raises:
-            ConfigError: it is not installed.
-        """
-        try:
+        """Decodes pages with pyarrow."""
+        with needing("Parquet is decoded with pyarrow", "parquet"):
             from streamer.formats.parquet.recode import ParquetRecoder
-        except ImportError as error:
-            raise not_importable("Parquet is decoded with pyarrow", "parquet", error) from error
-
         return ParquetRecoder(facts)
 
 
-def _read_end(
-    record: ObjectRecord, known: bytes = b""
-) -> Generator[Need | tuple[Need, ...], Answer, tuple[Tail, Footer]]:
+def _read_end(record: ObjectRecord, known: bytes = b"") -> Reading[tuple[Tail, Footer]]:
     """Reads the footer, and what stands before it."""
     size = record.size
     if size < len(MAGIC) + TAIL_BYTES:
-        raise damaged(record, f"{size} bytes are no Parquet file", 0)
-    content = known or _bytes((yield Need(max(0, size - _FIRST_READ), size, record)))
+        raise damaged(record, f"{size} bytes are not a Parquet file", 0)
+    content = known or bytes((yield from read_range(max(0, size - _FIRST_READ), size, record)))
     length = _footer_length(record, content)
-    missing = length + TAIL_BYTES - len(content)
-    if missing > 0:
-        start = max(0, size - length - TAIL_BYTES - _FIRST_READ)
-        content = _bytes((yield Need(start, size - len(content), record))) + content
+    start, stop = size - length - TAIL_BYTES, size - len(content)
+    if start < stop:
+        content = bytes((yield from read_range(max(0, start - _FIRST_READ), stop, record))) + content
     data_stop = size - TAIL_BYTES - length
     try:
         footer = read_footer(content[-TAIL_BYTES - length : -TAIL_BYTES], data_stop)
-    except ThriftError as error:
+    except DamagedError as error:
         raise damaged(record, f"in the footer, {error}", data_stop + error.offset) from error
     return Tail(content, size - len(content), data_stop), footer
 
@@ -158,7 +147,7 @@ def _footer_length(record: ObjectRecord, content: bytes) -> int:
         raise _encrypted(record)
     if magic != MAGIC:
         raise damaged(
-            record, f"it ends with {magic!r}, not with {MAGIC!r}, so it is no Parquet file, or cut off", size - 4
+            record, f"it ends with {magic!r}, not with {MAGIC!r}, so it is not a Parquet file, or cut off", size - 4
         )
     length = int.from_bytes(content[-TAIL_BYTES:-4], "little")
     most = min(size - TAIL_BYTES - len(MAGIC), _MOST_FOOTER_BYTES)
@@ -167,86 +156,39 @@ def _footer_length(record: ObjectRecord, content: bytes) -> int:
     return length
 
 
-class _RowGroup(msgspec.Struct, frozen=True):
-    """A row group to be cut: its file, and which of its primitives are wanted."""
-
-    source: Source
-    tail: Tail
-    wanted: Wanted
-    primitives: list[int]
-    number: int
-    group: RowGroup
-
-    def cut(self, pages: Sequence[Pages | None]) -> Group:
-        """Its wanted primitives."""
-        columns = [self.group.columns[primitive] for primitive in self.primitives]
-        primitives = [
-            Primitive(column, page, width, in_json)
-            for column, page, (width, in_json) in zip(columns, pages, self.wanted.widths, strict=True)
-        ]
-        return Group(self.group.rows, primitives, head_bytes(self.wanted.fields))
-
-
-def _group_blocks(row_group: _RowGroup) -> Indexing:
-    record, group = row_group.source.record, row_group.group
-    columns = [group.columns[primitive] for primitive in row_group.primitives]
-    if any(column.is_encrypted for column in columns):
-        raise _encrypted(record)
-    row_group.wanted.check(group, row_group.primitives)
-    # Larger chunks are of several blocks.
-    chunk_bytes = min(row_group.source.chunk_bytes, MOST_FETCH_BYTES // 2)
+def _read_pages(
+    record: ObjectRecord, tail: Tail, columns: Sequence[ColumnChunk], rows: int, chunk_bytes: int
+) -> Reading[Sequence[Pages | None]]:
+    """Reads the page indexes of a row group that is to be cut, those that are near each other together."""
+    indexes = [column.page_index for column in columns if column.page_index]
     fetch_bytes = sum(column.stop - column.start for column in columns)
-    pages: Sequence[Pages | None] = [None] * len(columns)
-    indexes = [column.page_index for column in columns]
-    ranges = [span for span in indexes if span]
-    if needs_pages(fetch_bytes, chunk_bytes) and len(ranges) == len(indexes):
-        contents = yield from _read_ranges(record, row_group.tail, ranges)
-        pages = [read_pages(content, column, group.rows) for content, column in zip(contents, columns, strict=True)]
-    for block in blocks_of(row_group.cut(pages), chunk_bytes, MOST_FETCH_BYTES):
-        _check_size(row_group, block)
-        yield block
+    if len(indexes) < len(columns) or not needs_pages(fetch_bytes, chunk_bytes):
+        return [None] * len(columns)
+    needs = near_needs(record, [span for span in indexes if span[0] < tail.start], _NEAR)
+    answers = yield from read_ranges(needs)
+    pieces = [(tail.start, tail.content), *zip((need.start for need in needs), map(bytes, answers), strict=True)]
+    contents = [_among(pieces, span) for span in indexes]
+    return [read_pages(content, column, rows) for content, column in zip(contents, columns, strict=True)]
 
 
-def _read_ranges(
-    record: ObjectRecord, tail: Tail, ranges: Sequence[tuple[int, int]]
-) -> Generator[Need | tuple[Need, ...], Answer, list[bytes]]:
-    """Reads small ranges, those that are near each other together; what the tail has is not read again."""
-    needs: list[Need] = []
-    for start, stop in sorted(span for span in ranges if span[0] < tail.start):
-        if needs and start - needs[-1].stop < _NEAR:
-            needs[-1] = Need(needs[-1].start, max(stop, needs[-1].stop), record)
-        else:
-            needs.append(Need(start, stop, record))
-    pieces = [(tail.start, tail.content)]
-    if needs:
-        answers = yield tuple(needs)
-        assert isinstance(answers, tuple)
-        pieces += [(need.start, bytes(answer)) for need, answer in zip(needs, answers, strict=True)]
-    return [_among(pieces, *span) for span in ranges]
-
-
-def _among(pieces: Sequence[tuple[int, bytes]], start: int, stop: int) -> bytes:
+def _among(pieces: Sequence[tuple[int, bytes]], span: Range) -> bytes:
+    """Returns the bytes of a range that one of the pieces has."""
+    start, stop = span
     return next(
         content[start - base : stop - base] for base, content in pieces if base <= start and stop <= base + len(content)
     )
 
 
-def _check_size(row_group: _RowGroup, block: Block) -> None:
-    too_long = block.fetch_bytes > MOST_FETCH_BYTES, block.record_bytes > MOST_RECORD_BYTES
-    if any(too_long):
+def _check_size(record: ObjectRecord, number: int, block: Block) -> None:
+    if block.fetch_bytes > MOST_FETCH_BYTES or block.record_bytes > MOST_RECORD_BYTES:
         size = f"{block.fetch_bytes} bytes (about {block.record_bytes} decoded) of the wanted columns"
         raise refused(
-            row_group.source.record,
-            f"row group {row_group.number} has {size} that cannot be cut (it has no page index, or too few pages), and "
+            record,
+            f"row group {number} has {size} that cannot be cut (it has no page index, or too few pages), and "
             f"at most {MOST_FETCH_BYTES} ({MOST_RECORD_BYTES}) can be decoded together: write it with "
             "write_page_index=True or smaller row groups (pyarrow: row_group_size=), or name fewer columns=",
             block.ranges[0][0] if block.ranges else 0,
         )
-
-
-def _bytes(answer: Answer) -> bytes:
-    assert isinstance(answer, memoryview)
-    return bytes(answer)
 
 
 def _encrypted(record: ObjectRecord) -> ManifestError:

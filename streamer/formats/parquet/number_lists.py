@@ -1,4 +1,4 @@
-"""Long lists of numbers (embeddings, latents), whose values are taken from the pages as they are.
+"""Reads long lists of numbers (embeddings, latents), whose values are taken from the pages as they are.
 
 Parquet has two levels for each number of a list: whether a list begins there, and whether there is a value. pyarrow
 looks at each of them: records of float32 cost 1.9 CPU s/GB. In a page of long lists without nulls the levels are a few
@@ -21,9 +21,9 @@ from streamer.formats.base import FieldSpec
 from streamer.formats.parquet.footer import CODECS
 from streamer.formats.parquet.pages import PrimitiveHint
 from streamer.formats.parquet.schema import DOUBLE, FLOAT, INT32, INT64, REQUIRED, Node, number_dtype
-from streamer.formats.parquet.thrift import Struct, read_struct_and_end, read_varint
+from streamer.formats.parquet.thrift import Struct, read_struct, read_varint
 
-# As PLAIN writes them.
+# Numbers as PLAIN writes them.
 _DTYPES = {INT32: "<i4", INT64: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
 # Values for each byte of levels, at least. With fewer, a loop over the runs is slower than pyarrow.
 _LEAST_VALUES = 32
@@ -31,7 +31,7 @@ _LEAST_VALUES = 32
 _MOST_HEADER_BYTES = 1024
 _DATA_PAGE, _DATA_PAGE_V2 = 0, 3
 _PLAIN, _RLE = 0, 3
-# Those of which pyarrow has the same, by the same name; Hadoop's "lz4" is another one.
+# Codecs that pyarrow has by the same name; Hadoop's "lz4" is another one.
 _PLAIN_CODECS = frozenset(["snappy", "gzip", "brotli", "zstd", "lz4_raw"])
 
 
@@ -39,9 +39,9 @@ class NumberList(msgspec.Struct, frozen=True):
     """A field whose values are lists of numbers.
 
     Attributes:
-        kind: of the field.
-        dtype: of the numbers, in the file and in the sample.
-        length: of each list; -1: they differ.
+        kind: kind of the field.
+        dtype: dtype of the numbers, in the file and in the sample.
+        length: length of each list; -1: they differ.
         present: the definition level of a number.
     """
 
@@ -52,17 +52,11 @@ class NumberList(msgspec.Struct, frozen=True):
 
 
 class _UnusualError(ValueError):
-    """Pages that pyarrow reads, or refuses."""
+    """Raised for pages that pyarrow reads, or refuses."""
 
 
 def number_list(spec: FieldSpec, node: Node, way: Sequence[Node]) -> NumberList | None:
-    """What is known of a field before its first page; None: it has no lists of numbers.
-
-    Args:
-        spec: the field.
-        node: what it is made of.
-        way: from its column to its first primitive.
-    """
+    """Returns what is known of a field before its first page; None: it does not have lists of numbers."""
     dtype, bracket, shape = spec.kind.removesuffix("]").partition("[")
     element = way[-1].element
     if not bracket or "," in shape or node.primitives != 1 or sum(step.is_repeated for step in way) != 1:
@@ -75,14 +69,7 @@ def number_list(spec: FieldSpec, node: Node, way: Sequence[Node]) -> NumberList 
 def read_lists(
     content: memoryview, hint: PrimitiveHint, field: NumberList, rows: int
 ) -> tuple[NDArray[np.generic], NDArray[np.int64]] | None:
-    """The numbers of all rows one after the other, and how many each row has; None: these pages are left to pyarrow.
-
-    Args:
-        content: the pages.
-        hint: about them.
-        field: which they belong to.
-        rows: of the block.
-    """
+    """Returns the numbers of all rows of a block, and how many each row has; None: the pages are left to pyarrow."""
     try:
         parts: list[NDArray[np.generic]] = []
         starts: list[NDArray[np.int64]] = []
@@ -104,10 +91,10 @@ def read_lists(
 
 
 def _pages(content: memoryview) -> Iterator[tuple[Struct, memoryview]]:
-    """Header and body of each page."""
+    """Yields header and body of each page."""
     at = 0
     while at < len(content):
-        header, length = read_struct_and_end(bytes(content[at : at + _MOST_HEADER_BYTES]))
+        header, length = read_struct(bytes(content[at : at + _MOST_HEADER_BYTES]))
         start = at + length
         at = start + header.integer(3)
         if not start <= at <= len(content):
@@ -121,7 +108,7 @@ def _pages(content: memoryview) -> Iterator[tuple[Struct, memoryview]]:
 def _page(
     header: Struct, body: memoryview, codec: str, field: NumberList
 ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """The numbers of a page, and where in them lists begin."""
+    """Returns the numbers of a page, and where in them lists begin."""
     count, repetition, definition, content = _parts(header, body, codec)
     dtype = np.dtype(field.dtype)
     if _LEAST_VALUES * max(len(repetition), len(definition)) > count or len(content) != count * dtype.itemsize:
@@ -137,7 +124,7 @@ def _page(
 
 
 def _parts(header: Struct, body: memoryview, codec: str) -> tuple[int, memoryview, memoryview, memoryview]:
-    """Number of levels of a page, its repetition and its definition levels, and its numbers."""
+    """Returns the number of levels of a page, its repetition and its definition levels, and its numbers."""
     kind, size = header.integer(1), header.integer(2)
     if kind == _DATA_PAGE:
         page = header.struct(5)
@@ -155,7 +142,7 @@ def _parts(header: Struct, body: memoryview, codec: str) -> tuple[int, memoryvie
 
 
 def _prefixed(content: memoryview) -> tuple[memoryview, memoryview]:
-    """Levels, which have their length in front, and what follows."""
+    """Returns levels, which have their length in front, and what follows."""
     stop = 4 + int.from_bytes(content[:4], "little")
     return content[4:stop], content[stop:]
 
@@ -170,7 +157,7 @@ def _unpacked(content: memoryview, codec: str, size: int) -> memoryview:
 
 
 def _runs(content: memoryview, width: int, count: int) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-    """Runs of `count` levels: number of the first, how many, and the levels, of `width` bits; one if all are equal."""
+    """Yields runs of `count` levels of `width` bits: first level, how many, and the levels; one if all are equal."""
     at = place = 0
     while place < count:
         head, at = read_varint(content, at)

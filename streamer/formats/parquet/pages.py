@@ -1,33 +1,32 @@
-"""From row groups to blocks: a row group that is much larger than a chunk is cut where pages begin."""
+"""Makes blocks of row groups: a row group that is much larger than a chunk is cut where pages begin."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TypeAlias
 
 import msgspec
 
 from streamer.formats.base import Block
+from streamer.formats.failures import DamagedError
 from streamer.formats.parquet.footer import ColumnChunk
-from streamer.formats.parquet.thrift import ThriftError, read_struct
+from streamer.formats.parquet.thrift import read_struct
+from streamer.formats.reading import Range, joined_ranges
 
 # Where runs meet, the pages of the other columns are read twice; more than this is not worth smaller chunks.
 _MOST_EXTRA = 1.05
 # A row group up to this many chunks long is not cut.
 _UNCUT = 1.5
 
-Range: TypeAlias = tuple[int, int]
-
 
 class Pages(msgspec.Struct, frozen=True):
     """The pages of the values of one primitive in one row group.
 
     Attributes:
-        first_rows: of each page, and the number of rows.
-        starts: of each page in the file, and where the last one ends.
-        text_bytes: of each page's byte arrays; empty: not known.
+        first_rows: first row of each page, and the number of rows.
+        starts: place of each page in the file, and where the last one ends.
+        text_bytes: bytes of each page's byte arrays; empty: not known.
     """
 
     first_rows: list[int]
@@ -35,7 +34,7 @@ class Pages(msgspec.Struct, frozen=True):
     text_bytes: list[int]
 
     def run(self, first_row: int, stop_row: int) -> slice:
-        """The pages that have these rows."""
+        """Returns the pages that have these rows."""
         return slice(bisect_right(self.first_rows, first_row) - 1, bisect_left(self.first_rows, stop_row))
 
 
@@ -43,11 +42,11 @@ class PrimitiveHint(msgspec.Struct, frozen=True, array_like=True):
     """The pages of one primitive among the bytes of a block, for the recoder.
 
     Attributes:
-        length: bytes.
+        length: bytes of the pages.
         codec: see `footer.CODECS`.
         values: at least how many there are, nulls included.
-        rows: in these pages.
-        skipped: of these rows, how many are before the first of the block.
+        rows: rows in these pages.
+        skipped: how many of these rows are before the first of the block.
     """
 
     length: int
@@ -62,7 +61,7 @@ class Primitive(msgspec.Struct, frozen=True):
 
     Attributes:
         column: its chunk.
-        pages: None: not known.
+        pages: its pages; None: not known.
         width: bytes of each value in a record; 0: as long as it is.
         in_json: whether its values become part of a JSON text.
     """
@@ -70,7 +69,7 @@ class Primitive(msgspec.Struct, frozen=True):
     column: ColumnChunk
     pages: Pages | None
     width: int
-    in_json: bool = False
+    in_json: bool
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -85,23 +84,18 @@ class Group(msgspec.Struct, frozen=True):
         """Bytes of all primitives."""
         return sum(primitive.column.stop - primitive.column.start for primitive in self.primitives)
 
-    @property
-    def can_be_cut(self) -> bool:
-        """Whether all primitives have their pages."""
-        return all(primitive.pages for primitive in self.primitives)
-
     def whole(self) -> Block:
-        """All rows as one block."""
+        """Returns all rows as one block."""
         ranges = [(primitive.column.start, primitive.column.stop) for primitive in self.primitives]
         hints = [
             _hint(primitive, stop - start, self.rows)
             for primitive, (start, stop) in zip(self.primitives, ranges, strict=True)
         ]
         record_bytes = sum(_value_bytes(primitive) for primitive in self.primitives) + self.rows * self.head_bytes
-        return Block(_merged(ranges), self.rows, record_bytes, msgspec.msgpack.encode(hints))
+        return Block(joined_ranges(ranges), self.rows, record_bytes, msgspec.msgpack.encode(hints))
 
     def run(self, first: int, stop: int) -> Block:
-        """The rows `[first, stop)` as one block."""
+        """Returns the rows `[first, stop)` as one block."""
         ranges: list[Range] = []
         hints = []
         record_bytes = (stop - first) * self.head_bytes
@@ -114,7 +108,7 @@ class Group(msgspec.Struct, frozen=True):
             skipped = first - primitive.pages.first_rows[pages.start]
             hints.append(_hint(primitive, sum(b - a for a, b in spans), rows, skipped))
             record_bytes += _value_bytes(primitive, pages) * (stop - first) // rows
-        return Block(_merged(ranges), stop - first, record_bytes, msgspec.msgpack.encode(hints))
+        return Block(joined_ranges(ranges), stop - first, record_bytes, msgspec.msgpack.encode(hints))
 
 
 def needs_pages(fetch_bytes: int, chunk_bytes: int) -> bool:
@@ -123,16 +117,14 @@ def needs_pages(fetch_bytes: int, chunk_bytes: int) -> bool:
 
 
 def blocks_of(group: Group, chunk_bytes: int, most_bytes: int) -> Iterator[Block]:
-    """Cuts a row group into blocks of about `chunk_bytes`, at most `most_bytes` where its pages allow it.
+    """Yields a row group as blocks of about `chunk_bytes`, at most `most_bytes` where its pages allow it.
 
-    The runs are as equal as the pages of the largest primitive allow. If so many of them read too much twice, there are
-    fewer, larger ones.
+    The runs are as equal as the pages of the largest primitive allow. If they read too much twice, there are fewer,
+    larger ones.
     """
     total = group.fetch_bytes
-    count = round(total / chunk_bytes)
-    if not needs_pages(total, chunk_bytes) or not group.can_be_cut:
-        yield group.whole()
-        return
+    # Without pages it is not cut.
+    count = round(total / chunk_bytes) if all(primitive.pages for primitive in group.primitives) else 1
     while count > 1:
         edges = _cuts(group, count)
         blocks = [group.run(first, stop) for first, stop in pairwise(edges)]
@@ -145,12 +137,8 @@ def blocks_of(group: Group, chunk_bytes: int, most_bytes: int) -> Iterator[Block
 
 
 def read_pages(content: bytes, column: ColumnChunk, rows: int) -> Pages:
-    """Reads an offset index.
-
-    Raises:
-        ThriftError: it is damaged, or contradicts the footer.
-    """
-    index = read_struct(content)
+    """Parses an offset index; raises DamagedError if it contradicts the footer."""
+    index, _ = read_struct(content)
     starts: list[int] = []
     first_rows: list[int] = []
     stop = column.start
@@ -158,18 +146,18 @@ def read_pages(content: bytes, column: ColumnChunk, rows: int) -> Pages:
         start, length, row = page.integer(1), page.integer(2), page.integer(3)
         follows = start == stop and row > first_rows[-1] if first_rows else start >= stop and row == 0
         if not follows or length <= 0:
-            raise ThriftError(f"page {len(starts)} at byte {start} with {length} bytes begins with row {row}")
+            raise DamagedError(f"page {len(starts)} at byte {start} with {length} bytes begins with row {row}")
         starts.append(start)
         first_rows.append(row)
         stop = start + length
     if not starts or stop > column.stop or first_rows[-1] >= rows:
-        raise ThriftError(f"{len(starts)} pages up to byte {stop} and row {first_rows[-1:]}, of {rows}")
-    texts = [max(0, length) for length in index.integers(2)]
+        raise DamagedError(f"{len(starts)} pages up to byte {stop} and row {first_rows[-1:]}, of {rows}")
+    texts = [max(0, length) for length in index.items(2, int)]
     return Pages([*first_rows, rows], [*starts, stop], texts if len(texts) == len(starts) else [])
 
 
 def _cuts(group: Group, count: int) -> list[int]:
-    """First rows of `count` runs of about the same length (fewer, if pages are larger), and the number of rows."""
+    """Returns the first rows of about `count` equal runs (fewer, if pages are larger), and the number of rows."""
     largest = max(group.primitives, key=lambda primitive: primitive.column.stop - primitive.column.start)
     assert largest.pages
     starts, first_rows = largest.pages.starts, largest.pages.first_rows
@@ -185,7 +173,7 @@ def _cuts(group: Group, count: int) -> list[int]:
 
 
 def _spans(primitive: Primitive, pages: slice) -> list[Range]:
-    """The dictionary, if these pages need it, and the pages."""
+    """Returns the places of the dictionary, if these pages need it, and of the pages."""
     assert primitive.pages
     starts, users = primitive.pages.starts, primitive.column.dictionary_pages
     dictionary = (primitive.column.start, starts[0])
@@ -199,7 +187,7 @@ def _hint(primitive: Primitive, length: int, rows: int, skipped: int = 0) -> Pri
 
 
 def _value_bytes(primitive: Primitive, pages: slice = slice(None)) -> int:
-    """The values of pages in the records: exactly, as far as the file says it."""
+    """Returns the bytes of the values of pages in the records: exactly, as far as the file says it."""
     column = primitive.column
     share = 1.0
     if primitive.pages and pages.stop is not None:
@@ -213,13 +201,3 @@ def _value_bytes(primitive: Primitive, pages: slice = slice(None)) -> int:
         found = int(column.value_bytes * share)
     # Names, quotes and digits.
     return found + int(column.values * share) * 16 if primitive.in_json else found
-
-
-def _merged(ranges: Sequence[Range]) -> tuple[Range, ...]:
-    joined: list[Range] = []
-    for start, stop in ranges:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        elif stop > start:
-            joined.append((start, stop))
-    return tuple(joined)

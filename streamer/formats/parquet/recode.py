@@ -1,4 +1,4 @@
-"""Pages of Parquet to records of a table: the part that runs in a recoder, and the only one that needs pyarrow.
+"""Makes records of Parquet's pages: the part that runs in a recoder, and the only one that needs pyarrow.
 
 pyarrow reads the pages where they lie: it is given the metadata of a file that has only these pages. Where all columns
 have the same rows that is one file, otherwise (runs of pages) one for each primitive column, whose rows are sliced.
@@ -21,9 +21,8 @@ from streamer.formats.parquet.facts import Wanted
 from streamer.formats.parquet.footer import MAGIC
 from streamer.formats.parquet.number_lists import number_list, read_lists
 from streamer.formats.parquet.pages import PrimitiveHint
-from streamer.formats.parquet.schema import Element, Node
-from streamer.formats.table.arrays import decoding
-from streamer.formats.table.writer import Column, write_records
+from streamer.formats.parquet.schema import Element, Node, pruned
+from streamer.formats.table.writer import Column, decoding, write_records
 
 _HINT = msgspec.msgpack.Decoder(list[PrimitiveHint])
 _CONVERTED = {
@@ -36,30 +35,22 @@ _CONVERTED = {
 
 
 class ParquetRecoder:
-    """Makes records of the blocks of one dataset.
-
-    Args:
-        facts: of the dataset.
-    """
+    """Makes records of the blocks of one dataset."""
 
     def __init__(self, facts: Facts) -> None:
         self._wanted = Wanted.of(facts)
         self._ways = self._wanted.ways
         self._pairs = list(zip(facts.fields, self._wanted.nodes, strict=True))
-        # By the number of their primitive.
+        # Lists by the number of their primitive.
         found = {node.primitive: number_list(spec, node, self._ways[node.primitive]) for spec, node in self._pairs}
         self._lists = {primitive: lists for primitive, lists in found.items() if lists is not None}
         json_paths = {node.path for spec, node in self._pairs if is_json(spec, node)}
         self._schema = _schema(self._wanted.root, json_paths)
-        root = self._wanted.root.element
-        self._way_schemas = [_way_schema(root, way, json_paths) for way in self._ways]
+        trees = [pruned(self._wanted.root, [way[-1].path]) for way in self._ways]
+        self._way_schemas = [_schema(tree, json_paths) for tree in trees]
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes one block.
-
-        Raises:
-            RecodeError: pages that cannot be decoded, or have other rows than the footer says.
-        """
+        """Decodes one block."""
         with decoding(content, samples, "Parquet"):
             primitives = _HINT.decode(hint)
             edges = list(accumulate((primitive.length for primitive in primitives), initial=0))
@@ -76,7 +67,7 @@ class ParquetRecoder:
     def _read_lists(
         self, content: memoryview, primitives: Sequence[PrimitiveHint], places: Sequence[tuple[int, int]], samples: int
     ) -> dict[int, Column]:
-        """The fields that are taken from the pages as they are, by the number of their primitive."""
+        """Reads the fields that are taken from the pages as they are, by the number of their primitive."""
         columns = {}
         for number, field in self._lists.items():
             start, stop = places[number]
@@ -92,7 +83,7 @@ class ParquetRecoder:
         samples: int,
         left_out: Collection[int],
     ) -> list[pa.Table]:
-        """For each primitive a table that it is a part of, with the rows of the block; None where it is left out."""
+        """Returns for each primitive a table that it is a part of, with the rows of the block; None: it is left out."""
         chunks = [
             _column_chunk(way, primitive, start)
             for way, primitive, (start, _) in zip(self._ways, primitives, places, strict=True)
@@ -112,35 +103,23 @@ class ParquetRecoder:
 
 def _schema(node: Node, json_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
     return [
-        _element(node.element, len(node.children), plain=_is_below(node, json_paths)),
+        _element(node.element, plain=any(node.path[: len(path)] == path for path in json_paths)),
         *(element for child in node.children for element in _schema(child, json_paths)),
     ]
 
 
-def _way_schema(root: Element, way: Sequence[Node], json_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
-    last = len(way) - 1
-    elements = [
-        _element(node.element, int(place < last), plain=_is_below(node, json_paths)) for place, node in enumerate(way)
-    ]
-    return [_element(root, 1, plain=True), *elements]
-
-
-def _is_below(node: Node, paths: set[tuple[str, ...]]) -> bool:
-    return any(node.path[: len(path)] == path for path in paths)
-
-
-def _element(element: Element, children: int, *, plain: bool) -> thrift.Fields:
-    """A SchemaElement. `plain`: groups as they are written, lists are not unpacked."""
+def _element(element: Element, *, plain: bool) -> thrift.Fields:
+    """Returns a SchemaElement. `plain`: groups as they are written, lists are not unpacked."""
     fields: dict[int, tuple[int, object]] = {
         3: (thrift.I32, element.repetition),
         4: (thrift.BINARY, element.name.encode()),
     }
-    if children:
-        fields[5] = (thrift.I32, children)
+    if element.children:
+        fields[5] = (thrift.I32, element.children)
     else:
         fields[1] = (thrift.I32, element.type)
         fields[2] = (thrift.I32, element.length)
-    if element.meaning in _CONVERTED and not (plain and children):
+    if element.meaning in _CONVERTED and not (plain and element.children):
         fields[6] = (thrift.I32, _CONVERTED[element.meaning])
         fields[7] = (thrift.I32, element.scale)
         fields[8] = (thrift.I32, element.precision)

@@ -20,19 +20,21 @@ Source: https://github.com/apache/parquet-format/blob/master/LogicalTypes.md
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from streamer.formats.base import FieldSpec
-from streamer.formats.parquet.thrift import Struct, ThriftError
+from streamer.formats.failures import DamagedError
+from streamer.formats.parquet.thrift import Struct
 
 BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY, FIXED = range(8)
 REQUIRED, OPTIONAL, REPEATED = range(3)
 
 # Bytes of a value; byte arrays have none.
-WIDTHS = {BOOLEAN: 1, INT32: 4, INT64: 8, INT96: 8, FLOAT: 4, DOUBLE: 8}
+_WIDTHS = {BOOLEAN: 1, INT32: 4, INT64: 8, INT96: 8, FLOAT: 4, DOUBLE: 8}
 _TYPES = ("boolean", "int32", "int64", "int96", "float", "double", "bytes", "bytes of fixed length")
 _DTYPES = {BOOLEAN: "?", INT32: "<i4", INT64: "<i8", INT96: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
 _DEEPEST = 32
@@ -52,13 +54,13 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
     """A node of the schema, as far as it concerns the values.
 
     Attributes:
-        name: of the column, or of the part of it.
-        children: how many of the elements after it are below it; 0: it has values.
-        type: of the values; -1: none.
-        length: of values of fixed length.
+        name: name of the column, or of the part of it.
+        children: number of the elements after it that are below it; 0: it has values.
+        type: type of the values; -1: none.
+        length: bytes of a value of fixed length.
         repetition: REQUIRED, OPTIONAL or REPEATED.
         meaning: "text", "json", "list", "map", "decimal", a dtype, or "".
-        scale, precision: of decimals.
+        scale, precision: those of decimals.
     """
 
     name: str
@@ -70,6 +72,11 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
     scale: int = 0
     precision: int = 0
 
+    @property
+    def width(self) -> int:
+        """Bytes of a value in a record; 0: as long as it is."""
+        return 8 if self.meaning == "decimal" else self.length or _WIDTHS.get(self.type, 0)
+
     def __str__(self) -> str:
         what = _TYPES[self.type] if self.type >= 0 else "group"
         details = [("required", "optional", "repeated")[self.repetition], what]
@@ -80,15 +87,7 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass
 class Node:
-    """An element and what is below it.
-
-    Attributes:
-        element: this one.
-        path: names from the column down to it.
-        children: below it.
-        primitive: number of the first primitive at or below it.
-        primitives: how many primitives are at or below it.
-    """
+    """An element, its path from the column down, the nodes below it, and the number of the first primitive of these."""
 
     element: Element
     path: tuple[str, ...]
@@ -97,18 +96,17 @@ class Node:
 
     @property
     def primitives(self) -> int:
-        """How many primitives there are at or below it."""
+        """Number of primitives at or below it."""
         return sum(child.primitives for child in self.children) if self.children else 1
 
     def child(self, name: str) -> Node | None:
-        """The child of that name."""
+        """Returns the child of that name."""
         return next((child for child in self.children if child.element.name == name), None)
 
     def items(self, inside: bool = False) -> tuple[Node, bool] | None:
-        """The node of a list's items, and whether that is a repeated node whose items they are; None: it is no list.
+        """Returns the node of a list's items, and whether that is a repeated node whose items they are.
 
-        Args:
-            inside: of a repeated node: one of its items is meant.
+        None: it is not a list. With `inside`, one of the items of a repeated node is meant.
         """
         if self.is_repeated and not inside:
             return self, True
@@ -119,6 +117,23 @@ class Node:
         if len(inner) != 1 or name == "array" or name.endswith("_tuple") or inner[0].is_repeated:
             return repeated, True
         return inner[0], False
+
+    def at(self, path: Sequence[str]) -> Node:
+        """Returns the node of a path below this one; raises KeyError if there is none."""
+        node: Node | None = self
+        for name in path:
+            node = node.child(name) if node else None
+        if node is None:
+            raise KeyError(".".join(path))
+        return node
+
+    def elements(self) -> list[Element]:
+        """Returns the elements of the tree, in the order of a footer."""
+        return [self.element, *(element for child in self.children for element in child.elements())]
+
+    def ways(self) -> list[tuple[Node, ...]]:
+        """Returns the ways from below this node to each primitive."""
+        return [(child, *rest) for child in self.children for rest in child.ways()] if self.children else [()]
 
     @property
     def is_repeated(self) -> bool:
@@ -141,21 +156,17 @@ class Node:
 
 
 def read_element(struct: Struct) -> Element:
-    """Reads a SchemaElement.
-
-    Raises:
-        ThriftError: another struct.
-    """
+    """Reads a SchemaElement."""
     children = struct.integer(5, 0)
     kind = struct.integer(1, -1)
     if children:
         kind = -1
     elif not BOOLEAN <= kind <= FIXED:
-        raise ThriftError(f"a column of type {kind}, which is not known")
+        raise DamagedError(f"a column of type {kind}, which is not known")
     repetition = struct.integer(3, REQUIRED)
     length = struct.integer(2, 0) if kind == FIXED else 0
     if not REQUIRED <= repetition <= REPEATED or length < 0 or children < 0:
-        raise ThriftError(f"repetition {repetition}, length {length}, {children} children")
+        raise DamagedError(f"repetition {repetition}, length {length}, {children} children")
     meaning = _meaning(struct)
     scale, precision = (struct.integer(7, 0), struct.integer(8, 0)) if meaning == "decimal" else (0, 0)
     name = struct.binary(4).decode("utf-8", "replace")
@@ -173,62 +184,32 @@ def _meaning(struct: Struct) -> str:
 
 
 def tree(elements: Sequence[Element]) -> Node:
-    """The schema as a tree: the root.
-
-    Raises:
-        ThriftError: the elements are no tree.
-    """
+    """Returns the root of the schema as a tree; raises DamagedError if the elements are not one."""
     rest = iter(elements)
     try:
         root, _ = _subtree(rest, (), 0, 0)
     except StopIteration:
-        raise ThriftError("the schema is cut off") from None
+        raise DamagedError("the schema is cut off") from None
     if (extra := sum(1 for _ in rest)) or not root.children:
-        raise ThriftError(f"{extra} elements of the schema are below nothing, of {len(elements)}")
+        raise DamagedError(f"{extra} elements of the schema are below nothing, of {len(elements)}")
     return root
 
 
 def _subtree(rest: Iterator[Element], path: tuple[str, ...], primitive: int, depth: int) -> tuple[Node, int]:
     if depth > _DEEPEST:
-        raise ThriftError(f"columns nested more than {_DEEPEST} deep")
+        raise DamagedError(f"columns nested more than {_DEEPEST} deep")
     node = Node(element := next(rest), path + (element.name,) * bool(depth), primitive)
     for _ in range(element.children):
         child, primitive = _subtree(rest, node.path, primitive, depth + 1)
         node.children.append(child)
     names = [child.element.name for child in node.children]
     if len(set(names)) < len(names):
-        raise ThriftError(f"two columns of the same name among {', '.join(names)}")
+        raise DamagedError(f"two columns of the same name among {', '.join(names)}")
     return node, primitive if element.children else primitive + 1
 
 
-def elements_of(node: Node) -> list[Element]:
-    """The elements of a tree, in the order of a footer."""
-    return [node.element, *(element for child in node.children for element in elements_of(child))]
-
-
-def primitives_of(node: Node) -> list[tuple[Node, ...]]:
-    """The ways from below `node` to each primitive."""
-    if not node.children:
-        return [()]
-    return [(child, *rest) for child in node.children for rest in primitives_of(child)]
-
-
-def node_at(root: Node, path: Sequence[str]) -> Node:
-    """The node of a path.
-
-    Raises:
-        KeyError: there is none.
-    """
-    for name in path:
-        found = root.child(name)
-        if found is None:
-            raise KeyError(".".join(path))
-        root = found
-    return root
-
-
 def pruned(node: Node, paths: Sequence[tuple[str, ...]]) -> Node:
-    """The tree of the nodes on the way to `paths`, and all below those."""
+    """Returns the tree of the nodes on the way to `paths`, and all below those."""
     root, _ = _pruned(node, set(paths), 0)
     return root
 
@@ -245,13 +226,7 @@ def _pruned(node: Node, paths: set[tuple[str, ...]], primitive: int) -> tuple[No
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A field of the samples, and the column that it is made of.
-
-    Attributes:
-        name, kind: see `streamer.formats.base.Field`.
-        path: of the node that has its values.
-        classes: names of the classes, where it is a label.
-    """
+    """A field of the samples, its node, and the names of its classes, where it is a label."""
 
     name: str
     kind: str
@@ -260,17 +235,20 @@ class Field(msgspec.Struct, frozen=True):
 
     @property
     def spec(self) -> FieldSpec:
-        """As the manifest has it."""
+        """The field as the manifest has it."""
         return FieldSpec(self.name, self.kind)
 
 
-def fields_of(root: Node, features: object) -> list[Field]:
-    """The fields of the samples, in the order of the columns.
+def features_of(metadata: str | bytes) -> object:
+    """Returns how Hugging Face's datasets describe the columns in their metadata; None: not at all."""
+    try:
+        return json.loads(metadata)["info"]["features"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
-    Args:
-        root: the schema.
-        features: Hugging Face's description of the columns by name, or anything else.
-    """
+
+def fields_of(root: Node, features: object) -> list[Field]:
+    """Returns the fields of the samples, in the order of the columns; `features` is what `features_of` returns."""
     return [found for child in root.children for found in _fields(child, _part(features, child.element.name))]
 
 
@@ -287,7 +265,8 @@ def _fields(node: Node, feature: object) -> list[Field]:
     if not node.children:
         if kind in _BYTES_FEATURES and _is_bytes(node):
             return [Field(name, "image" if kind == "Image" else "bytes", node.path)]
-        classes = _names(details) if kind == "ClassLabel" else ()
+        names = details.get("names") if kind == "ClassLabel" else None
+        classes = tuple(map(str, names)) if isinstance(names, list) else ()
         return [Field(name, _primitive_kind(node.element), node.path, classes)]
     return [found for child in node.children for found in _fields(child, _part(feature, child.element.name))]
 
@@ -305,7 +284,7 @@ def _primitive_kind(element: Element) -> str:
 
 
 def number_dtype(element: Element) -> str:
-    """The dtype of a primitive of numbers; "" for others."""
+    """Returns the dtype of a primitive of numbers; "" for others."""
     if element.meaning == "decimal":
         return "<f8"
     if element.meaning == "<f2":
@@ -315,7 +294,7 @@ def number_dtype(element: Element) -> str:
 
 
 def _list_kind(node: Node, lengths: tuple[int, ...]) -> str:
-    """Of numbers: "<f4[]", or "<f4[-1,4]" where all lengths but one are known; else JSON."""
+    """Returns the kind of a list: of numbers "<f4[]", or "<f4[-1,4]" where all lengths but one are known; else JSON."""
     depth, inside = 0, False
     while found := node.items(inside):
         node, inside = found
@@ -328,7 +307,7 @@ def _list_kind(node: Node, lengths: tuple[int, ...]) -> str:
 
 
 def _lengths(feature: object) -> tuple[int, ...]:
-    """The lengths of nested lists as datasets describe them; -1: not the same for all."""
+    """Returns the lengths of nested lists as datasets describe them; -1: not the same for all."""
     if not isinstance(feature, dict):
         return ()
     shape = feature.get("shape")
@@ -344,7 +323,7 @@ def _length(given: object) -> int:
 
 
 def _part(feature: object, name: str) -> object:
-    """The description of a part of a struct."""
+    """Returns the description of a part of a struct."""
     if not isinstance(feature, dict):
         return None
     inner = feature.get("feature")
@@ -354,13 +333,8 @@ def _part(feature: object, name: str) -> object:
     return feature.get(name)
 
 
-def _names(feature: dict[object, object]) -> tuple[str, ...]:
-    names = feature.get("names")
-    return tuple(map(str, names)) if isinstance(names, list) else ()
-
-
 def classes_of(fields: Sequence[Field]) -> tuple[str, ...]:
-    """The names of the classes: those of the field "label", or of the only field that has any."""
+    """Returns the names of the classes: those of the field "label", or of the only field that has any."""
     labels = [found for found in fields if found.classes]
     chosen = [found for found in labels if found.name == "label"] or labels
     return chosen[0].classes if len(chosen) == 1 else ()

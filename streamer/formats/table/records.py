@@ -25,7 +25,7 @@ _NO_BYTES = memoryview(b"")
 
 
 def fixed_dtype(kind: str) -> np.dtype[np.generic] | None:
-    """The dtype of a field of this kind, with its shape; None: its length varies."""
+    """Returns the dtype of a field of this kind, with its shape; None: its length varies."""
     found = _FIXED.fullmatch(kind)
     if found is None:
         return None
@@ -36,14 +36,22 @@ def fixed_dtype(kind: str) -> np.dtype[np.generic] | None:
     return dtype if dtype.base.kind in "biufc" else None
 
 
+def is_dtype(name: str, kinds: str) -> bool:
+    """Whether numpy has a dtype of this name, of one of these kinds ("biufc")."""
+    try:
+        return np.dtype(name).kind in kinds
+    except TypeError:
+        return False
+
+
 def head_bytes(fields: Sequence[FieldSpec]) -> int:
-    """Bytes of a record besides the values."""
+    """Returns the bytes of a record besides the values."""
     variable = sum(fixed_dtype(field.kind) is None for field in fields)
     return null_bytes(fields) + 4 * variable
 
 
 def head_dtype(fields: Sequence[FieldSpec]) -> np.dtype[np.void]:
-    """A record without its variable fields: "nulls", "lengths", and the fixed fields by their numbers ("0", "2")."""
+    """Returns the dtype of a record's head: "nulls", "lengths", and the fixed fields by their numbers ("0", "2")."""
     dtypes = [fixed_dtype(field.kind) for field in fields]
     fixed = [(str(number), dtype) for number, dtype in enumerate(dtypes) if dtype is not None]
     variable = len(fields) - len(fixed)
@@ -51,11 +59,7 @@ def head_dtype(fields: Sequence[FieldSpec]) -> np.dtype[np.void]:
 
 
 class TableOpener:
-    """Opens records.
-
-    Args:
-        fields: of every sample; a kind of "" is told by the bytes.
-    """
+    """Opens records with these fields; a kind of "" is told by the bytes."""
 
     def __init__(self, fields: Sequence[FieldSpec]) -> None:
         self._count = len(fields)
@@ -76,11 +80,7 @@ class TableOpener:
         self._key = keys[0] if keys else None
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
-        """Takes a record apart. Copies nothing.
-
-        Raises:
-            DecodeError: another length than its head says, or a key that is no UTF-8.
-        """
+        """Takes a record apart. Copies nothing."""
         values, nulls = self.values(content)
         found = list(map(Field, self._names, values, self._kinds))
         for number in self._unknown:
@@ -93,11 +93,7 @@ class TableOpener:
         return (None, found) if self._key is None else _keyed(found, self._key)
 
     def values(self, content: memoryview) -> tuple[list[memoryview], int]:
-        """The bytes of each field, and bits of those that have no value.
-
-        Raises:
-            DecodeError: another length than its head says.
-        """
+        """Returns the bytes of each field, and a bit for each field that has no value; raises DecodeError."""
         at = self._head_bytes
         if len(content) < at:
             raise DecodeError(f"a record of {len(content)} bytes; its head alone has {at}", bytes=len(content))
@@ -117,9 +113,9 @@ def _keyed(fields: list[Field], key: int) -> tuple[str | None, Sequence[Field]]:
     try:
         return (None if field.kind == _NULL else str(field.content, "utf-8")), fields
     except UnicodeDecodeError as error:
-        raise DecodeError(f"the key is no UTF-8: {error}", field=_KEY) from error
+        raise DecodeError(f"the key is not UTF-8: {error}", field=_KEY) from error
 
 
 def null_bytes(fields: Sequence[FieldSpec]) -> int:
-    """Bytes of the null bits."""
+    """Returns the bytes of the null bits."""
     return -(-len(fields) // 8)

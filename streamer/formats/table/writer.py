@@ -1,8 +1,9 @@
-"""Writes records of a table, without a loop over rows; for the recoder, which has pyarrow."""
+"""Makes columns of Arrow's arrays, and records of columns without a loop over rows; recoders have pyarrow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import numpy as np
@@ -10,17 +11,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec, Records
 from streamer.formats.table.records import head_dtype
+
+_NO_BYTES = np.empty(0, np.uint8)
 
 
 class Column(msgspec.Struct, frozen=True):
     """One field of all rows of a block.
 
     Attributes:
-        values: fixed fields: shape (rows, ...); variable ones: uint8, all values one after the other.
-        lengths: of variable fields: int64, shape (rows,).
-        nulls: which rows have no value: bool, shape (rows,); None: all have one.
+        values: of a fixed field: shape (rows, ...); of a variable one: uint8, all values one after the other.
+        lengths: of a variable field: int64, shape (rows,).
+        nulls: bool, shape (rows,): which rows have no value; None: all have one.
     """
 
     values: NDArray[np.generic]
@@ -28,17 +32,66 @@ class Column(msgspec.Struct, frozen=True):
     nulls: NDArray[np.bool_] | None = None
 
 
+@contextmanager
+def decoding(content: memoryview, samples: int, format_name: str) -> Iterator[None]:
+    """Turns the errors of a library that decodes rows into RecodeError."""
+    try:
+        yield
+    except RecodeError:
+        raise
+    except Exception as error:  # pyarrow has its own, and OSError, and those of Python
+        raise RecodeError(
+            f"{len(content)} bytes are not {samples} rows of {format_name}: {type(error).__name__}: {error}",
+            samples=samples,
+            bytes=len(content),
+        ) from error
+
+
+def whole_column(table: pa.Table, name: str) -> pa.Array:
+    """Returns a column of a table as one array."""
+    found = table.column(name).combine_chunks()
+    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+
+
+def nulls_of(values: pa.Array) -> NDArray[np.bool_] | None:
+    """Returns which rows have no value, as `Column` has them."""
+    if not values.null_count:
+        return None
+    found: NDArray[np.bool_] = values.is_null().to_numpy(zero_copy_only=False)
+    return found
+
+
+def bytes_column(values: pa.Array) -> Column:
+    """Makes a column of byte strings or texts. Copies nothing, unless strings of one length are null."""
+    kind, nulls, rows = values.type, nulls_of(values), len(values)
+    if pa.types.is_fixed_size_binary(kind):
+        width = kind.byte_width
+        content = np.frombuffer(values.buffers()[1], np.uint8)[values.offset * width :][: rows * width]
+        if nulls is None:
+            return Column(content, np.full(rows, width, np.int64))
+        return Column(content.reshape(-1, width)[~nulls].reshape(-1), np.where(nulls, 0, width), nulls)
+    offset_dtype = np.int64 if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind) else np.int32
+    _, offsets, content = values.buffers()
+    edges = np.frombuffer(offsets, offset_dtype)[values.offset : values.offset + rows + 1].astype(np.int64)
+    found = _NO_BYTES if content is None else np.frombuffer(content, np.uint8)[edges[0] : edges[-1]]
+    return Column(found, np.diff(edges), nulls)
+
+
+def json_column(values: Sequence[object]) -> Column:
+    """Makes a column of JSON, row by row."""
+    return listed_column([None if value is None else msgspec.json.encode(value) for value in values])
+
+
+def listed_column(contents: Sequence[bytes | None]) -> Column:
+    """Makes a column of byte strings; those of rows without a value are None."""
+    nulls = np.array([content is None for content in contents], np.bool_)
+    found = [content or b"" for content in contents]
+    lengths = np.fromiter(map(len, found), np.int64, len(found))
+    return Column(np.frombuffer(b"".join(found), np.uint8), lengths, nulls if nulls.any() else None)
+
+
 def write_records(fields: Sequence[FieldSpec], columns: Sequence[Column], rows: int) -> Records:
-    """Makes the records of a block, row by row.
-
-    Args:
-        fields: of the dataset.
-        columns: one per field, as its kind is fixed or variable.
-        rows: how many.
-
-    Raises:
-        ValueError: a column of another length, or a value of 4 GiB.
-    """
+    """Makes the records of a block, row by row; raises ValueError for columns of other lengths, and values of 4 GiB."""
     heads = np.zeros(rows, head_dtype(fields))
     for number, (field, column) in enumerate(zip(fields, columns, strict=True)):
         if column.nulls is not None:
@@ -57,7 +110,7 @@ def write_records(fields: Sequence[FieldSpec], columns: Sequence[Column], rows: 
 
 
 def _joined(parts: Sequence[tuple[NDArray[np.generic], NDArray[np.int64]]]) -> NDArray[np.uint8]:
-    """The values (and their lengths) of each row one after the other, row by row."""
+    """Joins the values (and their lengths) of each row, row by row."""
     binary = pa.large_binary()
     arrays = []
     for values, lengths in parts:

@@ -1,10 +1,10 @@
-"""tf.train.Example without protobuf: the wire format, of which it uses little.
+"""Parses tf.train.Example without protobuf: the wire format, of which it uses little.
 
     Example { Features features = 1 }                        Features { map<string, Feature> feature = 1 }
     Feature { oneof { BytesList 1, FloatList 2, Int64List 3 } }     each list: repeated value = 1, packed or not
 
 Source: tensorflow/core/example/{example,feature}.proto; https://protobuf.dev/programming-guides/encoding/. A feature
-that comes twice counts as the last one, unknown fields are skipped, as protobuf does.
+that comes twice counts as the last one, unknown fields are skipped, as protobuf does. Other bytes raise `DamagedError`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from streamer.formats.failures import DamagedError
+
 BYTES, FLOATS, INTEGERS, NOTHING = 0x0A, 0x12, 0x1A, 0
 _LISTS = frozenset([BYTES, FLOATS, INTEGERS])
 # A map entry, a list or a packed run: field number 1 with a length. Its value: field number 2 with a length.
@@ -21,27 +23,15 @@ _ONE, _TWO = 0x0A, 0x12
 # Unpacked: field number 1 as a varint, and as four bytes.
 _ONE_VARINT, _ONE_FIXED = 0x08, 0x0D
 _LONGEST_VARINT = 10
-# From so many bytes on numpy is quicker than a loop.
+# From this many bytes on numpy is quicker than a loop.
 _LONG_RUN = 64
 
 # BYTES, FLOATS, INTEGERS, or NOTHING if there is no list; and the list, as it is encoded. No class: 0.4 us less.
 Feature: TypeAlias = tuple[int, memoryview]
 
 
-class ExampleError(ValueError):
-    """Bytes that are no tf.train.Example; `offset` is where, in bytes."""
-
-    def __init__(self, reason: str, offset: int) -> None:
-        super().__init__(f"{reason} (at byte {offset})")
-        self.offset = offset
-
-
 def parse_example(content: memoryview) -> dict[str, Feature]:
-    """The features of an Example by name, in the order of its bytes.
-
-    Raises:
-        ExampleError: not an Example.
-    """
+    """Returns the features of an Example by name, in the order of its bytes."""
     found: dict[str, Feature] = {}
     at, end = 0, len(content)
     try:
@@ -51,20 +41,16 @@ def parse_example(content: memoryview) -> dict[str, Feature]:
                 start, at = _delimited(content, at + 1, end)
                 _features(content, start, at, found)
             elif tag == _TWO:
-                raise ExampleError("a tf.train.SequenceExample, not an Example", at)
+                raise DamagedError("a tf.train.SequenceExample, not an Example", at)
             else:
                 at = _skipped(content, at, end)
     except (IndexError, UnicodeDecodeError) as error:
-        raise ExampleError(f"not a tf.train.Example: {error}", at) from error
+        raise DamagedError(f"not a tf.train.Example: {error}", at) from error
     return found
 
 
 def byte_strings(content: memoryview) -> list[memoryview]:
-    """The values of a BytesList.
-
-    Raises:
-        ExampleError: not a BytesList.
-    """
+    """Returns the values of a BytesList."""
     values, at, end = list[memoryview](), 0, len(content)
     try:
         while at < end:
@@ -74,16 +60,12 @@ def byte_strings(content: memoryview) -> list[memoryview]:
             else:
                 at = _skipped(content, at, end)
     except IndexError as error:
-        raise ExampleError(f"not a BytesList: {error}", at) from error
+        raise DamagedError(f"not a BytesList: {error}", at) from error
     return values
 
 
 def floats(content: memoryview) -> memoryview:
-    """The values of a FloatList, 4 bytes each: a view if they are packed in one run.
-
-    Raises:
-        ExampleError: not a FloatList.
-    """
+    """Returns the values of a FloatList, 4 bytes each: a view if they are packed in one run."""
     parts, at, end = list[memoryview](), 0, len(content)
     try:
         while at < end:
@@ -93,21 +75,17 @@ def floats(content: memoryview) -> memoryview:
             elif tag == _ONE_FIXED:
                 start, at = at + 1, at + 5
             else:
-                raise ExampleError("not a FloatList", at)
+                raise DamagedError("not a FloatList", at)
             if at > end or (at - start) % 4:
-                raise ExampleError("not a FloatList", start)
+                raise DamagedError("not a FloatList", start)
             parts.append(content[start:at])
     except IndexError as error:
-        raise ExampleError(f"not a FloatList: {error}", at) from error
+        raise DamagedError(f"not a FloatList: {error}", at) from error
     return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
 
 def integers(content: memoryview) -> memoryview:
-    """The values of an Int64List, 8 bytes each.
-
-    Raises:
-        ExampleError: not an Int64List.
-    """
+    """Returns the values of an Int64List, 8 bytes each."""
     values, at, end = list[int](), 0, len(content)
     try:
         while at < end:
@@ -119,9 +97,9 @@ def integers(content: memoryview) -> memoryview:
                 value, at = _varint(content, at + 1)
                 values.append(value)
             else:
-                raise ExampleError("not an Int64List", at)
+                raise DamagedError("not an Int64List", at)
     except IndexError as error:
-        raise ExampleError(f"not an Int64List: {error}", at) from error
+        raise DamagedError(f"not an Int64List: {error}", at) from error
     return memoryview(pack(f"<{len(values)}Q", *values))
 
 
@@ -137,7 +115,7 @@ def _features(content: memoryview, at: int, end: int, found: dict[str, Feature])
 
 
 def _entry(content: memoryview, at: int, end: int) -> tuple[str, Feature]:
-    """Name and value of an entry of the map."""
+    """Returns name and value of an entry of the map."""
     name, feature = "", (NOTHING, content[:0])
     while at < end:
         tag = content[at]
@@ -165,19 +143,19 @@ def _feature(content: memoryview, at: int, end: int) -> Feature:
 
 
 def _delimited(content: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Start and stop of what has its length in front."""
+    """Returns start and stop of a value that has its length in front."""
     length = content[at]
     start = at + 1
     if length >= 0x80:
         length, start = _varint(content, at)
     stop = start + length
     if stop > end:
-        raise ExampleError(f"a field of {length} bytes, of which {end - start} are there", at)
+        raise DamagedError(f"a field of {length} bytes, of which {end - start} are there", at)
     return start, stop
 
 
 def _varint(content: memoryview, at: int) -> tuple[int, int]:
-    """A number of 64 bits, and where it ends."""
+    """Returns a number of 64 bits, and where it ends."""
     byte = content[at]
     value, shift = byte & 0x7F, 7
     at += 1
@@ -187,12 +165,12 @@ def _varint(content: memoryview, at: int) -> tuple[int, int]:
         shift += 7
         at += 1
         if shift > 7 * _LONGEST_VARINT:
-            raise ExampleError("a number of more than 10 bytes", at)
+            raise DamagedError("a number of more than 10 bytes", at)
     return value & 0xFFFFFFFFFFFFFFFF, at
 
 
 def _varints(content: memoryview, at: int, end: int) -> list[int]:
-    """The numbers of a packed run."""
+    """Returns the numbers of a packed run."""
     if end - at > _LONG_RUN:
         return _many_varints(content[at:end])
     values = []
@@ -200,18 +178,18 @@ def _varints(content: memoryview, at: int, end: int) -> list[int]:
         value, at = _varint(content, at)
         values.append(value)
     if at != end:
-        raise ExampleError("not an Int64List", at)
+        raise DamagedError("not an Int64List", at)
     return values
 
 
 def _many_varints(content: memoryview) -> list[int]:
-    """The numbers of a long run, of all at once."""
+    """Returns the numbers of a long run, all at once."""
     raw = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     starts = np.concatenate([[0], ends[:-1] + 1])
     widths = ends - starts + 1 if len(ends) else ends
     if not len(ends) or ends[-1] != len(raw) - 1 or widths.max() > _LONGEST_VARINT:
-        raise ExampleError("not an Int64List", 0)
+        raise DamagedError("not an Int64List", 0)
     values = np.zeros(len(ends), np.uint64)
     for place in range(int(widths.max())):
         wide = widths > place
@@ -221,7 +199,7 @@ def _many_varints(content: memoryview) -> list[int]:
 
 
 def _skipped(content: memoryview, at: int, end: int) -> int:
-    """Where an unknown field ends."""
+    """Returns where an unknown field ends."""
     begin = at
     tag, at = _varint(content, at)
     kind = tag & 7
@@ -234,7 +212,7 @@ def _skipped(content: memoryview, at: int, end: int) -> int:
     elif kind == 5:
         at += 4
     else:
-        raise ExampleError(f"a field of wire type {kind}", begin)
+        raise DamagedError(f"a field of wire type {kind}", begin)
     if at > end or not tag >> 3:
-        raise ExampleError("an unknown field that leaves its message", begin)
+        raise DamagedError("an unknown field that leaves its message", begin)
     return at

@@ -1,4 +1,4 @@
-"""The frames of a TFRecord file: `u64 length, u32 checksum of it, payload, u32 checksum of that`, little-endian.
+"""Finds the frames of a TFRecord file: `u64 length, u32 checksum of it, payload, u32 checksum of that`, little-endian.
 
 Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details". The checksum is CRC-32C,
 rotated and offset ("masked"). That of a length is verified when frames are found; that of a payload is not: a frame of
@@ -7,33 +7,28 @@ another length is found, and what was fetched has checksums of its own from then
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.formats.failures import check_filled, damaged, refused
+from streamer.formats.names import packing_of
 from streamer.formats.window import Window
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Answer, Need, Span
+from streamer.manifest.protocols import Indexing, Span
 
 HEAD = Struct("<QI")
-# Of a frame without payload.
+# A frame without payload.
 LEAST_BYTES = 16
 _REVERSED_POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
-_GZIP = b"\x1f\x8b"
 # Source: https://github.com/google/riegeli, doc/riegeli_records_file_format.md, "File signature".
 _RIEGELI = bytes.fromhex("83af70d10d884a3f")
 
 
-def walk(record: ObjectRecord, start: int) -> Generator[Need | Span, Answer, None]:
-    """The frames of a file, one after the other.
-
-    Raises:
-        ManifestError: not a TFRecord, empty, or cut off.
-    """
+def walk(record: ObjectRecord, start: int) -> Indexing:
+    """Yields the frames of a file, one after the other."""
     check_filled(record)
     window, at, size = Window(record.size, start), start, record.size
     while at < size:
@@ -51,7 +46,7 @@ def walk(record: ObjectRecord, start: int) -> Generator[Need | Span, Answer, Non
 
 
 def heads_in(window: Window, at: int) -> tuple[list[int], list[int], list[int]]:
-    """The frames that begin in a window: where, their lengths, and the checksums of those."""
+    """Returns the frames that begin in a window: where, their lengths, and the checksums of those."""
     starts, lengths, sums = [], [], []
     unpack, content, base, last = HEAD.unpack_from, window.content, window.start, window.stop - HEAD.size
     while at <= last:
@@ -63,25 +58,31 @@ def heads_in(window: Window, at: int) -> tuple[list[int], list[int], list[int]]:
     return starts, lengths, sums
 
 
-def wrong_lengths(lengths: list[int], sums: list[int]) -> NDArray[np.int64]:
-    """The places of the lengths that their checksums do not fit."""
+def begins_frame(head: memoryview) -> bool:
+    """Whether a frame may begin with these bytes: the checksum of its length fits."""
+    length, checksum = HEAD.unpack(head)
+    return not len(_wrong_lengths([length], [checksum]))
+
+
+def _wrong_lengths(lengths: list[int], sums: list[int]) -> NDArray[np.int64]:
+    """Returns the places of the lengths that their checksums do not fit."""
     return np.flatnonzero(masked_sums(np.array(lengths, "<u8")) != np.array(sums, np.uint32))
 
 
 def _verify(record: ObjectRecord, window: Window, starts: list[int], lengths: list[int], sums: list[int]) -> None:
-    wrong = wrong_lengths(lengths, sums)
+    wrong = _wrong_lengths(lengths, sums)
     if not len(wrong):
         return
     at = starts[int(wrong[0])]
-    if at == 0 and window.take(0, 2) == _GZIP:
-        raise refused(record, "is compressed with gzip; unpack it, or write it without compression")
+    if at == 0 and (packing := packing_of(window.content)):
+        raise refused(record, f"is compressed with {packing}; unpack it, or write it without compression")
     if at == 0 and window.take(0, len(_RIEGELI)) == _RIEGELI:
         raise refused(record, "is ArrayRecord or Riegeli, which streamer does not read; write it as TFRecord")
-    raise damaged(record, "no TFRecord frame: the checksum of the length is wrong", at)
+    raise damaged(record, "not a TFRecord frame: the checksum of the length is wrong", at)
 
 
 def masked_sums(lengths: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """The masked CRC-32C of each length, of all at once: 40 ns each, a loop takes 1.5 us."""
+    """Returns the masked CRC-32C of each length, of all at once: 40 ns each, a loop takes 1.5 us."""
     sums = np.full(len(lengths), 0xFFFFFFFF, np.uint32)
     for byte in lengths.view(np.uint8).reshape(-1, 8).T:
         sums = _TABLE[(sums ^ byte) & 0xFF] ^ (sums >> np.uint32(8))

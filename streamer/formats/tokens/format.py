@@ -23,26 +23,15 @@ from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.arrays.rows import read_heads
-from streamer.formats.base import (
-    Facts,
-    Field,
-    FieldSpec,
-    Format,
-    Indexing,
-    Need,
-    ObjectRecord,
-    Opener,
-    Recoder,
-    SampleName,
-    Source,
-    Survey,
-    Surveying,
-)
-from streamer.formats.failures import contradicts, damaged, refused
-from streamer.formats.names import is_hidden
-from streamer.formats.sidecars import spans_between, with_sidecars
+from streamer.formats.base import Facts, Field, FieldSpec, Format, Opener, Recoder, SampleName
+from streamer.formats.failures import damaged, refused
+from streamer.formats.reading import read_ranges, spans_between
+from streamer.formats.sidecars import contradicts, with_sidecars
+from streamer.formats.table.records import is_dtype
 from streamer.formats.tokens import megatron
 from streamer.formats.tokens.windows import PLACE, WindowRecoder, cut_windows, is_ascending
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
 
 FIELD, POSITIONS, DOCUMENTS = "tokens", "position_ids", "document_ids"
 _CUT = "Tokens(sequence_length=2048) cuts windows"
@@ -69,13 +58,7 @@ _STARTS = {
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """The tokens of a file.
-
-    Attributes:
-        dtype: of a token.
-        start: byte at which the first begins; they go on to the end of the file.
-        index: the head of its index file; None: there is none.
-    """
+    """The tokens of a file: dtype, byte at which the first begins, and the head of the index file, if there is one."""
 
     dtype: str
     start: int = 0
@@ -91,29 +74,22 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     Attributes:
         sequence_length: a sample is a window of this many tokens and the one after them; windows go on over the ends of
             documents, not of files. None: a sample is a sequence, as Megatron's index has it.
-        dtype: of the tokens of plain files ("<u2" for nanoGPT's); the others say it.
+        dtype: dtype of the tokens of plain files ("<u2" for nanoGPT's); the others say it.
         eos: the token that ends a document. A window then also has "position_ids", from 0 in each document, and
             "document_ids", 1, 2, ... in each window: int32, one per token.
         documents: the same, with documents that begin where Megatron's index says.
     """
 
     name = "tokens"
+    endings = (".bin", ".npy")
     sequence_length: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | None = None
     dtype: str = ""
     eos: Annotated[int, msgspec.Meta(ge=0)] | None = None
     documents: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses what has no meaning.
-
-        Raises:
-            ConfigError: not a dtype of integers.
-        """
-        try:
-            is_integer = not self.dtype or np.dtype(self.dtype).kind in "iu"
-        except TypeError:
-            is_integer = False
-        if not is_integer:
+        """Refuses a dtype that is not of integers, and documents of sequences."""
+        if self.dtype and not is_dtype(self.dtype, "iu"):
             raise ConfigError(f"Tokens: dtype={self.dtype!r} is not a type of integers", field="format")
         given = [name for name, is_given in (("eos", self.eos is not None), ("documents", self.documents)) if is_given]
         if given and self.sequence_length is None:
@@ -125,24 +101,14 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         if len(given) > 1:
             raise ConfigError("Tokens: either eos or the index says where documents end: leave one out", field="format")
 
-    def accepts(self, key: str) -> bool:
-        """`.bin`, and `.npy`."""
-        return key.lower().endswith((".bin", ".npy")) and not is_hidden(key)
-
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the heads of all index files, and of files that have none.
-
-        Raises:
-            ManifestError: a file whose dtype is not known or is another one, or an index file of another file.
-        """
+        """Reads the heads of all index files, and of files that have none; all tokens must have one dtype."""
         if accepted and all(map(_is_npy, accepted)):
             return (yield from self._survey_arrays(accepted))
         # Megatron keeps its own tables beside the tokens, as .npy.
         accepted = [record for record in accepted if not _is_npy(record)]
         sources = with_sidecars(accepted, others, ("/.idx",), 0).sources
-        heads = tuple(map(_head_of, sources))
-        contents = (yield heads) if heads else ()
-        assert isinstance(contents, tuple)
+        contents = yield from read_ranges(list(map(_head_of, sources)))
         streams = [self._stream(source, content) for source, content in zip(sources, contents, strict=True)]
         return self._surveyed(sources, streams)
 
@@ -157,10 +123,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
                 )
             if self.dtype and np.dtype(self.dtype) != np.dtype(head.kind):
                 raise refused(record, f"has tokens of {head.kind}, not dtype={self.dtype!r}: leave dtype out")
-            if self.sequence_length is None:
-                raise refused(record, f"is one array, without documents; {_CUT}")
-            if self.documents:
-                raise refused(record, f"is one array, without an index of documents; {_EOS}")
+            self._check_unlisted(record, "is one array")
             streams.append(Stream(head.kind, head.rows.start))
         return self._surveyed([Source(record) for record in accepted], streams)
 
@@ -179,11 +142,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         return Survey(noted, self._facts(streams), sum(self._read_bytes(source) for source in sources))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """The windows, of which nothing is read but the end of the index file; or its sequences.
-
-        Raises:
-            ManifestError: an index file of another file, or one that ends inside of a token.
-        """
+        """Finds the windows, for which only the end of the index file is read; or its sequences."""
         stream = _STREAM.decode(source.notes)
         if self.sequence_length is None:
             assert stream.index is not None  # `_stream` refuses the others
@@ -195,7 +154,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         yield from cut_windows(source, stream.dtype, stream.start, self.sequence_length, documents)
 
     def opener(self, facts: Facts) -> Opener:
-        """A sample is one array, and where its documents end."""
+        """Opens arrays of tokens, and tells their documents apart."""
         return TokenOpener(facts.fields[0].kind, self.eos, documents=self.documents)
 
     def recoder(self, facts: Facts) -> Recoder:
@@ -208,7 +167,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             return Facts()
         dtype = streams[0].dtype
         if self.eos is not None and self.eos > np.iinfo(dtype).max:
-            raise ConfigError(f"Tokens: eos={self.eos} is no token of {dtype}", field="format")
+            raise ConfigError(f"Tokens: eos={self.eos} is not a token of {dtype}", field="format")
         more = (POSITIONS, DOCUMENTS) if self.eos is not None or self.documents else ()
         return Facts((FieldSpec(FIELD, self._kind(dtype)), *(FieldSpec(name, self._kind("<i4")) for name in more)))
 
@@ -223,24 +182,14 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     def _stream(self, source: Source, content: memoryview) -> Stream:
         record = source.record
         if source.sidecar is not None:
-            head = megatron.read_head(content, source.sidecar, record)
+            head = megatron.read_head(content, source)
             if self.documents and not head.documents:
-                raise contradicts(source.sidecar, record, "it has no documents")
+                raise contradicts(source, "it has no documents")
             return Stream(head.dtype, 0, head)
         check_plain(record, content)
-        if self.sequence_length is None:
-            raise refused(
-                record,
-                f"has no index file ({record.url.rpartition('.')[0]}.idx), so where its documents end is not known; "
-                f"{_CUT}",
-            )
-        if self.documents:
-            raise refused(
-                record, f"has no index file ({record.url.rpartition('.')[0]}.idx) that says where documents end; {_EOS}"
-            )
-        return _llm_c(record, content) or self._plain(record)
-
-    def _plain(self, record: ObjectRecord) -> Stream:
+        self._check_unlisted(record, f"has no index file ({record.url.rpartition('.')[0]}.idx)")
+        if found := _llm_c(record, content):
+            return found
         if not self.dtype:
             raise refused(
                 record,
@@ -249,13 +198,20 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             )
         return Stream(np.dtype(self.dtype).str.replace("|", ""))
 
+    def _check_unlisted(self, record: ObjectRecord, what: str) -> None:
+        """Refuses a file without an index of documents, if the options need one."""
+        if self.sequence_length is None:
+            raise refused(record, f"{what}, so where its documents end is not known; {_CUT}")
+        if self.documents:
+            raise refused(record, f"{what}, so nothing says where its documents end; {_EOS}")
+
 
 def _is_npy(record: ObjectRecord) -> bool:
     return record.url.lower().endswith(".npy")
 
 
 def _head_of(source: Source) -> Need:
-    """What says the dtype."""
+    """Asks for the bytes that say the dtype."""
     target, length = (source.sidecar, megatron.HEAD_BYTES) if source.sidecar else (source.record, _LLM_C.size)
     if not target.size:
         raise refused(target, "has no bytes")
@@ -263,7 +219,7 @@ def _head_of(source: Source) -> Need:
 
 
 def _llm_c(record: ObjectRecord, content: memoryview) -> Stream | None:
-    """The tokens of a file of llm.c; None: it is none."""
+    """Returns the tokens of a file of llm.c; None: it is another file."""
     if len(content) < _LLM_C.size:
         return None
     magic, version, tokens = _LLM_C.unpack(content)
@@ -280,7 +236,7 @@ class TokenOpener:
     """Opens samples: the tokens, and behind those of a window the places at which its documents begin.
 
     Args:
-        kind: of the field: "<u2[2049]", or "<u2[]" for sequences.
+        kind: kind of the field: "<u2[2049]", or "<u2[]" for sequences.
         eos: the token that ends a document of a window; None: not said.
         documents: whether records say where documents begin.
     """
@@ -293,15 +249,11 @@ class TokenOpener:
         self._bytes = int(count) * self._token_bytes if count else None
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
-        """One field, "tokens"; two more where documents are told apart.
-
-        Raises:
-            DecodeError: another number of bytes, or documents that are not in the window.
-        """
+        """Returns one field, "tokens"; two more where documents are told apart."""
         tokens = content[: self._bytes] if self._documents else content
         length = len(tokens)
         if length % self._token_bytes or self._bytes not in {None, length}:
-            raise DecodeError(f"{length} bytes are no tokens of {self._kind}", offset=0)
+            raise DecodeError(f"{length} bytes are not tokens of {self._kind}", offset=0)
         starts: NDArray[np.integer]
         if self._documents:
             starts = _places(content, length, length // self._token_bytes)
@@ -320,7 +272,7 @@ class TokenOpener:
 
 
 def _places(content: memoryview, at: int, tokens: int) -> NDArray[np.int32]:
-    """Where documents begin, behind the tokens of a record."""
+    """Returns where documents begin, behind the tokens of a record."""
     rest = content[at:]
     if not len(rest) % PLACE.itemsize:
         places = np.frombuffer(rest, PLACE)
@@ -330,11 +282,9 @@ def _places(content: memoryview, at: int, tokens: int) -> NDArray[np.int32]:
 
 
 def documents_of(tokens: int, starts: NDArray[np.integer]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Of each token of a window its place in its document, and the number of the document, from 1.
+    """Returns for each token of a window its place in its document, and the number of the document, from 1.
 
-    Args:
-        tokens: of the window.
-        starts: tokens at which documents begin, ascending. One that began before the window begins with it.
+    `starts` are the tokens at which documents begin, ascending; one that began before the window begins with it.
     """
     numbers = np.arange(tokens, dtype=np.int32)
     begun, documents = np.zeros_like(numbers), np.zeros_like(numbers)
@@ -343,11 +293,7 @@ def documents_of(tokens: int, starts: NDArray[np.integer]) -> tuple[NDArray[np.i
 
 
 def check_plain(record: ObjectRecord, content: memoryview) -> None:
-    """Refuses a file whose first bytes say that it is something else, and names what reads it.
-
-    Raises:
-        ManifestError: it does.
-    """
+    """Refuses a file whose first bytes say that it is something else, and names what reads it."""
     start = bytes(content[:12])
     for magic, what in _STARTS.items():
         if start.startswith(magic):

@@ -1,4 +1,4 @@
-"""Windows of tokens: where they lie in a file, and how they are cut out of the runs in which they are fetched.
+"""Finds windows of tokens in a file, and cuts them out of the runs in which they are fetched.
 
 A record of the chunk file is the tokens of a window. Where an index file says where documents begin, the places in the
 window at which one does follow: int32, ascending, from 1 to the length. The manifest has those of a run in the hint of
@@ -7,16 +7,16 @@ its block: uint32, counted from the first token of the run. So nothing but token
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import RecodeError
-from streamer.formats.base import Answer, Block, Indexing, Need, Records, Source
+from streamer.formats.base import Block, Records
 from streamer.formats.failures import refused
+from streamer.formats.reading import Reading
 from streamer.formats.tokens import megatron
 from streamer.manifest.blocks import LONGEST_HINT
+from streamer.manifest.protocols import Indexing, Source
 
 PLACE = np.dtype("<i4")
 _HINTED = np.dtype("<u4")
@@ -24,17 +24,14 @@ _MOST_HINTED = LONGEST_HINT // _HINTED.itemsize
 
 
 def cut_windows(source: Source, dtype: str, start: int, length: int, documents: megatron.Head | None) -> Indexing:
-    """Runs of windows, each about as long as a chunk; one begins with the last token of the one before.
+    """Yields runs of windows, each about as long as a chunk; one begins with the last token of the one before.
 
     Args:
         source: the file.
-        dtype: of a token.
+        dtype: dtype of a token.
         start: byte at which the first token begins.
         length: tokens from the beginning of a window to that of the next.
-        documents: of the index file that says where documents begin; None: nothing says it.
-
-    Raises:
-        ManifestError: a file that ends inside of a token, or an index of another file.
+        documents: head of the index file that says where documents begin; None: nothing says it.
     """
     token = np.dtype(dtype).itemsize
     tokens, rest = divmod(source.record.size - start, token)
@@ -60,25 +57,17 @@ def cut_windows(source: Source, dtype: str, start: int, length: int, documents: 
 
 
 class DocumentStarts:
-    """Where documents begin, from the first to the last; the index file is read in pieces.
-
-    Args:
-        source: the file.
-        head: of its index file; None: nothing says where documents begin.
-    """
+    """Finds where documents begin, from the first to the last; reads the index file, if there is one, in pieces."""
 
     def __init__(self, source: Source, head: megatron.Head | None) -> None:
         self._source, self._head = source, head
         self._at = megatron.Tables()
         self._known = np.empty(0, np.int64)
 
-    def within(self, first: int, tokens: int) -> Generator[Need, Answer, NDArray[np.int64]]:
-        """Where documents begin behind the token `first`, up to so many tokens behind it: counted from it, ascending.
+    def within(self, first: int, tokens: int) -> Reading[NDArray[np.int64]]:
+        """Returns where documents begin in the `tokens` behind the token `first`, counted from it.
 
-        Later calls ask for later tokens.
-
-        Raises:
-            ManifestError: an index of another file.
+        The places ascend. Later calls ask for later tokens.
         """
         while self._head and self._at.entries < self._head.documents and self._at.tokens <= first + tokens:
             found, self._at = yield from megatron.next_documents(self._source, self._head, self._at)
@@ -89,22 +78,13 @@ class DocumentStarts:
 
 
 class WindowRecoder:
-    """Copies windows out of runs of tokens.
-
-    Args:
-        length: tokens from the beginning of a window to that of the next.
-        dtype: of a token.
-    """
+    """Copies windows out of runs of tokens; `length` is from the beginning of a window to that of the next."""
 
     def __init__(self, length: int, dtype: np.dtype[np.generic]) -> None:
         self._length, self._dtype = length, dtype
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """The windows of a run, each with the places at which documents begin in it.
-
-        Raises:
-            RecodeError: another number of bytes, or documents that are not in the run.
-        """
+        """Makes records of the windows of a run, each with the places at which documents begin in it."""
         expected = (samples * self._length + 1) * self._dtype.itemsize
         if samples < 1 or len(content) != expected:
             raise RecodeError(
@@ -128,7 +108,7 @@ class WindowRecoder:
 
 
 def _starts(hint: bytes, tokens: int) -> NDArray[np.int64]:
-    """Where documents begin in a run of so many tokens, and one more."""
+    """Returns where documents begin in a run of `tokens` + 1 tokens."""
     starts = np.frombuffer(hint[: len(hint) // _HINTED.itemsize * _HINTED.itemsize], _HINTED).astype(np.int64)
     if len(hint) % _HINTED.itemsize or not is_ascending(starts, tokens):
         raise RecodeError(f"a hint of {len(hint)} bytes does not say where documents begin in {tokens} tokens")

@@ -165,7 +165,7 @@ def test_a_place_of_another_type_is_left_alone():
 
 def test_a_mode_that_there_is_not():
     """Names those that there are."""
-    with pytest.raises(ConfigError, match="mode='grey' is none of rgb, rgb8, stored"):
+    with pytest.raises(ConfigError, match="mode='grey' must be one of rgb, rgb8, stored"):
         ImageDecoder(mode="grey")
 
 

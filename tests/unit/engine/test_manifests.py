@@ -106,7 +106,7 @@ async def test_notes_are_kept_with_the_answer(engine: Engine, files: str) -> Non
     first, notes, built = await found(engine, files)
     assert (first.samples, built) == (9, True)
     (note,) = notes
-    assert note.startswith(f"{files}: 1 of 10 files are no samples (1 .md)")
+    assert note.startswith(f"{files}: 1 of 10 files are not samples (1 .md)")
     assert (await found(engine, files))[1:] == (notes, False)
     readme, notes, built = await found(engine, files, extensions=("md",))
     assert (readme.samples, notes, built) == (1, [], True)

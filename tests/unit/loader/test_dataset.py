@@ -391,7 +391,7 @@ def test_strays_are_counted_and_left_out(make_dataset, folder, caplog):
     (folder / "class1" / "notes.CSV").write_text("a,b")
     assert set(numbers(make_dataset(folder))) == set(range(100))
     assert [r.message for r in caplog.records if "samples (" in r.message] == [
-        "2 of 102 files are no samples (1 .md, 1 .csv): those in the class folders are .txt; Folder(extensions=...) "
+        "2 of 102 files are not samples (1 .md, 1 .csv): those in the class folders are .txt; Folder(extensions=...) "
         "chooses others"
     ]
 

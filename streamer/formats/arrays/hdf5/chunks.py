@@ -1,4 +1,4 @@
-"""Where the chunks of an HDF5 dataset are.
+"""Finds the chunks of an HDF5 dataset.
 
 Source: HDF5 File Format Specification Version 3.0, III.A.1, VII, VIII.
 """
@@ -6,21 +6,20 @@ Source: HDF5 File Format Specification Version 3.0, III.A.1, VII, VIII.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.formats.arrays.hdf5 import messages
-from streamer.formats.arrays.hdf5.held import UNDEFINED, Cursor, Hdf5Error, Held
-from streamer.formats.arrays.hdf5.messages import Layout, is_undefined
-from streamer.formats.arrays.hdf5.trees import CHUNKS, read_btree
-from streamer.formats.arrays.tiles import Tiles
-from streamer.formats.base import Answer, Need
+from streamer.formats.arrays.hdf5.held import UNDEFINED, Cursor, Held
+from streamer.formats.arrays.hdf5.messages import Layout
+from streamer.formats.arrays.hdf5.objects import CHUNKS, read_btree
+from streamer.formats.arrays.tiles import Int64Array, Tiles
+from streamer.formats.failures import DamagedError
+from streamer.formats.reading import Reading
 
-Int64Array = NDArray[np.int64]
-Finding = Generator[Need | tuple[Need, ...], Answer, Tiles]
 # Addresses, lengths and masks of chunks, by their number in the grid.
 Elements = NDArray[np.void]
 _ELEMENT = np.dtype([("address", "<u8"), ("length", "<u8"), ("mask", "<u4")])
@@ -34,26 +33,17 @@ _MOST_CHUNKS = 1 << 28
 _FEW_CHUNKS = 1 << 16
 
 
-def find_chunks(held: Held, layout: Layout, shape: tuple[int, ...], item_bytes: int, *, filtered: bool) -> Finding:
-    """The chunks that were written.
-
-    Args:
-        held: the file.
-        layout: of the dataset, which has chunks.
-        shape: of the dataset.
-        item_bytes: of an item.
-        filtered: whether there are filters, so that the lengths of chunks differ.
-
-    Raises:
-        Hdf5Error: an index that is damaged, or contradicts the shape.
-    """
+def find_chunks(
+    held: Held, layout: Layout, shape: tuple[int, ...], item_bytes: int, *, filtered: bool
+) -> Reading[Tiles]:
+    """Finds the chunks of a dataset that were written; if it has filters, their lengths differ."""
     chunk, grid = layout.chunk, tuple(-(-size // step) for size, step in zip(shape, layout.chunk, strict=True))
     count = math.prod(grid)
-    # Of the other indexes an array of all chunks is made.
+    # An array of all chunks is made of the other indexes.
     if count > (_MOST_CHUNKS if layout.index == messages.BTREE else held.record.size // 8 + _FEW_CHUNKS):
-        raise Hdf5Error(f"{count} chunks of shape {chunk}, more than the file has", layout.address)
+        raise DamagedError(f"{count} chunks of shape {chunk}, more than the file has", layout.address)
     chunk_bytes = item_bytes * math.prod(chunk)
-    if is_undefined(layout.address) or not count:
+    if layout.address == UNDEFINED or not count:
         return _tiles(held, layout, shape, np.empty((0, len(shape)), np.int64), np.empty(0, _ELEMENT))
     if layout.index == messages.BTREE:
         key = np.dtype([("length", "<u4"), ("mask", "<u4"), ("offset", "<i8", (len(shape) + 1,))])
@@ -68,18 +58,18 @@ def find_chunks(held: Held, layout: Layout, shape: tuple[int, ...], item_bytes: 
         elements = elements[numbers]
         origins = np.stack(np.unravel_index(numbers, grid), axis=1) * np.array(chunk)
     if not filtered and (elements["length"] != chunk_bytes).any():
-        raise Hdf5Error(f"chunks that are not {chunk_bytes} bytes long, and have no filters", layout.address)
+        raise DamagedError(f"chunks that are not {chunk_bytes} bytes long, and have no filters", layout.address)
     return _tiles(held, layout, shape, origins, elements)
 
 
 def _tiles(held: Held, layout: Layout, shape: tuple[int, ...], origins: Int64Array, elements: Elements) -> Tiles:
-    """The chunks in the order of their places, checked."""
+    """Returns the chunks, sorted by their places in the dataset, and checked."""
     size = np.uint64(held.record.size - held.base)
     stops = elements["address"] + elements["length"]
     if ((elements["length"] == 0) | (stops > size) | (elements["address"] > size)).any():
-        raise Hdf5Error("a chunk outside of the file", layout.address)
+        raise DamagedError("a chunk outside of the file", layout.address)
     if ((origins < 0) | (origins >= shape) | (origins % layout.chunk != 0)).any():
-        raise Hdf5Error("a chunk outside of the dataset", layout.address)
+        raise DamagedError("a chunk outside of the dataset", layout.address)
     order = np.lexsort(origins.T[::-1])
     elements = elements[order]
     return Tiles(
@@ -90,10 +80,8 @@ def _tiles(held: Held, layout: Layout, shape: tuple[int, ...], origins: Int64Arr
     )
 
 
-def _elements(
-    held: Held, layout: Layout, count: int, chunk_bytes: int, *, filtered: bool
-) -> Generator[Need | tuple[Need, ...], Answer, Elements]:
-    """All chunks by number; those that were not written have no address."""
+def _elements(held: Held, layout: Layout, count: int, chunk_bytes: int, *, filtered: bool) -> Reading[Elements]:
+    """Finds all chunks by number; those that were not written have no address."""
     elements = np.empty(count, _ELEMENT)
     elements["address"], elements["length"], elements["mask"] = UNDEFINED, chunk_bytes, 0
     if layout.index == messages.SINGLE:
@@ -107,20 +95,17 @@ def _elements(
     return elements
 
 
-Reading = Generator[Need | tuple[Need, ...], Answer, None]
-
-
 def _entry(client: int, entry_bytes: int, offset: int) -> np.dtype[np.void]:
-    """An element of an array: an address, and of filtered chunks the length and the mask."""
+    """Returns the type of an array's elements: an address, and the length and mask of filtered chunks."""
     if client == _UNFILTERED and entry_bytes == 8:
         return np.dtype([("address", "<u8")])
     if client == _FILTERED and 13 <= entry_bytes <= 20:
         return np.dtype([("address", "<u8"), ("length", "u1", (entry_bytes - 12,)), ("mask", "<u4")])
-    raise Hdf5Error(f"an array of elements of {entry_bytes} bytes, of kind {client}", offset)
+    raise DamagedError(f"an array of elements of {entry_bytes} bytes, of kind {client}", offset)
 
 
 def _put(elements: Elements, first: int, raw: memoryview, entry: np.dtype[np.void]) -> None:
-    """Takes the elements from number `first` on out of a run of them."""
+    """Copies a run of elements, of which the first has number `first`."""
     found = np.frombuffer(raw, entry)[: max(0, len(elements) - first)]
     among = elements[first : first + len(found)]
     among["address"] = found["address"]
@@ -130,13 +115,13 @@ def _put(elements: Elements, first: int, raw: memoryview, entry: np.dtype[np.voi
         among["length"], among["mask"] = lengths.view("<u8")[:, 0], found["mask"]
 
 
-def _fixed_array(held: Held, address: int, elements: Elements) -> Reading:
+def _fixed_array(held: Held, address: int, elements: Elements) -> Reading[None]:
     head = Cursor((yield from held.read(address, 28)), address)
     head.expect(b"FAHD", (0,))
     client, entry_bytes, page_bits, count = head.number(1), head.number(1), head.number(1), head.number()
     entry, place = _entry(client, entry_bytes, address), head.number()
     if not len(elements) <= count <= _MOST_CHUNKS or page_bits > _MOST_BITS:
-        raise Hdf5Error(f"an array of {count} elements for {len(elements)} chunks", address)
+        raise DamagedError(f"an array of {count} elements for {len(elements)} chunks", address)
     per_page = 1 << page_bits
     if count <= per_page:
         yield from _read_runs(held, elements, entry, [_Run(0, place + _BLOCK_HEAD_BYTES, count)])
@@ -164,32 +149,32 @@ class _Extensible(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, head: Cursor) -> _Extensible:
-        """Takes the head apart."""
+        """Reads the head."""
         head.expect(b"EAHD", (0,))
         client, entry_bytes, bits, own, least, pointers, page_bits = (head.number(1) for _ in range(7))
         if not (0 < bits <= _MOST_BITS and least > 0 and pointers > 1 and page_bits <= _MOST_BITS):
-            raise Hdf5Error("an extensible array of no known shape", head.offset)
+            raise DamagedError("an extensible array of no known shape", head.offset)
         head.take(48)
         return cls(_entry(client, entry_bytes, head.offset), bits, own, least, pointers, page_bits, head.number())
 
     @property
     def block_head_bytes(self) -> int:
-        """Of data blocks, and of blocks of their addresses."""
+        """Bytes of the head of a data block, and of a block of addresses."""
         return _BLOCK_HEAD_BYTES + -(-self.bits // 8)
 
     @property
     def direct(self) -> int:
-        """Groups of data blocks of one size, whose addresses are in the index block."""
+        """Number of groups of data blocks of one size whose addresses are in the index block."""
         return 2 * (self.pointers.bit_length() - 1)
 
     @property
     def index_bytes(self) -> int:
-        """Of the index block: its own elements, addresses of data blocks, and of blocks of such addresses."""
+        """Bytes of the index block: its own elements, then addresses of data blocks, then of blocks of addresses."""
         indirect = 1 + self.bits - (self.least.bit_length() - 1) - self.direct
         return _BLOCK_HEAD_BYTES + self.own * self.entry.itemsize + 8 * (2 * (self.pointers - 1) + max(0, indirect))
 
     def groups(self, elements: int) -> Iterator[tuple[int, int, int]]:
-        """Of data blocks of one size: the first element, how many blocks, elements of each."""
+        """Yields the groups of data blocks of one size: first element, number of blocks, elements of each."""
         first = self.own
         for number in range(1 + self.bits - (self.least.bit_length() - 1)):
             if first >= elements:
@@ -199,15 +184,15 @@ class _Extensible(msgspec.Struct, frozen=True):
             first += count * size
 
     def pages(self, size: int) -> int:
-        """Of a data block with so many elements; 0: it has none."""
+        """Returns the number of pages of a data block with this many elements; 0: it is not divided."""
         return size >> self.page_bits if size > 1 << self.page_bits else 0
 
     def runs(self, first: int, addresses: Sequence[int], size: int, written: NDArray[np.uint8]) -> list[_Run]:
-        """The elements of a group of data blocks; of those of pages, one bit for each says which were written."""
+        """Returns the runs of a group of data blocks; `written` has a bit for each page that was written."""
         found = []
         for number, address in enumerate(addresses):
             start, place = first + number * size, address + self.block_head_bytes
-            if is_undefined(address):
+            if address == UNDEFINED:
                 continue
             if pages := self.pages(size):
                 bits = written[number * pages : (number + 1) * pages]
@@ -217,7 +202,7 @@ class _Extensible(msgspec.Struct, frozen=True):
         return found
 
 
-def _extensible_array(held: Held, address: int, elements: Elements) -> Reading:
+def _extensible_array(held: Held, address: int, elements: Elements) -> Reading[None]:
     array = _Extensible.read(Cursor((yield from held.read(address, 72)), address))
     index = Cursor((yield from held.read(array.index, array.index_bytes)), array.index)
     index.expect(b"EAIB", (0,))
@@ -229,7 +214,7 @@ def _extensible_array(held: Held, address: int, elements: Elements) -> Reading:
     for number, (first, count, size) in enumerate(array.groups(len(elements))):
         if number < array.direct:
             runs += array.runs(first, [index.number() for _ in range(count)], size, _NO_BITS)
-        elif not is_undefined(place := index.number()):
+        elif (place := index.number()) != UNDEFINED:
             bitmap_bytes = count * -(-array.pages(size) // 8)
             indirect.append((first, count, size, bitmap_bytes))
             places.append((place, array.block_head_bytes + bitmap_bytes + 8 * count))
@@ -247,25 +232,25 @@ _NO_BITS = np.empty(0, np.uint8)
 
 
 def _bits(bitmap: memoryview) -> NDArray[np.uint8]:
-    """One for each page; the highest bit of the first byte is that of page 0."""
+    """Returns a bit for each page; the highest bit of the first byte is that of page 0."""
     return np.unpackbits(np.frombuffer(bitmap, np.uint8))
 
 
 def _pages(first: int, place: int, written: NDArray[np.uint8], per_page: int, entry: np.dtype[np.void]) -> list[_Run]:
-    """The pages that were written."""
+    """Returns the pages that were written."""
     step = per_page * entry.itemsize + _CHECKSUM_BYTES
     return [_Run(first + n * per_page, place + n * step, per_page) for n in np.flatnonzero(written).tolist()]
 
 
 class _Run(msgspec.Struct, frozen=True):
-    """Elements one after the other: the number of the first, where it is, how many."""
+    """Elements one after the other: number of the first, its address, and how many."""
 
     first: int
     place: int
     count: int
 
 
-def _read_runs(held: Held, elements: Elements, entry: np.dtype[np.void], runs: Sequence[_Run]) -> Reading:
+def _read_runs(held: Held, elements: Elements, entry: np.dtype[np.void], runs: Sequence[_Run]) -> Reading[None]:
     """Reads elements; those behind the last chunk are left out."""
     wanted = [run for run in runs if run.first < len(elements)]
     lengths = [min(run.count, len(elements) - run.first) * entry.itemsize for run in wanted]

@@ -1,4 +1,4 @@
-"""The filters of HDF5 that most files have: deflate, shuffle, Fletcher32. The others are h5py's.
+"""The filters of HDF5 that most files have: deflate, shuffle, Fletcher32. h5py applies the others.
 
 libhdf5 believes that what a filter gives is as long as a chunk, and reads on behind its end if it is not (2.0).
 """
@@ -6,7 +6,7 @@ libhdf5 believes that what a filter gives is as long as a chunk, and reads on be
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -23,40 +23,26 @@ _MODULUS = 65535
 
 
 def filters_of(column: ColumnHint) -> tuple[Filter, ...]:
-    """The filters of the chunks of a block."""
+    """Returns the filters of the chunks of a block."""
     return msgspec.convert(column.codecs, tuple[Filter, ...])
 
 
 class FilteredChunks:
-    """Decodes chunks of one shape that have such filters alone.
-
-    Args:
-        dtype: of the items.
-        column: shape and filters of the chunks.
-    """
+    """Decodes chunks of one shape that have only these filters."""
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
         self._dtype, self._shape = dtype, column.tile
         self._bytes = dtype.itemsize * int(np.prod(column.tile, dtype=np.int64))
-        self._filters = [_UNDO[each.number] for each in filters_of(column)]
+        self._filters = [UNDO[each.number] for each in filters_of(column)]
 
     def __call__(self, stored: memoryview, mask: int) -> Array:
-        """The items of a chunk.
-
-        Raises:
-            RecodeError: it is damaged, or has another length.
-        """
+        """Returns the items of a chunk; raises RecodeError if it is damaged, or has another length."""
         for place in reversed(range(len(self._filters))):
             if not mask >> place & 1:
                 stored = self._filters[place](stored, self._dtype.itemsize, self._bytes)
         if len(stored) != self._bytes:
             raise RecodeError(f"a chunk has {len(stored)} bytes, its items {self._bytes}")
         return np.frombuffer(stored, self._dtype).reshape(self._shape)
-
-
-def is_known(filters: Sequence[Filter]) -> bool:
-    """Whether all of them are decoded here."""
-    return all(each.number in _UNDO for each in filters)
 
 
 def _inflate(stored: memoryview, item_bytes: int, most: int) -> memoryview:
@@ -69,7 +55,7 @@ def _inflate(stored: memoryview, item_bytes: int, most: int) -> memoryview:
 
 
 def _unshuffle(stored: memoryview, item_bytes: int, most: int) -> memoryview:
-    """The first bytes of all items stand before the second ones."""
+    """Undoes the shuffle: the first bytes of all items stand before the second ones."""
     count = len(stored) // item_bytes
     items = np.frombuffer(stored, np.uint8, count * item_bytes).reshape(item_bytes, count)
     return memoryview(items.T.tobytes() + bytes(stored[count * item_bytes :]))
@@ -83,7 +69,7 @@ def _verify(stored: memoryview, item_bytes: int, most: int) -> memoryview:
 
 
 def fletcher32(content: memoryview) -> int:
-    """The checksum of big-endian words of 2 bytes."""
+    """Returns the checksum of big-endian words of 2 bytes."""
     words = np.frombuffer(bytes(content) + bytes(len(content) % 2), ">u2").astype(np.uint64)
     weights = np.arange(len(words), 0, -1, dtype=np.uint64) % np.uint64(_MODULUS)
     sums = int(words.sum()), int((words * weights).sum())
@@ -92,7 +78,7 @@ def fletcher32(content: memoryview) -> int:
     return second << 16 | first
 
 
-_UNDO: dict[int, Callable[[memoryview, int, int], memoryview]] = {
+UNDO: dict[int, Callable[[memoryview, int, int], memoryview]] = {
     DEFLATE: _inflate,
     SHUFFLE: _unshuffle,
     FLETCHER32: _verify,

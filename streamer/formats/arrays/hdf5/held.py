@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
-from streamer.formats.base import Answer, Need, ObjectRecord
+from streamer.formats.failures import DamagedError, UnreadError
+from streamer.formats.reading import Range, Reading, near_needs, read_ranges
+from streamer.manifest.model import ObjectRecord
 
 # The first read: of most files it has all object headers.
 HEAD_BYTES = 16 << 10
-# What is read at least: structures are written near each other.
+# Least length of a read: structures are written near each other.
 _LEAST_BYTES = 2 << 10
 # Two structures are read together if less is between them.
 _NEAR_BYTES = 4 << 10
 UNDEFINED = (1 << 64) - 1
 
-Reading = Generator[Need | tuple[Need, ...], Answer, memoryview]
-ReadingAll = Generator[Need | tuple[Need, ...], Answer, list[memoryview]]
-
-
-class Hdf5Error(ValueError):
-    """Bytes that are no HDF5.
-
-    Args:
-        reason: what is wrong.
-        offset: of the structure, in the file.
-    """
-
-    def __init__(self, reason: str, offset: int = 0) -> None:
-        super().__init__(reason)
-        self.offset = offset
-
-
-class Hdf5UnreadError(Hdf5Error):
-    """HDF5 that is not read; says what to do."""
-
 
 class Cursor:
-    """Takes numbers from bytes, one after the other.
-
-    Args:
-        content: of a structure.
-        offset: of it in the file.
-    """
+    """Takes numbers from the bytes of a structure at `offset` in the file, one after the other."""
 
     def __init__(self, content: memoryview, offset: int = 0) -> None:
         self.content = content
@@ -51,76 +28,61 @@ class Cursor:
 
     @property
     def left(self) -> int:
-        """Bytes that were not taken."""
+        """Number of bytes that were not taken."""
         return len(self.content) - self.at
 
     def take(self, length: int) -> memoryview:
-        """The next bytes."""
+        """Returns the next bytes."""
         if length > self.left:
-            raise Hdf5Error(f"a structure ends {length - self.left} bytes too early", self.offset + self.at)
+            raise DamagedError(f"a structure ends {length - self.left} bytes too early", self.offset + self.at)
         self.at += length
         return self.content[self.at - length : self.at]
 
     def number(self, width: int = 8) -> int:
-        """The next unsigned number, little-endian."""
+        """Returns the next unsigned number, little-endian."""
         return int.from_bytes(self.take(width), "little")
 
     def expect(self, signature: bytes, version: Sequence[int] = ()) -> int:
-        """A signature, and a version of one byte if there are versions."""
+        """Takes a signature, and a version of one byte if there are versions; returns the version."""
         found = bytes(self.take(len(signature)))
         if found != signature:
-            raise Hdf5Error(f"no {signature.decode()} is there, but {found!r}", self.offset)
+            raise DamagedError(f"no {signature.decode()} is there, but {found!r}", self.offset)
         number = self.number(1) if version else 0
         if version and number not in version:
-            raise Hdf5UnreadError(f"version {number} of {signature.decode()} is not known; write it again", self.offset)
+            raise UnreadError(f"version {number} of {signature.decode()} is not known; write it again", self.offset)
         return number
 
 
 class Held:
-    """What was read of one file.
-
-    Args:
-        record: the file.
-    """
+    """The parts of one file that were read."""
 
     def __init__(self, record: ObjectRecord) -> None:
         self.record = record
-        # Of address 0 in the file: what stands before it is the user's.
+        # Place of address 0 in the file: what stands before it is the user's.
         self.base = 0
         self._pieces: list[tuple[int, memoryview]] = []
 
-    def read(self, address: int, length: int) -> Reading:
-        """The bytes of a structure; fewer at the end of the file."""
+    def read(self, address: int, length: int) -> Reading[memoryview]:
+        """Reads the bytes of a structure; fewer at the end of the file."""
         found = yield from self.read_all([(address, length)])
         return found[0]
 
-    def read_all(self, places: Sequence[tuple[int, int]]) -> ReadingAll:
-        """The bytes of many structures, as addresses and lengths, read together.
-
-        Raises:
-            Hdf5Error: outside of the file.
-        """
+    def read_all(self, places: Sequence[tuple[int, int]]) -> Reading[list[memoryview]]:
+        """Reads the bytes of many structures together, from their addresses and lengths."""
         size = self.record.size
-        spans = []
+        spans: list[Range] = []
         for address, length in places:
             start = address + self.base
             if not start < size:
-                raise Hdf5Error(f"an address {address} outside of the file", min(start, size))
+                raise DamagedError(f"an address {address} outside of the file", min(start, size))
             spans.append((start, min(start + length, size)))
         found = [self._find(*span) for span in spans]
-        needs: list[Need] = []
-        for start, end in sorted(span for span, piece in zip(spans, found, strict=True) if piece is None):
-            stop = max(end, min(start + _LEAST_BYTES, size))
-            if needs and start - needs[-1].stop < _NEAR_BYTES:
-                needs[-1] = Need(needs[-1].start, max(stop, needs[-1].stop), self.record)
-            else:
-                needs.append(Need(start, stop, self.record))
-        read: list[tuple[int, memoryview]] = []
-        if needs:
-            answers = yield tuple(needs)
-            assert isinstance(answers, tuple)
-            read = [(need.start, answer) for need, answer in zip(needs, answers, strict=True)]
-            self._pieces = sorted([*self._pieces, *read], key=_start_of)
+        missing = [span for span, piece in zip(spans, found, strict=True) if piece is None]
+        wanted = [(start, max(stop, min(start + _LEAST_BYTES, size))) for start, stop in missing]
+        needs = near_needs(self.record, wanted, _NEAR_BYTES)
+        answers = yield from read_ranges(needs)
+        read = [(need.start, answer) for need, answer in zip(needs, answers, strict=True)]
+        self._pieces = sorted([*self._pieces, *read], key=_start_of)
         return [
             _cut(read[bisect_right(read, start, key=_start_of) - 1], start, stop) if piece is None else piece
             for (start, stop), piece in zip(spans, found, strict=True)

@@ -1,4 +1,4 @@
-"""The messages of an HDF5 object header that say what a dataset is.
+"""Parses the messages of an HDF5 object header that describe a dataset; raises `DamagedError` for other bytes.
 
 Source: HDF5 File Format Specification Version 3.0, IV.A.2.
 """
@@ -6,29 +6,20 @@ Source: HDF5 File Format Specification Version 3.0, IV.A.2.
 from __future__ import annotations
 
 import math
-from typing import NoReturn
 
 import msgspec
 import numpy as np
 
-from streamer.formats.arrays.hdf5.held import UNDEFINED, Cursor, Hdf5Error, Hdf5UnreadError
+from streamer.formats.arrays.hdf5.held import Cursor
+from streamer.formats.failures import DamagedError, UnreadError
 
 DATASPACE, LINK_INFO, DATATYPE, FILL, LINK, EXTERNAL = 1, 2, 3, 5, 6, 7
 LAYOUT, FILTERS, CONTINUATION, SYMBOL_TABLE = 8, 11, 16, 17
-# Of a datatype: its class.
+# Classes of a datatype.
 _INTEGER, _FLOAT, _COMPOUND, _ENUM = 0, 1, 6, 8
 _CLASSES = (
-    "integer",
-    "float",
-    "time",
-    "string",
-    "bit field",
-    "opaque",
-    "compound",
-    "reference",
-    "enum",
-    "vlen",
-    "array",
+    *("integer", "float", "time", "string", "bit field", "opaque"),
+    *("compound", "reference", "enum", "vlen", "array"),
 )
 _IEEE = {(2, 5, 10): "f2", (4, 8, 23): "f4", (8, 11, 52): "f8"}
 # How a dataset is stored.
@@ -49,13 +40,13 @@ class Filter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """How a dataset is stored.
+    """The storage of a dataset.
 
     Attributes:
-        address: of the data, or of the index of the chunks.
+        address: address of the data, or of the index of the chunks.
         chunk: shape of the chunks; empty: contiguous.
-        index: where the chunks are.
-        length, mask: of a single chunk that is filtered.
+        index: kind of that index.
+        length, mask: those of a single chunk that is filtered.
     """
 
     address: int
@@ -65,52 +56,49 @@ class Layout(msgspec.Struct, frozen=True):
     mask: int = 0
 
     def chunks(self, shape: tuple[int, ...]) -> int:
-        """How many a dataset of this shape has."""
+        """Returns the number of chunks of a dataset of this shape."""
         return math.prod(-(-size // step) for size, step in zip(shape, self.chunk, strict=False)) if self.chunk else 0
 
 
 def read_dataspace(message: Cursor) -> tuple[int, ...] | None:
-    """The shape; None: no data at all."""
+    """Returns the shape; None: no data at all."""
     version, axes = message.number(1), message.number(1)
     message.take(1)
     if version not in {1, 2} or axes > _MOST_AXES:
-        raise Hdf5Error(f"a dataspace of version {version} with {axes} axes", message.offset)
+        raise DamagedError(f"a dataspace of version {version} with {axes} axes", message.offset)
     if version == 1:
         message.take(5)
     elif message.number(1) == 2:
         return None
     shape = tuple(message.number() for _ in range(axes))
     if max(shape, default=0) >= _MOST_LENGTH:
-        raise Hdf5Error(f"a dataspace of shape {shape}", message.offset)
+        raise DamagedError(f"a dataspace of shape {shape}", message.offset)
     return shape
 
 
 def read_datatype(message: Cursor) -> np.dtype[np.generic]:
-    """The dtype of numbers, booleans and complex numbers.
-
-    Raises:
-        Hdf5UnreadError: other types.
-    """
+    """Returns the dtype of numbers, booleans and complex numbers; raises UnreadError for other types."""
     head, bits, size = message.number(1), message.number(3), message.number(4)
     kind, version = head & 15, head >> 4
     order = ">" if bits & 1 else "<"
     if kind == _INTEGER:
         offset, precision = message.number(2), message.number(2)
         if (offset, precision) != (0, 8 * size) or size not in {1, 2, 4, 8}:
-            _unread(f"integers of {precision} bits in {size} bytes")
+            raise UnreadError(f"integers of {precision} bits in {size} bytes")
         return np.dtype(f"{order}{'i' if bits & 8 else 'u'}{size}")
     if kind == _FLOAT:
         message.take(5)
         exponent, _, mantissa = message.number(1), message.number(1), message.number(1)
         message.take(4)
         if bits & 64 or (size, exponent, mantissa) not in _IEEE:
-            _unread(f"floating-point numbers of {size} bytes, {exponent} of exponent and {mantissa} of mantissa")
+            parts = f"{exponent} of exponent and {mantissa} of mantissa"
+            raise UnreadError(f"floating-point numbers of {size} bytes, {parts}")
         return np.dtype(order + _IEEE[size, exponent, mantissa])
     if kind == _ENUM:
         return _enum(message, version, bits & 0xFFFF)
     if kind == _COMPOUND:
         return _complex(message, version, bits & 0xFFFF, size)
-    return _unread(f"values of type {_CLASSES[kind] if kind < len(_CLASSES) else kind}")
+    raise UnreadError(f"values of type {_CLASSES[kind] if kind < len(_CLASSES) else kind}")
 
 
 def _enum(message: Cursor, version: int, count: int) -> np.dtype[np.generic]:
@@ -135,11 +123,11 @@ def _complex(message: Cursor, version: int, count: int, size: int) -> np.dtype[n
         expected = (b"r", 0, b"i", dtype.itemsize, dtype, 2 * dtype.itemsize)
         if (real, at, imaginary, following, other, size) == expected and dtype.kind == "f" and size > 4:
             return np.dtype(f"{dtype.byteorder}c{size}")
-    return _unread(f"compounds of {count} fields")
+    raise UnreadError(f"compounds of {count} fields")
 
 
 def _name(message: Cursor, version: int) -> bytes:
-    """A name that ends with a zero byte; older versions fill it up to a multiple of 8."""
+    """Takes a name that ends with a zero byte; older versions fill it up to a multiple of 8."""
     start = message.at
     while message.number(1):
         pass
@@ -150,14 +138,10 @@ def _name(message: Cursor, version: int) -> bytes:
 
 
 def read_layout(message: Cursor, item_bytes: int) -> Layout:
-    """Where the data are.
-
-    Raises:
-        Hdf5UnreadError: in the header, or in other datasets.
-    """
+    """Returns the place of the data; raises UnreadError if they are in the header, or in other datasets."""
     version = message.number(1)
     if not 1 <= version <= 5:
-        _unread(f"a layout of version {version}")
+        raise UnreadError(f"a layout of version {version}")
     # Files from before 1.6.3 (2004) have the axes first.
     axes = message.number(1) if version < 3 else 0
     kind = message.number(1)
@@ -165,12 +149,10 @@ def read_layout(message: Cursor, item_bytes: int) -> Layout:
     if kind == _CONTIGUOUS:
         return Layout(message.number())
     if kind != _CHUNKED:
-        _unread("data in its header" if kind == _COMPACT else "data in other datasets (a virtual dataset)")
-    return _chunks_3(message, axes or message.number(1), item_bytes) if version < 4 else _chunks_4(message, item_bytes)
-
-
-def _chunks_3(message: Cursor, axes: int, item_bytes: int) -> Layout:
-    address = message.number()
+        raise UnreadError("data in its header" if kind == _COMPACT else "data in other datasets (a virtual dataset)")
+    if version >= 4:
+        return _chunks_4(message, item_bytes)
+    axes, address = axes or message.number(1), message.number()
     return Layout(address, _chunk([message.number(4) for _ in range(axes)], item_bytes, message))
 
 
@@ -185,23 +167,23 @@ def _chunks_4(message: Cursor, item_bytes: int) -> Layout:
         # Repeated where the array is.
         message.take(1 if index == FIXED_ARRAY else 5)
     elif index not in {SINGLE, IMPLICIT}:
-        _unread("chunks that can grow along several axes (a B-tree of version 2)")
+        raise UnreadError("chunks that can grow along several axes (a B-tree of version 2)")
     return Layout(message.number(), chunk, index, length, mask)
 
 
 def _chunk(lengths: list[int], item_bytes: int, message: Cursor) -> tuple[int, ...]:
-    """The shape of a chunk, which is followed by the length of an item."""
+    """Returns the shape of a chunk, which is followed by the length of an item."""
     if (
         not 2 <= len(lengths) <= _MOST_AXES + 1
         or lengths[-1] != item_bytes
         or not 1 <= min(lengths) <= max(lengths) < 1 << 32
     ):
-        raise Hdf5Error(f"chunks of shape {lengths} for items of {item_bytes} bytes", message.offset)
+        raise DamagedError(f"chunks of shape {lengths} for items of {item_bytes} bytes", message.offset)
     return tuple(lengths[:-1])
 
 
 def read_filters(message: Cursor) -> tuple[Filter, ...]:
-    """The filters of all chunks, in the order in which they were applied."""
+    """Returns the filters of all chunks, in the order in which they were applied."""
     version, count = message.number(1), message.number(1)
     if version == 1:
         message.take(6)
@@ -219,22 +201,13 @@ def read_filters(message: Cursor) -> tuple[Filter, ...]:
 
 
 def read_fill(message: Cursor, item_bytes: int) -> bytes:
-    """An item that was never written; empty: zeros."""
+    """Returns an item that was never written; empty: zeros."""
     version = message.number(1)
     if version not in {1, 2, 3}:
-        raise Hdf5Error(f"a fill value of version {version}", message.offset)
+        raise DamagedError(f"a fill value of version {version}", message.offset)
     flags = message.take(1 if version == 3 else 3)
     defined = flags[0] & 32 if version == 3 else flags[2]
     length = message.number(4) if defined or version == 1 else 0
     if length not in {0, item_bytes}:
-        raise Hdf5Error(f"a fill value of {length} bytes for items of {item_bytes}", message.offset)
+        raise DamagedError(f"a fill value of {length} bytes for items of {item_bytes}", message.offset)
     return bytes(message.take(length))
-
-
-def is_undefined(address: int) -> bool:
-    """Whether nothing was written there."""
-    return address == UNDEFINED
-
-
-def _unread(what: str) -> NoReturn:
-    raise Hdf5UnreadError(what)

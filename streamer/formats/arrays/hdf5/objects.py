@@ -1,33 +1,38 @@
-"""Superblock, object headers and groups of an HDF5 file.
+"""Reads superblock, object headers, groups and B-trees of an HDF5 file; raises `DamagedError` for other bytes.
 
 Source: HDF5 File Format Specification Version 3.0, II, III.A to III.D, IV.A.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from streamer.formats.arrays.hdf5 import messages
-from streamer.formats.arrays.hdf5.held import HEAD_BYTES, Cursor, Hdf5Error, Hdf5UnreadError, Held
-from streamer.formats.arrays.hdf5.trees import GROUPS, read_btree
-from streamer.formats.base import Answer, Need
+from streamer.formats.arrays.hdf5.held import HEAD_BYTES, UNDEFINED, Cursor, Held
+from streamer.formats.failures import DamagedError, UnreadError
+from streamer.formats.reading import Reading
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 # MATLAB has 512 bytes of its own before it.
 _PLACES = (0, 512, 1024, 2048)
-# What is read of an object header at first; most are shorter.
+# First read of an object header; most are shorter.
 _HEADER_BYTES = 1 << 10
 _MOST_HEADER_BYTES = 1 << 20
 _HEAP_HEAD_BYTES = 32
 # 64 entries; usual are up to 8.
 _TABLE_BYTES = 8 + 64 * 40
 _NAME = np.dtype("<u8")
-# What an entry of a table of symbols may be.
+# Kind of an entry in a table of symbols.
 _SOFT_LINK = 2
+
+GROUPS, CHUNKS = 0, 1
+_NODE_HEAD_BYTES = 24
+# Entries that are read of a node at first: as many as it has if nothing else was asked for.
+_USUAL_ENTRIES = 64
 
 Message: TypeAlias = tuple[int, Cursor]
 
@@ -39,29 +44,25 @@ class Header(msgspec.Struct, frozen=True):
     found: tuple[Message, ...]
 
     def of(self, kind: int) -> Cursor | None:
-        """The first message of a kind."""
+        """Returns the first message of a kind."""
         return next((Cursor(message.content, message.offset) for number, message in self.found if number == kind), None)
 
 
-def read_root(held: Held) -> Generator[Need | tuple[Need, ...], Answer, int]:
-    """The address of the root group's header.
-
-    Raises:
-        Hdf5Error: no HDF5, or addresses of another width.
-    """
+def read_root(held: Held) -> Reading[int]:
+    """Returns the address of the root group's header."""
     head = yield from held.read(0, HEAD_BYTES)
     place = next((place for place in _PLACES if head[place : place + 8] == SIGNATURE), -1)
     if place < 0:
-        raise Hdf5Error("it does not begin as HDF5 does")
+        raise DamagedError("it does not begin as HDF5 does")
     block = Cursor(head[place + 8 :], place + 8)
     version = block.number(1)
     if version > 3:
-        raise Hdf5UnreadError(f"a superblock of version {version}; write it with libver='v110'")
+        raise UnreadError(f"a superblock of version {version}; write it with libver='v110'")
     if version < 2:
         block.take(4)
     widths = block.number(1), block.number(1)
     if widths != (8, 8):
-        raise Hdf5UnreadError(f"addresses and lengths of {widths} bytes, 8 are usual; write it again")
+        raise UnreadError(f"addresses and lengths of {widths} bytes, 8 are usual; write it again")
     block.take(1 if version >= 2 else {0: 9, 1: 13}[version])
     # Something was put before the file, where it does not say so itself.
     moved = place - block.number()
@@ -70,41 +71,41 @@ def read_root(held: Held) -> Generator[Need | tuple[Need, ...], Answer, int]:
     block.take(8)
     stop = block.number() + moved
     if stop > held.record.size:
-        raise Hdf5Error(f"it should have {stop} bytes, so it is cut off")
+        raise DamagedError(f"it should have {stop} bytes, so it is cut off")
     if version < 2:
         block.take(16)
     return block.number()
 
 
-def read_header(held: Held, address: int) -> Generator[Need | tuple[Need, ...], Answer, Header]:
-    """The messages of an object header, of all its blocks.
-
-    Raises:
-        Hdf5Error: damaged.
-    """
+def read_header(held: Held, address: int) -> Reading[Header]:
+    """Returns the messages of an object header, of all its blocks."""
     start = yield from held.read(address, _HEADER_BYTES)
     prefix = Cursor(start, address)
+    # With flag 4, messages of version 2 say in which order they were made.
     if bytes(start[:4]) == b"OHDR":
         prefix.expect(b"OHDR", (2,))
         flags = prefix.number(1)
         prefix.take((16 if flags & 32 else 0) + (4 if flags & 16 else 0))
         length = prefix.number(1 << (flags & 3))
-        reader = _Messages(tracked=bool(flags & 4))
+        version, head_bytes = 2, 6 if flags & 4 else 4
     else:
         if prefix.number(1) != 1:
-            raise Hdf5Error("no object header is there", address)
+            raise DamagedError("no object header is there", address)
         prefix.take(7)
         length = prefix.number(4)
         prefix.take(4)
-        reader = _Messages(None)
+        version, head_bytes = 1, 8
     blocks, total, found = [(address + prefix.at, length)], 0, []
     while blocks:
         place, length = blocks.pop(0)
         total += length
         if total > _MOST_HEADER_BYTES:
-            raise Hdf5Error(f"an object header of {total} bytes and more", address)
+            raise DamagedError(f"an object header of {total} bytes and more", address)
         content = yield from held.read(place, length)
-        for kind, message in reader.of(Cursor(content, place), is_first=place == address + prefix.at):
+        block = Cursor(content, place)
+        if version == 2 and place != address + prefix.at:
+            block.expect(b"OCHK")
+        for kind, message in _messages_of(block, version, head_bytes):
             if kind == messages.CONTINUATION:
                 blocks.append((message.number(), message.number()))
             else:
@@ -112,43 +113,25 @@ def read_header(held: Held, address: int) -> Generator[Need | tuple[Need, ...], 
     return Header(address, tuple(found))
 
 
-class _Messages:
-    """Takes a block of messages apart.
-
-    Args:
-        tracked: of version 2: whether messages say in which order they were made; None: version 1.
-    """
-
-    def __init__(self, tracked: bool | None) -> None:
-        self._tracked = tracked
-
-    def of(self, block: Cursor, *, is_first: bool) -> list[Message]:
-        """The kinds and bodies of the messages of a block."""
-        is_second = self._tracked is not None
-        head_bytes = 8 if not is_second else 6 if self._tracked else 4
-        end = 0
-        if is_second and not is_first:
-            block.expect(b"OCHK")
-            end = 4  # the checksum
-        found = []
-        while block.left - end >= head_bytes:
-            kind = block.number(1 if is_second else 2)
-            length, flags = block.number(2), block.number(1)
-            block.take(head_bytes - (4 if is_second else 5))
-            offset = block.offset + block.at
-            body = block.take(length)
-            if flags & 2 and kind in {messages.DATATYPE, messages.DATASPACE, messages.FILTERS, messages.FILL}:
-                raise Hdf5UnreadError("a type that has a name of its own (a committed datatype)", offset)
-            found.append((kind, Cursor(body, offset)))
-        return found
+def _messages_of(block: Cursor, version: int, head_bytes: int) -> list[Message]:
+    """Returns the kinds and bodies of the messages of a block."""
+    # Blocks behind the first one end with a checksum.
+    end = 4 if version == 2 and block.at else 0
+    found = []
+    while block.left - end >= head_bytes:
+        kind = block.number(1 if version == 2 else 2)
+        length, flags = block.number(2), block.number(1)
+        block.take(head_bytes - (4 if version == 2 else 5))
+        offset = block.offset + block.at
+        body = block.take(length)
+        if flags & 2 and kind in {messages.DATATYPE, messages.DATASPACE, messages.FILTERS, messages.FILL}:
+            raise UnreadError("a type that has a name of its own (a committed datatype)", offset)
+        found.append((kind, Cursor(body, offset)))
+    return found
 
 
-def read_group(held: Held, header: Header) -> Generator[Need | tuple[Need, ...], Answer, dict[str, int] | None]:
-    """The addresses of a group's objects, by name; None: the object is no group.
-
-    Raises:
-        Hdf5Error: damaged.
-    """
+def read_group(held: Held, header: Header) -> Reading[dict[str, int] | None]:
+    """Returns the addresses of a group's objects, by name; None: the object is not a group."""
     table = header.of(messages.SYMBOL_TABLE)
     if table is not None:
         return (yield from _read_symbols(held, table.number(), table.number()))
@@ -157,8 +140,8 @@ def read_group(held: Held, header: Header) -> Generator[Need | tuple[Need, ...],
         return None
     _, flags = info.number(1), info.number(1)
     info.take(8 if flags & 1 else 0)
-    if not messages.is_undefined(info.number()):
-        raise Hdf5UnreadError(
+    if info.number() != UNDEFINED:
+        raise UnreadError(
             "a group of many objects in the newer layout (dense links); write it with libver='earliest', or "
             "without track_order",
             header.address,
@@ -172,7 +155,7 @@ def read_group(held: Held, header: Header) -> Generator[Need | tuple[Need, ...],
 
 
 def _link(message: Cursor) -> tuple[str, int | None]:
-    """The name and the address of an object in this file; None: a soft or an external link."""
+    """Returns the name and the address of an object in this file; None: a soft or an external link."""
     _, flags = message.number(1), message.number(1)
     kind = message.number(1) if flags & 8 else 0
     message.take((8 if flags & 4 else 0) + (1 if flags & 16 else 0))
@@ -180,8 +163,8 @@ def _link(message: Cursor) -> tuple[str, int | None]:
     return name, message.number() if kind == 0 else None
 
 
-def _read_symbols(held: Held, tree: int, heap: int) -> Generator[Need | tuple[Need, ...], Answer, dict[str, int]]:
-    """The links of a group in the older layout: a B-tree of tables of symbols, and a heap of names."""
+def _read_symbols(held: Held, tree: int, heap: int) -> Reading[dict[str, int]]:
+    """Returns the links of a group in the older layout: a B-tree of tables of symbols, and a heap of names."""
     head = Cursor((yield from held.read(heap, _HEAP_HEAD_BYTES)), heap)
     head.expect(b"HEAP", (0,))
     head.take(3)
@@ -197,7 +180,7 @@ def _read_symbols(held: Held, tree: int, heap: int) -> Generator[Need | tuple[Ne
 
 
 def _symbols(table: Cursor, names: bytes) -> dict[str, int]:
-    """The entries of one table of symbols."""
+    """Returns the entries of one table of symbols."""
     table.expect(b"SNOD", (1,))
     table.take(1)
     found = {}
@@ -211,3 +194,39 @@ def _symbols(table: Cursor, names: bytes) -> dict[str, int]:
 
 def _text(raw: memoryview | bytes) -> str:
     return str(bytes(raw), "utf-8", "surrogateescape")
+
+
+def read_btree(held: Held, root: int, kind: int, key: np.dtype[np.generic]) -> Reading[NDArray[np.void]]:
+    """Reads the leaves of a B-tree of version 1, a level at once: entries with a "key" and the address of a "child"."""
+    entry = np.dtype([("key", key), ("child", "<u8")])
+    nodes, level = [root], -1
+    while True:
+        contents = yield from held.read_all(
+            [(node, _NODE_HEAD_BYTES + _USUAL_ENTRIES * entry.itemsize) for node in nodes]
+        )
+        heads = [_node_head(Cursor(content, node), kind) for node, content in zip(nodes, contents, strict=True)]
+        levels = {found for found, _ in heads}
+        if len(levels) > 1 or (level >= 0 and levels != {level - 1}):
+            raise DamagedError(f"nodes of levels {sorted(levels)} below one of level {level}", root)
+        level = levels.pop()
+        lengths = [_NODE_HEAD_BYTES + count * entry.itemsize for _, count in heads]
+        if any(count > _USUAL_ENTRIES for _, count in heads):
+            contents = yield from held.read_all(list(zip(nodes, lengths, strict=True)))
+        found = [
+            np.frombuffer(Cursor(content[_NODE_HEAD_BYTES:], node).take(count * entry.itemsize), entry)
+            for node, content, (_, count) in zip(nodes, contents, heads, strict=True)
+        ]
+        entries = np.concatenate(found)
+        if level == 0:
+            return entries
+        nodes = entries["child"].tolist()
+        if not nodes or len(set(nodes)) < len(nodes):
+            raise DamagedError(f"{len(nodes)} nodes below a level, of which some are the same", root)
+
+
+def _node_head(node: Cursor, kind: int) -> tuple[int, int]:
+    """Returns the level of a node, and how many entries it has."""
+    node.expect(b"TREE")
+    if (found := node.number(1)) != kind:
+        raise DamagedError(f"a node of another kind, {found}", node.offset)
+    return node.number(1), node.number(2)

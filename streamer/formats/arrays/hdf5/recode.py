@@ -23,15 +23,7 @@ _names = count()
 
 
 class ChunkDecoder:
-    """Decodes chunks of one shape, through datasets in memory that have one chunk.
-
-    Args:
-        dtype: of the items.
-        column: shape and filters of the chunks.
-
-    Raises:
-        RecodeError: a filter that is not installed.
-    """
+    """Decodes chunks of one shape, through datasets in memory with one chunk; raises RecodeError without a filter."""
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
         self._dtype, self._shape = dtype, column.tile
@@ -43,11 +35,11 @@ class ChunkDecoder:
                     "hdf5plugin has the usual ones"
                 )
         self._file = h5py.File(f"chunks-{next(_names)}", "w", driver="core", backing_store=False)
-        # By the filters that were left out.
+        # Datasets by the filters that were left out.
         self._datasets: dict[int, h5py.h5d.DatasetID] = {}
 
     def __call__(self, stored: memoryview, mask: int) -> Array:
-        """The items of a chunk."""
+        """Returns the items of a chunk."""
         if mask not in self._datasets:
             self._datasets[mask] = self._dataset(mask)
         dataset = self._datasets[mask]

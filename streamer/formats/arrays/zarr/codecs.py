@@ -1,4 +1,4 @@
-"""Decodes the chunks of zarr arrays: only recoders use this."""
+"""Decodes the chunks of zarr arrays, in recoders."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from streamer.errors import ConfigError, RecodeError
+from streamer.errors import RecodeError
 from streamer.formats.arrays.recode import Array
 from streamer.formats.arrays.tiles import ColumnHint
 from streamer.formats.arrays.zarr.metadata import Codec
+from streamer.formats.failures import needing
 from streamer.formats.packed.unpack import UnpackError, unpack
 
 _CHECKSUM_BYTES = 4
@@ -24,12 +25,7 @@ _SPARE_BYTES = 1 << 16
 
 
 class ChunkDecoder:
-    """Decodes chunks of one shape.
-
-    Args:
-        dtype: of the items.
-        column: shape and codecs of the chunks.
-    """
+    """Decodes chunks of one shape."""
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
         self._dtype = dtype
@@ -44,11 +40,7 @@ class ChunkDecoder:
         self._bytes = dtype.itemsize * math.prod(column.tile)
 
     def __call__(self, stored: memoryview, mask: int) -> Array:
-        """The items of a chunk.
-
-        Raises:
-            RecodeError: it cannot be unpacked, or has another length.
-        """
+        """Returns the items of a chunk; raises RecodeError if it cannot be unpacked, or has another length."""
         for packing in self._packings:
             try:
                 stored = self._unpacked(packing, stored)
@@ -81,7 +73,7 @@ def _verified(stored: memoryview) -> memoryview:
 
 
 def checksum_of(content: memoryview) -> int:
-    """CRC-32C."""
+    """Returns the CRC-32C of the content."""
     found: int = _library("google_crc32c").value(bytes(content))
     return found
 
@@ -104,11 +96,5 @@ def _by_numcodecs(packing: str, stored: memoryview, most: int) -> memoryview:
 
 
 def _library(name: str) -> Any:  # noqa: ANN401
-    try:
+    with needing(f"the codecs of this zarr array need {name}", "zarr"):
         return importlib.import_module(name)
-    except ImportError:
-        raise ConfigError(
-            f"the codecs of this zarr array need {name}, which is not installed where the engine runs: "
-            "pip install 'streamer-data[zarr]'",
-            field="format",
-        ) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -21,21 +21,12 @@ from streamer.formats.arrays.tiles import ArraysError, blocks_of, common_rows, f
 from streamer.formats.arrays.zarr.codecs import ChunkDecoder
 from streamer.formats.arrays.zarr.metadata import CHUNK_NAME, NAMES, ZarrArray, nodes_of, read_metadata
 from streamer.formats.arrays.zarr.shards import Stored
-from streamer.formats.base import (
-    Answer,
-    Facts,
-    Format,
-    Indexing,
-    Need,
-    ObjectRecord,
-    Opener,
-    Recoder,
-    Source,
-    Survey,
-    Surveying,
-)
+from streamer.formats.base import Facts, Format, Opener, Recoder
 from streamer.formats.failures import refused
 from streamer.formats.names import base_name
+from streamer.formats.reading import Reading, read_ranges
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
 
 _CHOOSE = 'name the arrays that you want: Zarr(arrays={"image": "images"})'
 _MOST_METADATA_BYTES = 16 << 20
@@ -44,12 +35,9 @@ _TOGETHER = 1024
 
 
 class _Notes(msgspec.Struct, frozen=True):
-    """What the survey says of an object.
+    """The survey's facts about an object: its rows, if they are plain.
 
-    Attributes:
-        plain: its rows, where they lie.
-        rows: first and last row that are found here; the objects of other sources are among those of `stored`.
-        stored: where these rows are, by field.
+    Else it has the first and last row that are found here, and the objects of the store with these rows, by field.
     """
 
     plain: Rows | None = None
@@ -57,7 +45,7 @@ class _Notes(msgspec.Struct, frozen=True):
     stored: dict[str, Stored] = msgspec.field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """As JSON of the standard library: a url may have bytes that are no UTF-8."""
+        """Encodes with the JSON of the standard library: a url may have bytes that are not UTF-8."""
         return json.dumps(msgspec.to_builtins(self)).encode()
 
 
@@ -73,15 +61,11 @@ class Zarr(Format, frozen=True, forbid_unknown_fields=True):
     arrays: dict[str, str] = msgspec.field(default_factory=dict)
 
     def accepts(self, key: str) -> bool:
-        """Objects with names of chunks."""
+        """Accepts objects with names of chunks."""
         return CHUNK_NAME.fullmatch(base_name(key)) is not None
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the metadata; the listing says which chunks there are.
-
-        Raises:
-            ManifestError: metadata that are missing, damaged, or of arrays that are not read.
-        """
+        """Reads the metadata; the listing says which chunks there are."""
         nodes = nodes_of(others)
         if not nodes:
             raise ManifestError(
@@ -101,15 +85,11 @@ class Zarr(Format, frozen=True, forbid_unknown_fields=True):
                 facts = own
                 sources += _sources(stored, sidecar)
             # The shards of other arrays than the longest may be read in two places.
-            read_bytes += 2 * sum(each.index_bytes for each in stored.values())
+            read_bytes += 2 * sum(each.array.index_bytes * len(each.objects) for each in stored.values())
         return Survey(sources, facts, read_bytes=read_bytes)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the rows whose first object this is.
-
-        Raises:
-            ManifestError: the index of a shard is damaged, or chunks have another length.
-        """
+        """Finds the rows whose first object this is."""
         if not source.notes:
             return
         notes = msgspec.convert(json.loads(source.notes), _Notes)
@@ -132,8 +112,8 @@ class Zarr(Format, frozen=True, forbid_unknown_fields=True):
 
     def _arrays(
         self, root: str, nodes: Mapping[str, str], others: Mapping[str, ObjectRecord]
-    ) -> Generator[tuple[Need, ...], Answer, dict[str, tuple[str, ZarrArray]]]:
-        """The wanted arrays of a store, each with the address of its node, by the name of their field."""
+    ) -> Reading[dict[str, tuple[str, ZarrArray]]]:
+        """Reads the wanted arrays of a store, each with the address of its node, by the name of their field."""
         if self.arrays:
             wanted = {name: f"{root}{path.strip('/')}/" for name, path in self.arrays.items()}
         else:
@@ -147,8 +127,7 @@ class Zarr(Format, frozen=True, forbid_unknown_fields=True):
         records = [others[node + nodes[node]] for node in wanted.values()]
         if large := next((record for record in records if not 0 < record.size <= _MOST_METADATA_BYTES), None):
             raise refused(large, f"has {large.size} bytes; metadata have up to {_MOST_METADATA_BYTES}")
-        answers = yield tuple(Need(0, record.size, record) for record in records)
-        assert isinstance(answers, tuple)
+        answers = yield from read_ranges([Need(0, record.size, record) for record in records])
         found = {}
         for (name, node), record, content in zip(wanted.items(), records, answers, strict=True):
             with _errors_of(record):
@@ -165,7 +144,7 @@ def _url(record: ObjectRecord) -> str:
 
 
 def _roots(nodes: Mapping[str, str]) -> list[str]:
-    """The nodes that are in no other one."""
+    """Returns the nodes that are in no other one."""
     roots: list[str] = []
     for node in sorted(nodes):
         if not roots or not node.startswith(roots[-1]):
@@ -174,7 +153,7 @@ def _roots(nodes: Mapping[str, str]) -> list[str]:
 
 
 def _stored(objects: Sequence[ObjectRecord], node: str, array: ZarrArray) -> Stored:
-    """The objects of an array, in the order of their first items."""
+    """Returns the objects of an array, in the order of their first items."""
     below = objects[bisect_left(objects, node, key=_url) : bisect_left(objects, node[:-1] + "0", key=_url)]
     found = [(origin, record) for record in below if (origin := array.origin(record.url[len(node) :])) is not None]
     found.sort(key=lambda pair: pair[0])
@@ -182,7 +161,7 @@ def _stored(objects: Sequence[ObjectRecord], node: str, array: ZarrArray) -> Sto
 
 
 def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord) -> list[Source]:
-    """The objects: those with which runs of rows are indexed, in the order of the rows, and the others."""
+    """Returns the objects with which runs of rows are indexed, in the order of the rows, then the others."""
     columns = {name: each.column() for name, each in stored.items()}
     rows = common_rows(columns)
     longest = max(stored.values(), key=lambda each: each.column().row_bytes)
@@ -215,7 +194,7 @@ def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord) -> list[Source
 
 
 def _between(stored: Mapping[str, Stored], tops: Mapping[str, list[int]], first: int, stop: int) -> dict[str, Stored]:
-    """The objects that have a part of these rows, of which `tops` has the first ones."""
+    """Returns the objects that have a part of these rows; `tops` has the first row of each."""
     found = {}
     for name, each in stored.items():
         begin = first - each.array.object_shape[0] + 1
@@ -226,7 +205,7 @@ def _between(stored: Mapping[str, Stored], tops: Mapping[str, list[int]], first:
 
 @contextmanager
 def _errors_of(record: ObjectRecord) -> Iterator[None]:
-    """Says of which object an error is."""
+    """Names the object of an error."""
     try:
         yield
     except ArraysError as error:

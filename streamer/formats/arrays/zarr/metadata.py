@@ -1,4 +1,4 @@
-"""What the metadata of a zarr array say, in the terms of version 3.
+"""Parses the metadata of a zarr array, in the terms of version 3; raises `ArraysError`.
 
 Source: https://zarr-specs.readthedocs.io, "Zarr core specification (version 3)", "sharding-indexed", "Zarr storage
 specification version 2".
@@ -15,10 +15,12 @@ import msgspec
 import numpy as np
 
 from streamer.formats.arrays.tiles import ArraysError
+from streamer.formats.table.records import is_dtype
 
 ZARR_3, ARRAY_2, GROUP_2 = "zarr.json", ".zarray", ".zgroup"
 NAMES = (ZARR_3, ARRAY_2, GROUP_2)
 # "c/0/1" and "c.0.1" of version 3, "0/1" and "0.1" of version 2.
+_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
 CHUNK_NAME = re.compile(r"(?:c\.)?\d+(?:\.\d+)*")
 _DTYPES = {
     "bool": "?",
@@ -28,7 +30,7 @@ _DTYPES = {
 }
 _MOST_AXES = 32
 _CHECKSUM, _SHARDS, _TRANSPOSE, _BYTES = "crc32c", "sharding_indexed", "transpose", "bytes"
-# Of bytes to bytes.
+# Codecs of bytes to bytes.
 PACKINGS = ("blosc", "bz2", _CHECKSUM, "gzip", "lz4", "zlib", "zstd")
 
 
@@ -40,13 +42,7 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """Chunks that share an object, which has an index of them.
-
-    Attributes:
-        chunk: shape of a chunk.
-        at_end: whether the index is at the end of the object.
-        has_checksum: whether the index ends with a CRC-32C of it.
-    """
+    """Chunks of one shape that share an object; their index is at its start or end, and may end with its CRC-32C."""
 
     chunk: tuple[int, ...]
     at_end: bool
@@ -57,14 +53,14 @@ class ZarrArray(msgspec.Struct, frozen=True):
     """An array.
 
     Attributes:
-        dtype: of its items as stored.
+        dtype: dtype of the items as stored.
         shape: rows first.
         object_shape: items of an object: of a chunk, or of a shard.
-        start: what the names of its objects begin with, below the array.
+        start: beginning of the names of its objects, below the array.
         separator: between the numbers in these names.
-        codecs: of a chunk; empty: its items, one after the other.
+        codecs: codecs of a chunk; empty: its items, one after the other.
         fill: an item that was never written.
-        shard: None: every object is a chunk.
+        shard: layout of the shards; None: every object is a chunk.
     """
 
     dtype: str
@@ -83,24 +79,24 @@ class ZarrArray(msgspec.Struct, frozen=True):
 
     @property
     def index_bytes(self) -> int:
-        """Of the index of a shard."""
+        """Bytes of the index of a shard."""
         if self.shard is None:
             return 0
         axes = zip(self.object_shape, self.shard.chunk, strict=True)
         return 16 * math.prod(length // step for length, step in axes) + 4 * self.shard.has_checksum
 
     def origin(self, name: str) -> tuple[int, ...] | None:
-        """The first item of the object of this name, below the array; None: it has no part of the array."""
+        """Returns the first item of the object of this name; None: the object has no part of the array."""
         numbers = name.removeprefix(self.start).split(self.separator)
-        if not name.startswith(self.start) or len(numbers) != len(self.shape) or not all(map(_is_number, numbers)):
+        if (
+            not name.startswith(self.start)
+            or len(numbers) != len(self.shape)
+            or not all(map(_NUMBER.fullmatch, numbers))
+        ):
             return None
         axes = zip(map(int, numbers), self.object_shape, self.shape, strict=True)
         origin = [(number * step, length) for number, step, length in axes]
         return tuple(first for first, _ in origin) if all(first < length for first, length in origin) else None
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 16
 
 
 class _Array3(msgspec.Struct, frozen=True):
@@ -130,15 +126,7 @@ class _Node(msgspec.Struct, frozen=True):
 
 
 def read_metadata(name: str, content: memoryview) -> ZarrArray | None:
-    """An array; None: a group.
-
-    Args:
-        name: one of `NAMES`.
-        content: of the object.
-
-    Raises:
-        ArraysError: metadata that are damaged, or of something that is not read.
-    """
+    """Parses an object called `name`, one of `NAMES`; returns an array, or None for a group."""
     try:
         node = msgspec.json.decode(content, type=_Node)
         if node.zarr_format != (3 if name == ZARR_3 else 2):
@@ -175,12 +163,9 @@ def _array_3(found: _Array3) -> ZarrArray:
 
 
 def _array_2(found: _Array2) -> ZarrArray:
-    try:
-        dtype = np.dtype(found.dtype) if isinstance(found.dtype, str) else None
-    except TypeError:
-        dtype = None
-    if dtype is None or dtype.kind not in "biufc":
+    if not isinstance(found.dtype, str) or not is_dtype(found.dtype, "biufc"):
         raise ArraysError(f"it holds {found.dtype!r}, not numbers")
+    dtype = np.dtype(found.dtype)
     if found.filters or found.order not in {"C", "F"} or found.dimension_separator not in {".", "/"}:
         raise ArraysError(f"it has filters={found.filters}, order={found.order!r}")
     codecs = []
@@ -195,7 +180,7 @@ def _array_2(found: _Array2) -> ZarrArray:
 
 
 def _lengths(found: object, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a chunk."""
+    """Returns the shape of a chunk."""
     try:
         chunk = msgspec.convert(found, tuple[int, ...])
     except msgspec.ValidationError:
@@ -210,7 +195,7 @@ def _are_lengths(numbers: Sequence[int], least: int = 1) -> bool:
 
 
 def _shard(codecs: Sequence[Codec], outer: tuple[int, ...]) -> tuple[Shard, list[Codec]]:
-    """The shards, and the codecs of the chunks in them."""
+    """Returns the shards, and the codecs of the chunks in them."""
     try:
         settings = msgspec.convert(codecs[0].configuration, _Sharding)
     except msgspec.ValidationError as error:
@@ -220,7 +205,7 @@ def _shard(codecs: Sequence[Codec], outer: tuple[int, ...]) -> tuple[Shard, list
     if len(codecs) > 1 or names not in ([_BYTES], [_BYTES, _CHECKSUM]) or _order(settings.index_codecs[0]) != "<":
         raise ArraysError("its shards, or their indexes, are compressed")
     if any(length % step for length, step in zip(outer, inner, strict=True)):
-        raise ArraysError(f"its shards of shape {outer} are no multiple of its chunks of shape {inner}")
+        raise ArraysError(f"its shards of shape {outer} are not a multiple of its chunks of shape {inner}")
     shard = Shard(inner, settings.index_location != "start", len(names) == 2)
     return shard, list(settings.codecs)
 
@@ -233,7 +218,7 @@ class _Sharding(msgspec.Struct, frozen=True):
 
 
 def _checked(codecs: Sequence[Codec], axes: int) -> tuple[list[Codec], str]:
-    """The codecs of a chunk without that which makes bytes of items, and the byte order, "<" or ">"."""
+    """Returns the codecs of a chunk without the one that makes bytes of items, and the byte order, "<" or ">"."""
     names = [codec.name for codec in codecs]
     place = names.index(_BYTES) if _BYTES in names else -1
     unknown = [name for name in names[:place] if name != _TRANSPOSE] + [
@@ -256,7 +241,7 @@ def _order(codec: Codec) -> str:
 
 
 def _fill(value: object, dtype: np.dtype[np.generic]) -> bytes:
-    """The bytes of an item."""
+    """Returns the bytes of an item."""
     try:
         if isinstance(value, list) and dtype.kind == "c":
             value = complex(*map(float, value))
@@ -266,11 +251,11 @@ def _fill(value: object, dtype: np.dtype[np.generic]) -> bytes:
             value = float(value)
         return np.array(0 if value is None else value, dtype).tobytes()
     except (TypeError, ValueError, OverflowError) as error:
-        raise ArraysError(f"its fill value {value!r} is none of {dtype}: {error}") from error
+        raise ArraysError(f"its fill value {value!r} is not one of {dtype}: {error}") from error
 
 
 def nodes_of(urls: Mapping[str, object]) -> dict[str, str]:
-    """The name of the metadata of each node, by the address of the node, which ends with "/"."""
+    """Returns the name of the metadata of each node, by the address of the node, which ends with "/"."""
     found: dict[str, str] = {}
     for url in urls:
         folder, slash, name = url.rpartition("/")

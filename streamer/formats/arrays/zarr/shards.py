@@ -1,54 +1,39 @@
-"""Where the chunks of zarr arrays are: each an object, or in a shard, which has an index of its chunks."""
+"""Finds the chunks of zarr arrays: each is an object, or in a shard, which has an index of its chunks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from streamer.formats.arrays.tiles import NO_TILES, Column, Tiles
+from streamer.formats.arrays.tiles import NO_TILES, Column, Int64Array, Tiles
 from streamer.formats.arrays.zarr.codecs import checksum_of
 from streamer.formats.arrays.zarr.metadata import ZarrArray
-from streamer.formats.base import Answer, Need, ObjectRecord
 from streamer.formats.failures import damaged
+from streamer.formats.reading import Reading, read_ranges
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Need
 
 _UNWRITTEN = (1 << 64) - 1
 _CHECKSUM_BYTES = 4
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """The objects of an array, or of some of its rows.
-
-    Attributes:
-        array: the array.
-        origins: the first item of each object; sorted.
-        objects: as many.
-    """
+    """The objects of an array, or of some of its rows, sorted by `origins`, the first item of each."""
 
     array: ZarrArray
     origins: list[tuple[int, ...]]
     objects: list[ObjectRecord]
 
     def column(self, tiles: Tiles = NO_TILES) -> Column:
-        """The rows of the array."""
+        """Returns the rows of the array."""
         array = self.array
         codecs = msgspec.to_builtins(array.codecs)
         return Column(np.dtype(array.dtype), array.shape, array.tile, tiles, codecs=codecs, fill=array.fill)
 
-    @property
-    def index_bytes(self) -> int:
-        """Of the indexes of all shards."""
-        return self.array.index_bytes * len(self.objects)
-
     def tiles(self) -> Tiles:
-        """The chunks, each an object.
-
-        Raises:
-            ManifestError: an object that is not as long as a chunk.
-        """
+        """Returns the chunks, each an object; raises ManifestError if one is not as long as a chunk."""
         array, sizes = self.array, [record.size for record in self.objects]
         expected = math.prod(array.tile) * np.dtype(array.dtype).itemsize
         wrong = (record for record in self.objects if not record.size or (not array.codecs and record.size != expected))
@@ -56,14 +41,11 @@ class Stored(msgspec.Struct, frozen=True):
             raise damaged(record, f"a chunk of shape {array.tile} and type {array.dtype} has {expected} bytes", 0)
         lengths = np.array(sizes, np.int64)
         none = np.zeros_like(lengths)
-        return Tiles(_origins(self.origins, len(array.shape)), none, lengths, none, self.objects)
+        origins = np.array(self.origins, np.int64).reshape(-1, len(array.shape))
+        return Tiles(origins, none, lengths, none, self.objects)
 
-    def chunks(self) -> Generator[Need | tuple[Need, ...], Answer, Tiles]:
-        """The chunks; of shards, the indexes are read, all at once.
-
-        Raises:
-            ManifestError: an index that is damaged, or a chunk of another length.
-        """
+    def chunks(self) -> Reading[Tiles]:
+        """Returns the chunks; reads the indexes of all shards at once, and raises ManifestError if one is damaged."""
         shard = self.array.shard
         if shard is None or not self.objects:
             return self.tiles()
@@ -72,10 +54,9 @@ class Stored(msgspec.Struct, frozen=True):
             if record.size < length:
                 raise damaged(record, f"the index of a shard of this array has {length} bytes", 0)
         starts = [record.size - length if shard.at_end else 0 for record in self.objects]
-        answers = yield tuple(
-            Need(start, start + length, record) for start, record in zip(starts, self.objects, strict=True)
+        answers = yield from read_ranges(
+            [Need(start, start + length, record) for start, record in zip(starts, self.objects, strict=True)]
         )
-        assert isinstance(answers, tuple)
         found = [
             self._in_shard(place, content, start)
             for place, (content, start) in enumerate(zip(answers, starts, strict=True))
@@ -86,10 +67,8 @@ class Stored(msgspec.Struct, frozen=True):
         objects = [self.objects[owner] for owner in owners[order].tolist()]
         return Tiles(origins[order], starts_of, lengths, np.zeros_like(lengths), objects)
 
-    def _in_shard(
-        self, place: int, index: memoryview, at: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """The chunks of one shard that were written: first item, start and length, number of the object."""
+    def _in_shard(self, place: int, index: memoryview, at: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Returns the chunks of one shard that were written: first item, start and length, number of the object."""
         array, record = self.array, self.objects[place]
         assert array.shard is not None
         if array.shard.has_checksum:
@@ -110,7 +89,3 @@ class Stored(msgspec.Struct, frozen=True):
             if (lengths != expected).any():
                 raise damaged(record, f"its index says that chunks do not have {expected} bytes", at)
         return origins[written], entries[written].astype(np.int64), np.full(len(starts), place)
-
-
-def _origins(found: Sequence[tuple[int, ...]], axes: int) -> NDArray[np.int64]:
-    return np.array(found, np.int64).reshape(-1, axes)

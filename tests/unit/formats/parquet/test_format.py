@@ -118,10 +118,10 @@ WHOLE = written(pictures(30), write_page_index=True)
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "0 bytes are no Parquet file"),
-        (b"PAR1" * 2, "8 bytes are no Parquet file"),
+        (b"", "0 bytes are not a Parquet file"),
+        (b"PAR1" * 2, "8 bytes are not a Parquet file"),
         (WHOLE[:-1], "not with b'PAR1'"),
-        (WHOLE[: len(WHOLE) // 2], "no Parquet file, or cut off"),
+        (WHOLE[: len(WHOLE) // 2], "not a Parquet file, or cut off"),
         (WHOLE[:-8] + b"\xff\xff\xff\x7fPAR1", "its footer should have 2147483647 bytes"),
         (_broken_footer(WHOLE), "in the footer, "),
         (WHOLE[:-4] + b"PARE", "is encrypted, which streamer does not read"),

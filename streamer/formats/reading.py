@@ -1,0 +1,82 @@
+"""Asks for bytes of objects: surveys and indexes yield `Need`s, and are sent the bytes. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import TypeAlias, TypeVar
+
+from streamer.formats.failures import DamagedError
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Answer, Need, Span
+
+Result = TypeVar("Result")
+# A part of a survey or an index that asks for bytes and returns what it found in them.
+Reading: TypeAlias = Generator[Need | tuple[Need, ...], Answer, Result]
+Range: TypeAlias = tuple[int, int]
+
+
+def read_range(start: int, stop: int, record: ObjectRecord | None = None) -> Reading[memoryview]:
+    """Asks for the bytes `[start, stop)` of an object (None: the one being indexed), unless there are none."""
+    if start >= stop:
+        return memoryview(b"")
+    content = yield Need(start, stop, record)
+    assert isinstance(content, memoryview)
+    return content
+
+
+def read_ranges(needs: Sequence[Need]) -> Reading[tuple[memoryview, ...]]:
+    """Asks for several ranges at once, unless there are none."""
+    if not needs:
+        return ()
+    contents = yield tuple(needs)
+    assert isinstance(contents, tuple)
+    return contents
+
+
+def read_each(
+    records: Sequence[ObjectRecord],
+    place: Callable[[ObjectRecord], Range],
+    parse: Callable[[memoryview, int], Result],
+) -> Reading[dict[str, Result]]:
+    """Reads the same part of all objects at once; returns what `parse` makes of it and the object's size, by url.
+
+    Damaged and empty objects are left out: the index of such an object reports it, or leaves it out.
+    """
+    filled = [record for record in records if record.size]
+    contents = yield from read_ranges([Need(*place(record), record) for record in filled])
+    found: dict[str, Result] = {}
+    for record, content in zip(filled, contents, strict=True):
+        with suppress(DamagedError):
+            found[record.url] = parse(content, record.size)
+    return found
+
+
+def near_needs(record: ObjectRecord, ranges: Iterable[Range], near_bytes: int) -> list[Need]:
+    """Joins ranges of one object that have less than `near_bytes` between them."""
+    needs: list[Need] = []
+    for start, stop in sorted(ranges):
+        if needs and start - needs[-1].stop < near_bytes:
+            needs[-1] = Need(needs[-1].start, max(stop, needs[-1].stop), record)
+        else:
+            needs.append(Need(start, stop, record))
+    return needs
+
+
+def joined_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Joins ranges that follow each other without a gap; leaves out empty ones."""
+    joined: list[Range] = []
+    for start, stop in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        elif stop > start:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def spans_between(edges: Sequence[int], start: int) -> Generator[Span, Answer, None]:
+    """Yields samples that follow each other, from the one that begins at byte `start` on."""
+    for first, stop in pairwise(edges):
+        if first >= start:
+            yield Span(first, stop)
