@@ -40,20 +40,8 @@ class ContainersTask(msgspec.Struct, frozen=True):
     options: Mapping[str, object]
 
 
-class ContainersFound(msgspec.Struct, frozen=True):
-    """The findings in the containers from number `first` on."""
-
-    first: int
-    found: Sequence[Found]
-
-
 class IndexTasks(msgspec.Struct, frozen=True):
-    """Indexes containers on an executor; see `manifest.builder.build.Elsewhere`.
-
-    Attributes:
-        runner: runs the tasks.
-        options: storage options as fsspec takes them.
-    """
+    """Indexes containers on an executor, with storage options as fsspec takes them; see `builder.build.Elsewhere`."""
 
     runner: Runner
     options: Mapping[str, object]
@@ -67,13 +55,13 @@ class IndexTasks(msgspec.Struct, frozen=True):
             for first, stop in groups([each.record.size for each in containers], self.runner.most_tasks)
         )
         async with aclosing(run_growing(self.runner, index_containers, lambda: next(tasks, None))) as coming:
-            async for done in coming:
-                for place, found in enumerate(done.found, done.first):
+            async for first, some in coming:
+                for place, found in enumerate(some, first):
                     yield place, found
 
 
 def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of containers with about the same number of bytes, one for each task. Pure."""
+    """Yields half-open ranges of containers with about the same number of bytes, one for each task. Pure."""
     limit = min(_TASK_BYTES, sum(sizes) // (_SHARES * most_tasks))
     first = filled = 0
     for number, size in enumerate(sizes):
@@ -85,13 +73,9 @@ def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
         yield first, len(sizes)
 
 
-def index_containers(task: ContainersTask) -> ContainersFound:
-    """Indexes some containers; a damaged one is an error among the results.
-
-    Raises:
-        StoreError: they cannot be read.
-    """
-    return ContainersFound(task.first, asyncio.run(_index(task)))
+def index_containers(task: ContainersTask) -> tuple[int, list[Found]]:
+    """Indexes containers: returns the number of the first, and the findings, or errors, in each; raises StoreError."""
+    return task.first, asyncio.run(_index(task))
 
 
 async def _index(task: ContainersTask) -> list[Found]:

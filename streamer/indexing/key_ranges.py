@@ -1,4 +1,4 @@
-"""A listing in parts: ranges of keys, which are halved when processes are free. Pure.
+"""Divides a listing into ranges of keys, which are halved when processes are free. Pure.
 
 The distribution of the keys is not known before they are listed, so each part is listed for some pages, and the rest is
 halved between the last key and its end. An empty half costs one request.
@@ -38,19 +38,14 @@ class KeyRange(msgspec.Struct, frozen=True):
         return bool(self.until) and key > self.until
 
     def rest(self, last: str) -> KeyRange | None:
-        """The range behind the last listed key; None if nothing is left."""
+        """Returns the range behind the last listed key; None if nothing is left."""
         if self.until and last >= self.until:
             return None
         return KeyRange(last, self.until, min(2 * self.pages, _MOST_PAGES))
 
 
 class KeyRanges:
-    """The ranges that are still to be listed.
-
-    Args:
-        rest: the ranges to begin with.
-        most: number of ranges that are listed at the same time.
-    """
+    """The ranges that are still to be listed, of which at most `most` are listed at the same time."""
 
     def __init__(self, rest: KeyRange, most: int) -> None:
         self._waiting = deque([rest])
@@ -59,7 +54,7 @@ class KeyRanges:
         self._divide()
 
     def take(self) -> KeyRange | None:
-        """The next range to list; None if there is none now."""
+        """Returns the next range to list; None if there is none now."""
         if not self._waiting:
             return None
         self._running += 1
@@ -91,12 +86,7 @@ def is_clean(key: str) -> bool:
 
 
 def key_between(after: str, until: str) -> str:
-    """A clean key about in the middle between two keys; "" if none was found.
-
-    Args:
-        after: a key.
-        until: a later key; empty: no end.
-    """
+    """Returns a clean key about in the middle between two keys; "" if none was found. `until` may be empty: no end."""
     same = 0
     while same < min(len(after), len(until)) and after[same] == until[same]:
         same += 1
@@ -111,7 +101,7 @@ def key_between(after: str, until: str) -> str:
 
 
 def _number(text: str, base: int) -> int:
-    """The first characters as digits; the end of the text is 0."""
+    """Returns the first characters as digits of a number; the end of the text is 0."""
     number = 0
     for letter in text[:_WINDOW]:
         number = number * base + min(bisect_left(_LETTERS, letter) + 1, base - 1)

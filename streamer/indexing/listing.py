@@ -1,4 +1,4 @@
-"""A large prefix listed in tasks, each for some pages of a range of keys."""
+"""Lists a large prefix in tasks, each for some pages of a range of keys."""
 
 from __future__ import annotations
 
@@ -35,13 +35,7 @@ class ListTask(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """The objects that a task has listed, in columns, and the range that is left.
-
-    Attributes:
-        urls, versions: urls and versions of the objects.
-        sizes: their sizes: int64 of this machine.
-        rest: the range that is left; None: nothing.
-    """
+    """The objects that a task has listed, in columns (sizes: int64 of this machine), and the range that is left."""
 
     urls: list[str]
     versions: list[str]
@@ -49,18 +43,12 @@ class Listed(msgspec.Struct, frozen=True):
     rest: KeyRange | None
 
     def records(self) -> list[ObjectRecord]:
-        """The objects."""
+        """Returns the objects."""
         return list(map(ObjectRecord, self.urls, array("q", self.sizes), self.versions))
 
 
 class TaskLister:
-    """Lists large prefixes on an executor if the store lists keys in order; a `manifest.protocols.Lister`.
-
-    Args:
-        fetcher: lists small prefixes.
-        runner: runs the tasks.
-        options: storage options as fsspec takes them.
-    """
+    """Lists large prefixes on an executor if the store lists keys in order; a `manifest.protocols.Lister`."""
 
     def __init__(self, fetcher: Fetcher, runner: Runner, options: Mapping[str, object]) -> None:
         self._fetcher, self._runner, self._options = fetcher, runner, options
@@ -94,11 +82,7 @@ class TaskLister:
 
 
 def list_range(task: ListTask) -> Listed:
-    """Lists some pages.
-
-    Raises:
-        StoreError: the store failed.
-    """
+    """Lists some pages; raises StoreError."""
     return asyncio.run(_list(task))
 
 

@@ -1,4 +1,4 @@
-"""The manifest of a dataset: indexed on an executor, or read from a url."""
+"""Makes the manifest of a dataset: indexes it on an executor, or reads it from a url."""
 
 from __future__ import annotations
 
@@ -60,17 +60,14 @@ async def manifest_of_source(
     options: BuildOptions,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Manifest:
-    """Indexes a dataset in tasks, or reads its manifest.
+    """Indexes a dataset in tasks, or reads its manifest; writes it to a local folder.
 
     Args:
         source: the dataset.
-        folder: local folder that the manifest is written to.
+        folder: folder for the manifest.
         runner: runs the tasks.
         options: options of the build; the runner decides where it runs.
         on_note: called with a line about files that are not samples.
-
-    Raises:
-        ManifestError, ConfigError, StoreError: see `manifest.builder.build`.
     """
     async with Fetcher(FetchConfig(), Opener(source.options)) as fetcher:
         if source.manifest is not None:
@@ -88,7 +85,7 @@ async def manifest_of_source(
 
 
 async def _known(fetcher: Fetcher, source: Source, folder: Path) -> list[Manifest]:
-    """The manifests of earlier indexes."""
+    """Returns the manifests of earlier indexes."""
     places = [source.earlier] if source.earlier else []
     if len(source.urls) == 1 and Pattern.of(source.urls[0]).single:
         places.append(f"{source.urls[0].rstrip('/')}/{BESIDE}")
@@ -100,12 +97,7 @@ async def _known(fetcher: Fetcher, source: Source, folder: Path) -> list[Manifes
 
 
 async def manifest_files(fetcher: Fetcher, url: str) -> list[tuple[str, bytes]]:
-    """The files of the manifest at a url, by name; other objects there are ignored.
-
-    Raises:
-        ManifestError: there is none.
-        StoreError: the store failed.
-    """
+    """Returns the files of the manifest at a url, by name; raises ManifestError if there is none."""
     folder = f"{url.rstrip('/')}/"
     files = listed_files([record for page in await fetcher.list(folder) for record in page])
     if not files:

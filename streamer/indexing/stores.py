@@ -1,4 +1,4 @@
-"""The stores of a task: opened with its options, used in its process."""
+"""Opens stores in a task, with its options."""
 
 from __future__ import annotations
 
@@ -37,11 +37,7 @@ class FetchedLists(msgspec.Struct, frozen=True):
 
 
 class TaskReader:
-    """Reads for an index, and unpacks here what can only be counted by unpacking it.
-
-    Args:
-        fetcher: fetcher of the dataset.
-    """
+    """Reads for an index, and unpacks here what can only be counted by unpacking it."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher

@@ -16,17 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streamer.errors import StreamerError
-from streamer.recode.messages import (
-    MOST_ANSWER_BYTES,
-    MOST_TEXT,
-    Answer,
-    Done,
-    Job,
-    Refused,
-    decode_job,
-    decode_start,
-    encode,
-)
+from streamer.recode import messages
+from streamer.recode.messages import Answer, Done, Job, Refused, encode
 from streamer.recode.shared import Buffer, SharedMemory, mapped
 from streamer.recode.work import BlockError, Recoders, recode
 
@@ -47,47 +38,42 @@ class Process:
     def serve(self) -> None:
         """Answers jobs until the engine closes its end."""
         while True:
-            frame, descriptors, *_ = socket.recv_fds(self._end, MOST_ANSWER_BYTES, 1)
+            frame, descriptors, *_ = socket.recv_fds(self._end, messages.MOST_ANSWER_BYTES, 1)
             if not frame:
                 return
             fcntl.fcntl(self._end, fcntl.F_SETFL, self._flags | os.O_ASYNC)
-            answer = self._answer(decode_start(frame).job_bytes, descriptors)
+            answer = self._answer(messages.START.decode(frame).job_bytes, descriptors)
             fcntl.fcntl(self._end, fcntl.F_SETFL, self._flags)
             self._end.send(encode(answer))
 
     def _answer(self, job_bytes: int, descriptors: list[int]) -> Answer:
-        job = decode_job(bytes(self._memory.view(job_bytes)))
+        job = messages.JOB.decode(self._memory.view(job_bytes))
         limit_memory(job)
         started = time.process_time()
-        content = _content(descriptors, job.fetch_bytes) if descriptors else self._behind(job_bytes, job.fetch_bytes)
+        if descriptors:
+            content = _content(descriptors[0], job.fetch_bytes)
+        else:
+            # Copied, because the records overwrite them.
+            content = memoryview(bytes(self._memory.view(job_bytes + job.fetch_bytes)[job_bytes:]))
+        end = 0
+
+        def write(buffers: Sequence[Buffer]) -> None:
+            nonlocal end
+            end = self._memory.write(buffers, end)
+
         try:
-            written, samples = recode(job, self._recoders.of(job), content, _Outbox(self._memory).write)
+            written, samples = recode(job, self._recoders.of(job), content, write)
         except Exception as error:  # noqa: BLE001 - a format may raise anything; the engine is told
             return _refusal(error, job)
         return Done(written, samples, time.process_time() - started)
 
-    def _behind(self, start: int, length: int) -> memoryview:
-        """Copies the bytes, because the records overwrite them."""
-        return memoryview(bytes(self._memory.view(start + length)[start:]))
 
-
-class _Outbox:
-    """Writes to the shared memory from its beginning."""
-
-    def __init__(self, memory: SharedMemory) -> None:
-        self._memory = memory
-        self._at = 0
-
-    def write(self, buffers: Sequence[Buffer]) -> None:
-        self._at = self._memory.write(buffers, self._at)
-
-
-def _content(descriptors: list[int], length: int) -> memoryview:
-    """The first bytes of a file, which is then closed."""
+def _content(descriptor: int, length: int) -> memoryview:
+    """Returns the first bytes of a file, which is then closed."""
     try:
-        return mapped(descriptors[0], length)
+        return mapped(descriptor, length)
     finally:
-        os.close(descriptors[0])
+        os.close(descriptor)
 
 
 def limit_memory(job: Job) -> None:
@@ -109,7 +95,7 @@ def _refusal(error: BaseException, job: Job) -> Refused:
     else:
         traceback.print_exception(cause)
         text = repr(cause)
-    return Refused(type(cause).__name__, text[:MOST_TEXT], block)
+    return Refused(type(cause).__name__, text[: messages.MOST_TEXT], block)
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Builds tables of annotations: files are fetched, parsed by a recoder, written into the folder of manifests."""
+"""Builds tables of annotations: a file is fetched, parsed by a recoder, and written to the folder of manifests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.fetch import Fetcher
 from streamer.manifest.blocks import Block, encode_hints
 from streamer.manifest.columns import BinaryColumn
-from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord
+from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.staging import workplace
 from streamer.recode.in_process import recode_here
 from streamer.recode.messages import Job
 from streamer.recode.pool import RecoderPool
-from streamer.recode.results import Recoded
+from streamer.recode.results import Recoded, whole_object
 from streamer.recode.shared import mapped
 from streamer.recode.work import Recoders
 from streamer.threads import in_thread
@@ -38,43 +38,33 @@ async def build_table(
 ) -> str:
     """Makes the table of a file as `<root>/<digest>/`; returns the digest.
 
-    Args:
-        options: what is wanted of it.
-        record: the file.
-        root: the folder of manifests.
-        fetcher: reads it.
-        recoders: parse it.
-
     Raises:
-        ManifestError: it cannot be parsed; names it and the reason.
-        ConfigError: a key or field that it does not have, a kind that is not read, or a missing library.
+        ManifestError: the file cannot be parsed; names it and the reason.
+        ConfigError: it lacks a key or field, is of a kind that is not read, or a library is missing.
         StoreError: it cannot be read.
     """
     with workplace(root) as place, _parsing(options.url):
         loop = asyncio.get_running_loop()
         now = loop.time()
-        job, chunk = _job_of(options, record), _chunk_of(record)
+        job = _job_of(options, record)
         with await _fetch_annotations(options, record, place, fetcher) as content:
-            async with recoders.recode(job, chunk, content.fileno(), due=lambda: now) as made:
+            async with recoders.recode(job, whole_object(record), content.fileno(), due=lambda: now) as made:
                 return await in_thread(None, publish, made, place, root)
 
 
 async def build_table_here(options: TableOptions, record: ObjectRecord, root: Path, fetcher: Fetcher) -> Path:
-    """As `build_table`, without an engine: parses in this process, and returns the folder."""
+    """Does the same as `build_table` without an engine: parses in this process, and returns the folder."""
     with workplace(root) as place, _parsing(options.url):
         with await _fetch_annotations(options, record, place, fetcher) as file:
             content = mapped(file.fileno(), record.size)
-        made = await asyncio.to_thread(recode_here, Recoders(), _job_of(options, record), _chunk_of(record), content)
+        job, chunk = _job_of(options, record), whole_object(record)
+        made = await asyncio.to_thread(recode_here, Recoders(), job, chunk, content)
         return root / publish(made, place, root)
 
 
 @contextmanager
 def _parsing(url: str) -> Iterator[None]:
-    """Errors of a recoder are those of the file.
-
-    Raises:
-        ManifestError: it cannot be parsed; names it and the reason.
-    """
+    """Turns errors of a recoder into those of the file; raises ManifestError."""
     try:
         yield
     except RecodeError as error:
@@ -83,12 +73,7 @@ def _parsing(url: str) -> Iterator[None]:
 
 
 async def _fetch_annotations(options: TableOptions, record: ObjectRecord, place: Path, fetcher: Fetcher) -> BinaryIO:
-    """Fetches the file to the disk of `place`, as one without a name: the folder is published without it.
-
-    Raises:
-        ConfigError: it is too long, or of a kind that is not read.
-        StoreError: it cannot be read.
-    """
+    """Fetches the file to the disk of `place`, as one without a name: the folder is published without it."""
     ending_of(options.url)
     if record.size > MOST_FILE_BYTES:
         raise ConfigError(
@@ -112,19 +97,13 @@ async def fetch_file(record: ObjectRecord, file: Path, fetcher: Fetcher) -> None
 
 
 def _job_of(options: TableOptions, record: ObjectRecord) -> Job:
-    """A file as one block, of which nothing is known; its table is planned to take as much as it."""
+    """Makes the job of a file: one block, of which nothing is known; its table is planned to take as much as it."""
     hint = encode_hints([Block(((0, record.size),), -1, 0)])
     return Job(ANNOTATIONS, msgspec.to_builtins(options), Facts(), hint, -1, record.size, record.size)
 
 
-def _chunk_of(record: ObjectRecord) -> Chunk:
-    """For messages about the file."""
-    whole = (Extent(record, 0, record.size),)
-    return Chunk(-1, b"", whole, -1, -1, record.size, record.size, Codec.RECORDS)
-
-
 def publish(made: Recoded, place: Path, root: Path) -> str:
-    """Writes what a recoder has made (see `annotations.parse`) as `<root>/<digest>/`; returns the digest."""
+    """Writes the result of a recoder (see `annotations.parse`) as `<root>/<digest>/`; returns the digest."""
     edges = made.offsets.tolist()
     buffers = [made.content[start:stop] for start, stop in pairwise(edges)]
     hashes = np.frombuffer(buffers[0], np.int64)

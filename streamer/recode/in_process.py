@@ -16,36 +16,21 @@ from streamer.recode.shared import Buffer
 from streamer.recode.work import BlockError, Recoders, recode
 
 
-class _Records:
-    """Takes the records of a chunk, one after the other."""
-
-    def __init__(self) -> None:
-        self._content = bytearray()
-
-    def write(self, buffers: Sequence[Buffer]) -> None:
-        for buffer in buffers:
-            self._content += buffer
-
-    def view(self, length: int) -> memoryview:
-        return memoryview(self._content)[:length]
-
-
 def recode_here(recoders: Recoders, job: Job, chunk: Chunk, content: memoryview) -> Recoded:
-    """Recodes a chunk.
-
-    Args:
-        recoders: of this process.
-        job: what to do.
-        chunk: where the bytes are from.
-        content: its fetched bytes.
+    """Recodes the fetched bytes of a chunk.
 
     Raises:
-        RecodeError: it cannot be decoded; names object, range, format and reason.
-        ConfigError: the format, or a library of it, is not installed here.
+        RecodeError: the chunk cannot be decoded; names object, range, format and reason.
+        ConfigError: the format, or a library of it, is not installed.
     """
-    records = _Records()
+    made = bytearray()
+
+    def write(buffers: Sequence[Buffer]) -> None:
+        for buffer in buffers:
+            made.extend(buffer)
+
     try:
-        written, samples = recode(job, recoders.of(job), content, records.write)
+        written, samples = recode(job, recoders.of(job), content, write)
     except RecodeError as error:
         raise failure(chunk, job, error.message, -1) from error
     except BlockError as error:
@@ -54,15 +39,10 @@ def recode_here(recoders: Recoders, job: Job, chunk: Chunk, content: memoryview)
             raise cause from error
         reason = cause.message if isinstance(cause, StreamerError) else repr(cause)
         raise failure(chunk, job, reason, error.block) from cause
-    return checked(records, Done(written, samples, 0.0), job, chunk)
+    return checked(lambda length: memoryview(made)[:length], Done(written, samples, 0.0), job, chunk)
 
 
 def examine_here(recoders: Recoders, asked: Examine, content: bytes) -> Examined:
-    """Recodes an object as one block, and counts its samples.
-
-    Raises:
-        ManifestError: it cannot be decoded; with a "reason" among its details.
-        ConfigError: as `recode_here`.
-    """
+    """Recodes an object as one block, and counts its samples; raises ManifestError with a "reason"."""
     with examining(asked) as chunk:
         return recode_here(recoders, Job.examine(asked), chunk, memoryview(content)).examined

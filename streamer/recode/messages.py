@@ -25,16 +25,9 @@ MOST_EXTRA_BYTES = 64 << 20
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
-    """One chunk to recode.
+    """One chunk to recode: its dataset, hint (see `manifest.blocks`), samples (-1: unknown) and fetched bytes.
 
-    Attributes:
-        format: name of the format.
-        options: options of the format.
-        facts: facts about the dataset.
-        hint: hint of the chunk; see `manifest.blocks`.
-        samples: samples in the chunk; -1 if unknown.
-        fetch_bytes: fetched bytes of the chunk.
-        planned_bytes: planned length of its records and their table.
+    `planned_bytes` is the planned length of its records and their table.
     """
 
     format: str
@@ -47,7 +40,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, manifest: Manifest, chunk: Chunk) -> Job:
-        """The job of a chunk."""
+        """Makes the job of a chunk."""
         content = manifest.content
         return cls(
             format=content.format,
@@ -61,7 +54,7 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def examine(cls, asked: Examine) -> Job:
-        """The job of an index: an object as one block, about which nothing is known."""
+        """Makes the job of an index: an object as one block, about which nothing is known."""
         size = asked.object.size
         hint = encode_hints([Block(((0, size),), -1, 0, asked.hint)])
         planned_bytes = (MOST_RECORD_BYTES - MOST_EXTRA_BYTES) // MOST_RATIO
@@ -85,13 +78,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The records and their table are in the shared memory.
-
-    Attributes:
-        local_bytes: length of both.
-        samples: number of samples.
-        cpu_seconds: CPU time of the job.
-    """
+    """The records and their table are in the shared memory: their length, the samples, and the CPU time of the job."""
 
     local_bytes: int
     samples: int
@@ -99,13 +86,7 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The job failed, so there are no records.
-
-    Attributes:
-        kind: class name of the error.
-        message: reason of the failure.
-        block: number of the block in the chunk; -1 for all of them.
-    """
+    """The job failed: the class name of the error, its reason, and the number of the block; -1 for all of them."""
 
     kind: str
     message: str
@@ -114,31 +95,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 Answer: TypeAlias = Done | Refused
 
-_ENCODER = msgspec.msgpack.Encoder()
-_JOB = msgspec.msgpack.Decoder(Job)
-_START = msgspec.msgpack.Decoder(Start)
-_ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Done | Refused)
-
-
-def encode(message: Job | Start | Answer) -> bytes:
-    """Encodes a message for sending."""
-    return _ENCODER.encode(message)
-
-
-def decode_job(raw: bytes) -> Job:
-    """Decodes the job at the beginning of the shared memory."""
-    return _JOB.decode(raw)
-
-
-def decode_start(raw: bytes) -> Start:
-    """Decodes a message from the engine."""
-    return _START.decode(raw)
-
-
-def decode_answer(raw: bytes) -> Answer:
-    """Decodes a message from a recoder.
-
-    Raises:
-        msgspec.MsgspecError: it is something else.
-    """
-    return _ANSWER.decode(raw)
+JOB = msgspec.msgpack.Decoder(Job)
+START = msgspec.msgpack.Decoder(Start)
+ANSWER: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Done | Refused)
+encode = msgspec.msgpack.Encoder().encode

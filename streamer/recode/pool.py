@@ -73,10 +73,6 @@ class RecoderPool:
         memory_bytes: total bytes of the chunks that are being recoded; a larger one is recoded alone. None: as much as
             for those that are being fetched.
         most: number of recoders; None: a quarter of the cores.
-
-    Attributes:
-        count: counts since the start.
-        most: largest number of recoders.
     """
 
     def __init__(self, memory_bytes: int | None, most: int | None = None) -> None:
@@ -108,7 +104,7 @@ class RecoderPool:
 
     @property
     def waiting(self) -> int:
-        """Jobs that no recoder has taken yet."""
+        """Number of jobs that no recoder has taken yet."""
         return len(self._waiting)
 
     @property
@@ -118,12 +114,12 @@ class RecoderPool:
 
     @asynccontextmanager
     async def recode(self, job: Job, chunk: Chunk, content: Content, *, due: Due) -> AsyncIterator[Recoded]:
-        """Recodes a chunk; the records exist until the end of the context.
+        """Recodes a chunk; the records exist until the end of the context, and the content must not change before.
 
         Args:
             job: the job.
             chunk: origin of the bytes.
-            content: its fetched bytes; they must not change before the end of the context.
+            content: its fetched bytes.
             due: time on the loop's clock at which its first reader needs it.
 
         Raises:
@@ -135,7 +131,7 @@ class RecoderPool:
         begun = self._loop.time()
         try:
             done = await self._run(recoder, content, job, chunk)
-            recoded = checked(recoder.memory, done, job, chunk)
+            recoded = checked(recoder.memory.view, done, job, chunk)
             self.count.add(job, done)
             # Released at the end, because an error would keep it with its traceback.
             with recoded.content:
@@ -149,16 +145,7 @@ class RecoderPool:
                 self._give_back(recoder, size)
 
     async def examine(self, asked: Examine, content: bytes) -> Examined:
-        """Recodes an object as one block, and counts its samples.
-
-        Args:
-            asked: request of an index.
-            content: the whole object.
-
-        Raises:
-            ManifestError: it cannot be decoded; with a "reason" among its details.
-            ConfigError: see `recode`.
-        """
+        """Recodes a whole object as one block, and counts its samples; raises ManifestError with a "reason"."""
         now = self._loop.time()
         with examining(asked) as chunk:
             async with self.recode(Job.examine(asked), chunk, content, due=lambda: now) as made:
@@ -218,7 +205,7 @@ class RecoderPool:
             first.granted.set_result(recoder)
 
     def _free_recoder(self) -> RecoderProcess | None:
-        """An idle recoder, the one used last; otherwise a new one, if jobs have waited for long; otherwise None."""
+        """Returns the idle recoder used last; otherwise a new one, if jobs have waited for long; otherwise None."""
         if self._idle:
             recoder, timer = self._idle.popitem()
             timer.cancel()

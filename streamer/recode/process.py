@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from streamer.processes import child_environment, unforked
-from streamer.recode.messages import MOST_ANSWER_BYTES, Answer, Job, Start, decode_answer, encode
+from streamer.recode.messages import ANSWER, MOST_ANSWER_BYTES, Answer, Job, Start, encode
 from streamer.recode.shared import Buffer, SharedMemory
 from streamer.threads import in_thread
 
@@ -32,15 +32,11 @@ Content: TypeAlias = Buffer | int
 
 
 class RecoderEndedError(Exception):
-    """A recoder has ended, hangs, or does not make sense; says which."""
+    """Raised for a recoder that has ended, hangs, or gives an answer without a meaning."""
 
 
 class RecoderProcess:
-    """A process and the memory that it shares with the engine. One job at a time; on the engine's loop.
-
-    Attributes:
-        memory: has the job, then what came of it; it outlives the process.
-    """
+    """A process, and the memory that it shares with the engine and that outlives it. One job at a time; on the loop."""
 
     def __init__(self) -> None:
         self.memory = SharedMemory("streamer-recoder")
@@ -52,15 +48,11 @@ class RecoderProcess:
 
     @property
     def pid(self) -> int | None:
-        """None: it is not running."""
+        """Pid of the process; None: it is not running."""
         return None if self._process is None else self._process.pid
 
     async def run(self, job: Job, content: Content) -> Answer:
-        """Runs a job, in a new process if there is none.
-
-        Raises:
-            RecoderEndedError: there is no answer; the process is gone afterwards.
-        """
+        """Runs a job, in a new process if there is none; raises RecoderEndedError without an answer."""
         loop = asyncio.get_running_loop()
         encoded = encode(job)
         descriptors: list[int] = []
@@ -80,7 +72,7 @@ class RecoderProcess:
                 frame = await loop.sock_recv(self._socket, MOST_ANSWER_BYTES)
             if not frame:
                 raise RecoderEndedError(await self.end())
-            return decode_answer(frame)
+            return ANSWER.decode(frame)
         except TimeoutError as error:
             await self.end()
             raise RecoderEndedError(f"no answer after {job.most_seconds:.0f} s") from error
@@ -88,7 +80,7 @@ class RecoderProcess:
             raise RecoderEndedError(f"{await self.end()} ({error})") from error
         except msgspec.MsgspecError as error:
             await self.end()
-            raise RecoderEndedError(f"an answer that is none: {error}") from error
+            raise RecoderEndedError(f"an answer without a meaning: {error}") from error
         except asyncio.CancelledError:
             await self.end()
             raise

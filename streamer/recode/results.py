@@ -1,19 +1,18 @@
-"""What comes of recoding a chunk: records that are checked, or an error that names object and range."""
+"""The result of recoding a chunk: records that are checked, or an error that names object and range."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import ManifestError, RecodeError
+from streamer.errors import ManifestError, ProtocolError, RecodeError
 from streamer.formats.chunkfile import START_BYTES, decode_starts
 from streamer.manifest.blocks import decode_hints
-from streamer.manifest.model import Chunk, Codec, Extent
+from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord
 from streamer.manifest.protocols import Examine, Examined
 from streamer.recode.messages import Done, Job
 
@@ -31,26 +30,22 @@ class Recoded(msgspec.Struct, frozen=True):
 
     @property
     def examined(self) -> Examined:
-        """Its samples and the bytes of their records."""
+        """Number of its samples, and bytes of their records."""
         return Examined(len(self.offsets) - 2, int(self.offsets[-2]))
 
+    def read(self, span: tuple[int, int] | None) -> bytes:
+        """Returns the bytes `[start, stop)`; None: the samples + 1 boundaries of the samples, little-endian uint32."""
+        if span is None:
+            return self.offsets[:-1].astype("<u4").tobytes()
+        if not 0 <= span[0] <= span[1] <= len(self.content):
+            raise ProtocolError(f"bytes {span} of a chunk of {len(self.content)}")
+        return bytes(self.content[slice(*span)])
 
-class Memory(Protocol):
-    """Where a recoder has written."""
 
-    def view(self, length: int) -> memoryview:
-        """The first bytes."""
-        ...
-
-
-def checked(memory: Memory, done: Done, job: Job, chunk: Chunk) -> Recoded:
-    """The records, if they are what a chunk file may have.
-
-    Raises:
-        RecodeError: they are not.
-    """
+def checked(view: Callable[[int], memoryview], done: Done, job: Job, chunk: Chunk) -> Recoded:
+    """Returns the records, if they are what a chunk file may have; else raises RecodeError."""
     try:
-        content = memory.view(done.local_bytes)
+        content = view(done.local_bytes)
         offsets = decode_starts(content[len(content) - START_BYTES * done.samples :], len(content))
     except ValueError as error:
         raise failure(chunk, job, f"its recoder has not made what it says: {error}", -1) from error
@@ -61,20 +56,21 @@ def checked(memory: Memory, done: Done, job: Job, chunk: Chunk) -> Recoded:
 
 @contextmanager
 def examining(asked: Examine) -> Iterator[Chunk]:
-    """The object that an index asks about as a chunk; errors are those of an index.
-
-    Raises:
-        ManifestError: it cannot be decoded.
-    """
+    """Yields the object that an index asks about as a chunk; turns RecodeError into ManifestError."""
     record = asked.object
     try:
-        yield Chunk(-1, b"", (Extent(record, 0, record.size),), -1, -1, record.size, record.size, Codec.RECORDS)
+        yield whole_object(record)
     except RecodeError as error:
         raise ManifestError(error.message, **{**error.details, "offset": 0, "size": record.size}) from error
 
 
+def whole_object(record: ObjectRecord) -> Chunk:
+    """Returns an object as a chunk of one block, for messages about it."""
+    return Chunk(-1, b"", (Extent(record, 0, record.size),), -1, -1, record.size, record.size, Codec.RECORDS)
+
+
 def failure(chunk: Chunk, job: Job, reason: str, block: int) -> RecodeError:
-    """Names object and range of a block, or of the whole chunk (-1)."""
+    """Makes an error that names object and range of a block, or of the whole chunk (-1)."""
     start, stop = 0, chunk.fetch_bytes
     if block >= 0:
         before = [each.fetch_bytes for each in decode_hints(job.hint)[: block + 1]]

@@ -20,12 +20,7 @@ Buffer = memoryview | bytes
 
 
 class SharedMemory:
-    """A file in memory that grows as it is written, and never shrinks, so that a mapping of it is never cut off.
-
-    Args:
-        name: name in `/proc/<pid>/fd`.
-        descriptor: descriptor of a file that another process has made; None: a new file.
-    """
+    """A file in memory that grows as it is written, and never shrinks, so that a mapping of it is never cut off."""
 
     def __init__(self, name: str, descriptor: int | None = None) -> None:
         self._name = name
@@ -53,11 +48,7 @@ class SharedMemory:
         return end
 
     def view(self, length: int) -> memoryview:
-        """The first bytes, read-only; they change with the next `write`.
-
-        Raises:
-            ValueError: there are fewer.
-        """
+        """Returns the first bytes, read-only; they change with the next `write`. Raises ValueError at the end."""
         return memoryview(self._mapped(length))[:length].toreadonly() if length else memoryview(b"")
 
     def trim(self) -> None:
@@ -72,11 +63,7 @@ class SharedMemory:
         os.close(self.descriptor)
 
     def _mapped(self, length: int) -> mmap.mmap:
-        """At least the first bytes of the file, mapped; kept, because the first use of each page costs a fault.
-
-        Raises:
-            ValueError: there are fewer.
-        """
+        """Maps at least the first bytes of the file, for good: the first use of each page costs a fault."""
         if self._mapping is None or len(self._mapping) < length:
             self._mapping = None
             self._mapping = mmap.mmap(self.descriptor, length)
@@ -84,11 +71,7 @@ class SharedMemory:
 
 
 def mapped(descriptor: int, length: int) -> memoryview:
-    """The first bytes of a file, read-only; unmapped with their last view.
-
-    Raises:
-        ValueError: there are fewer.
-    """
+    """Returns the first bytes of a file, read-only; unmapped with their last view. Raises ValueError at the end."""
     return memoryview(mmap.mmap(descriptor, length, prot=mmap.PROT_READ)) if length else memoryview(b"")
 
 

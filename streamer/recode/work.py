@@ -1,4 +1,4 @@
-"""What a recoder does with a job: each block to its format, records and the table of their starts to what is shared."""
+"""Recodes a job: gives each block to its format, and writes records and the table of their starts to shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Write = Callable[[Sequence[Buffer]], None]
 
 
 class BlockError(Exception):
-    """A block that could not be recoded; the cause is the error."""
+    """Raised for a block that could not be recoded; the cause is the error."""
 
     def __init__(self, block: int) -> None:
         super().__init__(block)
@@ -39,22 +39,15 @@ class Recoders:
         self._recoder: Recoder | None = None
 
     def of(self, job: Job) -> Recoder:
-        """The recoder of a job's dataset.
-
-        Raises:
-            ConfigError: its format, or a library that it needs, is not installed here.
-        """
+        """Returns the recoder of a job's dataset; raises ConfigError if a library is not installed."""
         dataset = (job.format, job.options, job.facts)
         if self._recoder is None or self._dataset != dataset:
-            self._recoder = _open(job)
+            if job.format == ANNOTATIONS:
+                self._recoder = _open_annotations(msgspec.convert(job.options, TableOptions))
+            else:
+                self._recoder = find_format(job.format, job.options).recoder(job.facts)
             self._dataset = dataset
         return self._recoder
-
-
-def _open(job: Job) -> Recoder:
-    if job.format == ANNOTATIONS:
-        return _open_annotations(msgspec.convert(job.options, TableOptions))
-    return find_format(job.format, job.options).recoder(job.facts)
 
 
 def _open_annotations(options: TableOptions) -> Recoder:
@@ -71,10 +64,10 @@ def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tup
     """Recodes a chunk; returns how many bytes it has written, and its samples.
 
     Args:
-        job: the chunk.
-        recoder: of its dataset.
-        content: the fetched bytes of its blocks, one after the other.
-        write: takes the records, then the table of their starts.
+        job: the job.
+        recoder: recoder of its dataset.
+        content: fetched bytes of its blocks, one after the other.
+        write: called with the records, then with the table of their starts.
 
     Raises:
         BlockError: a block cannot be decoded, or its records are not as expected.
@@ -88,7 +81,7 @@ def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tup
         at += block.fetch_bytes
         try:
             records = recoder.recode(piece, block.samples, block.hint)
-            parts = list(map(_bytes_of, records.parts))
+            parts = [memoryview(part).cast("B") for part in records.parts]  # type: ignore[arg-type]
             lengths.append(records.lengths)
             total += _check(records.lengths, parts, block)
             _check_total(total + START_BYTES * sum(map(len, lengths)), job)
@@ -105,7 +98,7 @@ def _blocks(job: Job) -> list[BlockHint]:
     try:
         blocks = decode_hints(job.hint)
     except msgspec.MsgspecError as error:
-        raise RecodeError(f"the hint of the chunk is none: {error}") from error
+        raise RecodeError(f"the hint of the chunk cannot be decoded: {error}") from error
     found = sum(block.fetch_bytes for block in blocks), sum(block.samples for block in blocks)
     if found != (job.fetch_bytes, job.samples):
         raise RecodeError(
@@ -114,12 +107,8 @@ def _blocks(job: Job) -> list[BlockHint]:
     return blocks
 
 
-def _bytes_of(part: memoryview | bytes | NDArray[np.uint8]) -> memoryview:
-    return (part.data if isinstance(part, np.ndarray) else memoryview(part)).cast("B")
-
-
 def _check(lengths: NDArray[np.int64], parts: Sequence[memoryview], block: BlockHint) -> int:
-    """The bytes of the records."""
+    """Returns the bytes of the records of a block."""
     if lengths.dtype != np.int64 or (block.samples >= 0 and lengths.shape != (block.samples,)):
         raise RecodeError(f"it has {len(lengths)} samples, {block.samples} were indexed")
     total = sum(map(len, parts))
