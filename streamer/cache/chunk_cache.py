@@ -52,7 +52,6 @@ class ChunkCache:
     """Owner of one cache folder; lives on one loop, inside its `async with`. File work runs in its own threads.
 
     Attributes:
-        root: the folder.
         folder, space: the opened folder and its bytes; set at the start.
         layers: the read-only folders below it.
         found: the chunks that were there at the start, least recently used first.

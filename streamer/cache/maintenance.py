@@ -37,11 +37,9 @@ class FolderStatistics:
     """Contents of a cache folder.
 
     Attributes:
-        chunks: number of files.
         chunk_bytes: total of their lengths.
         used_bytes: bytes that the whole folder occupies on the disk.
         datasets: chunks and bytes per dataset (the digest of its manifest, "" if unknown).
-        root_id: the folder's own id.
     """
 
     chunks: int

@@ -27,7 +27,6 @@ class Published(msgspec.Struct, frozen=True):
 
     Attributes:
         root: its folder: the cache folder, or the fallback if the disk refused it.
-        file_bytes: length of its file.
     """
 
     root: Path

@@ -92,11 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Figures:
-    """The inputs and results of a plan.
-
-    Attributes:
-        limits: None if they were not searched.
-    """
+    """The inputs and results of a plan."""
 
     manifest: Manifest
     setting: Setting

@@ -43,7 +43,6 @@ class WarmPlan:
         chunks: int64 (n,), in the order of fetching.
         file_bytes: int64 (n,), length of each file.
         present_chunks: number of the dataset's chunks that are there already and stay.
-        missing_chunks: number of chunks that do not fit.
     """
 
     chunks: Integers

@@ -15,8 +15,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one run; sizes are of one rank.
 
     Attributes:
-        url, manifest, storage_options: the dataset, as fsspec takes them.
-        cache_bytes: limit of the cache.
         events: path of the socket that receives the events of the ranks.
     """
 
@@ -42,8 +40,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Reports one optimizer step.
 
     Attributes:
-        batch: its number in the epoch.
-        wait_seconds: how long the rank waited for the batch.
         at_seconds: time.monotonic() at its end: one clock for all processes of the machine.
     """
 
@@ -61,7 +57,6 @@ class EpochEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         samples: samples without the repeats that fill the last batch.
-        loss: mean over its steps.
         right: number of samples that were classified correctly, while learning.
         seconds: time from the first wait to the end of the last step.
         wait_seconds, longest_wait_seconds: time spent waiting for data; the longest wait for one batch.

@@ -41,13 +41,10 @@ class EpochRow(msgspec.Struct, frozen=True, kw_only=True):
     """One epoch over all ranks.
 
     Attributes:
-        samples: samples without repeats.
         seconds: time of the slowest rank.
         wait_share: share of the ranks' time that they waited for data.
         longest_wait_seconds: longest wait for one batch, on any rank.
         store: requests that the store served between the ends of the epochs; look-ahead included.
-        loss: mean over the ranks.
-        accuracy: share of the samples that were classified correctly.
     """
 
     epoch: int

@@ -65,7 +65,6 @@ class DemoOptions:
     Attributes:
         kill_epoch: the epoch, from 1, in whose middle the engine is killed; 0: never.
         cache_share: limit of the cache as a share of the data; never less than what all ranks have open.
-        link: the simulated link to the store.
     """
 
     images: int = 2000

@@ -27,7 +27,6 @@ class Block(msgspec.Struct, frozen=True):
 
     Attributes:
         ranges: half-open byte ranges of the object, in the order in which the recoder gets them.
-        samples: number of samples.
         record_bytes: total length of the samples' records, as far as the index can know it.
         hint: facts that the recoder needs besides the bytes and the dataset's facts; at most `LONGEST_HINT` bytes.
         objects: the object of each range if there are several (sources of the survey); empty: the indexed object.

@@ -71,7 +71,6 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         codec: codec of all chunks.
         samples: number of samples, if they have no table.
         revision: revision of the format's index and recoder, if it is not 0.
-        options: options of the format.
         facts: facts about the dataset; None if there are none.
     """
 

@@ -54,8 +54,6 @@ class Chunk(msgspec.Struct, frozen=True):
         index: number in its manifest, 0..M-1.
         key: name in the cache: 16 bytes, digest(extents, object versions, codec).
         extents: byte ranges of its content in the store, in order.
-        first_sample: ordinal of its first sample.
-        samples: number of samples.
         fetch_bytes: bytes to fetch (the sum of the extents).
         local_bytes: bytes on the SSD without header and checksums; the index's plan for `Codec.RECORDS`.
         hint: for `Codec.RECORDS`, the recoder's input besides the bytes (see `manifest.blocks`).
@@ -86,7 +84,6 @@ class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
     """One field of all samples of a dataset.
 
     Attributes:
-        name: name of the field.
         kind: how its bytes are decoded (see `streamer.formats.base.Field`).
     """
 

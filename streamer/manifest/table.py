@@ -31,7 +31,6 @@ class Manifest:
 
     Attributes:
         digest: 32 hex characters, the identity of the content.
-        path: its folder.
         format: name of the container format.
         recoded: whether the bytes of samples change between fetch and publish; then chunk files have the starts of
             samples.
@@ -39,7 +38,6 @@ class Manifest:
         classes: class names by label: sorted folders, or the names in the files of the dataset.
         chunk_bytes: size of the chunks that the samples were cut into.
         total_bytes: sum of the sizes of all objects.
-        samples, chunks, objects: their numbers.
         content: the content of root.json about the tables.
         tables: the columns of each table, per part.
     """

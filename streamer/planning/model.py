@@ -61,9 +61,7 @@ class Job:
 
     Attributes:
         nodes, ranks_per_node: their product is the number of ranks, which step together.
-        batch_size: samples of one rank's batch.
         step_seconds: duration of the training step without waiting.
-        workers: number of workers of each rank.
         sample_seconds: time in which a worker reads, decodes and transforms one sample.
         epochs: number of epochs; the first one begins with an empty cache.
         seed, shuffle: see `StreamingDataset`.
@@ -108,7 +106,6 @@ class EpochPlan:
     """One epoch of all nodes.
 
     Attributes:
-        fetched_bytes, requests: bytes and requests from the store.
         hit_share: share of the needed bytes that were not fetched for this use.
         seconds: duration; of the first epoch, from the first batch on.
         waiting_share: share of this time spent waiting for data, except for the first batch of the job.

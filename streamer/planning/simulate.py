@@ -57,8 +57,6 @@ class _Node:
     """The cache of a node, with one session that reads what all its ranks read, and the link that fills it.
 
     Attributes:
-        batches: number of batches of an epoch.
-        progress: progress of the session.
         fetched_bytes, requests: bytes and requests from the store, by the epoch that needs them.
         missed_bytes, needed_bytes: bytes of the chunks' files, by epoch.
     """

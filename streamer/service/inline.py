@@ -32,11 +32,7 @@ _END_SECONDS = 10.0
 
 
 class InlineEngine:
-    """A thread with an event loop, from the start of an engine to its end.
-
-    Attributes:
-        path: path of its socket.
-    """
+    """A thread with an event loop, from the start of an engine to its end."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config

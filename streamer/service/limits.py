@@ -26,7 +26,6 @@ class Limits(msgspec.Struct, frozen=True):
     """Limits of one service, for all clients together.
 
     Attributes:
-        clients: number of connections.
         answer_bytes: contents that were read for clients and that these have not received yet.
         request_bytes: urls in requests that are being answered.
         schedule_bytes: schedules of open sessions, 20 bytes per entry.

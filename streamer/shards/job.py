@@ -26,7 +26,6 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         url: url of the destination, ending in a slash.
-        prefix: beginning of the names of its shards.
         described: everything that determines its bytes, as JSON values.
     """
 

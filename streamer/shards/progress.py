@@ -20,7 +20,6 @@ class PackProgress:
         shards_done: shards written and uploaded, in this run or an earlier one.
         shards: number of all shards; None for an iterable, which does not tell it.
         samples_done: samples in finished shards.
-        bytes_done: bytes of finished shards.
         earlier_bytes: bytes of shards that an earlier run has written.
         bytes: approximate bytes of all shards; None as for `shards`.
     """

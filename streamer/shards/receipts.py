@@ -15,7 +15,6 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A file of samples in pieces: samples of a tar, row groups of Parquet, documents of tokens.
 
     Attributes:
-        size: size in bytes.
         blocks: length of each piece: uint32, little endian. The last piece of Parquet includes the footer.
         sums: CRC-32 of each piece, in the same form.
         unit: bytes of a block.

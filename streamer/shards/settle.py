@@ -31,7 +31,6 @@ class Packed:
     Attributes:
         url: url of the shards; the manifest is below it, in `.streamer/`.
         digest: digest of the manifest, the one that `streamer index` of the url finds.
-        shards, samples: their numbers.
         bytes: bytes of the shards.
     """
 

@@ -37,11 +37,9 @@ class Recipe(msgspec.Struct, frozen=True):
     """The way in which all tasks of a job read and change samples.
 
     Attributes:
-        dataset: facts about the source.
         fields: the fields to write, by name in the source, with their new names; None: all.
         transform: called with each sample; None: there is none.
         joined: annotations of the samples; None: there are none.
-        storage_options, out_storage_options: options of the source and of the destination.
     """
 
     dataset: Dataset
@@ -107,9 +105,6 @@ class Made(msgspec.Struct, frozen=True):
     """A shard that is written but not uploaded yet.
 
     Attributes:
-        number: number of the shard.
-        path: path of its file.
-        written: pieces of the file.
         index: the index file beside it; b"" if there is none.
     """
 

@@ -37,9 +37,6 @@ class Verified:
     """The result of a comparison.
 
     Attributes:
-        digest: digest of the manifest.
-        shards, samples: their numbers.
-        bytes: bytes of the shards.
         read_samples: number of samples whose bytes were read and compared with their checksums.
     """
 

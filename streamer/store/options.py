@@ -37,11 +37,9 @@ class Translation(msgspec.Struct):
 
     Attributes:
         config: obstore's store configuration; contains secrets, never shown.
-        client: obstore's client options.
         profile: AWS profile; the credentials are then found as boto finds them.
         boto: arguments of botocore's Config that change a bucket's address, which only botocore can compute.
         ca_file: PEM file to trust in addition to the system's.
-        redirects: hosts to which S3 may redirect.
         sizes_only: whether objects are pinned by their size, not by the store's versions.
         login: description of the login to a web server, for messages.
         unknown: options without a counterpart; if there are none, obstore can serve the root.

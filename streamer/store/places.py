@@ -56,7 +56,6 @@ class Place(msgspec.Struct, frozen=True):
 
     Attributes:
         base: url to which the escaped key is appended, e.g. "https://bucket.s3.eu-west-1.amazonaws.com/".
-        region: region for the signature.
         ca_file: PEM file to trust, from the AWS configuration.
     """
 

@@ -19,7 +19,6 @@ class Reached(msgspec.Struct, frozen=True):
         credentials: description of the credentials that sign the requests.
         endpoint: address, and the setting that names it.
         fixed: whether the credentials stay the same until this process ends.
-        sizes_only: whether objects are pinned by their size.
     """
 
     credentials: str

@@ -19,7 +19,6 @@ class Redirects(msgspec.Struct, frozen=True):
     """The redirects to follow.
 
     Attributes:
-        most: number of redirects in a row.
         hosts: names, patterns of names (*.cluster.local), and networks (10.0.0.0/8); None: all hosts.
     """
 

@@ -37,13 +37,9 @@ class Job:
     """The settings of all accelerators of a run.
 
     Attributes:
-        url, manifest, storage_options: the dataset.
         cache_dir, cache_bytes: cache of the engine, which the first accelerator starts; None: it chooses its limit.
-        batch_size, step_seconds: batch and duration of a step of one accelerator.
         stacks: whether all samples have the same shape, so that those of a batch are one array.
-        workers, worker_type: workers of each loader.
         seconds: minimum duration of the measurement, after the first step.
-        accelerators: number of accelerators.
     """
 
     url: str
@@ -65,7 +61,6 @@ class Fed:
     """The measurement of one accelerator from the end of its first step on: steps, and seconds including waits.
 
     Attributes:
-        samples, received_bytes: samples and bytes of its batches.
         bottleneck: headline of its stall report.
     """
 

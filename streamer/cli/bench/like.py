@@ -77,7 +77,6 @@ class Found:
     Attributes:
         phase: "cold" or "warm".
         fed: the largest number of accelerators that were fed together; 0: not even one.
-        trials: in the order of measurement.
     """
 
     phase: str

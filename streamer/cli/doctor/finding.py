@@ -12,7 +12,6 @@ class Finding(NamedTuple):
     """One line of the report.
 
     Attributes:
-        state: severity.
         subject: subject of the check, in a word or two.
         fact: the result, with numbers; never a secret.
         advice: advice to the user; "" if there is none.

@@ -43,10 +43,7 @@ class Cell:
     Attributes:
         client: name of the client: "curl", "obstore", "fsspec" or "file".
         connections: requests in flight.
-        range_bytes: length of each range.
-        received_bytes, seconds: bytes received within this time.
         cpu_seconds: CPU time of this process meanwhile, including TLS.
-        requests: requests begun.
         errors: failed requests, by the name of their class (throttled, timed out, ...).
     """
 

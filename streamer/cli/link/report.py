@@ -26,8 +26,6 @@ class LinkFigures:
     """All measurements of one url.
 
     Attributes:
-        url: the url that was read.
-        latency: latency of a small range.
         single: measurement of one connection.
         grid: combinations of connections and ranges with the client that "auto" chooses here.
         clients: the same combination with each client; empty if there is only one.

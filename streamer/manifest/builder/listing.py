@@ -26,7 +26,6 @@ class Listing(msgspec.Struct, frozen=True):
     """The objects of a dataset; its columns have one entry per object.
 
     Attributes:
-        urls: the urls as given.
         base: common beginning of all object urls; "" if they share no folder.
         keys: the rest of each url, UTF-8.
         versions: UTF-8.

@@ -41,16 +41,12 @@ class Rows(msgspec.Struct, frozen=True):
     """A whole dataset, before it is written.
 
     Attributes:
-        listing: the objects in the order of the objects table.
         first_sample, first_extent: int64, shape (M + 1,), as in `Cut`.
         chunk_keys: uint8, shape (M, 16).
         local_bytes: int64, shape (M,); planned lengths for recoded chunks.
         sample_start: uint32, shape (n,); empty for recoded chunks.
         extent_object: uint32, number of each extent's object; empty for whole objects.
-        indexer: the format.
-        facts: facts about the dataset, for containers.
         fetch_bytes: int64, shape (M,), for recoded chunks; None: equal to `local_bytes`.
-        hints: hints of recoded chunks.
     """
 
     listing: Listing

@@ -28,7 +28,6 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
     """A column.
 
     Attributes:
-        name: name of the field.
         kind: kind of its values in the words of the reader of Parquet: "image", "bytes", "txt", "json", "<i8",
             "<f4[2,3]", or "<f4[-1,3]" if the first length varies.
     """

@@ -35,7 +35,6 @@ class TokenField(msgspec.Struct, frozen=True, array_like=True):
     """The field of each sample that is written.
 
     Attributes:
-        name: name of the field.
         dtype: dtype of the written tokens: "<u2" or "<i4".
         limit: upper bound of all tokens, exclusive.
     """

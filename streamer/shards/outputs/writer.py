@@ -19,11 +19,7 @@ Output = Literal["tar", "parquet", "tokens"]
 
 
 class KindFinder(SampleTaker):
-    """Finds the kinds of fields without writing.
-
-    Attributes:
-        kinds: kinds by field, of each sample.
-    """
+    """Finds the kinds of fields without writing."""
 
     def __init__(self, output: str) -> None:
         self._kinds_of = tokens.kinds_of if output == "tokens" else columns.kinds_of

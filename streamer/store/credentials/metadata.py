@@ -26,8 +26,6 @@ class Answer(msgspec.Struct, frozen=True):
     """An answer, or the reason why there is none.
 
     Attributes:
-        status: HTTP status; None if there was no answer.
-        text: the beginning of the answer.
         is_connected: whether something listens there.
     """
 

@@ -47,13 +47,9 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         base: url to which the escaped key is appended; empty if objects are named by whole urls.
-        region: region of the bucket.
         signer: signs requests; None: they are not signed.
         keys: keys from the options; None: there are none, or a ring has them.
-        headers: header lines of each request.
         bundle, folder: file and folder of trusted certificates.
-        connect_seconds: timeout of a connection attempt.
-        redirects: the redirects to follow.
         proxy: url of the proxy; None: libcurl reads the environment.
         guarded: whether connections to this machine are refused; see `store.guard`.
     """

@@ -36,7 +36,6 @@ class Handle:
     """An easy handle of libcurl, and its request; `addresses` are in the form of CURLOPT_RESOLVE.
 
     Attributes:
-        received: number of bytes of the body.
         failure: error raised by a callback, which libcurl does not pass on.
     """
 
