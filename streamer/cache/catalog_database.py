@@ -104,7 +104,6 @@ def read_rows(directory: Path) -> Iterator[tuple[bytes | str, bytes | str]]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Opens a connection that only reads."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 

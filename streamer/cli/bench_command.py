@@ -138,7 +138,6 @@ class _Bench:
         self._received_bytes = 0
 
     async def run(self) -> LinkFigures:
-        """Makes all measurements."""
         from streamer.cli.link.meter import find_objects, measure_latency
         from streamer.cli.link.report import LinkFigures, best
         from streamer.loader.rank.dataset_options import absolute

@@ -150,7 +150,6 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
 
 
 def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
-    """Explains the order that a job with this batch gets."""
     from streamer.order.quality import explain
     from streamer.order.spec import OrderSpec
 
@@ -188,7 +187,6 @@ def _check_batch(batch: int, nodes: int) -> None:
 
 
 def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
-    """The folder of a manifest beside its data."""
     from streamer.manifest.beside import BESIDE
 
     if manifest.whole_objects:

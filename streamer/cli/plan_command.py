@@ -101,7 +101,6 @@ class _Figures:
     limits: Limits | None
 
     def plain(self) -> dict[str, object]:
-        """Returns the figures as JSON values."""
         return {
             "dataset": self.manifest.digest,
             "setting": asdict(self.setting),
@@ -218,7 +217,6 @@ def _rate(text: str) -> int:
 
 
 def _rows(figures: _Figures) -> list[tuple[str, ...]]:
-    """Returns a row for each epoch."""
     return [
         (
             "1, cold" if number == 1 else str(number),
@@ -277,7 +275,6 @@ def _bytes(needed: Needed, unit: str = "") -> str:
 
 
 def _save_plot(figures: _Figures, path: Path) -> None:
-    """Plots the waiting over the size of the cache, and over the rate of the link."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

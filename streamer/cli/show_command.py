@@ -125,7 +125,6 @@ def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineCli
 def _place(
     arguments: argparse.Namespace, manifest: Manifest, content: StreamedBytes, maker: SampleMaker
 ) -> SampleLocation:
-    """Locates the sample."""
     import numpy as np
 
     from streamer.loader.rank.single_reads import find_key

@@ -151,7 +151,6 @@ class _PlainProgress:
         self._next = 0.0
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
-        """Writes a line if it is time."""
         now = time.monotonic()
         if now < self._next and done != total:
             return
@@ -185,7 +184,6 @@ class _RichProgress:
         self._bars.stop()
 
     def update(self, done: float, total: float | None, text: str = "") -> None:
-        """Moves the bar."""
         self._bars.update(self._task, completed=done, total=total, text=progress_text(done, total, self._unit, text))
 
     def line_above(self, text: str) -> None:

@@ -129,7 +129,6 @@ class _Run:
         self._url = TARS_URL if options.layout == "tars" else FOLDER_URL
 
     def measure(self) -> Measured:
-        """Trains to the end."""
         self._build_index()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as events:
             events.bind(str(self._folder / "events"))

@@ -28,8 +28,6 @@ _Item = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
 
 class _Process(NamedTuple):
-    """A process and the connection to it."""
-
     popen: subprocess.Popen[bytes]
     connection: Connection
 

@@ -100,7 +100,6 @@ def _extent_rules(manifest: Manifest) -> dict[str, bool | np.bool_]:
 
 
 def _samples_fit(manifest: Manifest, start: Int64Array) -> bool:
-    """Starts ascend within a chunk, from 0 to at most its length."""
     first = manifest.chunk_first
     begins = np.zeros(len(start), bool)
     begins[first[:-1]] = True

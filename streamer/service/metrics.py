@@ -221,7 +221,6 @@ class _Collected:
         self._values = values
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, in the order of the table above."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         for definition in DEFINITIONS:

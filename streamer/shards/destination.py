@@ -129,7 +129,6 @@ class Destination:
             return None
 
     async def _differences(self, job: Job, record: ObjectRecord | None) -> str:
-        """Describes the differences to another job."""
         other = {} if record is None else json.loads(await self._read(record))
         names = sorted(
             name for name in other.keys() | job.described.keys() if other.get(name) != job.described.get(name)

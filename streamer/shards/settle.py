@@ -105,7 +105,6 @@ async def shards_there(job: Job, options: Mapping[str, object], shards: int) -> 
 async def _finish(
     job: Job, options: Mapping[str, object], receipts: Mapping[int, Receipt], left: Sequence[Upload]
 ) -> Packed:
-    """Checks the shards and writes their manifest."""
     if not any(receipt.samples for receipt in receipts.values()):
         raise PackError("no sample is left: the transform returns None for all of them")
     async with Destination(job.url, options) as destination:

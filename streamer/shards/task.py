@@ -194,7 +194,6 @@ class _Making:
         return dict(field_value(self._output, field) for field in fields)
 
     def _wanted(self, fields: Sequence[Field], name: SampleName, where: str) -> Iterator[Field]:
-        """The chosen fields, under their new names."""
         names = [field.name for field in fields] + (["label"] if name.label >= 0 else [])
         if self._recipe.fields is not None and (missing := self._recipe.fields.keys() - set(names)):
             raise PackError(f"{where} has no field {min(missing)!r}; it has {', '.join(names)}")
@@ -207,7 +206,6 @@ class _Making:
         return name if wanted is None else wanted.get(name)
 
     def _changed(self, sample: dict[str, Any] | None, where: str) -> Mapping[str, Any] | None:
-        """The transformed sample; None if it is left out."""
         transform = self._recipe.transform
         if transform is None or sample is None:
             return sample

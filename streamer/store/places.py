@@ -248,7 +248,6 @@ class _NoBody:
     """An empty body with urllib3's interface."""
 
     def stream(self, **_: object) -> tuple[bytes, ...]:
-        """Returns no pieces."""
         return ()
 
 

@@ -225,7 +225,6 @@ def _caches(place: Path) -> Iterator[Path]:
 
 
 def _generated(chosen: Workload, place: Path, objects: int | None, terminal: Terminal) -> str:
-    """Generates data; returns its url."""
     from streamer.cli.bench.generate import generate
 
     count = objects or chosen.objects

@@ -180,7 +180,6 @@ class _Pace:
         self._started = time.monotonic()
 
     def show(self, step: PackProgress) -> None:
-        """Updates the bar after each shard."""
         text = f"{step.shards_done:,} of {counted(step.shards or 0, 'shards')}, {counted(step.samples_done, 'samples')}"
         seconds, done = time.monotonic() - self._started, step.bytes_done - step.earlier_bytes
         if done and seconds:

@@ -130,7 +130,6 @@ async def index_container(
 
 
 async def _index_rest(steps: _Steps, windows: _Windows, chunks: _ClosedChunks, on_read: Callable[[Need], None]) -> None:
-    """Runs the indexer to its end."""
     # In a thread: a window of small members takes 60 ms to parse, and the loop serves other clients.
     asked = await asyncio.to_thread(steps.advance, None)
     while asked is not None:

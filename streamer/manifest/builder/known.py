@@ -77,7 +77,6 @@ class _Rows:
         return cut_object(starts, stops, record.size, chunk_bytes)
 
     def _samples(self, first: int, stop: int) -> tuple[Int64Array, Int64Array]:
-        """The start and end of the samples of chunks in their object."""
         manifest = self._manifest
         extents = slice(int(self._first_extent[first]), int(self._first_extent[stop]))
         start, lengths = self._start[extents], (self._stop - self._start)[extents]

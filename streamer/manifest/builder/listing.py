@@ -78,14 +78,12 @@ class _Found(msgspec.Struct):
     sizes: NDArray[np.int64]
 
     def only(self, places: Sequence[int]) -> _Found:
-        """The objects at these places."""
         if len(places) == len(self.keys):
             return self
         keys, versions = [self.keys[i] for i in places], [self.versions[i] for i in places]
         return _Found(self.url, self.folder, keys, versions, self.sizes[places])
 
     def without(self, places: Sequence[int]) -> list[ObjectRecord]:
-        """The objects that are not at these places."""
         kept = set(places)
         return [
             ObjectRecord(self.folder + key, int(self.sizes[i]), decoded(self.versions[i]))
@@ -183,7 +181,6 @@ def _common_folder(paths: Sequence[str]) -> str:
 
 
 def _accepted(part: _Found, chosen: Indexer) -> list[int]:
-    """The places of the objects that a format accepts."""
     # An object that the user names himself is accepted whatever its name is.
     keep = [
         i for i, key in enumerate(part.keys) if chosen.accepts(key) or (len(part.keys) == 1 and part.url.endswith(key))

@@ -115,7 +115,6 @@ def _no_role(root: str, session: Session, variables: Mapping[str, str] = os.envi
 
 
 def _refusal(text: str) -> str:
-    """The error code in an answer without keys."""
     try:
         answer = json.loads(text)
     except ValueError:

@@ -134,7 +134,6 @@ def _federated(path: str) -> Credentials:
 
 @contextmanager
 def _mapped(root: str, path: object, variables: Mapping[str, str]) -> Iterator[None]:
-    """Maps the errors of Google's library."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the edge: whatever the library raises becomes ours

@@ -151,7 +151,6 @@ class KeyRing(Generic[C]):
             self._ended(failures.unobtainable(self._root, str(error)), now)
 
     def _look(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
-        """Looks once, in a thread."""
         outcome: Issued[C] | StreamerError
         try:
             outcome = self._find()

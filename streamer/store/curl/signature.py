@@ -63,7 +63,6 @@ class Signer:
         return [self._authorization + signature, *self._lines]
 
     def _prepare(self, second: int, keys: Keys) -> None:
-        """Prepares everything but the path."""
         self._second, self._keys = second, keys
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
         scope = (moment[:8], self._region, "s3", "aws4_request")

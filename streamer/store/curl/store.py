@@ -137,7 +137,6 @@ class CurlStore(ObstoreStore):
             self._targets.keep(target.url, address)
 
     async def _broken(self, handle: Handle, target: ObjectRecord, error: pycurl.error) -> BaseException:
-        """Returns the error of a transfer that ended early."""
         self._targets.drop(target.url)
         failure = handle.failed(error)
         if isinstance(failure, ObjectChangedError):
@@ -305,7 +304,6 @@ class CurlStore(ObstoreStore):
                 await multi.close()
 
     def _forget(self) -> None:
-        """Forgets the access and the handles that were made for it."""
         self._access, self._is_found = None, False
         while self._free:
             self._free.pop().easy.close()
