@@ -24,7 +24,7 @@ from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.selections import Indices, choice
 from streamer.loader.rank.single_reads import SlowReads
 from streamer.loader.removed import refuse_unknown
-from streamer.loader.rows.options import Packing, as_packing
+from streamer.loader.rows.options import Balance, Packing, as_packing
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.order.growing import Growing
@@ -67,6 +67,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         growing: trains on what has arrived, each sample several times, over a link that is slower than the trainer; see
             `Growing`. For `StreamingDataLoader` and bare loops.
         packing: samples are documents that share rows of one length, and the rows are the samples then: a `Packing`.
+        balance: of rows: batches cost every rank the same in every step: a `Balance`.
         decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
             extension or field; see `streamer.decode`. `Decode(allow_pickle=True)` reads pickles.
         transform: sample dict -> anything. A parameter called `rng` is given a numpy Generator that depends only on
@@ -102,6 +103,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         batch_size: int | None = None,
         growing: Growing | None = None,
         packing: Packing | Mapping[str, object] | None = None,
+        balance: Balance | None = None,
         decode: DecodeRule | Decode = "auto",
         transform: Transform | None = None,
         annotations: str | Annotations | Mapping[str, object] | None = None,
@@ -125,6 +127,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             batch_size=batch_size,
             growing=growing,
             packing=as_packing(packing),
+            balance=balance,
             decode=Decode.of(decode),
             transform=transform,
             annotations=Annotations.of(annotations),

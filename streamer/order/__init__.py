@@ -19,6 +19,8 @@ quality.py    how good the shuffle is and what it costs, in words
 mix/          the order of several datasets together
 rows/         documents to rows of one length
 row_order.py  the order of rows
+level.py      rows of a lane to batches of equal cost
+balanced_order.py  the order of rows of equal cost
 growing/      the order of a dataset that is trained on while it arrives
 """
 

@@ -16,9 +16,11 @@ __all__ = [
     "TAG_CUT",
     "TAG_GROUP",
     "TAG_LANE",
+    "TAG_LEVEL",
     "TAG_PACKED",
     "TAG_PIECE",
     "TAG_SET",
+    "TAG_TURN",
     "Chunks",
     "Flags",
     "Integers",
@@ -40,4 +42,6 @@ TAG_PIECE = 4
 TAG_COMMON = 5
 TAG_SET = 60
 TAG_COMPANION = 61
+TAG_LEVEL = 62
+TAG_TURN = 63
 TAG_PACKED = 64

@@ -12,6 +12,7 @@ import numpy as np
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.hashing import Integers
+from streamer.order.level import BalanceSpec
 from streamer.order.rows.spec import RowSpec
 
 Shuffle: TypeAlias = Literal["block", "sample", "none"]
@@ -51,6 +52,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             lane for all seeds, because its key decides; "redrawn": dealt to the lanes anew in every epoch, where nodes
             share caches.
         rows: what fixes the rows, where these are the samples; left out of the parts of all other orders.
+        balance: what fixes which rows share a batch, where their costs decide it; left out likewise.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -63,6 +65,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
     window: int
     cut: Cut = "fixed"
     rows: RowSpec | msgspec.UnsetType = msgspec.UNSET
+    balance: BalanceSpec | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         shuffle_mode(self.shuffle)
@@ -92,6 +95,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
         window: int | None = None,
         cut: Cut = "fixed",
         rows: RowSpec | msgspec.UnsetType = msgspec.UNSET,
+        balance: BalanceSpec | msgspec.UnsetType = msgspec.UNSET,
     ) -> OrderSpec:
         """Chooses lanes and window from the manifest and the global batch, and from nothing else.
 
@@ -109,6 +113,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             window: overrides K.
             cut: see the class.
             rows: see the class.
+            balance: see the class.
 
         Raises:
             ConfigError: a value outside its rule.
@@ -124,7 +129,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
                 manifest=manifest_digest,
             )
         if mode == "none":
-            return cls(manifest_digest, seed, mode, lanes or 1, window or 1, cut, rows)
+            return cls(manifest_digest, seed, mode, lanes or 1, window or 1, cut, rows, balance)
         return cls(
             manifest_digest,
             seed,
@@ -133,6 +138,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             auto_window(chunks, batch_size) if window is None else window,
             cut,
             rows,
+            balance,
         )
 
     @cached_property
@@ -160,6 +166,7 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
             "window": self.window,
             "cut": _STORED_BY_KEY if self.cut == "by_key" else self.cut,
             **(self.rows.parts() if isinstance(self.rows, RowSpec) else {}),
+            **(self.balance.parts() if isinstance(self.balance, BalanceSpec) else {}),
         }
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from streamer.errors import ConfigError, StateError
+from streamer.order.level import BalanceSpec
 from streamer.order.plan import LastBatch, batch_count
 from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import OrderSpec, stored_cut
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from streamer.order.mix.spec import MixSpec
 
 _log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 STATE_FORMAT = 1
 
@@ -35,6 +38,7 @@ _FIXES = {
     "reuse": "pass the reuse the run began with",
     "epoch_samples": "pass the epoch_samples the run began with",
     "packing": "pass packing= as the run had it",
+    "balance": "pass balance= as the run had it",
 }
 _PARTS: dict[str, type] = {
     "manifest": str,
@@ -264,22 +268,23 @@ def _fields(saved: Mapping[str, object]) -> tuple[OrderSpec, int, int, int]:
     fields["cut"] = stored_cut(str(fields["cut"]))
     parts = [fields[name] for name in _PARTS]
     try:
-        spec = OrderSpec(*parts, rows=_row_spec(saved))  # type: ignore[arg-type, misc]
+        more = {"rows": _spec(saved, "packing", RowSpec), "balance": _spec(saved, "balance", BalanceSpec)}
+        spec = OrderSpec(*parts, **more)  # type: ignore[arg-type]
     except ConfigError as error:
         raise StateError(f"state: {error}", **error.details) from error
     epoch, position, global_batch = (int(str(fields[name])) for name in _PLACE)
     return spec, epoch, position, global_batch
 
 
-def _row_spec(saved: Mapping[str, object]) -> RowSpec | msgspec.UnsetType:
-    """What fixes the rows; UNSET where samples are not packed."""
-    parts = {name: saved.get(f"packing.{name}") for name in RowSpec.__struct_fields__}
+def _spec(saved: Mapping[str, object], prefix: str, kind: type[S]) -> S | msgspec.UnsetType:
+    """Reads the parts of a state that begin with a word; UNSET: it has none."""
+    parts = {name: saved.get(f"{prefix}.{name}") for name in kind.__struct_fields__}
     if all(value is None for value in parts.values()):
         return msgspec.UNSET
     try:
-        return msgspec.convert(parts, RowSpec)
+        return msgspec.convert(parts, kind)
     except msgspec.ValidationError as error:
-        raise StateError(f"state of a dataset with packing=: {error}", field="packing") from error
+        raise StateError(f"state of a dataset with {prefix}=: {error}", field=prefix) from error
 
 
 def _field(saved: Mapping[str, object], name: str, kind: type) -> object:

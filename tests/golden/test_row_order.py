@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from streamer.order import EpochOrder, OrderSpec, State
+from streamer.order.balanced_order import BalancedOrder
+from streamer.order.level import BalanceSpec
 from streamer.order.row_order import RowOrder, row_window
 from streamer.order.rows import ROWS_FORMAT, RowContent, RowSpec, chunks_per_set, make_sets, row_counts
 from streamer.order.spec import auto_lanes
@@ -129,4 +131,27 @@ def test_the_order_and_its_state():
         "position": 48,
         "global_batch": 16,
     }
+    assert State.from_dict(saved) == State(order_spec, 1, 48, 16)
+
+
+def test_balanced_batches_and_their_state():
+    """Which row comes when, where costs decide it."""
+    spec = RowSpec(LENGTH, set_rows=64)
+    sets = sets_of(spec, shuffle=True)
+    counts = row_counts(spec, sets, lambda number: COSTS[documents_of(sets.chunks(number))])
+    balance = BalanceSpec(4, 24576, 1, 16)
+    order_spec = OrderSpec(MANIFEST, 17, "block", 2, 4, rows=spec, balance=balance)
+    inner = RowOrder(EpochOrder(order_spec, counts, 1), sets)
+    order = BalancedOrder(inner, balance, lambda rows, epoch: rows * rows % 7919 + epoch)
+    rows = order.ordinals(np.arange(order.samples))
+    digest = hashlib.blake2b(rows.astype("<i8").tobytes(), digest_size=16).hexdigest()
+    assert digest == "f1d25ff69cabaf335459f9f543012b76"
+    saved = State(order_spec, 1, 48, 16).to_dict()
+    assert {name: value for name, value in saved.items() if name.startswith("balance")} == {
+        "balance.rows": 4,
+        "balance.linear": 24576,
+        "balance.quadratic": 1,
+        "balance.batch": 16,
+    }
+    assert saved["order_id"] == "6236ae49e06f68f39827f02e82cf796c"
     assert State.from_dict(saved) == State(order_spec, 1, 48, 16)

@@ -85,6 +85,7 @@ def test_the_names_are_these():
     """Frozen: a change here is a change for every user."""
     assert streamer.__all__ == [
         "Annotations",
+        "Balance",
         "Decode",
         "DevicePrefetcher",
         "Growing",
@@ -125,6 +126,7 @@ DATASET = {
     "batch_size": None,
     "growing": None,
     "packing": None,
+    "balance": None,
     "decode": "auto",
     "transform": None,
     "annotations": None,

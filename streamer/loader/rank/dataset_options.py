@@ -23,7 +23,7 @@ from streamer.formats.folder import Folder
 from streamer.formats.registry import find_format
 from streamer.loader import checks
 from streamer.loader.rank.arguments import Index, Order, Skip, skip_rules
-from streamer.loader.rows.options import Packing
+from streamer.loader.rows.options import Balance, Packing
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError, SkipRules
 from streamer.order.growing import Growing
@@ -94,6 +94,7 @@ class DatasetOptions(StreamOptions):
     growing: Growing | None = None
     annotations: Annotations | None = None
     packing: Packing | None = None
+    balance: Balance | None = None
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)
@@ -139,6 +140,13 @@ class DatasetOptions(StreamOptions):
         return named if len(self.urls) <= _NAMED else f"{named} and {len(self.urls) - _NAMED} more"
 
     def _check_packing(self) -> None:
+        if self.balance is not None and not isinstance(self.balance, Balance):
+            raise ConfigError(f"balance={self.balance!r} is not a streamer.Balance", field="balance")
+        if self.balance is not None and (self.packing is None or shuffle_mode(self.shuffle) == "none"):
+            raise ConfigError(
+                "balance= is for rows that are shuffled: give packing= as well, and leave shuffle=False out",
+                field="balance",
+            )
         if self.packing is None:
             return
         if self.growing is not None:

@@ -120,6 +120,12 @@ def _check_member(name: str, options: DatasetOptions) -> None:
             field="growing",
             member=name,
         )
+    if options.balance is not None:
+        raise ConfigError(
+            f"member {name}: balance= is for a dataset alone; rows of a mix keep their places, which have its shares",
+            field="balance",
+            member=name,
+        )
     for option, reason in _OF_A_DATASET.items():
         if getattr(options.order, option) != getattr(Order(), option):
             raise ConfigError(

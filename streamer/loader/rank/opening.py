@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from math import gcd
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from msgspec import UNSET
 
 from streamer.client.engine_client import EngineClient
 from streamer.config import Environment, RankConfig
-from streamer.errors import Detail, StreamerError
+from streamer.errors import ConfigError, Detail, StreamerError
 from streamer.loader.rank.agreement import agree, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions, StreamOptions
@@ -153,7 +154,14 @@ class Opening:
         lanes, window, rows = options.order.lanes, options.order.shuffle_window, data.rows
         if rows is not None and shuffle_mode(options.shuffle) != "none":
             sets, chunks = np.count_nonzero(data.order_samples), np.count_nonzero(data.chunk_samples)
-            lanes = auto_lanes(int(sets), global_batch) if lanes is None else lanes
+            # The rows that are made level together are of one lane.
+            together = 1 if options.balance is None else gcd(options.balance.rows, global_batch)
+            lanes = auto_lanes(int(sets), global_batch // together) if lanes is None else lanes
+            if options.balance is not None and global_batch % lanes:
+                raise ConfigError(
+                    f"balance= needs lanes that divide the global batch: {lanes} do not divide {global_batch}",
+                    field="lanes",
+                )
             window = row_window(int(sets), int(chunks), global_batch, lanes, window)
         spec = OrderSpec.auto(
             data.digest,
@@ -165,6 +173,7 @@ class Opening:
             window=window,
             cut=options.order.cut or "fixed",
             rows=UNSET if rows is None else rows.recipe.spec,
+            balance=UNSET if options.balance is None else options.balance.spec(global_batch),
         )
         return spec, OrderRequest(free_parts=options.order.free_parts, growing=options.growing)
 

@@ -330,7 +330,8 @@ class RankStream:
             state.check(request.mix.spec(request.sources, self.global_batch, like=like))
         else:
             # Only parts that were chosen automatically may differ: those of the state replace them.
-            state.check(self.spec, left_out=request.free_parts)
+            # So does the batch that rows are balanced for: another batch size goes on with the batches of the state.
+            state.check(self.spec, left_out=request.free_parts | {"balance.batch"})
         return state
 
     def _go_on(self, state: State, at: Resume | None = None) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 from streamer.errors import ConfigError
 from streamer.loader import checks
+from streamer.order.level import BalanceSpec
 from streamer.order.rows.spec import Overflow, Policy, RowSpec
 
 Labels: TypeAlias = Literal["shifted", "same"]
@@ -79,6 +80,39 @@ class Packing:
         if isinstance(self.fields, Mapping):
             return self.fields[field]
         return IGNORED if field == LABELS else 0
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Makes batches of rows that cost every rank the same in every step, without communication. See docs/sequences.md.
+
+    Rows of one lane change places with rows that come at about the same time. Which rows a batch has depends on the
+    global batch, not on the number of ranks; a run goes on with another one.
+
+    Args:
+        rows: rows of a rank in a step; so many are made level together. For fewer ranks with more rows each it stays
+            as it is. With 1, rows of like cost share a step, and batches differ more from each other.
+        cost: of a document of n tokens: (a, b) for a x n + b x n**2, whole numbers. The default is that of a
+            transformer of hidden size 4,096: 6 x 4,096 x n + n**2.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    rows: int
+    cost: tuple[int, int] = (24576, 1)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", checks.at_least("rows", self.rows, 1))
+        given: object = self.cost
+        if not isinstance(given, Sequence) or len(given) != 2:
+            raise ConfigError(f"cost={given!r}: give a pair of whole numbers, as (24576, 1)", field="cost")
+        object.__setattr__(self, "cost", tuple(checks.whole("cost", part) for part in given))
+        self.spec(1)
+
+    def spec(self, batch: int) -> BalanceSpec:
+        """Returns the parts that decide which rows share a global batch of `batch` rows."""
+        return BalanceSpec(self.rows, *self.cost, batch)
 
 
 def as_packing(given: object) -> Packing | None:

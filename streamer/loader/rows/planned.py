@@ -20,6 +20,7 @@ from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.staging import settle_file, workplace
 from streamer.order.rows import RowContent, Rows, RowSpec, Sets, chunks_per_set, make_sets, row_counts
 from streamer.order.rows.items import kept_costs
+from streamer.unique import unique
 
 Integers = npt.NDArray[np.int64]
 CostsOf = Callable[[Integers], Integers]
@@ -289,6 +290,24 @@ class PlannedRows:
         documents = opened.numbers(part)
         columns = opened.begin[part], opened.size[part].astype(np.int64), self._documents.costs(documents)
         return Pieces(documents, *columns, np.array([0, len(documents)]))
+
+    def costs(self, rows: Integers, seed: int, epoch: int, coefficients: tuple[int, int]) -> Integers:
+        """Returns the cost of some rows, (N,): the sum over their documents.
+
+        Args:
+            rows: (N,) numbers of the rows.
+            seed: of the order.
+            epoch: of the rows.
+            coefficients: of the tokens of a document in the row, and of their square.
+        """
+        sets = np.searchsorted(self.first, rows, side="right") - 1
+        found = np.empty(len(rows), np.int64)
+        for number in unique(sets).tolist():
+            opened, mine = self._opened(number, seed, epoch), sets == number
+            tokens = opened.size.astype(np.int64)
+            own = np.add.reduceat(coefficients[0] * tokens + coefficients[1] * tokens**2, opened.first[:-1])
+            found[mine] = own[rows[mine] - self.first[number]]
+        return found
 
     def _opened(self, number: int, seed: int, epoch: int) -> _Open:
         """A set in an epoch; the sets used last are kept."""

@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.loader.samples.opened import MemberRecipe, Members
+from streamer.order.balanced_order import BalancedOrder
 from streamer.order.epoch import EpochOrder
 from streamer.order.lane_split import LaneRun
+from streamer.order.level import BalanceSpec
 from streamer.order.plan import LastBatch, RankPlan
 from streamer.order.rank_split import RankSplit
 from streamer.order.row_order import RowOrder, joined_sets
@@ -102,10 +104,10 @@ class Plans:
 
     def chunk_lanes(self) -> Integers:
         """Returns each chunk's lane in one dataset, (M,); -1: no sample of it is selected. Not for a redrawn cut."""
-        if isinstance(self._order, RowOrder):
-            return self._order.chunk_lanes(self._chunks)
-        order = cast("EpochOrder", self._order)
-        return order.cut.chunk_lanes(self._chunks)
+        order = self._order.inner if isinstance(self._order, BalancedOrder) else self._order
+        if isinstance(order, RowOrder):
+            return order.chunk_lanes(self._chunks)
+        return cast("EpochOrder", order).cut.chunk_lanes(self._chunks)
 
     def drawn(self, epoch: int, position: int) -> Integers:
         """Returns a mix's samples by member among the first `position` positions of an epoch: (members,)."""
@@ -115,7 +117,7 @@ class Plans:
 
 def _first_order(
     recipe: BatchRecipe, members: Members, rounds: Rounds | None
-) -> EpochOrder | MixOrder | GrowingOrder | RowOrder:
+) -> EpochOrder | MixOrder | GrowingOrder | RowOrder | BalancedOrder:
     """The order of the epoch in which a run begins. What one dataset does not need is only loaded for others."""
     epoch = recipe.entry[0]
     if rounds is not None:
@@ -126,7 +128,12 @@ def _first_order(
     rows = [member.rows for member in members.each if member.rows is not None]
     if not rows:
         return order
-    return RowOrder(order, joined_sets(list(zip([one.sets for one in rows], members.first_chunks, strict=False))))
+    packed = RowOrder(order, joined_sets(list(zip([one.sets for one in rows], members.first_chunks, strict=False))))
+    balance = recipe.spec.balance if isinstance(recipe.spec, OrderSpec) else msgspec.UNSET
+    if not isinstance(balance, BalanceSpec):
+        return packed
+    seed, coefficients = recipe.spec.seed, (balance.linear, balance.quadratic)
+    return BalancedOrder(packed, balance, lambda numbers, of: rows[0].costs(numbers, seed, of, coefficients))
 
 
 def _shuffled(recipe: BatchRecipe, members: Members, epoch: int) -> EpochOrder | MixOrder:

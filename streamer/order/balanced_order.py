@@ -1,0 +1,159 @@
+"""An order of rows whose batches cost every rank the same: rows of a lane change places inside superwindows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from math import gcd
+
+import numpy as np
+
+from streamer.order.epoch import EpochOrder
+from streamer.order.hashing import TAG_LEVEL, TAG_TURN, Flags, Integers, fold, fold_each
+from streamer.order.level import MOST_ROWS, BalanceSpec, level, superwindow
+from streamer.order.padding import real_positions
+from streamer.order.protocol import Batches, Needs
+from streamer.order.rank_split import RankSplit
+from streamer.order.row_order import RowOrder
+from streamer.unique import unique
+
+# (rows, epoch) -> int64 cost of each.
+CostOf = Callable[[Integers, int], Integers]
+
+# Superwindows of each lane that are kept: the running one, and the next one, which the look-ahead plans.
+_KEPT = 2
+
+
+class BalancedOrder:
+    """An `Order` of rows of equal cost per rank. Owned by one thread.
+
+    A permutation of positions inside of superwindows of `window` positions, from the start of the epoch; the rows
+    after the last whole batch stay where they are.
+
+    Args:
+        inner: the order of rows of one epoch, shuffled; its lanes divide the batch of the spec.
+        spec: what is made level.
+        cost: of rows.
+
+    Attributes:
+        origin: positions begin with 0.
+    """
+
+    origin = 0
+
+    def __init__(self, inner: RowOrder, spec: BalanceSpec, cost: CostOf) -> None:
+        assert isinstance(inner.inner, EpochOrder), "rows of a mix are not balanced"
+        assert spec.batch % inner.lanes == 0, "the lanes divide the batch"
+        self.inner = inner
+        self._epoch_order = order = inner.inner
+        self._spec, self._cost = spec, cost
+        self._rows = spec.batch // inner.lanes
+        self._group = gcd(spec.rows, self._rows)
+        opened = order.spec.lane_window * order.samples // max(1, int(np.count_nonzero(order.chunk_samples)))
+        self._turns = superwindow(self._rows, min(MOST_ROWS, opened))
+        self._batches = order.samples // spec.batch
+        self._kept: OrderedDict[tuple[int, int], Integers] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"BalancedOrder({self.inner!r}, {self._spec}, {self._turns} batches together)"
+
+    def at(self, epoch: int) -> BalancedOrder:
+        """Returns the order of another epoch."""
+        return BalancedOrder(self.inner.at(epoch), self._spec, self._cost)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        return self.inner.epoch
+
+    @property
+    def samples(self) -> int:
+        """Rows of the epoch."""
+        return self.inner.samples
+
+    @property
+    def lanes(self) -> int:
+        """L."""
+        return self.inner.lanes
+
+    @property
+    def block_samples(self) -> int:
+        """Positions that one call of `ordinals` should have."""
+        return self.inner.block_samples
+
+    @property
+    def window(self) -> int:
+        """Positions of a superwindow, over all lanes."""
+        return self._turns * self._spec.batch
+
+    def known(self, position: int) -> tuple[int, int]:
+        """Returns all positions."""
+        return self.inner.known(position)
+
+    def ordinals(self, positions: Integers) -> Integers:
+        """Returns the rows at some positions, (N,); those from `samples` on are padding, as of the inner order."""
+        real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
+        return self.inner.ordinals(self._sources(real))
+
+    def repeats(self, positions: Integers) -> Flags:
+        """Returns which positions only fill a batch up: (N,)."""
+        return self.inner.repeats(positions)
+
+    def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
+        """Returns the chunks of some rows and the passes of their uses."""
+        return self.inner.chunks(ordinals)
+
+    def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
+        """Returns the chunks that a rank uses in a run of batches; what is used in a superwindow may be used all of it.
+
+        The rows of a rank's lanes stay in these lanes, so that no other chunks are needed.
+        """
+        low, high = self._widened(np.array([run.first_position]), np.array([run.stop_position - 1]))
+        begin, end = (int(low[0]) - run.origin) // run.size, (int(high[0]) - run.origin) // run.size + 1
+        wide = Batches(run.origin, run.size, begin, end)
+        return [self._as_wide(needs, run) for needs in self.inner.needs(split, wide)]
+
+    def _as_wide(self, needs: Needs, run: Batches) -> Needs:
+        first, last = self._widened(run.origin + needs.first * run.size, run.origin + (needs.last + 1) * run.size - 1)
+        used = (first < run.stop_position) & (last >= run.first_position)
+        return Needs(needs.chunk[used], run.number(first[used]), run.number(last[used]), needs.passes[used])
+
+    def _widened(self, first: Integers, last: Integers) -> tuple[Integers, Integers]:
+        """Returns the first and last position of the superwindows around some positions, which may be negative."""
+        whole = self._batches * self._spec.batch
+        low = np.where(first < whole, first // self.window * self.window, first)
+        high = np.where(last < whole, np.minimum((last // self.window + 1) * self.window, whole) - 1, last)
+        return np.minimum(low, first), np.maximum(high, last)
+
+    def _sources(self, positions: Integers) -> Integers:
+        """Returns the positions of the inner order whose rows come at some positions."""
+        index, lanes = np.divmod(positions, self.lanes)
+        windows, places = np.divmod(index, self._turns * self._rows)
+        found = positions.copy()
+        moved = np.flatnonzero(index < self._batches * self._rows)
+        cells = windows[moved] * self.lanes + lanes[moved]
+        for cell in unique(cells).tolist():
+            window, lane = divmod(cell, self.lanes)
+            mine = moved[cells == cell]
+            found[mine] = self._table(lane, window)[places[mine]] * self.lanes + lane
+        return found
+
+    def _table(self, lane: int, window: int) -> Integers:
+        """Returns where the rows of a superwindow of a lane come from: indices in the lane, by place."""
+        key = lane, window
+        if key not in self._kept:
+            while len(self._kept) >= _KEPT * self.lanes:
+                self._kept.popitem(last=False)
+            self._kept[key] = self._leveled(lane, window)
+        return self._kept[key]
+
+    def _leveled(self, lane: int, window: int) -> Integers:
+        first = window * self._turns
+        turns = min(self._turns, self._batches - first)
+        index = np.arange(first * self._rows, (first + turns) * self._rows)
+        costs = self._cost(self.inner.ordinals(index * self.lanes + lane), self.epoch)
+        seed = self._epoch_order.spec.seed
+        keys = fold_each(fold(seed, TAG_LEVEL, self.epoch, lane), index[:: self._group])
+        turn_keys = fold_each(fold(seed, TAG_TURN, self.epoch), np.arange(first, first + turns))
+        found: Integers = index[level(costs, turns, self._group, keys, turn_keys)]
+        return found

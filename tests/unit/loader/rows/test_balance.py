@@ -1,0 +1,138 @@
+"""A dataset whose batches of rows cost every rank the same: exact, elastic, and as level as its documents allow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from streamer import Balance, MixedDataset, Order, Packing, StreamingDataLoader, StreamingDataset
+from streamer.errors import ConfigError, StateError
+from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron
+
+ROW = 64
+FIELDS = ("tokens", "document_ids")
+COSTS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def given() -> list[np.ndarray]:
+    return documents(lengths(1200, ROW))
+
+
+@pytest.fixture
+def make(make_dataset, tmp_path_factory, given) -> Callable[..., StreamingDataset]:
+    """Rows of 64 tokens; the cost of a document is the square of its tokens."""
+    url = write_megatron(tmp_path_factory.mktemp("tokens"), given)
+
+    def make(rows: int | None = 2, **options: object) -> StreamingDataset:
+        balance = None if rows is None else Balance(rows=rows, cost=COSTS)
+        return make_dataset(url, format="tokens", packing=Packing(ROW, set_rows=16), balance=balance, **options)
+
+    return make
+
+
+def epoch_of(dataset: StreamingDataset, batch_size: int, workers: int = 0) -> list[dict]:
+    with StreamingDataLoader(dataset, batch_size, workers, reports=None) as loader:
+        return [{name: np.asarray(batch[name]).copy() for name in FIELDS} for batch in loader]
+
+
+def spread(ranks: list[list[dict]]) -> float:
+    """The dearest rank of a step by the mean of all, on average over the steps that have whole batches."""
+    costs = np.array([[_cost(batch) for batch in rank[:-1]] for rank in ranks])
+    return float((costs.max(axis=0) / costs.mean(axis=0)).mean())
+
+
+def _cost(batch: dict) -> int:
+    return sum(int((row == number).sum()) ** 2 for row in batch["document_ids"] for number in range(1, row.max() + 1))
+
+
+def test_every_token_once_and_equal_cost(make, given):
+    """Four ranks of two rows: all documents, steps of like cost, batches that one rank has as well."""
+    ranks = [epoch_of(make(rank=rank, world_size=4), 2) for rank in range(4)]
+    plain = [epoch_of(make(None, rank=rank, world_size=4), 2) for rank in range(4)]
+    assert spread(ranks) < 1 + 0.5 * (spread(plain) - 1)
+    whole = epoch_of(make(order=Order(last_batch="fill")), 8)
+    for number, batch in enumerate(whole):
+        parts = Counter(row.tobytes() for rank in ranks for row in rank[number]["tokens"])
+        assert parts == Counter(row.tobytes() for row in batch["tokens"])
+    assert pieces_in(epoch_of(make(), 8)) == pieces_of(given, ROW)
+
+
+@pytest.mark.process
+def test_workers_make_the_same_batches(make):
+    """Each of them packs the sets that it needs."""
+    one, other = epoch_of(make(), 4), epoch_of(make(), 4, workers=2)
+    assert all(np.array_equal(a[name], b[name]) for a, b in zip(one, other, strict=True) for name in FIELDS)
+
+
+@pytest.mark.parametrize("stop", [1, 7, 30])
+def test_a_run_goes_on_with_other_ranks_and_batches(make, given, stop):
+    """Stopped on 4 ranks, a step on 2, finished on one rank with another batch size: every token once."""
+    found, state = [], None
+    for world, size, batches in ((4, 2, stop), (2, 4, 1), (1, 3, None)):
+        for rank in range(world):
+            with StreamingDataLoader(make(rank=rank, world_size=world), size, reports=None) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                taken = iter(loader)
+                for _, batch in zip(range(batches or 10**6), taken, strict=False):
+                    found.append({name: np.asarray(batch[name]).copy() for name in FIELDS})
+                saved = loader.state_dict()
+        state = saved
+    assert pieces_in(found) == pieces_of(given, ROW)
+
+
+def test_a_state_names_what_has_changed(make):
+    """What is balanced is a part of the order; the batch is not."""
+    with StreamingDataLoader(make(), 4, reports=None) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    for other, message in ((4, r"balance\.rows was 2 .* and is 4 now; pass balance="), (None, r"balance\.rows was 2")):
+        with StreamingDataLoader(make(other), 4, reports=None) as loader, pytest.raises(StateError, match=message):
+            loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"balance": Balance(rows=2)}, "balance= is for rows that are shuffled"),
+        ({"balance": Balance(rows=2), "packing": Packing(64), "shuffle": False}, "leave shuffle=False out"),
+        ({"balance": 4, "packing": Packing(64)}, "balance=4 is not a streamer.Balance"),
+    ],
+)
+def test_arguments_that_exclude_each_other(make_dataset, folder, options, message):
+    """Refused when the dataset is constructed."""
+    with pytest.raises(ConfigError, match=message):
+        make_dataset(folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rows": 0}, "rows=0 is below 1"),
+        ({"rows": 1, "cost": 3}, "cost=3: give a pair"),
+        ({"rows": 1, "cost": (0, 0)}, "cost=.0, 0. must be two whole numbers"),
+    ],
+)
+def test_balances_outside_the_rules_are_refused(arguments, message):
+    """The message has the value and the rule."""
+    with pytest.raises(ConfigError, match=message):
+        Balance(**arguments)
+
+
+def test_a_mix_is_not_balanced(make):
+    """Its rows keep their places, which have its shares."""
+    with pytest.raises(ConfigError, match="member a: balance= is for a dataset alone"):
+        MixedDataset({"a": make()})
+
+
+def test_lanes_must_divide_the_batch(make):
+    """Where the user sets them."""
+    with (
+        StreamingDataLoader(make(order=Order(lanes=3)), 4, reports=None) as loader,
+        pytest.raises(ConfigError, match="lanes that divide the global batch: 3 do not divide 4"),
+    ):
+        next(iter(loader))
