@@ -80,7 +80,6 @@ class Cohorts:
     Owned by one thread. Costs 12 bytes per chunk, and 24 per chunk of the asked lanes and pass.
 
     Args:
-        spec: spec of the order.
         chunk_samples: (M,) samples per chunk.
 
     Raises:
@@ -131,11 +130,7 @@ class Cohorts:
     def chunks(self, lanes: Integers, begin: int, end: int, *, earlier: bool = False) -> CohortChunks:
         """Returns the chunks whose first sample is in the cohorts begin..end-1 of some lanes, and those of the rest.
 
-        Args:
-            lanes: numbers of the lanes.
-            begin: the first cohort.
-            end: one past the last.
-            earlier: whether chunks that begin in an earlier cohort and go on in these are returned, too.
+        With `earlier` also those that begin in an earlier cohort and go on in these.
         """
         runs = self._runs(begin, end)
         found = [self._begun(lane, *run, earlier and run is runs[0]) for lane in lanes.tolist() for run in runs]

@@ -41,7 +41,6 @@ class AdmissionLog:
     """The rounds that are known so far. `admit` adds one; known rounds never change.
 
     Args:
-        cohorts: cohorts of the dataset.
         reuse: k, number of rounds that each admitted cohort stays.
         least: smallest number of cohorts in a round: rounds of few batches would shuffle little.
         admitted: number of cohorts that each round has added, from round 0.
@@ -110,11 +109,9 @@ class AdmissionLog:
         return self[bisect_right(self._starts, position) - 1]
 
     def admit(self, cohorts: int) -> Round:
-        """Adds a round and returns it.
+        """Adds a round of so many cohorts and returns it.
 
-        Args:
-            cohorts: number of cohorts to add. Fewer are added if the round would have more than all data, more if it
-                would have fewer than `least` cohorts.
+        It gets fewer if the round would have more than all data, more if it would have fewer than `least` cohorts.
         """
         low, high = self._limits()
         # Where too few are left in use, fresh ones must come, although the trainer waits for them.
@@ -127,11 +124,7 @@ class AdmissionLog:
         return self._starts[bisect_right(self._admitted, cohorts)]
 
     def used(self, position: int) -> tuple[int, int]:
-        """Returns bounds of how often any sample has been used when the round of a position begins.
-
-        Returns:
-            The least and the most uses; at most `reuse` apart.
-        """
+        """Returns bounds of the uses of any sample when the round of a position begins, at most `reuse` apart."""
         number = min(bisect_right(self._starts, position) - 1, len(self) - 1)
         per_pass, least, most = self.cohorts.per_pass, 0, 0
         for first in range(0, self._at(number - 1), per_pass):
@@ -167,11 +160,7 @@ class AdmissionLog:
 
 
 class KnownRounds:
-    """The rounds of the batch that a worker makes: only the rank knows the log, and sends them with each batch.
-
-    Args:
-        cohorts: cohorts of the dataset.
-    """
+    """The rounds of the batch that a worker makes: only the rank knows the log, and sends them with each batch."""
 
     def __init__(self, cohorts: Cohorts) -> None:
         self.cohorts = cohorts

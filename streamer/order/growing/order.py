@@ -25,11 +25,6 @@ class RoundTables:
 
     Position p of the stream is in lane p mod L, also across rounds, so that a rank needs the same lanes in all of them.
     The rest of a pass (n mod L samples) goes to the lanes in turn, beginning with that of the round's first position.
-
-    Args:
-        cohorts: cohorts of the dataset.
-        of: the round.
-        lanes: numbers of the lanes.
     """
 
     def __init__(self, cohorts: Cohorts, of: Round, lanes: Integers) -> None:
@@ -96,11 +91,8 @@ class GrowingOrder:
     Args:
         rounds: the known rounds; more may become known while the order is used.
         lanes: numbers of the lanes of the rank.
-        epoch_samples: E.
-        epoch: number of the epoch, from 0.
 
     Attributes:
-        epoch: as given.
         origin: the first position of the epoch.
         samples: one past the last position of the epoch.
         lanes: L.

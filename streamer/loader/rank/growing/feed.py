@@ -24,14 +24,12 @@ class CohortFeed:
     and its end, when the last round has trained it.
 
     Args:
-        cohorts: cohorts of the dataset.
         lanes: lanes of the rank.
         chunk_bytes: (chunks,) bytes of each chunk in the cache.
         steps: number of whole batches that are left of the running round.
         begin, end: cohorts that the running round trains, half-open.
 
     Attributes:
-        steps: as given.
         sent: one past the last cohort whose chunks were returned.
         live_bytes: bytes of the cohorts that were returned and are not `released`.
     """
@@ -66,20 +64,14 @@ class CohortFeed:
         """Returns the chunks of the cohorts in use; those that the running round still needs come before the others.
 
         Args:
-            first_batch: (chunks,) the batch, counted from the session's start, that first needs each chunk; `steps` or
-                more: none of the running round.
+            first_batch: (chunks,) the step that first needs each chunk; `steps` or more: none of the running round.
         """
         uses = self._cohorts.chunks(self._lanes, self._begin, self.sent, earlier=True)
         batch = first_batch[uses.chunk]
         return self._schedule(uses, np.where(batch < self.steps, batch, self._arrival(uses)))
 
     def extend(self, end: int, budget: float) -> EpochSchedule | None:
-        """Returns the chunks of the next cohorts up to `end`, as many as fit; None: there are none.
-
-        Args:
-            end: one past the last cohort to return.
-            budget: bytes that all live cohorts may take.
-        """
+        """Returns the chunks of the next cohorts before `end`, as long as all live ones take at most `budget` bytes."""
         found: list[CohortChunks] = []
         live_bytes = self.live_bytes
         while self.sent < end:

@@ -29,15 +29,7 @@ class Growth:
 
     Used by one thread at a time; other threads may read the log.
 
-    Args:
-        growing: options of the user.
-        recipe: recipe of the samples.
-        members: the dataset.
-        rank_config: rank and world size.
-
     Attributes:
-        manifest: manifest of the dataset.
-        rank_config: as given.
         log: the rounds so far.
         epoch_samples: samples of an epoch over all ranks, in whole batches of the run that began.
         grow: number of cohorts that each round adds; None: those that have arrived on all ranks.
@@ -82,10 +74,7 @@ class Growth:
         return Offers.of_process_group(rank.rank, rank.world_size)
 
     def decide(self, arrived: int) -> None:
-        """Decides on the next round, and adds it to the log; where it is `waiting`, it is to be called again.
-
-        Args:
-            arrived: number of cohorts that are local, from the first one on.
+        """Decides on the next round; `arrived` cohorts are local, from the first one on.
 
         Raises:
             StateError: a rank does not answer.

@@ -26,9 +26,7 @@ class Offers:
     batches, on which the ranks that have not offered yet may depend. Used by one thread at a time.
 
     Args:
-        store: the process group's store.
         place: prefix of the keys; the same on all ranks, used by one log of admissions.
-        rank, world: rank of this process, and number of ranks.
         timeout_seconds: longest wait for the other ranks.
     """
 
@@ -56,11 +54,7 @@ class Offers:
     def agreed(self, number: int, cohorts: int) -> int | None:
         """Returns the number of cohorts that every rank has for a round; None: not all ranks have offered yet.
 
-        Looks at most once in `POLL_SECONDS`.
-
-        Args:
-            number: the round; rounds come in order.
-            cohorts: number of cohorts that this rank has; its first offer for a round counts.
+        Looks at most once in `POLL_SECONDS`. The first offer of a rank for a round counts; rounds come in order.
 
         Raises:
             StateError: a rank does not answer in time, or the store fails.

@@ -86,32 +86,6 @@ class CacheBudget(msgspec.Struct, frozen=True):
     held_back: int
     most: float
 
-    @classmethod
-    def of(cls, growth: Growth, limit_bytes: int, live_bytes: int, lanes: int) -> CacheBudget:
-        """Returns this rank's budget: its part of `WINDOW_SHARE`, or more where that is too little for its rounds.
-
-        Args:
-            growth: growth of the dataset.
-            limit_bytes: limit of the engine's cache.
-            live_bytes: bytes of the cohorts in use.
-            lanes: number of the rank's lanes.
-        """
-        rank, log, sizes = growth.rank_config, growth.log, growth.manifest.chunk_local_bytes
-        per_pass, all_lanes, total = log.cohorts.per_pass, log.cohorts.spec.lanes, int(sizes.sum())
-
-        def size(cohorts: int) -> int:
-            return total * cohorts * lanes // (all_lanes * per_pass)
-
-        # The last chunk of each lane belongs to a later cohort as well.
-        edges = lanes * int(sizes.max())
-        added = min(growth.grow or 0, per_pass)
-        held_back = size(max(log.least, added)) + edges
-        needed = max(live_bytes, size(max(min(log.reuse * added, per_pass), log.least))) + held_back
-        own = limit_bytes // max(1, rank.world_size // max(1, rank.nodes))
-        # Cohorts of two passes may be live together; their chunks are the same files.
-        most = math.inf if max(needed, own) >= size(per_pass) + edges else max(needed, own)
-        return cls(max(needed, int(WINDOW_SHARE * own)), held_back, most)
-
 
 class GrowingSession(StepSession):
     """A `StepSession` whose chunks stay local from the arrival of their cohort to the end of its last round.
@@ -120,12 +94,8 @@ class GrowingSession(StepSession):
     first batch of the next round is asked for, the rank offers what has arrived; the least of all ranks is admitted.
 
     Args:
-        client: connection to the engine.
         spec: the consumer, with one part.
-        growth: growth of the dataset on this rank.
-        recipe: recipe of the samples.
-        plan: plan of an epoch.
-        first: the batch of it that is step 0.
+        first: the batch of `plan` that is step 0.
         on_close: called once, when the session is closed.
     """
 
@@ -152,9 +122,7 @@ class GrowingSession(StepSession):
             time.sleep(POLL_SECONDS if growth.waiting else 0)
         self._feed, self._first = self._begun(recipe, plan, position)
         self._begin = self._cohorts_at(position)
-        self._budget = CacheBudget.of(
-            growth, client.welcome.limit_bytes, self._feed.live_bytes, len(recipe.growing_lanes)
-        )
+        self._budget = self._budget_of(client.welcome.limit_bytes, len(recipe.growing_lanes))
         (part,) = spec.parts
         part = msgspec.structs.replace(part, open_bytes=self._budget.live)
         super().__init__(client, msgspec.structs.replace(spec, parts=(part,)), on_close)
@@ -175,6 +143,25 @@ class GrowingSession(StepSession):
                 np.minimum.at(first_batch, need.chunk, need.first)
         feed = CohortFeed(log.cohorts, recipe.growing_lanes, sizes, steps=steps, begin=begin, end=end)
         return feed, feed.first(first_batch)
+
+    def _budget_of(self, limit_bytes: int, lanes: int) -> CacheBudget:
+        """Returns this rank's part of `WINDOW_SHARE` of a cache, or more where that is too little for its rounds."""
+        rank, log, sizes = self._growth.rank_config, self._growth.log, self._growth.manifest.chunk_local_bytes
+        per_pass, all_lanes, total = log.cohorts.per_pass, log.cohorts.spec.lanes, int(sizes.sum())
+
+        def size(cohorts: int) -> int:
+            return total * cohorts * lanes // (all_lanes * per_pass)
+
+        # The last chunk of each lane belongs to a later cohort as well.
+        edges = lanes * int(sizes.max())
+        added = min(self._growth.grow or 0, per_pass)
+        held_back = size(max(log.least, added)) + edges
+        trained = size(max(min(log.reuse * added, per_pass), log.least))
+        needed = max(self._feed.live_bytes, trained) + held_back
+        own = limit_bytes // max(1, rank.world_size // max(1, rank.nodes))
+        # Cohorts of two passes may be live together; their chunks are the same files.
+        most = math.inf if max(needed, own) >= size(per_pass) + edges else max(needed, own)
+        return CacheBudget(max(needed, int(WINDOW_SHARE * own)), held_back, most)
 
     def _ask_first(self) -> None:
         self._session.extend(self._first)
@@ -254,10 +241,7 @@ class GrowingSession(StepSession):
         self._check_owed()
 
     def _check_owed(self) -> None:
-        """Makes sure that a batch that is waited for is on its way.
-
-        The rounds of the batch are decided. If all before it is consumed, only the engine can make it ready.
-        """
+        """Makes sure that a batch whose rounds are decided, and before which all is consumed, is on its way."""
         step = self._asked
         if self._ready < step <= min(self._next, self._wanted) and self._session.idle:
             raise BrokenError(
