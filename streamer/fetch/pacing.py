@@ -32,8 +32,6 @@ NOTICED_REFUSALS = 8.0
 # While more and more requests are in flight, each step tells as much as a trial: a limit refuses a third at the next
 # one. More than this share refused is a limit at once. Without this rule trials slow the start: 5 % of 503 on raw
 # objects reduced the rate to 0.72 instead of 0.945 (2026-11-23).
-# More than this share refused is a limit at once. Without the rule, trials slow the start: 5 % 503 on raw objects fell
-# from 0.945 to 0.72 of the rate (2026-11-23).
 CLIMBING_SHARE = 0.25
 # A larger share is never taken for chance: full speed does not help a store that refuses this many.
 CHANCE_MOST = 0.4

@@ -16,12 +16,14 @@ BUSY_SECONDS = 3.0
 IDLE_SECONDS = 60.0
 # Of windows and memory, what the engine's own fetcher keeps, for indexes and single samples.
 LOOP_SHARE = 1 / 8
-# Refusals (429, 503) within one look that may be more than chance; see `fetch.pacing`.
+# Refusals (429, 503) within one look that may be more than chance; see `fetch.pacing`. Known chance counts twice: a
+# look has a hundred requests, of which it may refuse some more.
 REFUSED_SHARE = 0.02
 LEAST_REFUSED = 8
+CHANCE_FACTOR = 2.0
 # One process alone finds out within this time whether the store limits requests or refuses them by chance.
 TRIAL_SECONDS = 5.0
-# After chance was found.
+# Known chance is forgotten after this long: the trial may have been wrong.
 REPEAT_SECONDS = 30.0
 
 
@@ -107,11 +109,13 @@ class Refusals:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._refused = False
-        self._not_before = float("-inf")
+        self._requests = self._throttled = 0
+        # Share of requests that was refused in the last trial, while no request was held back.
+        self._chance = 0.0
+        self._forget_at = float("-inf")
 
     def __repr__(self) -> str:
-        return f"Refusals(single={self.single})"
+        return f"Refusals(single={self.single}, chance={self._chance:.3f})"
 
     @property
     def single(self) -> bool:
@@ -127,19 +131,29 @@ class Refusals:
             limited: whether a process that takes chunks holds requests back.
             now: the moment, in seconds.
         """
-        refuses = throttled >= LEAST_REFUSED and throttled > REFUSED_SHARE * requests
-        if self._since is None:
-            if (refuses or limited) and now >= self._not_before:
-                self._since, self._refused = now, False
+        if self._since is not None:
+            self._try(requests, throttled, limited, self._since, now)
             return self.single
-        self._refused |= refuses
-        if limited:
-            self._since, self._refused = now, False
-        elif now - self._since >= TRIAL_SECONDS:
-            self._since = None
-            if self._refused:
-                self._not_before = now + REPEAT_SECONDS
+        if now >= self._forget_at:
+            self._chance = 0.0
+        explained = (REFUSED_SHARE + CHANCE_FACTOR * self._chance) * requests
+        if (throttled >= LEAST_REFUSED and throttled > explained) or (limited and not self._chance):
+            self._begin(now)
         return self.single
+
+    def _begin(self, now: float) -> None:
+        self._since, self._requests, self._throttled = now, 0, 0
+
+    def _try(self, requests: int, throttled: int, limited: bool, since: float, now: float) -> None:
+        """Ends the trial if nothing was held back for long enough."""
+        self._requests += requests
+        self._throttled += throttled
+        if limited:
+            self._begin(now)
+        elif now - since >= TRIAL_SECONDS:
+            self._since = None
+            if self._throttled > REFUSED_SHARE * self._requests:
+                self._chance, self._forget_at = self._throttled / self._requests, now + REPEAT_SECONDS
 
 
 class Bounds(NamedTuple):

@@ -128,6 +128,8 @@ class FetchPool:
         self._bounds = Bounds(config.window_max, fetchers.memory.gate.limit)
         self._count = Count(processes, most_processes(usable_cores()))
         self._refusals = Refusals()
+        # Whether the processes that take chunks are to find out anew which rates stores permit.
+        self._unpaced = False
         self._processes: list[FetchProcess] = []
         self._queue = FairGate(0, QUEUE_FRESH_SECONDS)
         self._one_by_one = asyncio.Lock()
@@ -274,9 +276,14 @@ class FetchPool:
         before = self._refusals.single
         if self._refusals.look(requests, throttled, limited, self._loop.time()) != before:
             logger.info("a store refuses requests: %s", "all processes ask it again" if before else "one asks it")
-            for process in self._taking():
-                process.pace_anew()
+            self._unpaced = True
             self._divide()
+        taking = self._taking()
+        # A rate that is measured while the others end their chunks is too low: .64 of 200 requests/s (2026-11-26).
+        if self._unpaced and not any(process.load for process in self._processes if process not in taking):
+            self._unpaced = False
+            for process in taking:
+                process.pace_anew()
 
     def _sample(self) -> Sample:
         counts, processes = self._counts(), [process for process in self._processes if process.ready]

@@ -249,6 +249,43 @@ async def test_a_chunk_that_ends_each_process_is_an_error_of_its_own(
         assert [chunk for chunk, found in enumerate(local) if not found] == [poisonous]
 
 
+async def test_one_process_measures_a_limit_after_the_others_have_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store refuses requests: one process asks it, and paces anew when the others have no chunk any more."""
+    refuses, every, paced = False, list[FetchProcess](), list[FetchProcess]()
+
+    class Recorded(FetchProcess):
+        def __init__(self, setup, on_notice):  # type: ignore[no-untyped-def]
+            super().__init__(setup, on_notice)
+            every.append(self)
+
+        def pace_anew(self) -> None:
+            paced.append(self)
+            super().pace_anew()
+
+    class Refused(policy.Refusals):
+        def look(self, requests: int, throttled: int, limited: bool, now: float) -> bool:
+            return super().look(100, 100 * refuses, refuses, now)
+
+    monkeypatch.setattr(pool, "FetchProcess", Recorded)
+    monkeypatch.setattr(pool, "Refusals", Refused)
+    async with reading(folder, 2) as (engine, reader):
+        one, other = every
+        assert other.pid is not None
+        os.kill(other.pid, signal.SIGSTOP)
+        reads = asyncio.create_task(reader.epoch(0))
+        await until(lambda: other.load > 0)
+        refuses = True
+        await asyncio.sleep(3 * pool.LOOK_SECONDS)
+        assert paced == []
+        os.kill(other.pid, signal.SIGCONT)
+        await until(lambda: bool(paced))
+        await reads
+        assert paced == [one]
+        assert engine.fetch_pool.crashes == 0
+
+
 ENGINE = """
 import asyncio, sys
 from pathlib import Path

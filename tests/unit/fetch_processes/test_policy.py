@@ -100,6 +100,15 @@ def test_refusals_by_chance_are_not_tried_again_at_once() -> None:
     assert refusals.look(1000, 50, False, TRIAL_SECONDS + REPEAT_SECONDS)
 
 
+def test_a_limit_that_begins_after_chance_was_found_is_tried_at_once() -> None:
+    """Of 100 requests chance refuses 5, or 10 now and then; the store that begins to limit them refuses 30."""
+    refusals = Refusals()
+    assert refusals.look(1000, 50, False, 0.0)
+    assert not refusals.look(1000, 50, False, TRIAL_SECONDS)
+    assert not refusals.look(100, 10, False, TRIAL_SECONDS + 1)
+    assert refusals.look(100, 30, False, TRIAL_SECONDS + 2)
+
+
 def test_single_refusals_change_nothing() -> None:
     """Three of four requests are refused: too few to say anything."""
     assert not Refusals().look(4, 3, False, 0.0)
