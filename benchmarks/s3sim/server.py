@@ -85,12 +85,13 @@ class Shared:
         self.settings[-1] = max(now, self.settings[-1]) + length / rate
         return float(self.settings[-1]) - now
 
-    def statistics(self, *, reset: bool) -> dict[str, int]:
+    def statistics(self, *, reset: bool) -> dict[str, int | dict[str, int]]:
         """The sums over all workers."""
         found = dict(zip(COUNTERS, self.counters.sum(axis=0).tolist(), strict=True))
         if reset:
             self.counters[:] = 0
-        return {**found, "bytes_sent": found["body_bytes_sent"]}
+        injected = {name: found[f"fault_{name}"] for name in FAULTS}
+        return {**found, "bytes_sent": found["body_bytes_sent"], "errors_injected": injected}
 
 
 _SETTING = {name: number for number, name in enumerate(SETTINGS)}
