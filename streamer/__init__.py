@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from streamer.loader.rank.arguments import Skip as Skip
     from streamer.loader.rows.collate import collate_rows as collate_rows
     from streamer.loader.rows.options import Balance as Balance
+    from streamer.loader.rows.options import Buckets as Buckets
     from streamer.loader.rows.options import Packing as Packing
     from streamer.loader.stall.reporter import Reports as Reports
     from streamer.order.growing.options import Growing as Growing
@@ -40,6 +41,7 @@ __version__ = VERSION
 _HOMES = {
     "Annotations": "streamer.annotations.options",
     "Balance": "streamer.loader.rows.options",
+    "Buckets": "streamer.loader.rows.options",
     "Decode": "streamer.decode.rule",
     "DevicePrefetcher": "streamer.loader.device.prefetcher",
     "Growing": "streamer.order.growing.options",
@@ -62,6 +64,7 @@ _HOMES = {
 __all__ = [
     "Annotations",
     "Balance",
+    "Buckets",
     "Decode",
     "DevicePrefetcher",
     "Growing",

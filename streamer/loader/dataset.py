@@ -24,7 +24,7 @@ from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.selections import Indices, choice
 from streamer.loader.rank.single_reads import SlowReads
 from streamer.loader.removed import refuse_unknown
-from streamer.loader.rows.options import Balance, Packing, as_packing
+from streamer.loader.rows.options import Balance, Buckets, Packing, as_packing
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.order.growing import Growing
@@ -66,7 +66,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
         batch_size: samples of a batch on one rank, for plain DataLoaders.
         growing: trains on what has arrived, each sample several times, over a link that is slower than the trainer; see
             `Growing`. For `StreamingDataLoader` and bare loops.
-        packing: samples are documents that share rows of one length, and the rows are the samples then: a `Packing`.
+        packing: samples are documents that share rows of one length, and the rows are the samples then: a `Packing`; or
+            they make batches by a budget: `Buckets`.
         balance: of rows: batches cost every rank the same in every step: a `Balance`.
         decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
             extension or field; see `streamer.decode`. `Decode(allow_pickle=True)` reads pickles.
@@ -102,7 +103,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         order: Order | None = None,
         batch_size: int | None = None,
         growing: Growing | None = None,
-        packing: Packing | Mapping[str, object] | None = None,
+        packing: Packing | Buckets | Mapping[str, object] | None = None,
         balance: Balance | None = None,
         decode: DecodeRule | Decode = "auto",
         transform: Transform | None = None,

@@ -278,8 +278,8 @@ def _fields(saved: Mapping[str, object]) -> tuple[OrderSpec, int, int, int]:
 
 def _spec(saved: Mapping[str, object], prefix: str, kind: type[S]) -> S | msgspec.UnsetType:
     """Reads the parts of a state that begin with a word; UNSET: it has none."""
-    parts = {name: saved.get(f"{prefix}.{name}") for name in kind.__struct_fields__}
-    if all(value is None for value in parts.values()):
+    parts = {name: saved[key] for name in kind.__struct_fields__ if (key := f"{prefix}.{name}") in saved}
+    if not parts:
         return msgspec.UNSET
     try:
         return msgspec.convert(parts, kind)

@@ -126,6 +126,23 @@ def test_packed_sft_has_the_loss_of_the_chats_alone(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_bucketed_sounds_stay_within_the_budget(run: Run) -> None:
+    """All sounds in both epochs, in as many batches, with little padding; the model learns the words."""
+    lines = run("bucketed_sounds").splitlines()
+    found = [
+        re.fullmatch(r"epoch \d: 400 sounds in (\d+) batches .*, ([\d.]+)% padding, loss [\d.]+ -> ([\d.]+)", line)
+        for line in lines
+    ]
+    assert len(found) == 2
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0][1] == found[1][1]
+    assert float(found[1][2]) < 10
+    assert float(found[1][3]) < 1
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_imagenet_goes_on_with_more_processes_where_it_stopped(run: Run, tmp_path: Path) -> None:
     """One process stops after 5 of 16 steps of 32 samples; two go on at sample 160 and learn the classes."""

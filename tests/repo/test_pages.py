@@ -37,7 +37,8 @@ dataloader_prefetch_factor dmesg epoch_size eval_dataset get_eval_dataloader ima
 imagefs.available interleave_datasets max_size nodefs.available optimize pixel_values remove_unused_columns repetitions
 resume_from_checkpoint taskRoleArn train_dataset
 train_sampling_strategy venv with_epoch write_ipc
-BinPackCollator DataCollatorWithFlattening SFTConfig packing_ratio reset_position_ids sequence_id
+BinPackCollator DynamicBucketingSampler DataCollatorWithFlattening SFTConfig packing_ratio reset_position_ids
+sequence_id
 """
 FOREIGN = frozenset(_FOREIGN.split())
 NAMED_IN = ("streamer/**/*.py", "examples/*.py", "docs/**/*.py", "deploy/**/*.yaml", "deploy/**/*.json", "*.toml")

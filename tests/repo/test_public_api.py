@@ -86,6 +86,7 @@ def test_the_names_are_these():
     assert streamer.__all__ == [
         "Annotations",
         "Balance",
+        "Buckets",
         "Decode",
         "DevicePrefetcher",
         "Growing",

@@ -23,7 +23,7 @@ from streamer.formats.folder import Folder
 from streamer.formats.registry import find_format
 from streamer.loader import checks
 from streamer.loader.rank.arguments import Index, Order, Skip, skip_rules
-from streamer.loader.rows.options import Balance, Packing
+from streamer.loader.rows.options import Balance, Buckets, Packing
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError, SkipRules
 from streamer.order.growing import Growing
@@ -93,7 +93,7 @@ class DatasetOptions(StreamOptions):
     engine: str | None = None
     growing: Growing | None = None
     annotations: Annotations | None = None
-    packing: Packing | None = None
+    packing: Packing | Buckets | None = None
     balance: Balance | None = None
 
     def __post_init__(self) -> None:

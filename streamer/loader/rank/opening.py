@@ -21,6 +21,7 @@ from streamer.loader.rank.dataset_options import DatasetOptions, StreamOptions
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.member import Member
 from streamer.loader.rank.rank_stream import Identity, OrderRequest, RankStream
+from streamer.loader.rows.options import Buckets
 from streamer.loader.samples.maker import SampleRules
 from streamer.loader.samples.opened import Members
 from streamer.loader.samples.recipe import SampleRecipe
@@ -113,6 +114,11 @@ class Opening:
             StreamerError: no engine, manifest or order.
         """
         rank_config, options, members = self.rank_config(), self.options, self.members
+        if batch_size > 1 and any(isinstance(member.options.packing, Buckets) for member in self._datasets):
+            raise ConfigError(
+                f"batch_size={batch_size} of a dataset with Buckets: a bucket is a batch; give batch_size=1",
+                field="batch_size",
+            )
         global_batch = batch_size * rank_config.world_size
         last_batch = check_last_batch(last_batch, rank_config.world_size)
         spec, request = self._order(global_batch)

@@ -26,7 +26,7 @@ from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.growing.growth import Growth
 from streamer.loader.rank.growing.session import GrowingSession
 from streamer.loader.rank.step_session import EpochSession, Integers, Share, StepSession, open_bytes
-from streamer.loader.rows.options import Packing
+from streamer.loader.rows.options import Buckets, Packing
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import sample_key
 from streamer.loader.samples.opened import Members
@@ -159,7 +159,7 @@ class RankStream:
         return self._codes.of(self.plan(epoch).batch(batch).ordinals)
 
     @property
-    def packing(self) -> Packing | None:
+    def packing(self) -> Packing | Buckets | None:
         """How documents are packed into rows, which are the samples then; equal for all members of a mix."""
         rows = self.members.each[0].rows
         return None if rows is None else rows.recipe.packing

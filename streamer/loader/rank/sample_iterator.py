@@ -15,7 +15,8 @@ from streamer.errors import StateError
 from streamer.loader.contracts import REREADS, ChunkUnreadableError
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import Share, StepSession
-from streamer.loader.rows.assemble import Document, RowAssembler
+from streamer.loader.rows.assemble import Document
+from streamer.loader.rows.bucket import Assembler, assembler_of
 from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.skipping import SkipLedger, may_skip
 from streamer.loader.waiting import Notice
@@ -72,7 +73,7 @@ class SampleIterator(Iterator[object]):
     ) -> None:
         self._prepared = prepared
         self._maker = prepared.maker()
-        self._assembler = None if prepared.packing is None else RowAssembler(prepared.packing)
+        self._assembler = None if prepared.packing is None else assembler_of(prepared.packing)
         self._ledger = ledger
         self._resumed = resumed
         rank = prepared.rank_config
@@ -174,7 +175,7 @@ class SampleIterator(Iterator[object]):
         first.add_note("and no other sample of its batch can be made")
         raise first
 
-    def _row(self, index: int, assembler: RowAssembler) -> object:
+    def _row(self, index: int, assembler: Assembler) -> object:
         """The row at an index; documents that may be skipped leave their places empty."""
         epoch = self.progress.epoch
         codes, pieces = self._maker.codes.documents(epoch, self._codes[index : index + 1])

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from streamer.loader.batch.buffers import ArrayBuffer
 from streamer.loader.batch.collate import collate
 from streamer.loader.batch.ragged import collate_ragged, join_ragged
-from streamer.loader.rows.options import BOUNDS, DOCUMENTS, LONGEST
+from streamer.loader.rows.options import BOUNDS, DOCUMENTS, LENGTHS, LONGEST
 
 Row = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ def _joined(
     rows: Sequence[Row],
     stack: Callable[[Any], Any],
     join: Callable[[list[object], str], Mapping[Any, object]],
-    as_tensor: Callable[[npt.NDArray[np.int32]], object],
+    as_tensor: Callable[[npt.NDArray[Any]], object],
 ) -> dict[str, object]:
     """A batch.
 
@@ -55,17 +55,40 @@ def _joined(
         as_tensor: makes a tensor of an array.
     """
     first = rows[0]
+    if LENGTHS in first and BOUNDS not in first:
+        return _bucket(first, stack, join, as_tensor)
     arrays = [name for name, value in first.items() if isinstance(value, np.ndarray) and name != BOUNDS]
     batch: dict[str, object] = dict(stack([{name: row[name] for name in arrays} for row in rows]))
     batch[BOUNDS] = as_tensor(_joined_bounds(rows, len(first[DOCUMENTS])))
     batch[LONGEST] = max(row[LONGEST] for row in rows)
     for name in first.keys() - batch.keys():
-        values = [value for row in rows for value in row[name]]
-        if values and isinstance(values[0], np.ndarray):
-            batch[name] = join([{name: value} for value in values], name)[name]
-        else:
-            batch[name] = stack(values) if values else []
+        batch[name] = _of_documents(name, [value for row in rows for value in row[name]], stack, join)
     return {name: batch[name] for name in first}
+
+
+def _bucket(
+    bucket: Row,
+    stack: Callable[[Any], Any],
+    join: Callable[[list[object], str], Mapping[Any, object]],
+    as_tensor: Callable[[npt.NDArray[Any]], object],
+) -> dict[str, object]:
+    """The batch of a bucket, which is alone in its batch; arguments as of `_joined`."""
+    return {
+        name: as_tensor(value) if isinstance(value, np.ndarray) else _of_documents(name, value, stack, join)
+        for name, value in bucket.items()
+    }
+
+
+def _of_documents(
+    name: str,
+    values: list[object],
+    stack: Callable[[Any], Any],
+    join: Callable[[list[object], str], Mapping[Any, object]],
+) -> object:
+    """One value for each document: arrays as `Ragged`."""
+    if values and isinstance(values[0], np.ndarray):
+        return join([{name: value} for value in values], name)[name]
+    return stack(values) if values else []
 
 
 def _joined_bounds(rows: Sequence[Row], length: int) -> npt.NDArray[np.int32]:

@@ -16,6 +16,7 @@ Labels: TypeAlias = Literal["shifted", "same"]
 
 # What rows have besides the fields of documents.
 POSITIONS, DOCUMENTS, BOUNDS, LONGEST, LABELS = "position_ids", "document_ids", "cu_seqlens", "max_seqlen", "labels"
+LENGTHS = "lengths"
 # cross_entropy's ignore_index of torch.
 IGNORED = -100
 
@@ -65,10 +66,12 @@ class Packing:
         checks.one_of("labels", self.labels, (None, *get_args(Labels)))
         if self.fields is not None:
             object.__setattr__(self, "fields", _padded_with(self.fields))
+        if self.policy not in ("best_fit", "concat"):
+            raise ConfigError(f'policy={self.policy!r} must be "best_fit" or "concat"', field="policy")
         self.spec()
 
     def spec(self, costs: str = "") -> RowSpec:
-        """The parts that decide which tokens share a row.
+        """Returns the parts that decide which tokens share a row.
 
         Args:
             costs: identity of the measured costs.
@@ -76,10 +79,57 @@ class Packing:
         return RowSpec(self.length, self.policy, self.overflow, self.multiple_of, self.set_rows, costs)
 
     def pad(self, field: str) -> float:
-        """What a field is padded with."""
-        if isinstance(self.fields, Mapping):
-            return self.fields[field]
-        return IGNORED if field == LABELS else 0
+        """Returns what a field is padded with."""
+        return _pad(self.fields, field)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Batches of whole samples of like length, as many as a budget allows; `StreamingDataLoader(data, batch_size=1)`.
+
+    A batch has the fields padded to the longest of its samples, [samples, longest, ...], and "lengths", int32
+    [samples]. Every sample is once in an epoch, and all ranks make the same number of steps. See docs/sequences.md.
+
+    Args:
+        budget: most of samples x the longest of them, in the unit of `cost`, 16 to 2**24.
+        most: samples of a batch; None: as many as the budget allows.
+        overflow: samples longer than the budget: "error", or "drop".
+        cost: the length of each sample: as of `Packing`.
+        fields: fields that are padded along their first axis; a mapping also says with what. None: all that are as long
+            as `cost` says, padded with 0 ("labels" with -100).
+        set_rows: batches that are planned together at least: the more, the more alike the lengths of a batch.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    budget: int
+    most: int | None = None
+    overflow: Literal["error", "drop"] = "error"
+    cost: str | None = None
+    fields: Sequence[str] | Mapping[str, float] | None = None
+    set_rows: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "set_rows"):
+            object.__setattr__(self, name, checks.whole(name, getattr(self, name)))
+        if self.most is not None:
+            object.__setattr__(self, "most", checks.at_least("most", self.most, 1))
+        checks.one_of("overflow", self.overflow, ("error", "drop"))
+        if self.cost is not None:
+            object.__setattr__(self, "cost", os.path.abspath(str(checks.path("cost", self.cost))))
+        if self.fields is not None:
+            object.__setattr__(self, "fields", _padded_with(self.fields))
+        self.spec()
+
+    def spec(self, costs: str = "") -> RowSpec:
+        """Returns the parts that decide which samples share a batch; see `Packing.spec`."""
+        most = self.budget if self.most is None else self.most
+        return RowSpec(self.budget, "buckets", self.overflow, 1, self.set_rows, costs, most=most)
+
+    def pad(self, field: str) -> float:
+        """Returns what a field is padded with."""
+        return _pad(self.fields, field)
 
 
 @dataclass(frozen=True)
@@ -115,20 +165,29 @@ class Balance:
         return BalanceSpec(self.rows, *self.cost, batch)
 
 
-def as_packing(given: object) -> Packing | None:
+def as_packing(given: object) -> Packing | Buckets | None:
     """The packing of an argument, which may also be a mapping of its fields, as a file has it.
 
     Raises:
         ConfigError: something else, or an invalid value.
     """
-    if given is None or isinstance(given, Packing):
+    if given is None or isinstance(given, Packing | Buckets):
         return given
+    if isinstance(given, Mapping) and "budget" in given and set(given) <= {one.name for one in fields(Buckets)}:
+        return Buckets(**given)
     names = [one.name for one in fields(Packing)]
     if not isinstance(given, Mapping) or "length" not in given or not set(given) <= set(names):
         raise ConfigError(
-            f"packing={given!r} is not a streamer.Packing, nor its arguments: {', '.join(names)}", field="packing"
+            f"packing={given!r} is not a streamer.Packing or Buckets, nor the arguments of one: {', '.join(names)}",
+            field="packing",
         )
     return Packing(**given)
+
+
+def _pad(fields: Sequence[str] | Mapping[str, float] | None, field: str) -> float:
+    if isinstance(fields, Mapping):
+        return fields[field]
+    return IGNORED if field == LABELS else 0
 
 
 def _padded_with(given: object) -> Mapping[str, float] | tuple[str, ...]:
@@ -144,6 +203,6 @@ def _padded_with(given: object) -> Mapping[str, float] | tuple[str, ...]:
         )
     if not all(isinstance(pad, int | float) for pad in pads):
         raise ConfigError(f"fields={given!r}: fields are padded with numbers", field="fields")
-    if taken := {POSITIONS, DOCUMENTS, BOUNDS, LONGEST}.intersection(named):
+    if taken := {POSITIONS, DOCUMENTS, BOUNDS, LONGEST, LENGTHS}.intersection(named):
         raise ConfigError(f"fields={given!r}: rows have {', '.join(sorted(taken))} of their own", field="fields")
     return dict(given) if isinstance(given, Mapping) else named

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ManifestCorruptError, ManifestError
-from streamer.loader.rows.options import Packing
+from streamer.loader.rows.options import Buckets, Packing
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.staging import settle_file, workplace
 from streamer.order.rows import RowContent, Rows, RowSpec, Sets, chunks_per_set, make_sets, row_counts
@@ -235,7 +235,7 @@ class RowsRecipe(msgspec.Struct, frozen=True, kw_only=True):
         table: file of the table.
     """
 
-    packing: Packing
+    packing: Packing | Buckets
     spec: RowSpec
     shuffle: bool
     table: Path

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from streamer.annotations.join import JoinRules
 from streamer.loader.rows.costs import DocumentCosts
-from streamer.loader.rows.options import Packing
+from streamer.loader.rows.options import Buckets, Packing
 from streamer.loader.rows.planned import Documents, PlannedRows, RowsRecipe, find_table
 from streamer.loader.samples.maker import SampleRules
 from streamer.manifest.reader_lock import open_held
@@ -56,7 +56,7 @@ class OpenedDataset:
             opened.rows = PlannedRows(rows, opened._documents(rows.packing, shuffle=rows.shuffle)[0])
         return opened
 
-    def pack(self, packing: Packing, spare: Path, *, shuffle: bool) -> None:
+    def pack(self, packing: Packing | Buckets, spare: Path, *, shuffle: bool) -> None:
         """Plans the rows of the samples, which are the samples of the order from then on.
 
         Args:
@@ -73,7 +73,7 @@ class OpenedDataset:
         table = find_table(folder if os.access(folder, os.W_OK) else spare, spec, documents)
         self.rows = PlannedRows(RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=table), documents)
 
-    def _documents(self, packing: Packing, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
+    def _documents(self, packing: Packing | Buckets, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
         costs = DocumentCosts(self.manifest, packing.cost, tuple(packing.fields or ()))
         documents = Documents(
             manifest_digest=self.manifest.digest,

@@ -22,9 +22,9 @@ from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
 from streamer.loader.batch.ragged import collate_ragged
 from streamer.loader.contracts import ChunkUnreadableError, Collate
-from streamer.loader.rows.assemble import RowAssembler
+from streamer.loader.rows.bucket import assembler_of
 from streamer.loader.rows.collate import collate_row_buffers
-from streamer.loader.rows.options import Packing
+from streamer.loader.rows.options import Buckets, Packing
 from streamer.loader.rows.planned import Pieces
 from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
@@ -57,7 +57,7 @@ class MakerRules(msgspec.Struct, frozen=True):
     on_error: OnError = "raise"
     seed_globals: bool = True
     ragged: tuple[str, ...] = ()
-    packing: Packing | None = None
+    packing: Packing | Buckets | None = None
 
     @property
     def own_collate(self) -> bool:
@@ -122,7 +122,7 @@ class BatchMaker:
         self._predicted: dict[str, PredictedLayout] | None = {} if takes_rows else None
         self._seeds_samples = rules.seed_globals and source.draws
         self._user_code = SeededCode(source.user_code)
-        self._assembler = None if rules.packing is None else RowAssembler(rules.packing)
+        self._assembler = None if rules.packing is None else assembler_of(rules.packing)
         self._collate_code = SeededCode((rules.collate_fn,))
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from streamer.order.hashing import TAG_COMPANION, TAG_PACKED, Integers, Words, fold, fold_each
 from streamer.order.rows.best_fit import best_fit, best_fit_in, spread
+from streamer.order.rows.buckets import buckets
 from streamer.order.rows.concat import concat
 from streamer.order.rows.items import Items, items_of, kept_costs, padded
 from streamer.order.rows.sets import Sets
@@ -64,6 +65,9 @@ class RowContent:
         """
         spec, seed = self._spec, self._seed
         kept = kept_costs(costs, spec)
+        if spec.policy == "buckets":
+            words = documents if seed is None else fold_each(fold(seed, TAG_COMPANION, epoch), documents)
+            return Rows(*_buckets(spec, kept, words))
         if spec.policy == "concat":
             order = np.arange(len(kept))
             if seed is not None:
@@ -115,7 +119,15 @@ def _count(spec: RowSpec, costs: Integers) -> int:
     kept = kept_costs(costs, spec)
     if spec.policy == "concat":
         return -(-int(padded(kept, spec).sum()) // spec.length)
+    if spec.policy == "buckets":
+        return len(_buckets(spec, kept, kept)[1]) - 1
     return best_fit(padded(items_of(kept, spec.length).size, spec), spec.length)[1]
+
+
+def _buckets(spec: RowSpec, kept: Integers, words: Integers | Words) -> tuple[Items, Integers]:
+    """The documents by size, descending, those of equal size by a word of each, in buckets."""
+    assert isinstance(spec.most, int), "buckets have a limit"
+    return buckets(kept, np.lexsort((words, -kept)), spec.length, spec.most)
 
 
 def _gather(items: Items, row: Integers, count: int) -> Rows:

@@ -8,7 +8,7 @@ import msgspec
 
 from streamer.errors import ConfigError
 
-Policy: TypeAlias = Literal["best_fit", "concat"]
+Policy: TypeAlias = Literal["best_fit", "concat", "buckets"]
 Overflow: TypeAlias = Literal["split", "truncate", "drop", "error"]
 
 # Raised whenever the same parts would give other rows; part of every order_id with rows.
@@ -22,13 +22,14 @@ class RowSpec(msgspec.Struct, frozen=True):
     Attributes:
         length: C, tokens of a row.
         policy: "best_fit": no document that fits into a row is cut; "concat": documents one after the other, cut at
-            the end of each row.
+            the end of each row; "buckets": whole documents of like length, each taking as much as the longest.
         overflow: what becomes of documents longer than a row: "split" into pieces, "truncate" to the first `length`
             tokens, "drop", or "error".
         multiple_of: every item takes a multiple of this in its row; divides `length`.
         set_rows: rows that a set has at least, so far as the dataset has them.
         costs: where the costs come from: "" for the format, else the name and digest of a measured column.
         version: of the rules.
+        most: documents of a row, with "buckets"; left out of the parts of all other rows.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -41,6 +42,7 @@ class RowSpec(msgspec.Struct, frozen=True):
     set_rows: int = 256
     costs: str = ""
     version: int = ROWS_FORMAT
+    most: int | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         for name, given, words in (("policy", self.policy, Policy), ("overflow", self.overflow, Overflow)):
@@ -57,6 +59,8 @@ class RowSpec(msgspec.Struct, frozen=True):
             )
         if self.set_rows < 1:
             raise ConfigError(f"Packing: set_rows={self.set_rows} must be at least 1", field="set_rows")
+        if (self.most is msgspec.UNSET) == (self.policy == "buckets") or (self.most != msgspec.UNSET and self.most < 1):
+            raise ConfigError(f"Buckets: most={self.most} must be at least 1", field="most")
         if self.version != ROWS_FORMAT:
             raise ConfigError(
                 f"rows of version {self.version} cannot be made; this streamer makes those of version {ROWS_FORMAT}: "
@@ -66,4 +70,5 @@ class RowSpec(msgspec.Struct, frozen=True):
 
     def parts(self) -> dict[str, str | int]:
         """The parts by the names that messages use, plain values."""
-        return {f"packing.{name}": getattr(self, name) for name in self.__struct_fields__}
+        parts = msgspec.structs.asdict(self)
+        return {f"packing.{name}": value for name, value in parts.items() if value is not msgspec.UNSET}
