@@ -193,7 +193,7 @@ def test_a_bad_file_names_itself_and_the_reason(opened: Open, folder: Path, tmp_
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_metadata_beside_pictures_is_found(opened: Open, tmp_path: Path, kind: str) -> None:
-    """As Hugging Face has it: it is no sample; the name of the format leaves it out."""
+    """As Hugging Face has it: it is not a sample; the name of the format leaves it out."""
     data = tmp_path / "pictures"
     data.mkdir()
     for number in range(6):

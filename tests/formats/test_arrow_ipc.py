@@ -206,7 +206,7 @@ def test_a_null_view_of_negative_length(kind, nested):
 
 
 def test_names():
-    """Found by itself; the caches of datasets are no samples."""
+    """Found by itself; the caches of datasets are not samples."""
     saved = ["data-00000-of-00001.arrow", "state.json", "dataset_info.json", "cache-3fa9.arrow"]
     assert detect(saved) == "arrow"
     assert [ArrowIPC().accepts(key) for key in (*saved, "x.feather", "x.ipc")] == [True, *[False] * 3, True, True]

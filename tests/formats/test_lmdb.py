@@ -225,7 +225,7 @@ def test_records_of_others():
 
 
 def test_names():
-    """Found by itself; the lock is no sample."""
+    """Found by itself; the lock is not a sample."""
     assert detect(["train/data.mdb", "train/lock.mdb"]) == "lmdb"
     assert detect(["a.lmdb", "b.lmdb"]) == "lmdb"
     assert [LMDB().accepts(key) for key in ("x/data.mdb", "x/lock.mdb", "a.lmdb", "a.lmdb-lock", ".a.lmdb")] == [

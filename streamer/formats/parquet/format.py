@@ -133,12 +133,11 @@ def _read_end(record: ObjectRecord, known: bytes = b"") -> Reading[tuple[Tail, F
     start, stop = size - length - TAIL_BYTES, size - len(content)
     if start < stop:
         content = bytes((yield from read_range(max(0, start - _FIRST_READ), stop, record))) + content
-    data_stop = size - TAIL_BYTES - length
     try:
-        footer = read_footer(content[-TAIL_BYTES - length : -TAIL_BYTES], data_stop)
+        footer = read_footer(content[-TAIL_BYTES - length : -TAIL_BYTES], start)
     except DamagedError as error:
-        raise damaged(record, f"in the footer, {error}", data_stop + error.offset) from error
-    return Tail(content, size - len(content), data_stop), footer
+        raise damaged(record, f"in the footer, {error}", start + error.offset) from error
+    return Tail(content, size - len(content), start), footer
 
 
 def _footer_length(record: ObjectRecord, content: bytes) -> int:

@@ -46,7 +46,7 @@ def test_field_name(name, unified):
 
 @pytest.mark.parametrize(("key", "taken"), [("a/b.jpg", True), ("a/b", True), ("a/", False), ("a/.DS_Store", False)])
 def test_accepts(key, taken):
-    """Hidden files and folder markers are no samples."""
+    """Hidden files and folder markers are not samples."""
     assert Folder().accepts(key) is taken
 
 

@@ -74,7 +74,7 @@ def test_sizes_from_8_gib_are_base_256():
 
 
 def test_directories_links_and_devices_have_no_content():
-    """What is no file is an entry of one header, whatever its size field says."""
+    """An entry that is not a file has one header, whatever its size field says."""
     kinds = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
     infos = []
     for number, kind in enumerate(kinds):
