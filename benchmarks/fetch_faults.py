@@ -367,13 +367,19 @@ async def credentials(stage: Stage) -> list[Row]:
 
 
 async def one_object(stage: Stage) -> list[Row]:
-    """One object that always fails while the others are read: its error and how long it took."""
+    """One object that always fails while the others are read: its error and how long it took.
+
+    Refusals (503) are waited for as an outage is: `outage_seconds`, here 10.
+    """
     rows = []
     for fault in ("p_503", "p_reset", "p_stall", "p_stall_body"):
         options = (*S3_PROFILE, "--total-mbps", "300", "--stall-s", "600", "--fault-prefix", "/bucket/bad/")
         with stage.simulator(*options) as store:
             store.set(**{fault: 1})
-            async with stage.loading(store.options) as load, asyncio.TaskGroup() as group:
+            async with (
+                stage.loading(store.options, replace(DEFAULT, outage_seconds=10)) as load,
+                asyncio.TaskGroup() as group,
+            ):
                 await load.read(islice(load.chunks(), WARM_CHUNKS))
                 others = group.create_task(load.read_for(40, load.chunks(), width=16))
                 begin, bad = _now(), Deliveries()

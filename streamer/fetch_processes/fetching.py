@@ -100,7 +100,8 @@ class Fetching:
             while True:
                 if busy or self._requests:
                     self._send(self._report())
-                busy = bool(self._requests)
+                # Memory that the engine has may be given back after the last answer.
+                busy = bool(self._requests or self._sent)
                 await asyncio.sleep(_REPORT_SECONDS)
 
     # ------------------------------------------------------------ messages

@@ -98,14 +98,19 @@ async def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
 
 @asynccontextmanager
 async def reading(
-    folder: Path, processes: int, cache_bytes: int = 4_000_000, *, processes_by_load: bool = False
+    folder: Path,
+    processes: int,
+    cache_bytes: int = 4_000_000,
+    *,
+    processes_by_load: bool = False,
+    chunk_bytes: int = 300_000,
 ) -> AsyncIterator[tuple[Engine, Reader]]:
     """An engine whose processes are ready, with room for half of the data."""
     cache = CacheConfig(directory=folder.parent / "cache", limit_bytes=cache_bytes)
     config = EngineConfig(cache=cache, settle_seconds=0.0, fetch_processes=None if processes_by_load else processes)
     async with Engine(config) as engine:
         await until(lambda: len(engine.fetch_pool.pids) == processes)
-        request = ManifestRequest(urls=(str(folder),), chunk_bytes=300_000)
+        request = ManifestRequest(urls=(str(folder),), chunk_bytes=chunk_bytes)
         digest = await engine.manifest(request, lambda text, done, total: None)
         yield engine, Reader(engine, digest, folder)
         await until(lambda: not len(engine.in_flight))
@@ -197,6 +202,16 @@ async def test_a_fetch_that_is_cancelled_gives_its_memory_back(folder: Path) -> 
             assert bytes(fetched.parts[0]) == b"".join((folder / name).read_bytes() for name in names)
         await until(lambda: engine.fetch_pool.statistics()["reserved_bytes"] == 0)
         assert engine.fetch_pool.crashes == 0
+
+
+async def test_memory_that_is_given_back_late_is_no_longer_reserved(folder: Path) -> None:
+    """As that of a chunk which a recoder holds for seconds: the process reports once more."""
+    async with reading(folder, 1, cache_bytes=64_000_000, chunk_bytes=2_000_000) as (engine, _):
+        dataset = engine.datasets.all()[0]
+        with contextlib.closing(await engine.sources.store.fetch(Fetch(dataset.key(0), dataset, 0))):
+            await asyncio.sleep(2.5)
+            assert engine.fetch_pool.statistics()["reserved_bytes"] > 1_000_000
+        await until(lambda: engine.fetch_pool.statistics()["reserved_bytes"] == 0, 5)
 
 
 async def test_a_missing_object_is_the_error_of_its_store(folder: Path) -> None:
