@@ -41,13 +41,7 @@ class Connection:
     """
 
     def __init__(
-        self,
-        path: Path,
-        job: str,
-        token: str = "",
-        timeout_seconds: float | None = None,
-        *,
-        protocol: int = PROTOCOL,
+        self, path: Path, job: str, token: str = "", timeout_seconds: float | None = None, *, protocol: int = PROTOCOL
     ) -> None:
         self.pid = os.getpid()
         self._protocol = protocol
@@ -68,8 +62,7 @@ class Connection:
         except PermissionError as error:
             self.close()
             raise EngineUnavailableError(
-                f"no permission to connect to the engine at {path}; is this user in its group?",
-                path=str(path),
+                f"no permission to connect to the engine at {path}; is this user in its group?", path=str(path)
             ) from error
         except OSError as error:
             self.close()

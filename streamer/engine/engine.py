@@ -209,10 +209,7 @@ class Engine:
     # ------------------------------------------------------------ sessions
 
     def open_session(
-        self,
-        request: SessionRequest,
-        on_ready: Callable[[int, int], None],
-        on_error: Callable[[StreamerError], None],
+        self, request: SessionRequest, on_ready: Callable[[int, int], None], on_error: Callable[[StreamerError], None]
     ) -> EngineSession:
         """A consumer begins.
 

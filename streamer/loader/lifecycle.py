@@ -133,12 +133,7 @@ class SupplyOwner:
     def _build(self, prepared: RankStream) -> Supply:
         s = self.settings
         rules = MakerRules(
-            prepared.seed,
-            s.collate_fn,
-            prepared.skip_rules.on_error,
-            s.own_generators,
-            s.ragged,
-            prepared.packing,
+            prepared.seed, s.collate_fn, prepared.skip_rules.on_error, s.own_generators, s.ragged, prepared.packing
         )
         if s.workers is None:
             supply = InlineSupply(prepared, rules, s.span)

@@ -24,10 +24,7 @@ _INSTEAD: dict[str, tuple[tuple[object, ...], str]] = {
         (None,),
         "the order belongs to the dataset: shuffle= and seed= of StreamingDataset; for a part of it, dataset.select()",
     ),
-    "batch_sampler": (
-        (None,),
-        "batches follow the dataset's order: batch_size= here, shuffle= of StreamingDataset",
-    ),
+    "batch_sampler": ((None,), "batches follow the dataset's order: batch_size= here, shuffle= of StreamingDataset"),
     "pin_memory_device": (("", None), "write device=, to which batches are then copied"),
     "prefetch_factor": ((None,), "write prefetch_batches=, the batches of all workers together"),
     "persistent_workers": ((True,), "workers always run as long as the loader; end them with loader.close()"),
@@ -37,10 +34,7 @@ _INSTEAD: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "generator": ((None,), "write seed= of StreamingDataset; a transform's parameter `rng` is seeded from it"),
     "in_order": ((True,), "batches always arrive in the order of the dataset"),
-    "threads_per_worker": (
-        (None,),
-        "a worker makes one batch at a time; use more num_workers",
-    ),
+    "threads_per_worker": ((None,), "a worker makes one batch at a time; use more num_workers"),
 }
 
 

@@ -40,20 +40,9 @@ _FIXES = {
     "packing": "pass packing= as the run had it",
     "balance": "pass balance= as the run had it",
 }
-_PARTS: dict[str, type] = {
-    "manifest": str,
-    "seed": int,
-    "shuffle": str,
-    "lanes": int,
-    "window": int,
-    "cut": str,
-}
+_PARTS: dict[str, type] = {"manifest": str, "seed": int, "shuffle": str, "lanes": int, "window": int, "cut": str}
 _PLACE: dict[str, type] = {"epoch": int, "position": int, "global_batch": int}
-_KINDS = {
-    "": "a single dataset",
-    "mix": "a MixedDataset",
-    "growing": "a StreamingDataset with growing=",
-}
+_KINDS = {"": "a single dataset", "mix": "a MixedDataset", "growing": "a StreamingDataset with growing="}
 
 
 class Resume(msgspec.Struct, frozen=True):

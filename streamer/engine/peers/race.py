@@ -14,9 +14,7 @@ FromStore = Fetched | SharedBytes
 
 
 async def race(
-    peer: Coroutine[Any, Any, Received | None],
-    late: asyncio.Event,
-    store: Callable[[], Coroutine[Any, Any, FromStore]],
+    peer: Coroutine[Any, Any, Received | None], late: asyncio.Event, store: Callable[[], Coroutine[Any, Any, FromStore]]
 ) -> Received | FromStore | None:
     """Returns what the peer brings, or the store, if it is faster than a late peer or the late peer brings nothing.
 

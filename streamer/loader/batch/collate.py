@@ -22,9 +22,7 @@ from streamer.loader.batch.buffers import ArrayBuffer, Buffer, StackBuffer, Stri
 Samples = Sequence[object]
 
 # The dtypes that torch.as_tensor takes from numpy (2.13); for others torch raises its own error.
-_TORCH_KINDS: Final = frozenset(
-    ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"],
-)
+_TORCH_KINDS: Final = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
 
 
 def collate(samples: Samples) -> object:

@@ -107,12 +107,7 @@ class Ring:
     """
 
     def __init__(
-        self,
-        limits: Limits,
-        on_fence: Callable[[], None],
-        pinner: Pinner | None = None,
-        *,
-        poison: bool = False,
+        self, limits: Limits, on_fence: Callable[[], None], pinner: Pinner | None = None, *, poison: bool = False
     ) -> None:
         self.fencing = False
         self._limits = limits

@@ -158,13 +158,7 @@ class StreamReader:
         return any(maker.takes_rows for maker in self._maker.every())
 
     def begin(
-        self,
-        epoch: int,
-        ordinals: Integers,
-        rows: Rows | None,
-        at: Callable[[int], None],
-        *,
-        documents: bool = False,
+        self, epoch: int, ordinals: Integers, rows: Rows | None, at: Callable[[int], None], *, documents: bool = False
     ) -> None:
         """Begins a batch, whose samples `load_at` makes: locates them, and reads raw arrays and raw bytes to the slot.
 

@@ -131,12 +131,7 @@ class BatchMaker:
             self._source.set_rounds(rounds)
 
     def load(
-        self,
-        epoch: int,
-        batch: int,
-        task: int = 0,
-        left_out: frozenset[int] = frozenset(),
-        memory: Bytes | None = None,
+        self, epoch: int, batch: int, task: int = 0, left_out: frozenset[int] = frozenset(), memory: Bytes | None = None
     ) -> Loaded:
         """Loads the samples of a batch.
 

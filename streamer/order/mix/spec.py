@@ -73,13 +73,7 @@ class MixMember(msgspec.Struct, frozen=True):
         """The parts by name, but for those of the mix."""
         order = self.order.parts()
         del order["lanes"]
-        return {
-            **order,
-            "samples": self.samples,
-            "passes": self.passes,
-            "origin": self.origin,
-            "turn": self.turn,
-        }
+        return {**order, "samples": self.samples, "passes": self.passes, "origin": self.origin, "turn": self.turn}
 
 
 class MixSpec(msgspec.Struct, frozen=True, dict=True):
