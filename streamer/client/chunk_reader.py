@@ -98,7 +98,7 @@ class ChunkReader:
             table = self._tables.get(chunk)
             if table is None:
                 table = self._table(descriptor, path, chunk)
-            for run in _runs(sorted(wanted, key=_sample)):
+            for run in _runs(sorted(wanted, key=lambda target: target[0].sample)):
                 _read_run(descriptor, path, local_bytes, table, run)
         except IntegrityError:
             # They may be the wrong part.
@@ -206,10 +206,6 @@ def _runs(wanted: Sequence[_Target]) -> Iterator[list[_Target]]:
         sample, stop = item.sample + 1, item.stop
     if run:
         yield run
-
-
-def _sample(target: _Target) -> int:
-    return target[0].sample
 
 
 def _read_run(descriptor: int, path: str, local_bytes: int, table: bytes, run: Sequence[_Target]) -> None:

@@ -174,7 +174,8 @@ class Scheduler:
         try:
             answer = self._policy.need(session.parts.names[part], local, blocking=progress.is_blocking(use))
         except CacheFullError as error:
-            if not self._others_can_release(session):
+            # All is open. Another reader with steps to read releases chunks after them.
+            if not any(other is not session and other.can_progress for other in self._sessions.values()):
                 session.fail(error)
             return False
         if isinstance(answer, Hit):
@@ -200,10 +201,6 @@ class Scheduler:
         """The session has all that it was planned with, and another job waits for room."""
         others_ask = bool(self._asking - {session.owner})
         return others_ask and session.fill >= 1.0 and not session.progress.is_blocking(use)
-
-    def _others_can_release(self, session: EngineSession) -> bool:
-        """Whether all is open, but another reader has steps to read, after which it releases chunks."""
-        return any(other is not session and other.can_progress for other in self._sessions.values())
 
     def _open_local(self, session: EngineSession) -> None:
         for use in session.progress.openable():

@@ -88,8 +88,9 @@ class Roster:
             address.since = now
         address.facts, address.answered_at = facts, now
         # Not of an address that an engine has left: the older one must still answer.
-        newer = (other.facts for other in self._addresses.values() if other.since > address.since)
-        if any(_is_copy(facts, other) for other in (self._me, *newer) if other is not None):
+        newer = [other.facts for other in self._addresses.values() if other.since > address.since]
+        same = [other for other in (self._me, *newer) if other is not None and other.id == facts.id]
+        if any(other.instance != facts.instance for other in same):
             self._warn(
                 name,
                 f"has the cache folder id {facts.id} of another peer, because its disk was copied from that one's: "
@@ -113,7 +114,3 @@ class Roster:
 
 def _is_due(address: Address, now: float) -> bool:
     return address.facts is None or now - address.asked_at >= ASK_SECONDS or address.listed_at < address.asked_at
-
-
-def _is_copy(facts: Facts, other: Facts) -> bool:
-    return facts.id == other.id and facts.instance != other.instance

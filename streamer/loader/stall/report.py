@@ -148,7 +148,8 @@ class StallReport:
         """The bottleneck with its figures and advice."""
         if self.bottleneck in (Bottleneck.NOTHING, Bottleneck.NOT_BOUND):
             return f"{self.bottleneck}: {self.share:.1%} waiting"
-        return f"input-bound ({self.share:.0%} waiting): {self.bottleneck}, {self._parts(2)}; {self.advice}"
+        largest = ", ".join(f"{cause} {share:.0%}" for cause, share in list(self.waiting.items())[:2])
+        return f"input-bound ({self.share:.0%} waiting): {self.bottleneck}, {largest}; {self.advice}"
 
     def __str__(self) -> str:
         """Returns one line, for the log."""
@@ -187,9 +188,6 @@ class StallReport:
         """Returns `scalars`, bottleneck and advice by dotted names, as a structured log has them."""
         figures = {f"streamer.{name.replace('/', '.')}": value for name, value in self.scalars().items()}
         return {**figures, "streamer.stall.bottleneck": str(self.bottleneck), "streamer.stall.advice": self.advice}
-
-    def _parts(self, count: int) -> str:
-        return ", ".join(f"{cause} {share:.0%}" for cause, share in list(self.waiting.items())[:count])
 
 
 def compare(before: Snapshot, after: Snapshot) -> StallReport:

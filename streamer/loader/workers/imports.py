@@ -33,7 +33,9 @@ def needed_modules(objects: Iterable[object]) -> list[str]:
     words: set[str] = set()
     for thing in objects:
         words.update(_words(thing))
-    referred = {name for name in _imported(words) if not _is_sent(name)}
+    # The code of these modules is part of each pickle, so no process has to import them.
+    sent = tuple(f"{name}." for name in cloudpickle.list_registry_pickle_by_value())
+    referred = {name for name in _imported(words) if not f"{name}.".startswith(sent)}
     inside = {word for name in referred if not _is_library(name) for word in _imported_by_functions(name)}
     names = {name for name in referred | _imported(inside) if not name.startswith("streamer.")}
     order = {name: at for at, name in enumerate(sys.modules)}
@@ -56,11 +58,6 @@ def _imported(words: Iterable[str]) -> set[str]:
     """The words that are names of modules which can be imported elsewhere."""
     modules = ((word, sys.modules.get(word)) for word in words)
     return {word for word, module in modules if getattr(module, "__spec__", None) is not None}
-
-
-def _is_sent(name: str) -> bool:
-    """Whether the code of the module is part of each pickle, so that no process has to import it."""
-    return any(f"{name}.".startswith(f"{sent}.") for sent in cloudpickle.list_registry_pickle_by_value())
 
 
 def _is_library(name: str) -> bool:
