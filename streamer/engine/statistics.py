@@ -96,7 +96,7 @@ def engine_statistics(engine: Engine) -> Values:
             islice((row for one in engine.sessions.values() for row in _members(engine, one)), _SHOWN_MEMBERS)
         ),
         **_store(engine, fetch),
-        **engine.fetch_pool.own_statistics(),
+        **engine.fetch_pool.process_statistics(),
         **_first_bytes(engine.fetchers.first_bytes().plus(engine.fetch_pool.first_bytes())),
         **(engine.peer_statistics() if engine.peer_statistics is not None else {}),
     }

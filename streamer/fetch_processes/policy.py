@@ -50,7 +50,7 @@ def most_processes(cores: int) -> int:
     return min(MOST_PROCESSES, cores // CORES_EACH)
 
 
-class Count:
+class ProcessCount:
     """Decides how many processes there are.
 
     Args:
@@ -65,7 +65,7 @@ class Count:
         self._fetched_at = float("-inf")
 
     def __repr__(self) -> str:
-        return f"Count(fixed={self._fixed}, most={self._most})"
+        return f"ProcessCount(fixed={self._fixed}, most={self._most})"
 
     @property
     def most(self) -> int:

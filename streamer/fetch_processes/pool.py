@@ -25,7 +25,7 @@ from streamer.fetch.fetcher_set import FetcherSet
 from streamer.fetch.outage import AGAIN_SECONDS
 from streamer.fetch.statistics import COUNTS, Histogram, merged
 from streamer.fetch_processes.messages import Bring, Limits, OpenDataset, Setup
-from streamer.fetch_processes.policy import Bounds, Count, Load, Refusals, most_processes
+from streamer.fetch_processes.policy import Bounds, Load, ProcessCount, Refusals, most_processes
 from streamer.fetch_processes.process import FetchProcess, LocalError, ProcessEndedError, SharedBytes
 
 logger = logging.getLogger(__name__)
@@ -34,17 +34,17 @@ LOOK_SECONDS = 0.5
 # A process that has chunks and says nothing for this long is killed: it reports once a second. Counted in looks, which
 # stand still while this process does not run.
 SILENT_SECONDS = 6.0
-# An interpreter with its imports takes .4 s of CPU (2026-11-25), on a busy machine many times as long.
+# An interpreter with its imports takes 0.4 s of CPU (2026-11-25), on a busy machine many times as long.
 START_SECONDS = 60.0
-# A process gets so many times its window: the window grows only while requests wait for it.
+# Requests that a process is handed at once, in its windows: a window grows only while requests wait for it.
 HANDED_WINDOWS = 2
-# A chunk that is handed out has windows of requests before it anyway. With .05 s, ordering 250 waiting chunks was half
-# of the loop's work (2026-11-26).
+# The order of the waiting chunks may be this old: a chunk that is handed out waits behind others anyway. With 0.05 s,
+# ordering 250 of them was half of the loop's work (2026-11-26).
 QUEUE_FRESH_SECONDS = 0.25
-# A chunk that this many processes have ended with is what ends them. From the second try on such chunks go one by one,
-# so that one of them does not take the others with it.
+# After this many processes ended while they had a chunk, it is blamed and fails. From the second try on such chunks are
+# handed out one by one, so that one of them does not make the others fail.
 MOST_CRASHES = 6
-# The loop fetches after so many of them.
+# After this many failed starts in a row the engine's loop fetches.
 MOST_FAILED_STARTS = 3
 # A process that ends before it has brought anything is replaced after 1 s, 2 s, ... 60 s.
 _MOST_PAUSE_SECONDS = 60.0
@@ -68,7 +68,7 @@ class Wanted(msgspec.Struct, frozen=True):
     owner: Owner
 
 
-class Sample(msgspec.Struct, frozen=True):
+class Reading(msgspec.Struct, frozen=True):
     """Holds the counters and levels of one moment, in seconds and requests; see `Load`."""
 
     at: float
@@ -80,8 +80,8 @@ class Sample(msgspec.Struct, frozen=True):
     requests: int
     throttled: int
 
-    def since(self, before: Sample) -> Load:
-        """Returns what happened between two samples."""
+    def since(self, before: Reading) -> Load:
+        """Returns what happened between two readings."""
         seconds = max(self.at - before.at, 1e-3)
         return Load(
             loop_share=(self.loop_seconds - before.loop_seconds) / seconds,
@@ -101,7 +101,7 @@ class FetchPool:
         fetchers: the engine's own fetchers, which get their part of the bounds.
         folder: the cache folder, in which chunks are published.
         notify: called with the key of storage options and a sentence, when a store has served nothing for a while.
-        guarded: see `UrlAllowlist`.
+        guarded: whether stores refuse what is of this machine; see `store.UrlAllowlist`.
 
     Attributes:
         crashes: number of processes that ended by themselves, or were killed because they did not answer.
@@ -126,7 +126,7 @@ class FetchPool:
         self._notify = notify
         self._guarded = guarded
         self._bounds = Bounds(config.window_max, fetchers.memory.gate.limit)
-        self._count = Count(processes, most_processes(usable_cores()))
+        self._count = ProcessCount(processes, most_processes(usable_cores()))
         self._refusals = Refusals()
         # Whether the processes that take chunks are to find out anew which rates stores permit.
         self._unpaced = False
@@ -145,7 +145,7 @@ class FetchPool:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._last = self._sample()
+        self._last = self._reading()
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._watching = self._tasks.create_task(self._watch(), name="fetch processes")
@@ -166,7 +166,7 @@ class FetchPool:
         return any(process.ready for process in self._processes)
 
     async def publish(self, wanted: Wanted) -> None:
-        """Returns when the file of a chunk is in the folder; its bytes are reserved.
+        """Returns when the file of a chunk is in the folder. The caller has reserved its bytes.
 
         Raises:
             LocalError: the disk, the folder or the manifest is at fault.
@@ -252,15 +252,15 @@ class FetchPool:
     def _look(self) -> None:
         """Ends processes that do not answer; starts and ends others as the load wants it."""
         now, before = self._loop.time(), self._last
-        self._last = sample = self._sample()
+        self._last = reading = self._reading()
         for process in self._processes:
             process.look()
             if process.silent_looks * LOOK_SECONDS > (SILENT_SECONDS if process.ready else START_SECONDS):
                 logger.warning("%r does not answer: it is killed, and its chunks are fetched by others", process)
                 process.end()
-        load = sample.since(before)
+        load = reading.since(before)
         self.loop_share = load.loop_share
-        self._look_for_refusals(sample.requests - before.requests, sample.throttled - before.throttled)
+        self._look_for_refusals(reading.requests - before.requests, reading.throttled - before.throttled)
         # A chunk that was given to the pool is not given back to the loop.
         wanted = max(self._count.wanted(load, len(self._processes), now), min(self._bringing, 1))
         if len(self._processes) < wanted and now >= self._not_before:
@@ -285,11 +285,11 @@ class FetchPool:
             for process in taking:
                 process.pace_anew()
 
-    def _sample(self) -> Sample:
+    def _reading(self) -> Reading:
         counts, processes = self._counts(), [process for process in self._processes if process.ready]
         own = self._fetchers.statistics()
         now = time.monotonic()
-        return Sample(
+        return Reading(
             at=now,
             loop_seconds=time.thread_time(),
             idle_seconds=(idle_core_seconds(now) or 0.0) if self._count.by_load else 0.0,
@@ -380,7 +380,7 @@ class FetchPool:
         """Returns the times to first byte of all processes since the start."""
         return reduce(Histogram.plus, [process.first_bytes for process in self._processes], self._past_first_bytes)
 
-    def own_statistics(self) -> dict[str, int | float]:
+    def process_statistics(self) -> dict[str, int | float]:
         """Returns how many processes there are and may be, and the CPU time of processes and loop."""
         cpu_seconds = self._past_cpu_seconds + sum(process.report.cpu_seconds for process in self._processes)
         return {

@@ -16,7 +16,7 @@ from streamer.errors import ConfigError
 from streamer.formats.base import Format
 from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.rank.arguments import Index, Order, Skip, Url, instance_of
+from streamer.loader.rank.arguments import Index, Order, Skip, Url, given_or_default
 from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.member import Member
@@ -58,7 +58,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         cache_bytes: limit, as bytes or "200GB"; "auto": 80 % of the free space. For an engine that this process starts.
         engine: "unix:/path" of a running engine; "inline": one that is started runs in this process, in a thread; None:
             $STREAMER_ENGINE, else one is started as a process of its own.
-        shuffle: True or "block", "sample" (see the docs for its price), False (in the order of the urls, of the keys
+        shuffle: True or "block", "sample" (docs/order.md has its price), False (in the order of the urls, of the keys
             below each, and of the entries of a tar).
         seed: fixes the order, and the `rng` of transforms.
         order: what else fixes the order, what becomes of the last batch, and which rank reads what: an `Order`. Rarely
@@ -77,7 +77,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
         annotations: the url of a file with labels, boxes or texts of the samples, which are joined by key; with
             options: `Annotations`. None: the metadata.csv, .jsonl or .parquet beside the files, as Hugging Face has it.
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or transformed,
-            marked as a repeat; up to 100 samples, `Skip(budget=...)` for more or fewer.
+            marked as a repeat; up to 100 samples, `Skip(budget=...)` for more or fewer. With `packing=` nothing
+            replaces a document.
         rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
         removed: arguments of earlier versions, which are refused with their new names.
 
@@ -85,7 +86,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         ConfigError: an invalid argument.
     """
 
-    # The dataset, of which a mix may be made.
+    # What a mix takes of this dataset.
     _member: Member
 
     def __init__(
@@ -124,7 +125,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             engine=engine,
             shuffle=shuffle,
             seed=seed,
-            order=instance_of("order", order, Order),
+            order=given_or_default("order", order, Order),
             batch_size=batch_size,
             growing=growing,
             packing=as_packing(packing),
@@ -147,7 +148,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     @property
     def samples(self) -> int:
-        """Number of samples, over all ranks."""
+        """Number of samples, or of documents with `packing=`, over all ranks; see `rows`."""
         return self._member.samples
 
     @property
@@ -168,7 +169,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """Class name -> "label"."""
+        """The label of each class, by name."""
         return {name: number for number, name in enumerate(self.classes)}
 
     @property
@@ -177,7 +178,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         return self._member.annotation_classes()
 
     def __getitem__(self, index: int) -> object:
-        """Reads one sample by a small ranged read. For inspection, not for training: it bypasses the cache's plan.
+        """Reads one sample by a small ranged read. For inspection, not for training: it is not part of any schedule.
 
         Args:
             index: 0..samples-1 in the order of the manifest (of raw files by key with shuffle=False, else by a hash),

@@ -14,7 +14,7 @@ from streamer.errors import ConfigError, StreamerError
 from streamer.loader import checks
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.rank.arguments import Order, Skip, instance_of
+from streamer.loader.rank.arguments import Order, Skip, given_or_default
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.mix_options import MixOptions, check_keys, check_members, check_names, grouped, read_mix
 from streamer.loader.rank.mixing import Mixing
@@ -82,7 +82,7 @@ class MixedDataset(EpochDataset):
             seed=seed,
             source_key=source_key,
             batch_size=batch_size,
-            order=instance_of("order", order, Order),
+            order=given_or_default("order", order, Order),
             on_error=on_error,
             rank=rank,
             world_size=world_size,

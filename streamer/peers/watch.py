@@ -18,7 +18,7 @@ _LATE_SECONDS = 0.25
 _MOST_LATE_SECONDS = 1.0
 # A body that comes more slowly is late, and a peer that sends less to all requests together is silent.
 _LEAST_BYTES_PER_SECOND = 1 << 20
-# A busy peer gets as much time before each of its late requests goes to the store as well.
+# After this many looks the store is asked as well, whatever is left of the budget of a busy peer.
 _MOST_LOOKS = 4
 
 

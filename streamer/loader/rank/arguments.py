@@ -39,8 +39,8 @@ class Order:
         peers: "auto": the caches of all nodes act as one (docs/scale-out.md). Their engines find each other through
             torch.distributed, and each rank reads what its node holds. For `StreamingDataLoader`; best with
             cut="by_key". Not for a mix.
-        stream: distinguishes two datasets of one job with the same data and shuffle but different batches; loaders of
-            one dataset need none.
+        stream: a name that tells two datasets of one job apart when only their batches differ; loaders of one dataset
+            need none.
 
     Raises:
         ConfigError: an invalid value.
@@ -79,7 +79,7 @@ class Index:
     Args:
         url: url or path of a built manifest (`streamer index`); None: found or built at first use.
         limit_seconds: a manifest that would take longer is not built at first use.
-        on_error: "raise", or "skip": damaged tars are left out; a warning names them.
+        on_error: "raise", or "skip": damaged containers are left out; a warning names them.
         on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
             ObjectChangedError. "refresh": the objects are listed again before each epoch, see
             `StreamingDataset.refresh`; within an epoch a changed object is still an error.
@@ -101,8 +101,8 @@ class Index:
         checks.one_of("on_change", self.on_change, get_args(OnChange))
 
     @property
-    def path(self) -> str | None:
-        """Returns `url` as a text."""
+    def url_text(self) -> str | None:
+        """The url or path as a text, or None."""
         return None if self.url is None else os.fspath(self.url)
 
     @classmethod
@@ -117,7 +117,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Skip:
-    """Samples that cannot be decoded or transformed are replaced by another one of the batch, marked as a repeat.
+    """Replaces samples that cannot be decoded or transformed by another one of the batch, marked as a repeat.
 
     `on_error="skip"` is `on_error=Skip()`.
 
@@ -146,7 +146,7 @@ def skip_rules(on_error: OnError | Skip) -> SkipRules:
     return SkipRules(checks.one_of("on_error", on_error, get_args(OnError)))
 
 
-def instance_of(name: str, value: object, kind: type[G]) -> G:
+def given_or_default(name: str, value: object, kind: type[G]) -> G:
     """Returns the value, or the defaults of `kind` for None.
 
     Raises:

@@ -123,7 +123,7 @@ class DatasetOptions(StreamOptions):
 
     def _check_manifest(self) -> None:
         # A manifest that does not exist is built there: its files would be samples of the next listing.
-        path = self.manifest.path
+        path = self.manifest.url_text
         for url in self.urls if path is not None else ():
             manifest, data = absolute(path or "").rstrip("/"), absolute(url).rstrip("/")
             if manifest == data or manifest.startswith(data + "/"):
@@ -212,7 +212,7 @@ class DatasetOptions(StreamOptions):
             urls=[absolute(url) for url in self.urls],
             format=self.format_name if chosen is None else AUTO,
             format_options=b"{}" if isinstance(self.format, str) else msgspec.json.encode(self.format.options),
-            manifest="" if self.manifest.path is None else absolute(self.manifest.path),
+            manifest="" if self.manifest.url_text is None else absolute(self.manifest.url_text),
             build=rank_config.node == 0,
             chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else 0,
             limit_seconds=self.manifest.limit_seconds,

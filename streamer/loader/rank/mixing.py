@@ -1,4 +1,4 @@
-"""The order of a mix: what the user asks for, and what the opened members say, become the spec."""
+"""Describes the members of a mix to its order (`order/mix/`), and explains and checks what is asked of it."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from streamer.fetch_processes.policy import (
     REPEAT_SECONDS,
     TRIAL_SECONDS,
     Bounds,
-    Count,
     Load,
+    ProcessCount,
     Refusals,
     most_processes,
 )
@@ -21,7 +21,7 @@ BUSY = Load(loop_share=0.9, process_share=0.0, fetching=True, waiting=True, idle
 QUIET = Load(loop_share=0.0, process_share=0.0, fetching=False, waiting=False, idle_cores=3.0)
 
 
-def after(count: Count, load: Load, running: int, seconds: float, start: float = 0.0) -> int:
+def after(count: ProcessCount, load: Load, running: int, seconds: float, start: float = 0.0) -> int:
     """What is wanted after a load of so many seconds, looked at twice a second."""
     wanted = running
     for half in range(int(2 * seconds) + 1):
@@ -37,15 +37,15 @@ def test_a_process_for_four_cores_and_none_on_small_machines(cores: int, most: i
 
 def test_a_fixed_number_is_there_all_the_time() -> None:
     """Before the first chunk, and after a long pause; 0 turns them off whatever the load is."""
-    assert after(Count(3, 8), QUIET, 0, 0) == 3
-    assert after(Count(3, 8), QUIET, 3, 2 * IDLE_SECONDS) == 3
-    assert after(Count(0, 8), BUSY, 0, 100) == 0
+    assert after(ProcessCount(3, 8), QUIET, 0, 0) == 3
+    assert after(ProcessCount(3, 8), QUIET, 3, 2 * IDLE_SECONDS) == 3
+    assert after(ProcessCount(0, 8), BUSY, 0, 100) == 0
 
 
 def test_a_busy_loop_gets_a_process_after_some_seconds() -> None:
     """Not at the first look: a start of an epoch is over sooner."""
-    assert after(Count(None, 4), BUSY, 0, BUSY_SECONDS - 0.5) == 0
-    assert after(Count(None, 4), BUSY, 0, BUSY_SECONDS) == 1
+    assert after(ProcessCount(None, 4), BUSY, 0, BUSY_SECONDS - 0.5) == 0
+    assert after(ProcessCount(None, 4), BUSY, 0, BUSY_SECONDS) == 1
 
 
 @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ def test_a_busy_loop_gets_a_process_after_some_seconds() -> None:
 )
 def test_no_process_without_its_reasons(change: dict[str, float]) -> None:
     """The loop is busy, ranges wait, and a core is left: all three."""
-    assert after(Count(None, 4), msgspec.structs.replace(BUSY, **change), 0, 60) == 0
+    assert after(ProcessCount(None, 4), msgspec.structs.replace(BUSY, **change), 0, 60) == 0
 
 
 def test_busy_processes_get_another_one_up_to_the_most() -> None:
     """The loop is idle by then: the processes count."""
     load = Load(loop_share=0.1, process_share=0.9, fetching=True, waiting=True, idle_cores=3.0)
-    assert after(Count(None, 4), load, 1, BUSY_SECONDS) == 2
-    assert after(Count(None, 4), load, 4, 60) == 4
+    assert after(ProcessCount(None, 4), load, 1, BUSY_SECONDS) == 2
+    assert after(ProcessCount(None, 4), load, 4, 60) == 4
 
 
 def test_a_pause_in_the_load_begins_the_seconds_anew() -> None:
     """Two seconds, a quiet look, two seconds."""
-    count = Count(None, 4)
+    count = ProcessCount(None, 4)
     assert after(count, BUSY, 0, 2) == 0
     count.wanted(QUIET, 0, 2.5)
     assert after(count, BUSY, 0, 2, start=3) == 0
@@ -73,7 +73,7 @@ def test_a_pause_in_the_load_begins_the_seconds_anew() -> None:
 
 def test_idle_processes_end_after_a_minute() -> None:
     """Not before."""
-    count = Count(None, 4)
+    count = ProcessCount(None, 4)
     count.wanted(BUSY, 2, 0.0)
     assert count.wanted(QUIET, 2, IDLE_SECONDS - 1) == 2
     assert count.wanted(QUIET, 2, IDLE_SECONDS) == 0
