@@ -18,6 +18,7 @@ from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import StepSession
 from streamer.loader.ring.ring import Ring
 from streamer.loader.stall.causes import NETWORK, WINDOW, Stages
+from streamer.loader.stall.stats import PackingStats
 from streamer.loader.workers.handle import Pending
 from streamer.loader.workers.protocol import Made
 
@@ -70,19 +71,28 @@ class FeedCounters(msgspec.Struct):
     pickled_bytes: int = 0
     respawns: int = 0
     rereads: int = 0
+    documents: int = 0
+    tokens: int = 0
+    places: int = 0
     nanoseconds: list[int] = msgspec.field(default_factory=lambda: [0] * 6)
 
     def made(self, made: Made) -> None:
         """Counts a finished batch."""
         self.worker_faults += made.faults
         self.pickled_bytes += made.description[1]
+        documents, tokens, places = made.packed
+        self.documents += documents
+        self.tokens += tokens
+        self.places += places
         for at, spent in enumerate(msgspec.structs.astuple(made.stages)):
             self.nanoseconds[at] += spent
 
     def values(self) -> dict[str, Any]:
         """The counts and the seconds by stage, as `LoaderStats` has them."""
         counts = msgspec.structs.asdict(self)
+        packing = PackingStats(*(counts.pop(name) for name in ("documents", "tokens", "places")))
         stages = zip(Stages.__struct_fields__, counts.pop("nanoseconds"), strict=True)
+        counts["packing"] = packing if packing.places else None
         return {**counts, **{f"{stage}_seconds": spent / 1e9 for stage, spent in stages}}
 
 

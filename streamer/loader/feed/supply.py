@@ -243,7 +243,7 @@ class InlineSupply(Supply):
             stages = self._maker.stages(watch.lap(), clock)
             content = self._maker.collate(loaded)
         stages = msgspec.structs.replace(stages, collate=watch.lap())
-        self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.made)))
+        self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.made), packed=loaded.packed))
         self._timeline.enter(MADE)
         arrived()
         trace, self._timeline = Trace(self._timeline, stages, loaded.slowest), None

@@ -111,6 +111,10 @@ class RowAssembler:
         memory = out or [NO_ROW] * len(spans)
         return [self._row(made, pieces, range(*span), row) for span, row in zip(spans, memory, strict=True)]
 
+    def places(self, rows: Sequence[Mapping[str, object]]) -> int:
+        """Returns how many tokens rows have room for."""
+        return len(rows) * self._packing.length
+
     def _learn(self, made: Mapping[int, Document]) -> None:
         """The fields of the documents, and the dtype of each."""
         documents = list(made.values())

@@ -68,6 +68,11 @@ class BucketAssembler:
         spans = [range(*span) for span in pairwise(pieces.first.tolist())]
         return [self._bucket([made[at] for at in span if at in made]) for span in spans]
 
+    def places(self, rows: Sequence[Mapping[str, object]]) -> int:
+        """Returns the steps of buckets, padding included."""
+        lengths = [np.asarray(row[LENGTHS]) for row in rows]
+        return sum(len(of) * int(of.max()) for of in lengths)
+
     def _bucket(self, documents: Sequence[Document]) -> dict[str, object]:
         if not documents:
             raise WorkerError("all samples of a bucket failed")

@@ -12,7 +12,7 @@ from streamer.loader.stall import causes
 from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise, diagnose
 from streamer.loader.stall.causes import BatchTiming, Tail
 from streamer.loader.stall.growth import sentence
-from streamer.loader.stall.stats import EngineView, LoaderStats, quantile
+from streamer.loader.stall.stats import EngineView, LoaderStats, PackingStats, quantile
 
 # A batch is slow if it takes this many times the median of the others; natural images of random sizes stay below.
 _SLOW_BATCH = 3.0
@@ -120,6 +120,7 @@ class StallReport:
         engine: the engine's current view; None: not requested, or no answer.
         hit_share: hits as a share of the uses of chunks, in this time.
         growing: of a growing dataset: what the measured rates ask for; "": no change.
+        packing: of the rows that were made in this time; None: none.
     """
 
     batches: int = 0
@@ -142,6 +143,7 @@ class StallReport:
     engine: EngineView | None = None
     hit_share: float = 0.0
     growing: str = ""
+    packing: PackingStats | None = None
 
     @property
     def headline(self) -> str:
@@ -167,6 +169,8 @@ class StallReport:
         ]
         if self.growing and self.growing not in self.advice:
             parts.append(self.growing)
+        if self.packing is not None:
+            parts.append(f"rows {1 - self.packing.padding:.2%} full, {self.packing.documents} documents")
         if self.engine is not None:
             parts.append(f"engine {self.hit_share:.0%} hits, {self.engine.in_flight} requests in flight")
         return " | ".join(parts)
@@ -181,6 +185,7 @@ class StallReport:
             "stall/ready_batches": self.occupancy,
             "stall/spilled": float(self.spilled),
             "stall/hit_share": self.hit_share,
+            **({} if self.packing is None else {"stall/padding": self.packing.padding}),
             **{f"stall/waiting/{cause}": share for cause, share in self.waiting.items()},
         }
 
@@ -236,7 +241,20 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
         engine=a.engine,
         hit_share=hits / needs if needs else 0.0,
         growing=growing,
+        packing=_packing(b.packing or PackingStats(), a.packing),
     )
+
+
+def _packing(before: PackingStats, after: PackingStats | None) -> PackingStats | None:
+    """Returns the rows that were made between two snapshots; None: none were."""
+    if after is None:
+        return None
+    made = PackingStats(
+        int(_grown(before.documents, after.documents)),
+        int(_grown(before.tokens, after.tokens)),
+        int(_grown(before.places, after.places)),
+    )
+    return made if made.places else None
 
 
 def _growing(found: Findings, stats: LoaderStats, samples: int, step_seconds: float, *, waits: bool) -> str:

@@ -131,6 +131,26 @@ def _number(value: object) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class PackingStats:
+    """What rows, or buckets, were made of.
+
+    Attributes:
+        documents: documents and pieces of documents.
+        tokens: tokens of them.
+        places: tokens that the rows have room for.
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    places: int = 0
+
+    @property
+    def padding(self) -> float:
+        """Share of the places that is empty, 0 to 1."""
+        return 1 - self.tokens / self.places if self.places else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class LoaderStats:
     """The statistics since the loader began. Times are seconds.
 
@@ -152,6 +172,7 @@ class LoaderStats:
         engine: the engine's view; None: no engine, or no answer in time.
         members: of a mix, by name; {} for one dataset.
         growing: of a growing dataset; None: of another one.
+        packing: of the rows that were made; None: samples are not packed.
     """
 
     batches: int = 0
@@ -186,6 +207,7 @@ class LoaderStats:
     engine: EngineView | None = None
     members: Mapping[str, MemberStats] = field(default_factory=dict)
     growing: GrowingStats | None = None
+    packing: PackingStats | None = None
 
     @property
     def wait_share(self) -> float:

@@ -81,6 +81,7 @@ class Loaded(msgspec.Struct):
         made: the samples, or the rows, by index, in order once complete; of rows the documents until then.
         skipped: ordinals and errors of the samples that could not be made.
         slowest: ordinal and nanoseconds of the slowest sample.
+        packed: of packed rows: documents, their tokens, and the places of the rows.
     """
 
     epoch: int
@@ -94,6 +95,7 @@ class Loaded(msgspec.Struct):
     made: dict[int, object] = msgspec.field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)
+    packed: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def samples(self) -> list[object]:
@@ -168,7 +170,10 @@ class BatchMaker:
                 self._take(loaded, index, index)
         if self._assembler is not None and pieces is not None:
             out = [] if rows is None else [rows.row(index) for index in range(repeated.size)]
-            loaded.made = dict(enumerate(self._assembler.rows(loaded.made, pieces, out)))  # type: ignore[arg-type]
+            packed = self._assembler.rows(loaded.made, pieces, out)  # type: ignore[arg-type]
+            tokens = int(pieces.size[list(loaded.made)].sum())
+            loaded.packed = len(loaded.made), tokens, self._assembler.places(packed)
+            loaded.made = dict(enumerate(packed))
         elif len(loaded.made) < len(loaded.ordinals):
             self._fill_all(loaded)
         return loaded

@@ -82,6 +82,7 @@ class Made(_Message, frozen=True):
         repeated: one byte per sample, 1 where it repeats another to fill the batch; empty: none.
         memory_bytes: size of the new memory.
         slowest: ordinal and nanoseconds of the slowest sample; ordinal -1: unknown.
+        packed: of packed rows: documents, their tokens, and the places of the rows; zeros: samples are not packed.
     """
 
     number: int
@@ -93,6 +94,7 @@ class Made(_Message, frozen=True):
     repeated: bytes = b""
     memory_bytes: int = 0
     slowest: tuple[int, int] = (-1, 0)
+    packed: tuple[int, int, int] = (0, 0, 0)
 
 
 class FailedTask(_Message, frozen=True):

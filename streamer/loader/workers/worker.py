@@ -105,6 +105,7 @@ class _Work:
         self._faults = faults
         self._samples, self._slowest = len(loaded.made), loaded.slowest
         self._repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""
+        self._packed = loaded.packed
 
     def write(self, slot: Bytes) -> bool:
         """Writes the batch to its slot; False: it is too large for it."""
@@ -134,6 +135,7 @@ class _Work:
             repeated=self._repeated,
             memory_bytes=memory_bytes,
             slowest=self._slowest,
+            packed=self._packed,
         )
 
 

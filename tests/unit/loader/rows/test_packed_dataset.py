@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from streamer import Order, Packing, StreamingDataLoader, StreamingDataset, collate_rows
 from streamer.errors import ConfigError, DecodeError, ManifestError, StateError
 from streamer.loader.rows import planned
+from streamer.loader.stall.report import compare
 from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron
 
 ROW = 64
@@ -94,6 +95,36 @@ def test_the_stock_loader_makes_the_same_batches(make, workers):
     assert len(dataset) > 0
     stock = DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=collate_rows)
     assert same([kept(batch) for batch in stock], rows_of(make()))
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
+def test_the_padding_is_counted(make, given, workers):
+    """Documents, their tokens and the places of all rows; a dataset of samples has no such counts."""
+    dataset = make()
+    with StreamingDataLoader(dataset, 4, workers, reports=None) as loader:
+        before = loader.snapshot()
+        for number, _ in enumerate(loader):
+            if number + 1 == len(loader):
+                break
+        stats, report = loader.stats().packing, compare(before, loader.snapshot())
+    assert stats.documents >= pieces_of(given, ROW).total()
+    assert stats.tokens >= sum(map(len, given))
+    assert stats.places % ROW == 0
+    assert stats.padding == 1 - stats.tokens / stats.places
+    assert 0 < stats.padding < 0.2
+    assert f"rows {1 - report.packing.padding:.2%} full, {report.packing.documents} documents" in str(report)
+    assert report.scalars()["stall/padding"] == report.packing.padding
+
+
+def test_samples_have_no_padding(make_dataset, url):
+    """Nothing is said of them."""
+    with StreamingDataLoader(make_dataset(url, format="tokens"), 1, reports=None) as loader:
+        before = loader.snapshot()
+        next(iter(loader))
+        assert loader.stats().packing is None
+        report = compare(before, loader.snapshot())
+    assert "full" not in str(report)
+    assert "stall/padding" not in report.scalars()
 
 
 def test_a_bare_loop_yields_the_same_rows(make):
