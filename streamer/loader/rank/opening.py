@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import UNSET
 
 from streamer.client.engine_client import EngineClient
-from streamer.config import Environment, RankConfig
+from streamer.config import Environment, RankConfig, counted
 from streamer.errors import ConfigError, Detail, StreamerError
 from streamer.loader.rank.agreement import agree, detect, gather_for
 from streamer.loader.rank.connections import EngineConnections
@@ -215,7 +215,10 @@ class Opening:
         nodes, each = rank_config.nodes, self.members.each
         if (mixing := self._mixing) is None:
             only, data = cast("OrderSpec", spec), each[0]
-            words = explain(only, data.order_samples, global_batch, data.stored_bytes, nodes)
+            if data.rows is None:
+                words = explain(only, data.chunk_samples, global_batch, data.stored_bytes, nodes)
+            else:
+                words = f"{data.rows.in_words()}; order {only.order_id}, {counted(only.lanes, 'lanes')}"
             cautions = list(filter(None, [shared_lanes(only, global_batch, nodes)]))
         else:
             mix, local_batch = cast("MixSpec", spec), global_batch // rank_config.world_size

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.config import counted
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.loader.rows.options import Buckets, Packing
 from streamer.manifest.arrow_ipc.reader import map_table
@@ -25,7 +26,7 @@ from streamer.unique import unique
 Integers = npt.NDArray[np.int64]
 CostsOf = Callable[[Integers], Integers]
 
-_SCHEMA = {"rows": "int64", "chunks": "int64"}
+_SCHEMA = {"rows": "int64", "chunks": "int64", "tokens": "int64"}
 # Costs that are summed at once: 8 MB.
 _BLOCK = 1 << 20
 # Items of the sets that are kept open: 100 MB. A set that is opened again costs 0.5 us for each document.
@@ -65,10 +66,12 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         sets: the chunks of each set.
         counts: (S,) rows of each set, in every epoch.
+        tokens: (S,) tokens of them.
     """
 
     sets: Sets
     counts: Integers
+    tokens: Integers
 
     @classmethod
     def make(cls, spec: RowSpec, documents: Documents) -> RowTable:
@@ -85,8 +88,14 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
             raise ManifestError(f"none of the {count} documents has a token for a row of {spec.length}")
         per_set = chunks_per_set(documents.chunk_samples, tokens, spec.length, spec.set_rows)
         sets = make_sets(documents.chunk_samples, per_set, shuffle=documents.shuffle)
-        costs = documents.costs
-        return cls(sets, row_counts(spec, sets, lambda number: costs(documents.of_chunks(sets.chunks(number)))))
+        own: list[int] = []
+
+        def costs_of(number: int) -> Integers:
+            costs = documents.costs(documents.of_chunks(sets.chunks(number)))
+            own.append(int(kept_costs(costs, spec).sum()))
+            return costs
+
+        return cls(sets, row_counts(spec, sets, costs_of), np.array(own, np.int64))
 
     @classmethod
     def open(cls, path: Path, documents: Documents) -> RowTable:
@@ -96,11 +105,11 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
             ManifestCorruptError: it is not the table of these documents.
         """
         columns = map_table(path, _SCHEMA)  # type: ignore[arg-type]
-        counts, chunks = (np.asarray(columns[name]).view(np.int64) for name in _SCHEMA)
+        counts, chunks, tokens = (np.asarray(columns[name]).view(np.int64) for name in _SCHEMA)
         sets = make_sets(documents.chunk_samples, int(chunks[0]) if len(chunks) else 1, shuffle=documents.shuffle)
         if not np.array_equal(np.diff(sets.first), chunks):
             raise ManifestCorruptError(f"{path}: not the sets of these documents", path=str(path))
-        return cls(sets, counts)
+        return cls(sets, counts, tokens)
 
     def write(self, path: Path) -> None:
         """Writes the file.
@@ -112,7 +121,8 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
         from streamer.manifest.arrow_ipc.writer import write_table
 
         with workplace(path.parent) as place:
-            write_table(place / path.name, {"rows": self.counts, "chunks": np.diff(self.sets.first)})
+            chunks = np.diff(self.sets.first)
+            write_table(place / path.name, {"rows": self.counts, "chunks": chunks, "tokens": self.tokens})
             settle_file(place / path.name, path)
 
 
@@ -253,6 +263,7 @@ class PlannedRows:
         sets: the chunks of each set.
         counts: (S,) rows of each set.
         first: (S+1,) rows before each set.
+        tokens: of all rows.
 
     Raises:
         ManifestCorruptError: the recipe's table is not one of these documents.
@@ -263,6 +274,7 @@ class PlannedRows:
         self.recipe = recipe
         self.sets = table.sets
         self.counts = table.counts
+        self.tokens = int(table.tokens.sum())
         self.first: Integers = np.append(0, np.cumsum(table.counts))
         self._documents = documents
         self._open: OrderedDict[tuple[int, int, int], _Open] = OrderedDict()
@@ -275,6 +287,16 @@ class PlannedRows:
     def rows(self) -> int:
         """Number of rows of an epoch, over all ranks."""
         return int(self.first[-1])
+
+    def in_words(self) -> str:
+        """Describes the rows, for the log."""
+        spec, documents = self.recipe.spec, int(self._documents.chunk_first[-1])
+        what = "batches of at most" if spec.policy == "buckets" else "rows of"
+        return (
+            f"{self.rows:,} {what} {spec.length:,} tokens in {counted(len(self.counts), 'sets')} of up to "
+            f"{counted(int(np.diff(self.sets.first).max()), 'chunks')}: {self.tokens:,} tokens of {documents:,} "
+            f"documents, {self.tokens / (self.rows * spec.length):.2%} full"
+        )
 
     def pieces(self, row: int, seed: int, epoch: int) -> Pieces:
         """The documents of a row.

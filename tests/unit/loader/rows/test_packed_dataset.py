@@ -344,6 +344,18 @@ def test_the_table_is_made_once(make, monkeypatch, fake_engine):
     assert make().rows == rows
 
 
+def test_the_log_says_how_full_rows_are(make, given, caplog):
+    """Once, with the numbers of rows, sets, tokens and documents."""
+    dataset = make()
+    with caplog.at_level("INFO", logger="streamer.loader.rank.opening"):
+        for _ in range(2):
+            list(StreamingDataLoader(dataset, 4, reports=None))
+    (line,) = [record.getMessage() for record in caplog.records if " rows of 64 tokens in " in record.getMessage()]
+    tokens = sum(map(len, given))
+    assert line.startswith(f"{dataset.rows} rows of 64 tokens in ")
+    assert f": {tokens:,} tokens of 400 documents, {tokens / (dataset.rows * ROW):.2%} full; order " in line
+
+
 @pytest.mark.parametrize(
     ("sizes", "rows"),
     [
