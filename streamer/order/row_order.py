@@ -42,7 +42,7 @@ class RowOrder:
         return f"RowOrder({self.inner!r}, {len(self._sets)} sets)"
 
     def at(self, epoch: int) -> RowOrder:
-        """The order of another epoch."""
+        """Returns the order of another epoch."""
         return RowOrder(self.inner.at(epoch), self._sets)
 
     @property
@@ -66,29 +66,29 @@ class RowOrder:
         return self.inner.block_samples
 
     def known(self, position: int) -> tuple[int, int]:
-        """All positions."""
+        """Returns all positions."""
         return self.inner.known(position)
 
     def ordinals(self, positions: Integers) -> Integers:
-        """The rows at some positions, (N,); of a mix their codes."""
+        """Returns the rows at some positions, (N,); of a mix their codes."""
         return self.inner.ordinals(positions)
 
     def repeats(self, positions: Integers) -> Flags:
-        """(N,) which positions only fill a batch up."""
+        """Returns which positions only fill a batch up: (N,)."""
         return self.inner.repeats(positions)
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
-        """The chunks that a rank uses in a run of batches: all chunks of a set for each of its rows."""
+        """Returns the chunks that a rank uses in a run of batches: all chunks of a set for each of its rows."""
         return [self._expanded(needs) for needs in self.inner.needs(split, run)]
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """The chunks of some rows and the passes of their uses, both (N',): several for each row."""
+        """Returns the chunks of some rows and the passes of their uses, both (N',): several for each row."""
         sets, passes = self.inner.chunks(ordinals)
         chunks, place = self._sets.expand(sets)
         return chunks.astype(np.int64), passes[place]
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """(M,) of one dataset, the lane of each chunk's set; -1: a chunk without documents."""
+        """Returns the lane of each chunk's set in one dataset, (M,); -1: a chunk without documents."""
         assert isinstance(self.inner, EpochOrder)
         lanes = np.full(chunks, -1, np.int64)
         members, place = self._sets.expand(np.arange(len(self._sets)))
@@ -101,14 +101,14 @@ class RowOrder:
 
 
 def joined_sets(members: list[tuple[Sets, int]]) -> Sets:
-    """The sets of a mix: those of each member, whose chunks are numbered from a base on."""
+    """Returns the sets of a mix: those of each member, whose chunks are numbered from a base on."""
     chunks: list[Chunks] = [(sets.chunk + base).astype(np.uint32) for sets, base in members]
     counts = np.concatenate([np.diff(sets.first) for sets, _ in members])
     return Sets(np.concatenate(chunks), np.append(0, np.cumsum(counts)))
 
 
 def row_window(sets: int, chunks: int, global_batch: int, lanes: int, shuffle_window: int | None) -> int:
-    """K in sets: as many chunks are open as without rows, but at least one set of each lane.
+    """Returns K in sets: as many chunks are open as without rows, but at least one set of each lane.
 
     Args:
         sets: S, with rows.

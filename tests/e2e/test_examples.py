@@ -127,6 +127,18 @@ def test_packed_sft_has_the_loss_of_the_chats_alone(run: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+def test_packed_vlm_costs_all_ranks_the_same(run: Run) -> None:
+    """As many steps with balance as without; the dearest rank costs at most a twentieth more than the mean."""
+    lines = run("packed_vlm").splitlines()
+    found = [re.fullmatch(r"(.*): (\d+) steps, the dearest rank costs ([\d.]+) times the mean", line) for line in lines]
+    assert [None if match is None else match[1] for match in found] == ["as they come", "balanced"]
+    assert found[0][2] == found[1][2]
+    assert float(found[0][3]) > 1.2
+    assert float(found[1][3]) < 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_bucketed_sounds_stay_within_the_budget(run: Run) -> None:
     """All sounds in both epochs, in as many batches, with little padding; the model learns the words."""
     lines = run("bucketed_sounds").splitlines()

@@ -77,7 +77,7 @@ class RowAssembler:
         return Document(found, {name: value for name, value in sample.items() if name not in found})
 
     def _as_before(self, sample: dict[str, object], tokens: int) -> Document | None:
-        """The document, if it has the fields of the last one, all of them arrays; None: look closely."""
+        """Returns the document, if it has the fields of the last one, all of them arrays; None: look closely."""
         names, of_tokens = self._known
         if list(sample) != names:
             return None
@@ -94,7 +94,7 @@ class RowAssembler:
         return Document(found, others)
 
     def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
-        """The rows of a batch.
+        """Makes the rows of a batch.
 
         Args:
             made: the documents by their places among the pieces; of those that are missing the places stay empty.
@@ -116,7 +116,7 @@ class RowAssembler:
         return len(rows) * self._packing.length
 
     def _learn(self, made: Mapping[int, Document]) -> None:
-        """The fields of the documents, and the dtype of each."""
+        """Learns the fields of the documents, and the dtype of each."""
         documents = list(made.values())
         if documents:
             first = documents[0]
@@ -198,7 +198,7 @@ class RowAssembler:
 
 
 def _one_for_each(value: object) -> Array | None:
-    """An array of one dimension, a list of numbers, or a tensor, as an array; None: something else."""
+    """Returns an array of one dimension, a list of numbers or a tensor as an array; None: it is something else."""
     if isinstance(value, np.ndarray):
         return value if value.ndim == 1 and value.dtype.kind in "biuf" else None
     if isinstance(value, list) and value and isinstance(value[0], int | float):
@@ -211,7 +211,7 @@ def _one_for_each(value: object) -> Array | None:
 
 
 def _memory(out: Row, name: str, dtype: np.dtype[np.generic], length: int) -> Array:
-    """Memory of the batch for an array of a row, if there is some; else new memory."""
+    """Returns memory of the batch for an array of a row, if there is some; else new memory."""
     given = out.get(name)
     if given is not None and given.dtype == dtype and given.shape == (length,):
         return given

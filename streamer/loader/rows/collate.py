@@ -36,7 +36,7 @@ def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
 
 
 def collate_row_buffers(rows: Sequence[Row]) -> dict[str, object]:
-    """The same with buffers in place of tensors, for the workers of `StreamingDataLoader`."""
+    """Makes the same batch with buffers in place of tensors, for the workers of `StreamingDataLoader`."""
     return _joined(rows, collate, lambda values, field: collate_ragged(values, [field]), ArrayBuffer)
 
 
@@ -46,7 +46,7 @@ def _joined(
     join: Callable[[list[object], str], Mapping[Any, object]],
     as_tensor: Callable[[npt.NDArray[Any]], object],
 ) -> dict[str, object]:
-    """A batch.
+    """Makes a batch.
 
     Args:
         rows: of the batch.
@@ -72,7 +72,7 @@ def _bucket(
     join: Callable[[list[object], str], Mapping[Any, object]],
     as_tensor: Callable[[npt.NDArray[Any]], object],
 ) -> dict[str, object]:
-    """The batch of a bucket, which is alone in its batch; arguments as of `_joined`."""
+    """Makes the batch of a bucket, which is alone in it; arguments as of `_joined`."""
     return {
         name: as_tensor(value) if isinstance(value, np.ndarray) else _of_documents(name, value, stack, join)
         for name, value in bucket.items()
@@ -85,7 +85,7 @@ def _of_documents(
     stack: Callable[[Any], Any],
     join: Callable[[list[object], str], Mapping[Any, object]],
 ) -> object:
-    """One value for each document: arrays as `Ragged`."""
+    """Joins the values of documents: arrays as `Ragged`."""
     if values and isinstance(values[0], np.ndarray):
         return join([{name: value} for value in values], name)[name]
     return stack(values) if values else []

@@ -44,7 +44,7 @@ class DocumentCosts:
 
     @property
     def identity(self) -> str:
-        """What a state keeps: "" where costs follow from the manifest, else the digest of the measured values."""
+        """Digest that a state keeps: "" where costs follow from the manifest, else of the measured values."""
         if self._column is None:
             return ""
         digest = blake2b(digest_size=16)
@@ -53,7 +53,7 @@ class DocumentCosts:
         return digest.hexdigest()
 
     def of(self, ordinals: Integers) -> Integers:
-        """(N,) the tokens of samples, by their ordinals in the manifest."""
+        """Returns the tokens of samples, by their ordinals in the manifest: (N,)."""
         if self._column is not None:
             return self._column[ordinals].astype(np.int64)
         if self._constant:
@@ -64,7 +64,7 @@ class DocumentCosts:
 
 
 def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
-    """Bytes of a token, or the tokens of every sample; the other is 0."""
+    """Returns the bytes of a token, or the tokens of every sample; the other is 0."""
     kinds = {spec.name: _NUMBERS.fullmatch(spec.kind) for spec in manifest.facts.fields}
     named = {name: kinds.get(name) for name in fields} or kinds
     found = [match for match in named.values() if match is not None]
@@ -81,7 +81,7 @@ def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
 
 
 def _opened(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:
-    """The numbers of a file, mapped."""
+    """Maps the numbers of a file."""
     try:
         column = np.load(Path(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

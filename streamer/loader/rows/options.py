@@ -166,7 +166,7 @@ class Balance:
 
 
 def as_packing(given: object) -> Packing | Buckets | None:
-    """The packing of an argument, which may also be a mapping of its fields, as a file has it.
+    """Returns the packing of an argument, which may also be a mapping of its fields, as a file has it.
 
     Raises:
         ConfigError: something else, or an invalid value.
@@ -191,7 +191,7 @@ def _pad(fields: Sequence[str] | Mapping[str, float] | None, field: str) -> floa
 
 
 def _padded_with(given: object) -> Mapping[str, float] | tuple[str, ...]:
-    """The fields as a tuple, or with what they are padded."""
+    """Returns the fields as a tuple, or with what they are padded."""
     if isinstance(given, Mapping):
         named, pads = tuple(given), tuple(given.values())
     else:

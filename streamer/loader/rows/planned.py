@@ -53,7 +53,7 @@ class Documents(msgspec.Struct, frozen=True, eq=False):
     shuffle: bool
 
     def of_chunks(self, chunks: npt.NDArray[np.uint32]) -> Integers:
-        """(D,) the numbers of the documents of some chunks, chunk after chunk."""
+        """Returns the numbers of the documents of some chunks, chunk after chunk: (D,)."""
         firsts, counts = self.chunk_first[chunks], self.chunk_samples[chunks]
         before = np.cumsum(counts) - counts
         numbers: Integers = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(firsts - before, counts)
@@ -127,13 +127,13 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
 
 
 def table_path(folder: Path, spec: RowSpec, documents: Documents) -> Path:
-    """The file of the table of these documents; the name is a digest of all that decides the rows."""
+    """Returns the file of the table of these documents; its name is a digest of all that decides the rows."""
     parts = msgspec.json.encode([documents.digest, documents.shuffle, spec])
     return folder / f"{documents.manifest_digest}.{blake2b(parts, digest_size=8).hexdigest()}.rows.arrows"
 
 
 def find_table(folder: Path, spec: RowSpec, documents: Documents) -> Path:
-    """The file of the table; the first process of a machine makes it, the others wait.
+    """Returns the file of the table; the first process of a machine makes it, the others wait.
 
     Raises:
         ManifestError: no document has a token, or the file cannot be written.
@@ -190,7 +190,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def joined(cls, parts: list[Pieces]) -> Pieces:
-        """Those of several runs of rows, one run after the other."""
+        """Joins those of several runs of rows, one run after the other."""
         document, begin, size, tokens = (
             np.concatenate([getattr(part, name) for part in parts]) for name in cls.__struct_fields__[:4]
         )
@@ -229,7 +229,7 @@ class _Open(msgspec.Struct, frozen=True, eq=False):
         )
 
     def numbers(self, part: slice) -> Integers:
-        """Numbers in the dataset of the documents of some items."""
+        """Returns the numbers in the dataset of the documents of some items."""
         document = self.document[part].astype(np.int64)
         numbers: Integers = document + self.shift[np.searchsorted(self.ends, document, side="right")]
         return numbers
@@ -299,7 +299,7 @@ class PlannedRows:
         )
 
     def pieces(self, row: int, seed: int, epoch: int) -> Pieces:
-        """The documents of a row.
+        """Returns the documents of a row.
 
         Args:
             row: number of the row, as the order says it.
@@ -332,7 +332,7 @@ class PlannedRows:
         return found
 
     def _opened(self, number: int, seed: int, epoch: int) -> _Open:
-        """A set in an epoch; the sets used last are kept."""
+        """Opens a set in an epoch; the sets used last are kept."""
         key = number, seed, epoch
         if key in self._open:
             self._open.move_to_end(key)

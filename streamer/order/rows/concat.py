@@ -9,7 +9,7 @@ from streamer.order.rows.items import Items
 
 
 def concat(kept: Integers, taken: Integers, order: Integers, length: int) -> tuple[Items, Integers]:
-    """The items in the order of the rows, and (R+1,) where the items of each row begin.
+    """Returns the items in the order of the rows, and where the items of each row begin: (R+1,).
 
     ceil(sum of taken / length) rows, whatever the order is; only the last one is not full.
 

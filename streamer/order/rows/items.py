@@ -24,12 +24,12 @@ class Items(msgspec.Struct, frozen=True, eq=False):
     size: Integers
 
     def take(self, places: Integers) -> Items:
-        """Some of the items."""
+        """Returns some of the items."""
         return Items(self.document[places], self.begin[places], self.size[places])
 
 
 def kept_costs(costs: Integers, spec: RowSpec) -> Integers:
-    """(D,) the tokens of each document that go to rows, after `overflow`.
+    """Returns the tokens of each document that go to rows, after `overflow`: (D,).
 
     Args:
         costs: (D,) tokens of each document; -1: it cannot be read, and is in no row.
@@ -52,7 +52,7 @@ def kept_costs(costs: Integers, spec: RowSpec) -> Integers:
 
 
 def padded(sizes: Integers, spec: RowSpec) -> Integers:
-    """The tokens that items take in their rows: rounded up to `multiple_of`."""
+    """Returns the tokens that items take in their rows: rounded up to `multiple_of`."""
     return sizes if spec.multiple_of == 1 else -(-sizes // spec.multiple_of) * spec.multiple_of
 
 

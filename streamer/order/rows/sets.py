@@ -27,11 +27,11 @@ class Sets(msgspec.Struct, frozen=True, eq=False):
         return len(self.first) - 1
 
     def chunks(self, number: int) -> Chunks:
-        """The chunks of a set."""
+        """Returns the chunks of a set."""
         return self.chunk[self.first[number] : self.first[number + 1]]
 
     def expand(self, numbers: Integers) -> tuple[Chunks, Integers]:
-        """The chunks of several sets, and for each of them the place of its set among `numbers`; both (N,)."""
+        """Returns the chunks of several sets, and for each chunk the place of its set among `numbers`; both (N,)."""
         counts = self.first[numbers + 1] - self.first[numbers]
         place = np.repeat(np.arange(len(numbers)), counts)
         within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -39,7 +39,7 @@ class Sets(msgspec.Struct, frozen=True, eq=False):
 
 
 def chunks_per_set(chunk_samples: Integers, tokens: int, length: int, set_rows: int) -> int:
-    """c: how many chunks make a set, so that it has `set_rows` rows on average.
+    """Returns c: how many chunks make a set, so that it has `set_rows` rows on average.
 
     On average half a row of a set stays empty.
 
@@ -54,7 +54,7 @@ def chunks_per_set(chunk_samples: Integers, tokens: int, length: int, set_rows: 
 
 
 def make_sets(chunk_samples: Integers, count: int, *, shuffle: bool) -> Sets:
-    """Whole chunks, `count` to a set; the last set takes a rest of less than half a set.
+    """Cuts chunks into sets of `count`; the last set takes a rest of less than half a set.
 
     The same for all seeds, so that one table of rows serves them all.
 

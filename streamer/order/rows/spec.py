@@ -69,6 +69,6 @@ class RowSpec(msgspec.Struct, frozen=True):
             )
 
     def parts(self) -> dict[str, str | int]:
-        """The parts by the names that messages use, plain values."""
+        """Returns the parts by the names that messages use, plain values."""
         parts = msgspec.structs.asdict(self)
         return {f"packing.{name}": value for name, value in parts.items() if value is not msgspec.UNSET}
