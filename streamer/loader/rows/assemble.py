@@ -106,10 +106,13 @@ class RowAssembler:
             DecodeError: the documents of a batch have different fields.
         """
         self._learn(made)
-        firsts = pieces.first.tolist()
-        spans = list(pairwise(firsts))
+        spans = list(pairwise(pieces.first.tolist()))
+        begin, size = pieces.begin.tolist(), pieces.size.tolist()
         memory = out or [NO_ROW] * len(spans)
-        return [self._row(made, pieces, range(*span), row) for span, row in zip(spans, memory, strict=True)]
+        return [
+            self._row([(made[at], begin[at], size[at]) for at in range(*span) if at in made], row)
+            for span, row in zip(spans, memory, strict=True)
+        ]
 
     def places(self, rows: Sequence[Mapping[str, object]]) -> int:
         """Returns how many tokens rows have room for."""
@@ -132,42 +135,44 @@ class RowAssembler:
         if not self._dtypes:
             raise WorkerError("all documents of the first batch failed: there is nothing to make a row of")
 
-    def _row(self, made: Mapping[int, Document], pieces: Pieces, places: range, out: Row) -> dict[str, object]:
-        length, dtypes = self._packing.length, self._dtypes
+    def _row(self, documents: Sequence[tuple[Document, int, int]], out: Row) -> dict[str, object]:
+        """Makes a row of documents, each with the first of its tokens in the row, and their number."""
+        length, dtypes, multiple = self._packing.length, self._dtypes, self._packing.multiple_of
         arrays = {name: _memory(out, name, dtype, length) for name, dtype in dtypes.items()}
         positions = _memory(out, POSITIONS, np.dtype(np.int32), length)
         numbers = _memory(out, DOCUMENTS, np.dtype(np.int32), length)
-        if self._packing.labels is not None:
-            labels = _memory(out, LABELS, np.dtype(np.int64), length)
+        labels = None if self._packing.labels is None else _memory(out, LABELS, np.dtype(np.int64), length)
+        if labels is not None:
             labels.fill(IGNORED)
-        pads = {name: self._packing.pad(name) for name in dtypes}
-        others: dict[str, list[object]] = {name: [] for name in self._others}
         bounds, at = [0], 0
-        for place in places:
-            size, begin = int(pieces.size[place]), int(pieces.begin[place])
-            if (document := made.get(place)) is None:
-                continue
-            stop, end = at + size, at + -(-size // self._packing.multiple_of) * self._packing.multiple_of
+        for document, begin, size in documents:
+            stop, end = at + size, at + -(-size // multiple) * multiple
             for name, array in arrays.items():
                 array[at:stop] = document.tokens[name][begin : begin + size]
-                array[stop:end] = pads[name]
             positions[at:end] = self._counting[: end - at]
-            numbers[at:stop], numbers[stop:end] = len(bounds), 0
-            if self._packing.labels is not None:
+            numbers[at:stop] = len(bounds)
+            if labels is not None:
                 self._label(labels[at:stop], next(iter(document.tokens.values())), begin)
-            for name, values in others.items():
-                values.append(document.others[name])
-            bounds.append(at := end)
-        for name, array in arrays.items():
-            array[at:] = pads[name]
-        positions[at:], numbers[at:] = self._counting[: length - at], 0
+            if stop < end:
+                self._pad(arrays, numbers, stop, end)
+            bounds.append(end)
+            at = end
         if at < length:
+            self._pad(arrays, numbers, at, length)
+            positions[at:] = self._counting[: length - at]
             bounds.append(length)
         row: dict[str, object] = {**arrays, POSITIONS: positions, DOCUMENTS: numbers}
-        if self._packing.labels is not None:
+        if labels is not None:
             row[LABELS] = labels
-        ends = np.array(bounds, np.int32)
-        return {**row, BOUNDS: ends, LONGEST: int(np.diff(ends).max()), **others}
+        longest = max(end - begin for begin, end in pairwise(bounds))
+        others = {name: [document.others[name] for document, _, _ in documents] for name in self._others}
+        return {**row, BOUNDS: np.array(bounds, np.int32), LONGEST: longest, **others}
+
+    def _pad(self, arrays: Mapping[str, Array], numbers: Array, begin: int, end: int) -> None:
+        """Pads places of a row."""
+        for name, array in arrays.items():
+            array[begin:end] = self._packing.pad(name)
+        numbers[begin:end] = 0
 
     def _label(self, labels: Array, tokens: Array, begin: int) -> None:
         """Sets the labels of a piece that begins at a token of its document; they are -100 before."""

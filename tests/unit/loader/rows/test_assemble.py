@@ -199,7 +199,7 @@ def test_documents_of_one_batch_have_the_same_fields():
         ({"length": 64, "fields": "tokens"}, "fields='tokens': give a sequence of names"),
         ({"length": 64, "fields": ["cu_seqlens"]}, "rows have cu_seqlens of their own"),
         ({"length": 64, "fields": {"tokens": "x"}}, "fields are padded with numbers"),
-        ({"policy": "concat"}, "is not a streamer.Packing, nor its arguments: length, policy"),
+        ({"policy": "concat"}, "is not a streamer.Packing or Buckets, nor the arguments of one: length, policy"),
         ({"length": 64, "rows": 3}, "is not a streamer.Packing"),
     ],
 )
