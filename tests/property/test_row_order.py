@@ -109,6 +109,20 @@ def test_a_state_goes_on_with_other_ranks_and_batches(given_data, stop, other):
     assert Counter(np.concatenate(rows).tolist()) == Counter(range(order.samples))
 
 
+@SLOW
+@given(packed())
+def test_the_chunks_of_a_set_are_in_its_lane(given_data):
+    """So that a node keeps whole sets; a chunk without documents is in none."""
+    data, _ = given_data
+    order = data.order(0)
+    if data.spec.shuffle == "none":
+        return
+    lanes, of_sets = order.chunk_lanes(len(data.samples)), order.inner.cut.chunk_lanes(len(data.counts))
+    assert (lanes[data.samples == 0] == -1).all()
+    for number in range(len(data.counts)):
+        assert set(lanes[data.sets.chunks(number)].tolist()) == {of_sets[number]}
+
+
 def test_the_sets_of_a_mix_have_the_chunks_of_its_members():
     """Chunks count through all members."""
     one, other = make_sets(np.full(8, 3), 4, shuffle=False), make_sets(np.full(5, 3), 4, shuffle=False)

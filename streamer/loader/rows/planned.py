@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from streamer.order.rows import RowContent, Rows, RowSpec, Sets, chunks_per_set,
 from streamer.order.rows.items import kept_costs
 from streamer.unique import unique
 
+logger = logging.getLogger(__name__)
+
 Integers = npt.NDArray[np.int64]
 Narrow = npt.NDArray[np.uint32] | Integers
 CostsOf = Callable[[Integers], Integers]
@@ -30,6 +33,10 @@ CostsOf = Callable[[Integers], Integers]
 _SCHEMA = {"rows": "int64", "chunks": "int64", "tokens": "int64"}
 # Costs that are summed at once: 8 MB.
 _BLOCK = 1 << 20
+# Documents whose table takes a time that is worth a line.
+_MANY = 5_000_000
+# With best fit, on one core (benchmarks/rows.py, 2026-11-26).
+_DOCUMENT_SECONDS = 0.5e-6
 # Items of the sets that are kept open: 64 MB. A set that is opened again costs 0.5 us for each document.
 _KEPT_ITEMS = 1 << 22
 
@@ -144,6 +151,11 @@ def find_table(folder: Path, spec: RowSpec, documents: Documents) -> Path:
     if not _is_whole(path, documents):
         with _one_at_a_time(folder):
             if not _is_whole(path, documents):
+                count = int(documents.chunk_first[-1])
+                if count >= _MANY:
+                    logger.warning(
+                        "making the table of rows of %d documents once, about %.0f s", count, count * _DOCUMENT_SECONDS
+                    )
                 RowTable.make(spec, documents).write(path)
     return path
 

@@ -344,6 +344,15 @@ def test_the_table_is_made_once(make, monkeypatch, fake_engine):
     assert make().rows == rows
 
 
+def test_a_table_that_takes_long_is_announced(make, monkeypatch, caplog):
+    """Before it is made, with the number of documents; a second process finds it."""
+    monkeypatch.setattr(planned, "_MANY", 100)
+    assert make().rows == make().rows
+    assert [record.getMessage() for record in caplog.records if "table of rows" in record.getMessage()] == [
+        "making the table of rows of 400 documents once, about 0 s"
+    ]
+
+
 def test_the_log_says_how_full_rows_are(make, given, caplog):
     """Once, with the numbers of rows, sets, tokens and documents."""
     dataset = make()
