@@ -72,6 +72,10 @@ class FakeEngine:
     notes: list[str] = field(default_factory=list)
     local: dict[int, Path] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # Once, before workers are forked: who opens a folder empties the temporary files of the others.
+        self.folder = open_folder(self.root)
+
     def connect(self, settings: ClientSettings) -> FakeClient:
         return FakeClient(self, settings)
 
@@ -121,7 +125,7 @@ class FakeEngine:
             manifest, number = self.locate(chunk)
             offsets = manifest.sample_offsets(number)
             key = manifest.chunk(number).key
-            write_chunk(ChunkBytes(key, [self.chunk_bytes(chunk)], offsets), open_folder(self.root))
+            write_chunk(ChunkBytes(key, [self.chunk_bytes(chunk)], offsets), self.folder)
             self.fetched.append(chunk)
             self.spoil(chunk, path)
 
@@ -241,7 +245,6 @@ def fake_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """The engine of every dataset made in the test."""
     root = tmp_path / "cache"
     root.mkdir()
-    open_folder(root)
     engine = FakeEngine(root)
     monkeypatch.setattr(member, "EngineClient", engine.connect)
     for name in ("RANK", "WORLD_SIZE", "STREAMER_ENGINE"):
