@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Count = str | Callable[[object], int]
 
 # Samples that one task of a worker counts.
-_BATCH = 256
+_BATCH = 1024
 
 
 def measure(
@@ -36,7 +36,7 @@ def measure(
     cannot be made gets -1, and is in no row.
 
     Args:
-        dataset: all samples of it, with the transform that training uses; its `packing` is not looked at.
+        dataset: all samples of it, with the transform that training uses; `packing` and `balance` are not looked at.
         count: the name of a field, whose length counts; or a function of what the transform returns.
         to: path of the file, .npy: int32, one number for each sample, by the numbers that `dataset[i]` takes.
         num_workers: as of `StreamingDataLoader`.
@@ -57,9 +57,16 @@ def measure(
             "packing= uses the same file",
             field="dataset",
         )
-    counted = _Counted(member.options.transform, count)
-    order = Order(last_batch="short")
-    options = replace(member.options, packing=None, transform=counted, rank=0, world_size=1, growing=None, order=order)
+    options = replace(
+        member.options,
+        transform=_counted(member.options.transform, count),
+        packing=None,
+        balance=None,
+        growing=None,
+        order=Order(last_batch="short"),
+        rank=0,
+        world_size=1,
+    )
     own = StreamingDataset.__new__(StreamingDataset)
     own._start(member.part(None, options))
     try:
@@ -76,28 +83,22 @@ def measure(
     return costs
 
 
-class _Counted:
-    """A transform whose result is counted; sent to workers.
+def _counted(transform: object, count: Count) -> Callable[..., int]:
+    """Returns a transform whose result is the number of tokens; with `rng` if the user's takes it, which costs time."""
+    if not isinstance(count, str) and not callable(count):
+        raise ConfigError(f"count={count!r} is neither the name of a field nor a function", field="count")
+    own = as_transform(transform)  # type: ignore[arg-type]
+    given: dict[str, object] = {"out": {}} if takes(own, "out") else {}
 
-    Args:
-        transform: the user's.
-        count: field or function.
-    """
+    def tokens(sample: dict[str, object], **more: object) -> int:
+        made: object = sample if own is None else own(sample, **given, **more)
+        found = len(made[count]) if isinstance(count, str) else count(made)  # type: ignore[index]
+        return checks.at_least("count", found, 0)
 
-    def __init__(self, transform: object, count: Count) -> None:
-        if not isinstance(count, str) and not callable(count):
-            raise ConfigError(f"count={count!r} is neither the name of a field nor a function", field="count")
-        self._transform = as_transform(transform)  # type: ignore[arg-type]
-        self._arguments = [name for name in ("rng", "out") if takes(self._transform, name)]
-        self._count = count
+    def drawing(sample: dict[str, object], rng: np.random.Generator) -> int:
+        return tokens(sample, rng=rng)
 
-    def __call__(self, sample: dict[str, object], rng: np.random.Generator) -> int:
-        made: object = sample
-        if self._transform is not None:
-            given = {"rng": rng, "out": {}}
-            made = self._transform(sample, **{name: given[name] for name in self._arguments})
-        tokens = len(made[self._count]) if isinstance(self._count, str) else self._count(made)  # type: ignore[index]
-        return checks.at_least("count", tokens, 0)
+    return drawing if takes(own, "rng") else tokens
 
 
 def _write(path: Path, costs: npt.NDArray[np.int32]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer import Packing, StreamingDataLoader, measure
+from streamer import Balance, Order, Packing, StreamingDataLoader, measure
 from streamer.errors import ConfigError
 
 
@@ -41,6 +41,22 @@ def test_a_function_counts(make_dataset, folder, tmp_path):
     """Of what the transform returns; without one, of the sample."""
     costs = measure(make_dataset(folder), lambda sample: len(sample["txt"]) // 4, to=tmp_path / "costs.npy")
     assert costs.max() > 100
+
+
+def halved(sample: dict, rng: np.random.Generator, out: dict) -> dict:
+    assert out == {}
+    return {"input_ids": [0] * int(rng.integers(1, 9)), "__key__": sample["__key__"]}
+
+
+def test_transforms_get_what_they_take(make_dataset, folder, tmp_path):
+    """`rng` of the first epoch, and `out`; packing and balance of the dataset are not looked at."""
+    path = tmp_path / "costs.npy"
+    dataset = make_dataset(
+        folder, transform=halved, packing=Packing(16, cost=path), balance=Balance(rows=2), order=Order(lanes=2)
+    )
+    costs = measure(dataset, "input_ids", to=path)
+    assert costs.tolist() == [len(dataset[number]["input_ids"]) for number in range(100)]
+    assert 1 <= costs.min() < costs.max() <= 8
 
 
 def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_path):
