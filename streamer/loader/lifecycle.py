@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
+from streamer.errors import ConfigError
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.copying import Mover, mover_for
 from streamer.loader.feed.feeder import Feeder, FeedPlan
@@ -132,6 +133,11 @@ class SupplyOwner:
 
     def _build(self, prepared: RankStream) -> Supply:
         s = self.settings
+        if s.ragged and prepared.packing is not None:
+            raise ConfigError(
+                f"ragged={s.ragged!r} with packing=: fields without a value for each token come as Ragged anyway",
+                field="ragged",
+            )
         rules = MakerRules(
             prepared.seed, s.collate_fn, prepared.skip_rules.on_error, s.own_generators, s.ragged, prepared.packing
         )

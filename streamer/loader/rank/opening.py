@@ -202,7 +202,10 @@ class Opening:
         each = self.members.each
         if self._mixing is None:
             chosen = "all" if each[0].selection is None else each[0].digest
-            return f"shuffle {shuffle_mode(self._only.shuffle)} of {chosen}"
+            rows, balance = each[0].rows, self._only.balance
+            packed = "" if rows is None else f" in rows of {rows.recipe.spec.length}, {rows.recipe.spec.policy}"
+            level = "" if balance is None else f", balance {balance.rows}"
+            return f"shuffle {shuffle_mode(self._only.shuffle)} of {chosen}{packed}{level}"
         digests = " ".join(member.digest for member in each)
         chosen = blake2b(digests.encode(), digest_size=8).hexdigest()
         return f"mix of {', '.join(self._mixing.names)[:200]} ({chosen})"

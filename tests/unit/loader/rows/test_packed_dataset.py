@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from streamer import Order, Packing, StreamingDataLoader, StreamingDataset, collate_rows
+from streamer import Balance, Order, Packing, StreamingDataLoader, StreamingDataset, collate_rows
 from streamer.errors import ConfigError, DecodeError, ManifestError, StateError
 from streamer.loader.rows import planned
 from streamer.loader.stall.report import compare
@@ -342,6 +342,37 @@ def test_the_table_is_made_once(make, monkeypatch, fake_engine):
     path.write_bytes(path.read_bytes()[:-100])
     monkeypatch.setattr("streamer.loader.rank.member.EngineClient", fake_engine.connect)
     assert make().rows == rows
+
+
+def test_several_packings_of_one_job_are_told_apart(make, make_dataset, url, fake_engine):
+    """Sessions of other rows have other names: the engine compares the orders of equal ones."""
+    datasets = [make(), make(Packing(2 * ROW, set_rows=8)), make(Packing(ROW, "concat", set_rows=8))]
+    datasets += [make(balance=Balance(rows=2)), make_dataset(url, format="tokens")]
+    for dataset in datasets:
+        with StreamingDataLoader(dataset, 1, reports=None) as loader:
+            next(iter(loader))
+    assert len({session.spec.stream for session in fake_engine.sessions}) == len(datasets)
+
+
+def test_batches_go_to_a_device(make):
+    """Lists and numbers stay as they are; a transform of batches gets them as well."""
+    with StreamingDataLoader(make(), 4, device="cpu", device_transform=counted_tokens, reports=None) as loader:
+        batches = list(loader)
+    assert {type(batch["max_seqlen"]) for batch in batches} == {int}
+    assert all(batch["count"] == int((batch["document_ids"] > 0).sum()) for batch in batches)
+
+
+def counted_tokens(batch: dict) -> dict:
+    return {**batch, "count": int((batch["document_ids"] > 0).sum())}
+
+
+def test_ragged_fields_need_no_argument(make):
+    """The error says so."""
+    with (
+        StreamingDataLoader(make(), 4, ragged=["tokens"], reports=None) as loader,
+        pytest.raises(ConfigError, match="come as Ragged anyway"),
+    ):
+        next(iter(loader))
 
 
 def test_a_table_that_takes_long_is_announced(make, monkeypatch, caplog):
