@@ -21,6 +21,7 @@ from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.images import ImageDecoder, decode_image
 from streamer.decode.masks import coco_masks
+from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import Decode, DecodeRule, FieldDecoder
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "DecodeRule",
     "FieldDecoder",
     "ImageDecoder",
+    "NestedDecoder",
     "SampleDecoder",
     "coco_masks",
     "decode_image",

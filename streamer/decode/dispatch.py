@@ -11,10 +11,12 @@ from streamer.decode import arrays, images, texts
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.gzipped import unpacking
 from streamer.decode.kinds import NULL, decoder_of, nothing
+from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import DecodeRule, FieldDecoder, check_rule
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import PICTURES, field_name
+from streamer.manifest.model import NESTED
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +150,9 @@ class SampleDecoder:
             known = known.rpartition(".")[2]
         if field.kind and known not in self._given:
             return self._reader_of_kind(field)
+        given = self._given.get(known)
+        if field.kind == NESTED and type(given) is images.ImageDecoder:
+            return NestedDecoder(given)
         if known == _PACKED and _PACKED not in self._readers:
             inner = self._readers.get(extension(name.rpartition(".")[0]), bytes)
             return unpacking(inner, _name_of(inner))
@@ -200,6 +205,8 @@ def _of_bytes(reader: FieldDecoder | None) -> _Reader:
 
 def _is_own(reader: object) -> bool:
     # Not for subclasses, whose authors know what they do.
+    if type(reader) is NestedDecoder:
+        return reader.picture is bytes or _is_own(reader.picture)
     return type(reader) in (images.ImageDecoder, ArrayDecoder)
 
 

@@ -12,8 +12,10 @@ import numpy as np
 from streamer.decode import images
 from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.foreign import foreign_decoder
+from streamer.decode.nested import decode_nested
 from streamer.errors import ConfigError
 from streamer.formats.tfrecord.example import byte_strings
+from streamer.manifest.model import NESTED
 
 # The kind of a field without a value, whatever a rule says about its name.
 NULL = "null"
@@ -25,8 +27,8 @@ _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
     """Returns the decoder of a kind other than an extension; None if there is none.
 
-    "image" returns an array as images do, "bytes" bytes, "null" None, a dtype a Python number, a dtype with a shape an
-    array; for other libraries' layouts see `foreign`.
+    "image" returns an array as images do, "bytes" bytes, "null" None, "nested" a list or dict, a dtype a Python number,
+    a dtype with a shape an array; for other libraries' layouts see `foreign`.
     """
     if (known := _NAMED.get(kind) or foreign_decoder(kind)) is not None:
         return known
@@ -72,4 +74,5 @@ _NAMED: dict[str, Callable[[memoryview], object]] = {
     "bytes": bytes,
     NULL: nothing,
     "tf-bytes": _byte_strings,
+    NESTED: decode_nested,
 }

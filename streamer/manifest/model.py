@@ -91,6 +91,10 @@ class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
     kind: str = ""
 
 
+# The kind of fields of nested values: MessagePack with extensions, see `streamer.decode.nested`.
+NESTED = "nested"
+
+
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Facts about the whole dataset, besides its objects and samples.
 

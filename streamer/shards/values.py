@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode.kinds import decoder_of
+from streamer.decode.nested import nested_json
 from streamer.errors import PackError
 from streamer.formats.base import Field
 from streamer.formats.webdataset import split_name
+from streamer.manifest.model import NESTED
 from streamer.shards.tar import Content
 
 Sample = Mapping[str, object]
@@ -39,6 +41,8 @@ def value_of(field: Field) -> tuple[str, object]:
         return (f"{name}.{ending}" if ending and not _has_ending(name, ending) else name), content
     if kind in _KIND_EXTENSIONS:
         return (name if _has_ending(name, kind) else f"{name}.{kind}"), content
+    if kind == NESTED:
+        return (name if _has_ending(name, "json") else f"{name}.json"), nested_json(content)
     reader = decoder_of(kind) if kind and kind != "bytes" else None
     return name, content if reader is None else reader(content)
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from streamer.formats.arrow_ipc.schema import read_schema
 from streamer.formats.base import Facts, Records
-from streamer.formats.parquet.columns import column_of, is_json, values_at
-from streamer.formats.table.writer import decoding, json_column, write_records
+from streamer.formats.parquet.columns import column_of
+from streamer.formats.table.writer import decoding, write_records
 
 _TIMES = {32: pa.int32(), 64: pa.int64()}
 
@@ -24,6 +24,7 @@ class BatchRecoder:
         schema = read_schema(self._message)
         self._specs = facts.fields
         self._nodes = [schema.root.at(field.path) for field in schema.fields]
+        self._meanings = {path: meaning for field in schema.fields for path, meaning in field.meanings}
         self._primitives = schema.root.primitives
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
@@ -34,12 +35,10 @@ class BatchRecoder:
     def _records(self, batch: pa.RecordBatch) -> Records:
         rows = batch.num_rows
         plain = pa.table([column.cast(_plain(column.type)) for column in batch.columns], batch.schema.names)
-        columns = []
-        for spec, node in zip(self._specs, self._nodes, strict=True):
-            if is_json(spec, node):
-                columns.append(json_column(values_at(plain, node.path).to_pylist()))
-            else:
-                columns.append(column_of(spec, node, [plain] * self._primitives, rows))
+        columns = [
+            column_of(spec, node, [plain] * self._primitives, rows, self._meanings)
+            for spec, node in zip(self._specs, self._nodes, strict=True)
+        ]
         return write_records(self._specs, columns, rows)
 
 
@@ -53,6 +52,10 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.list_(_plain(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _plain(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(kind.storage_type)
     if pa.types.is_null(kind):
         return pa.int32()
     if pa.types.is_temporal(kind):

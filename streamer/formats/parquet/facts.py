@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -11,16 +11,23 @@ from streamer.errors import ConfigError
 from streamer.formats.base import Facts, FieldSpec
 from streamer.formats.failures import DamagedError
 from streamer.formats.parquet.footer import ColumnChunk, Footer
-from streamer.formats.parquet.schema import Element, Node, classes_of, features_of, fields_of, pruned, tree
+from streamer.formats.parquet.schema import Element, Node, classes_of, features_of, fields_of, has_nested, pruned, tree
 
 _HUGGING_FACE = b"huggingface"
 
 
-class Notes(msgspec.Struct, frozen=True):
-    """Notes of the facts: the wanted part of the schema, and for each field the path of the node with its values."""
+class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Notes of the facts.
+
+    Attributes:
+        schema: the wanted part of the schema.
+        paths: for each field, that of the node with its values.
+        meanings: of all fields, see `Field.meanings`.
+    """
 
     schema: list[Element]
     paths: list[tuple[str, ...]]
+    meanings: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 def describe(footer: Footer, columns: Sequence[str]) -> Facts:
@@ -42,7 +49,8 @@ def describe(footer: Footer, columns: Sequence[str]) -> Facts:
             field="columns",
         )
     schema = pruned(footer.root, [field.path for field in wanted]).elements()
-    notes = Notes(schema, [field.path for field in wanted])
+    meanings = tuple(meaning for field in wanted for meaning in field.meanings)
+    notes = Notes(schema, [field.path for field in wanted], meanings)
     return Facts(tuple(field.spec for field in wanted), msgspec.to_builtins(notes), classes_of(wanted))
 
 
@@ -58,7 +66,8 @@ class Wanted(msgspec.Struct, frozen=True):
         root: the wanted part of the schema.
         nodes: for each field, the node that has its values.
         ways: to each wanted primitive, the nodes from the column down to it.
-        widths: for each primitive, the bytes of a value (0: as long as it is), and whether it becomes part of JSON.
+        widths: for each primitive, the bytes of a value (0: as long as it is), and whether it is part of a nested one.
+        meanings: see `Field.meanings`.
     """
 
     fields: Sequence[FieldSpec]
@@ -66,6 +75,7 @@ class Wanted(msgspec.Struct, frozen=True):
     nodes: list[Node]
     ways: list[tuple[Node, ...]]
     widths: list[tuple[int, bool]]
+    meanings: Mapping[tuple[str, ...], str]
 
     @classmethod
     def of(cls, facts: Facts) -> Wanted:
@@ -74,9 +84,9 @@ class Wanted(msgspec.Struct, frozen=True):
         root = tree(notes.schema)
         nodes, ways = [root.at(path) for path in notes.paths], root.ways()
         pairs = zip(facts.fields, nodes, strict=True)
-        in_json = [spec.kind == "json" and node.is_nested for spec, node in pairs for _ in range(node.primitives)]
-        widths = [(way[-1].element.width, nested) for way, nested in zip(ways, in_json, strict=True)]
-        return cls(facts.fields, root, nodes, ways, widths)
+        nested = [has_nested(spec, node) for spec, node in pairs for _ in range(node.primitives)]
+        widths = [(way[-1].element.width, is_nested) for way, is_nested in zip(ways, nested, strict=True)]
+        return cls(facts.fields, root, nodes, ways, widths, dict(notes.meanings))
 
     def check(self, columns: Sequence[ColumnChunk], rows: int) -> None:
         """Compares values and places of the wanted primitives with the rows of their group; raises DamagedError."""

@@ -63,13 +63,13 @@ class Primitive(msgspec.Struct, frozen=True):
         column: its chunk.
         pages: its pages; None: not known.
         width: bytes of each value in a record; 0: as long as it is.
-        in_json: whether its values become part of a JSON text.
+        nested: whether its values are part of nested ones.
     """
 
     column: ColumnChunk
     pages: Pages | None
     width: int
-    in_json: bool
+    nested: bool
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -199,5 +199,5 @@ def _value_bytes(primitive: Primitive, pages: slice = slice(None)) -> int:
         found = sum(primitive.pages.text_bytes[pages])
     else:
         found = int(column.value_bytes * share)
-    # Names, quotes and digits.
-    return found + int(column.values * share) * 16 if primitive.in_json else found
+    # Names, and heads of values.
+    return found + int(column.values * share) * 16 if primitive.nested else found

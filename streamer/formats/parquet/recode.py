@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 
 from streamer.formats.base import Facts, Records
 from streamer.formats.parquet import thrift
-from streamer.formats.parquet.columns import column_of, is_json, lists_column
+from streamer.formats.parquet.columns import column_of, lists_column
 from streamer.formats.parquet.facts import Wanted
 from streamer.formats.parquet.footer import MAGIC
 from streamer.formats.parquet.number_lists import number_list, read_lists
 from streamer.formats.parquet.pages import PrimitiveHint
-from streamer.formats.parquet.schema import Element, Node, pruned
+from streamer.formats.parquet.schema import Element, Node, has_nested, pruned
 from streamer.formats.table.writer import Column, decoding, write_records
 
 _HINT = msgspec.msgpack.Decoder(list[PrimitiveHint])
@@ -44,10 +44,10 @@ class ParquetRecoder:
         # Lists by the number of their primitive.
         found = {node.primitive: number_list(spec, node, self._ways[node.primitive]) for spec, node in self._pairs}
         self._lists = {primitive: lists for primitive, lists in found.items() if lists is not None}
-        json_paths = {node.path for spec, node in self._pairs if is_json(spec, node)}
-        self._schema = _schema(self._wanted.root, json_paths)
+        nested_paths = {node.path for spec, node in self._pairs if has_nested(spec, node)}
+        self._schema = _schema(self._wanted.root, nested_paths)
         trees = [pruned(self._wanted.root, [way[-1].path]) for way in self._ways]
-        self._way_schemas = [_schema(tree, json_paths) for tree in trees]
+        self._way_schemas = [_schema(tree, nested_paths) for tree in trees]
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Decodes one block."""
@@ -60,7 +60,8 @@ class ParquetRecoder:
             lists = self._read_lists(content, primitives, places, samples)
             tables = self._tables(content, primitives, places, samples, lists.keys())
             columns = [
-                lists.get(node.primitive) or column_of(spec, node, tables, samples) for spec, node in self._pairs
+                lists.get(node.primitive) or column_of(spec, node, tables, samples, self._wanted.meanings)
+                for spec, node in self._pairs
             ]
             return write_records(self._wanted.fields, columns, samples)
 
@@ -101,10 +102,10 @@ class ParquetRecoder:
 # ---------------------------------------------------------------- the metadata of a file of these pages
 
 
-def _schema(node: Node, json_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
+def _schema(node: Node, nested_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
     return [
-        _element(node.element, plain=any(node.path[: len(path)] == path for path in json_paths)),
-        *(element for child in node.children for element in _schema(child, json_paths)),
+        _element(node.element, plain=any(node.path[: len(path)] == path for path in nested_paths)),
+        *(element for child in node.children for element in _schema(child, nested_paths)),
     ]
 
 

@@ -10,10 +10,11 @@ A column is a primitive, which has values, or a group of columns; the bytes of e
 | bytes | bytes; a picture where they begin like one |
 | list of numbers | array |
 | struct | its parts, as "a.b" |
-| another list, or a map | JSON |
+| another list, or a map | list, or dict |
 
 Columns that Hugging Face's datasets describe in the file: `Image` is a picture, `Audio` and `Video` bytes, `ClassLabel`
-a number whose names are the dataset's classes, a list of lists of fixed length an array of that shape.
+a number whose names are the dataset's classes, `Json` what its text says, a list of lists of fixed length an array of
+that shape.
 
 Source: https://github.com/apache/parquet-format/blob/master/LogicalTypes.md
 """
@@ -29,6 +30,7 @@ import msgspec
 from streamer.formats.base import FieldSpec
 from streamer.formats.failures import DamagedError
 from streamer.formats.parquet.thrift import Struct
+from streamer.manifest.model import NESTED
 
 BOOLEAN, INT32, INT64, INT96, FLOAT, DOUBLE, BYTE_ARRAY, FIXED = range(8)
 REQUIRED, OPTIONAL, REPEATED = range(3)
@@ -226,12 +228,19 @@ def _pruned(node: Node, paths: set[tuple[str, ...]], primitive: int) -> tuple[No
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A field of the samples, its node, and the names of its classes, where it is a label."""
+    """A field of the samples.
+
+    Attributes:
+        path: of the node that has its values.
+        classes: their names, where it is a label.
+        meanings: of a nested field, "image", "bytes" or "json" by the path of a node in it, where the features say so.
+    """
 
     name: str
     kind: str
     path: tuple[str, ...]
     classes: tuple[str, ...] = ()
+    meanings: tuple[tuple[tuple[str, ...], str], ...] = ()
 
     @property
     def spec(self) -> FieldSpec:
@@ -258,21 +267,42 @@ def _fields(node: Node, feature: object) -> list[Field]:
     kind = details.get("_type")
     if kind in _BYTES_FEATURES and (content := node.child("bytes")) and _is_bytes(content):
         return [Field(name, "image" if kind == "Image" else "bytes", content.path)]
-    if node.items():
-        return [Field(name, _list_kind(node, _lengths(feature)), node.path)]
-    if node.is_map:
-        return [Field(name, "json", node.path)]
+    if node.items() or node.is_map:
+        of_list = _list_kind(node, _lengths(feature)) if node.items() else NESTED
+        return [Field(name, of_list, node.path, meanings=tuple(_meanings(node, feature)) if of_list == NESTED else ())]
     if not node.children:
         if kind in _BYTES_FEATURES and _is_bytes(node):
             return [Field(name, "image" if kind == "Image" else "bytes", node.path)]
+        if kind == "Json" and _is_bytes(node):
+            return [Field(name, "json", node.path)]
         names = details.get("names") if kind == "ClassLabel" else None
         classes = tuple(map(str, names)) if isinstance(names, list) else ()
         return [Field(name, _primitive_kind(node.element), node.path, classes)]
     return [found for child in node.children for found in _fields(child, _part(feature, child.element.name))]
 
 
-def _is_bytes(node: Node) -> bool:
-    return node.element.type == BYTE_ARRAY and not node.is_repeated
+def _meanings(node: Node, feature: object, inside: bool = False) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yields what the features say of bytes in a nested value, and the paths of their nodes."""
+    details = feature if isinstance(feature, dict) else {}
+    kind = details.get("_type")
+    content = node.child("bytes") if node.children else node
+    if found := node.items(inside):
+        item = feature[0] if isinstance(feature, list) and feature else details.get("feature")
+        yield from _meanings(found[0], item, found[1])
+    elif kind in {*_BYTES_FEATURES, "Json"} and content and _is_bytes(content, inside):
+        yield node.path, {"Image": "image", "Json": "json"}.get(kind, "bytes")
+    else:
+        for child in node.children:
+            yield from _meanings(child, _part(feature, child.element.name))
+
+
+def _is_bytes(node: Node, inside: bool = False) -> bool:
+    return node.element.type == BYTE_ARRAY and (inside or not node.is_repeated)
+
+
+def has_nested(spec: FieldSpec, node: Node) -> bool:
+    """Whether the values of a field are nested; they are JSON in manifests of version 0.2."""
+    return spec.kind == NESTED or (spec.kind == "json" and node.is_nested)
 
 
 def _primitive_kind(element: Element) -> str:
@@ -294,7 +324,7 @@ def number_dtype(element: Element) -> str:
 
 
 def _list_kind(node: Node, lengths: tuple[int, ...]) -> str:
-    """Returns the kind of a list: of numbers "<f4[]", or "<f4[-1,4]" where all lengths but one are known; else JSON."""
+    """Returns the kind of a list: of numbers "<f4[]", or "<f4[-1,4]" where only one length varies; else nested."""
     depth, inside = 0, False
     while found := node.items(inside):
         node, inside = found
@@ -302,7 +332,7 @@ def _list_kind(node: Node, lengths: tuple[int, ...]) -> str:
     dtype = "" if node.children else number_dtype(node.element)
     shape = lengths if len(lengths) == depth else (-1,) * depth
     if not dtype or shape.count(-1) > 1:
-        return "json"
+        return NESTED
     return f"{dtype}[]" if shape == (-1,) else f"{dtype}[{','.join(map(str, shape))}]"
 
 

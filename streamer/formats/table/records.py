@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from enum import IntEnum
 from struct import Struct
 
 import numpy as np
@@ -18,10 +19,21 @@ from streamer.errors import DecodeError
 from streamer.formats.base import Field, FieldSpec, SampleName
 from streamer.formats.names import kind_of_bytes
 
+# Codes of arrays of one dimension in nested values; others are those of `Extension`.
+ARRAY_DTYPES = ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
+
 _FIXED = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(\d+(?:,\d+)*)\])?")
 _KEY = "__key__"
 _NULL = "null"
 _NO_BYTES = memoryview(b"")
+
+
+class Extension(IntEnum):
+    """Codes of extensions in nested values: bytes that may be a picture, a picture, a JSON text."""
+
+    BYTES = 16
+    PICTURE = 17
+    JSON = 18
 
 
 def fixed_dtype(kind: str) -> np.dtype[np.generic] | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec, Records
-from streamer.formats.table.records import head_dtype
+from streamer.formats.table.records import fixed_dtype, head_dtype
 
 _NO_BYTES = np.empty(0, np.uint8)
 
@@ -77,6 +77,33 @@ def bytes_column(values: pa.Array) -> Column:
     return Column(found, np.diff(edges), nulls)
 
 
+def numbers_of(values: pa.Array, kind: str) -> NDArray[np.generic]:
+    """Returns numbers, 0 where there is none."""
+    dtype = fixed_dtype(kind)
+    assert dtype is not None
+    kind_ = values.type
+    if pa.types.is_fixed_size_binary(kind_):
+        # float16.
+        return np.frombuffer(values.buffers()[1], dtype)[values.offset : values.offset + len(values)]
+    if pa.types.is_decimal(kind_):
+        # Cast to text first: the direct cast is off by one in the last digit.
+        values = values.cast(pa.string()).cast(pa.float64())
+    elif pa.types.is_temporal(kind_):
+        values = values.cast(pa.int32() if kind_.bit_width == 32 else pa.int64())
+    if values.null_count:
+        values = values.fill_null(False if pa.types.is_boolean(kind_) else 0)
+    found: NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
+    return found.astype(dtype, copy=False)
+
+
+def summed(sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the items per row, from the items per list and the lists per row."""
+    edges = np.concatenate([[0], np.cumsum(counts)])
+    total = np.concatenate([[0], np.cumsum(sizes)])
+    found: NDArray[np.int64] = total[edges[1:]] - total[edges[:-1]]
+    return found
+
+
 def json_column(values: Sequence[object]) -> Column:
     """Makes a column of JSON, row by row."""
     return listed_column([None if value is None else msgspec.json.encode(value) for value in values])
@@ -111,11 +138,17 @@ def write_records(fields: Sequence[FieldSpec], columns: Sequence[Column], rows: 
 
 def _joined(parts: Sequence[tuple[NDArray[np.generic], NDArray[np.int64]]]) -> NDArray[np.uint8]:
     """Joins the values (and their lengths) of each row, row by row."""
-    binary = pa.large_binary()
-    arrays = []
-    for values, lengths in parts:
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values))]
-        arrays.append(pa.Array.from_buffers(binary, len(lengths), buffers))
-    _, _, content = pc.binary_join_element_wise(*arrays, pa.scalar(b"", binary)).buffers()
+    _, _, content = join([large_binary(values, lengths) for values, lengths in parts]).buffers()
     return np.frombuffer(content or b"", np.uint8)
+
+
+def large_binary(values: NDArray[np.generic], lengths: NDArray[np.int64]) -> pa.LargeBinaryArray:
+    """Returns values of these lengths, which follow each other, as an array. Copies nothing."""
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(values))]
+    return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
+
+
+def join(parts: Sequence[pa.LargeBinaryArray | pa.LargeBinaryScalar]) -> pa.LargeBinaryArray:
+    """Joins the values of each row; a scalar is one for all of them."""
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))

@@ -23,7 +23,7 @@ from streamer.manifest.blocks import (
 from streamer.manifest.builder.listing import Listing
 from streamer.manifest.columns import BinaryColumn, Table, encoded
 from streamer.manifest.layout import PART_SAMPLES
-from streamer.manifest.model import Codec, Facts
+from streamer.manifest.model import NESTED, Codec, Facts
 from streamer.manifest.packing import Cut, chunk_key
 from streamer.manifest.protocols import Indexer
 
@@ -253,6 +253,9 @@ class Contained(msgspec.Struct, frozen=True):
 
     def _block_keys(self, chunks: Sequence[tuple[int, list[Block]]]) -> NDArray[np.uint8]:
         indexer, options = self.indexer, self.indexer.options
+        if any(field.kind == NESTED for field in self.facts.fields):
+            # Until version 0.2 nested values were JSON: other records of the same blocks.
+            options = {**options, NESTED: 1}
         keys = [
             recoded_chunk_key(indexer.name, indexer.revision, options, self.listing.record(number), members)
             for number, members in chunks

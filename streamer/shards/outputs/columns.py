@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode import arrays, texts
+from streamer.decode.nested import nested_json
 from streamer.errors import DecodeError, PackError
 from streamer.formats.base import Field
 from streamer.formats.names import BYTES, IMAGE, kind_of_bytes
+from streamer.manifest.model import NESTED
 from streamer.shards.values import KEY, Sample, json_of, value_of
 
 # The columns follow from this many samples; blocks are decoded as a whole.
@@ -70,8 +72,8 @@ def field_value(field: Field) -> tuple[str, object]:
     """Name and value of a field of a source, decoded by its kind; bytes if it has none."""
     if field.kind == TEXT:
         return field.name, str(field.content, "utf-8")
-    if field.kind == JSON:
-        return field.name, JsonText(field.content)
+    if field.kind in (JSON, NESTED):
+        return field.name, JsonText(field.content if field.kind == JSON else nested_json(field.content))
     return (field.name, field.content) if field.kind in _PICTURES else value_of(field)
 
 
@@ -131,7 +133,9 @@ def columns_of(kinds: Sequence[Mapping[str, str]], known: Mapping[str, str]) -> 
 
 def known_kinds(kinds: Mapping[str, str]) -> dict[str, str]:
     """The kinds of a source that columns have, with varying lengths as -1."""
-    found = {name: kind.replace("[]", "[-1]") for name, kind in kinds.items() if _is_column(name)}
+    found = {
+        name: JSON if kind == NESTED else kind.replace("[]", "[-1]") for name, kind in kinds.items() if _is_column(name)
+    }
     return {name: kind for name, kind in found.items() if kind in (IMAGE, TEXT, JSON) or _is_numeric(kind)}
 
 

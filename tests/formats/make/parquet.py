@@ -213,14 +213,24 @@ def values_of(column: pa.ChunkedArray) -> list[object]:
         column = column.cast(pa.int32())
     elif pa.types.is_timestamp(kind):
         column = column.cast(pa.int64())
-    values = column.to_pylist()
+    values = column.to_pylist(maps_as_pydicts="strict")
     if pa.types.is_decimal(kind):
         return [None if value is None else float(value) for value in values]
+    return [_told(value, kind) for value in values]
+
+
+def _told(value: object, kind: pa.DataType) -> object:
+    """A nested value with lists of numbers as arrays."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {part.name: _told(value[part.name], part.type) for part in kind}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         item = kind.value_type
         if pa.types.is_integer(item) or pa.types.is_floating(item) or pa.types.is_boolean(item):
-            return [None if value is None else np.array(value, item.to_pandas_dtype()) for value in values]
-    return values
+            return np.array(value, item.to_pandas_dtype())
+        return [_told(each, item) for each in value]
+    return value
 
 
 if __name__ == "__main__":

@@ -1,0 +1,227 @@
+"""Makes columns of nested values (lists, structs, maps) without a loop over rows, in recoders, which have pyarrow.
+
+A value is MessagePack, which `streamer.decode.nested` reads: lists are arrays, structs and maps are maps, and what
+MessagePack has no type for are extensions, by the codes of `Extension`. Its pieces are made for all rows at once: heads
+by numpy, contents as views of Arrow's buffers. Arrow joins them row by row, once for each level of lists.
+
+Source: https://github.com/msgpack/msgpack/blob/master/spec.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from streamer.formats.parquet.schema import FIXED, Node, number_dtype
+from streamer.formats.table.records import ARRAY_DTYPES, Extension
+from streamer.formats.table.writer import Column, join, json_column, large_binary, nulls_of, numbers_of, summed
+
+# What follows one another in the values of a column: of each value its own, or the same bytes in all.
+_Pieces = list[pa.LargeBinaryArray | pa.LargeBinaryScalar]
+
+# First bytes of MessagePack. All but the first and the booleans are followed by a length, big-endian uint32.
+_NIL, _FALSE, _BYTES, _EXTENSION, _TEXT, _LIST, _MAP = 0xC0, 0xC2, 0xC6, 0xC9, 0xDB, 0xDD, 0xDF
+_PAIR = b"\x92"
+# First byte of a number, and the dtype that follows it.
+_NUMBERS = {"i": (0xD3, ">i8"), "u": (0xCF, ">u8"), "f": (0xCB, ">f8")}
+_EXTENSIONS = {"": Extension.BYTES, "image": Extension.PICTURE, "json": Extension.JSON}
+
+
+class NestedColumns:
+    """Makes columns of the values of one node.
+
+    Args:
+        node: the node.
+        meanings: "image", "bytes" or "json" by the path of a node below it, where the file's features say so.
+        for_json: whether the values become JSON, as manifests of version 0.2 want it: with maps as lists of pairs,
+            decimals as texts, and bytes as Base64.
+    """
+
+    def __init__(self, node: Node, meanings: Mapping[tuple[str, ...], str], *, for_json: bool) -> None:
+        self._node = node
+        self._meanings = {} if for_json else meanings
+        self._for_json = for_json
+
+    def column(self, arrays: Sequence[pa.Array]) -> Column:
+        """Makes a column.
+
+        Args:
+            arrays: for each primitive below the node, the node's values with (at least) this primitive. Lists and maps
+                are laid out as Arrow's, or as the groups of a Parquet file.
+        """
+        joined = join(self._values(self._node, arrays))
+        edges = _edges(joined)
+        if self._for_json:
+            return json_column([msgspec.msgpack.decode(value) for value in joined.to_pylist()])
+        content = np.frombuffer(joined.buffers()[2] or b"", np.uint8)
+        return Column(content, np.diff(edges), nulls_of(arrays[0]))
+
+    def _values(self, node: Node, arrays: Sequence[pa.Array], inside: bool = False) -> _Pieces:
+        if found := node.items(inside):
+            return self._list(node, arrays, *found)
+        if node.is_map:
+            return self._map(node, arrays)
+        if not node.children:
+            return self._primitive(node, arrays[0])
+        if meaning := self._meanings.get(node.path):
+            names = [child.element.name for child in node.children]
+            return _bytes(_child(node, arrays, names.index("bytes"))[0], meaning)
+        pieces: _Pieces = []
+        head = _MAP.to_bytes() + len(node.children).to_bytes(4, "big")
+        for number, child in enumerate(node.children):
+            pieces.append(_constant(head + msgspec.msgpack.encode(child.element.name)))
+            pieces += self._values(child, _child(node, arrays, number))
+            head = b""
+        if not arrays[0].null_count:
+            return pieces
+        return [pc.if_else(arrays[0].is_null(), _constant(_NIL.to_bytes()), join(pieces))]
+
+    def _map(self, node: Node, arrays: Sequence[pa.Array]) -> _Pieces:
+        repeated = node.children[0]
+        lists, entries = _unpacked(arrays)
+        key, *values = repeated.children
+        keys = _child(repeated, entries, 0)
+        if not values:
+            return _list(_LIST, lists, self._values(key, keys))
+        # Keys of bytes are never taken for pictures.
+        is_bytes = not key.is_nested and not number_dtype(key.element) and key.element.meaning != "text"
+        pieces = _bytes(keys[0], "bytes") if is_bytes else self._values(key, keys)
+        pieces += self._values(values[0], _child(repeated, entries, 1))
+        if self._for_json or key.is_nested:
+            return _list(_LIST, lists, [_constant(_PAIR), *pieces])
+        return _list(_MAP, lists, pieces)
+
+    def _list(self, node: Node, arrays: Sequence[pa.Array], item: Node, inside: bool) -> _Pieces:
+        lists, items = _unpacked(arrays)
+        if not pa.types.is_list(arrays[0].type) and item is not node.children[0]:
+            items = _child(node.children[0], items, 0)
+        is_flat = not item.children and (inside or not item.is_repeated)
+        if is_flat and not self._for_json and (dtype := number_dtype(item.element)):
+            return self._arrays(item, dtype, lists, items[0])
+        return _list(_LIST, lists, self._values(item, items, inside))
+
+    def _arrays(self, item: Node, dtype: str, lists: pa.Array, items: pa.Array) -> _Pieces:
+        """Makes arrays of lists of numbers; a list with a null in it stays one."""
+        counts = _counts(lists)
+        numbers = np.ascontiguousarray(numbers_of(items, dtype))
+        lengths = counts * numbers.itemsize
+        heads = _heads(_EXTENSION, lengths, nulls_of(lists), ARRAY_DTYPES.index(dtype))
+        pieces: _Pieces = [heads, large_binary(numbers.view(np.uint8), lengths)]
+        if not items.null_count:
+            return pieces
+        has_null = summed(items.is_null().to_numpy(zero_copy_only=False).astype(np.int64), counts) > 0
+        as_lists = join(_list(_LIST, lists, self._primitive(item, items)))
+        return [pc.if_else(pa.array(has_null), as_lists, join(pieces))]
+
+    def _primitive(self, node: Node, values: pa.Array) -> _Pieces:
+        element = node.element
+        if self._for_json and element.meaning == "decimal":
+            return _bytes(values.cast(pa.string()), "text")
+        if dtype := number_dtype(element):
+            return [_numbers(numbers_of(values, dtype), nulls_of(values))]
+        meaning = "bytes" if element.type == FIXED else element.meaning
+        if self._for_json:
+            meaning = {"": "bytes", "json": "text"}.get(meaning, meaning)
+        return _bytes(values, self._meanings.get(node.path, meaning))
+
+
+def _child(node: Node, arrays: Sequence[pa.Array], number: int) -> list[pa.Array]:
+    """Returns the values of a child for each of its primitives, null where the struct is."""
+    child = node.children[number]
+    start = child.primitive - node.primitive
+    own = arrays[start : start + child.primitives]
+    # Arrays of one primitive have only the way to it.
+    found = {id(each): each.flatten()[number if each.type.num_fields == len(node.children) else 0] for each in own}
+    return [found[id(each)] for each in own]
+
+
+def _unpacked(arrays: Sequence[pa.Array]) -> tuple[pa.Array, list[pa.Array]]:
+    """Returns lists or maps as Arrow's lists, and for each primitive the items of all of them."""
+    lists = {id(each): _as_list(each) for each in arrays}
+    items = {number: each.flatten() for number, each in lists.items()}
+    return lists[id(arrays[0])], [items[id(each)] for each in arrays]
+
+
+def _as_list(values: pa.Array) -> pa.ListArray:
+    kind = values.type
+    if pa.types.is_map(kind):
+        entries = pa.StructArray.from_arrays([values.keys, values.items], ["key", "value"])
+        start = values.offset
+        return pa.Array.from_buffers(
+            pa.list_(entries.type), len(values), values.buffers()[:2], offset=start, children=[entries]
+        )
+    return values.flatten()[0] if pa.types.is_struct(kind) else values
+
+
+def _counts(lists: pa.Array) -> NDArray[np.int64]:
+    counts = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    nulls = nulls_of(lists)
+    return counts if nulls is None else np.where(nulls, 0, counts)
+
+
+def _list(first: int, lists: pa.Array, pieces: _Pieces) -> _Pieces:
+    """Makes lists, or maps, of the pieces of their items."""
+    counts, items = _counts(lists), join(pieces)
+    edges = _edges(items)[np.concatenate([[0], np.cumsum(counts)])]
+    return [_heads(first, counts, nulls_of(lists)), _slices(items, edges)]
+
+
+def _bytes(values: pa.Array, meaning: str) -> _Pieces:
+    """Makes texts, bytes, or an extension, by what they mean."""
+    nulls = nulls_of(values)
+    content = values.cast(pa.large_binary())
+    if nulls is not None:
+        content = content.fill_null(b"")
+    lengths = np.diff(_edges(content))
+    if meaning in _EXTENSIONS:
+        return [_heads(_EXTENSION, lengths, nulls, _EXTENSIONS[meaning]), content]
+    return [_heads(_TEXT if meaning == "text" else _BYTES, lengths, nulls), content]
+
+
+def _numbers(numbers: NDArray[np.generic], nulls: NDArray[np.bool_] | None) -> pa.LargeBinaryArray:
+    if numbers.dtype.kind == "b":
+        return _or_nil((numbers.view(np.uint8) + _FALSE).astype(np.uint8), nulls)
+    first, wide = _NUMBERS[numbers.dtype.kind]
+    rows = np.empty(len(numbers), [("first", "u1"), ("number", wide)])
+    rows["first"], rows["number"] = first, numbers
+    return _or_nil(rows, nulls)
+
+
+def _heads(
+    first: int, lengths: NDArray[np.int64], nulls: NDArray[np.bool_] | None, code: int | None = None
+) -> pa.LargeBinaryArray:
+    rows = np.empty(len(lengths), [("first", "u1"), ("length", ">u4"), *([("code", "u1")] if code is not None else [])])
+    rows["first"], rows["length"] = first, lengths
+    if code is not None:
+        rows["code"] = code
+    return _or_nil(rows, nulls)
+
+
+def _or_nil(rows: NDArray[np.generic], nulls: NDArray[np.bool_] | None) -> pa.LargeBinaryArray:
+    """Returns the bytes of each row; one byte, for no value, where it is null."""
+    width = rows.itemsize
+    content = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), width)
+    if nulls is None:
+        return large_binary(content.reshape(-1), np.full(len(rows), width, np.int64))
+    content[nulls, 0] = _NIL
+    kept = ~nulls[:, None] | (np.arange(width) == 0)
+    return large_binary(content[kept], np.where(nulls, 1, width))
+
+
+def _constant(content: bytes) -> pa.LargeBinaryScalar:
+    return pa.scalar(content, pa.large_binary())
+
+
+def _edges(values: pa.LargeBinaryArray) -> NDArray[np.int64]:
+    """Returns where each value begins in their buffer, and the end."""
+    return np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values) + 1]
+
+
+def _slices(values: pa.LargeBinaryArray, edges: NDArray[np.int64]) -> pa.LargeBinaryArray:
+    buffers = [None, pa.py_buffer(edges), values.buffers()[2]]
+    return pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
