@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 from streamer import MixedDataset, Ragged, StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError
+from streamer.formats import Parquet
 from tests.inspection import poison_freed_slots
 from tests.tars import tar_of
 
@@ -25,9 +30,15 @@ def content(number: int) -> bytes:
     return number.to_bytes(4, "little") * (375 + 5 * number)
 
 
+def picture(value: int, width: int) -> bytes:
+    made = io.BytesIO()
+    Image.new("RGB", (width, 4), (value,) * 3).save(made, "PNG")
+    return made.getvalue()
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Path], None]) -> Path:
-    """The same samples as files and in a tar, there with arrays of as many rows as their number."""
+    """The same samples as files and in a tar, there with arrays of as many rows as their number; lists of pictures."""
     folder = tmp_path_factory.mktemp("ragged")
     (folder / "files").mkdir()
     entries = []
@@ -37,6 +48,11 @@ def data(tmp_path_factory: pytest.TempPathFactory, standing_engine: Callable[[Pa
         entries += [(f"{number:04}.jpg", content(number)), (f"{number:04}.npy", (folder / "rows.npy").read_bytes())]
     (folder / "tars").mkdir()
     (folder / "tars" / "0.tar").write_bytes(tar_of(entries))
+    even = [[picture(number, 4) for _ in range(number % 3)] for number in range(COUNT)]
+    uneven = [[picture(number, 4), picture(number, 5)] for number in range(COUNT)]
+    (folder / "lists").mkdir()
+    columns = {"even": pa.array(even, pa.list_(pa.binary())), "uneven": pa.array(uneven, pa.list_(pa.binary()))}
+    pq.write_table(pa.table(columns), folder / "lists" / "0.parquet")
     standing_engine(folder / "files")
     return folder
 
@@ -151,3 +167,22 @@ def test_encoded_batches_cost_the_trainer_little(tmp_path: Path, data: Path, clo
     assert min(viewing) < 0.5e-3
     assert min(taking) < 2e-3
     assert np.median(faulting) == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_lists_of_pictures(data: Path, closing: Close, workers: int) -> None:
+    """Those of one size are stacked, also where a sample has none; of several sizes they are refused."""
+    dataset = closing(StreamingDataset(data / "lists", format=Parquet(columns=("even",))))
+    with StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, ragged=("even",)) as loader:
+        for batch in loader:
+            found = batch["even"]
+            assert found.values.shape[1:] == (4, 4, 3)
+            for key, view in zip(batch["__key__"], found.views(), strict=True):
+                assert len(view) == int(key) % 3
+                assert (view == int(key)).all()
+    dataset = closing(StreamingDataset(data / "lists", format=Parquet(columns=("uneven",))))
+    with (
+        StreamingDataLoader(dataset, batch_size=BATCH, num_workers=workers, ragged=("uneven",)) as loader,
+        pytest.raises(ConfigError, match="'uneven' has lists of arrays of several shapes"),
+    ):
+        next(iter(loader))

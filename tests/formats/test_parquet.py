@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streamer import StreamingDataset
-from streamer.formats.base import SampleName
+from streamer.decode.dispatch import SampleDecoder
+from streamer.formats.base import FieldSpec, SampleName
 from streamer.formats.parquet import pages
 from streamer.formats.parquet.format import Parquet
-from tests.formats.cases import Case, block_bytes, facts_of, find, opened, read_case, recode, run
+from streamer.manifest.blocks import recoded_chunk_key
+from tests.formats.cases import (
+    Case,
+    Found,
+    MemoryStore,
+    block_bytes,
+    built,
+    facts_of,
+    find,
+    opened,
+    read_case,
+    recode,
+    run,
+)
 from tests.formats.contract import FormatContract
 
 
@@ -82,3 +101,51 @@ def test_class_names_and_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with closing(StreamingDataset(folder, format=Parquet(columns=("label",)), cache_bytes="1GB")) as dataset:
         assert dataset.classes == ["cat", "dog", "bird"]
         assert dataset[4] == {"__key__": "4", "label": 1}
+
+
+def _nested_case() -> tuple[bytes, Found]:
+    kind = pa.list_(pa.struct([("content", pa.binary()), ("price", pa.decimal128(5, 2)), ("ids", pa.list_(pa.int8()))]))
+    rows = [[{"content": b"abc", "price": Decimal("1.50"), "ids": [1, 2]}, None], None, []]
+    pairs = [[("k", 1)], None, []]
+    written = io.BytesIO()
+    table = pa.table({"parts": pa.array(rows, kind), "map": pa.array(pairs, pa.map_(pa.string(), pa.int64()))})
+    pq.write_table(table, written)
+    return written.getvalue(), find(Parquet(), {"a.parquet": written.getvalue()})
+
+
+def _values(content: bytes, found: Found) -> list[dict[str, object]]:
+    ((_, (block,)),) = found.items
+    opener, decode = Parquet().opener(facts_of(found)), SampleDecoder()
+    records = recode(Parquet(), found, block, block_bytes(block, content))
+    return [decode("", opener.open(memoryview(record), SampleName())[1]) for record in records]
+
+
+def test_nested_values_of_older_manifests():
+    """A manifest of version 0.1 calls them JSON: they are what they were, with Base64, pairs and texts."""
+    content, found = _nested_case()
+    assert found.survey is not None
+    older = [FieldSpec("parts", "json"), FieldSpec("map", "json")]
+    facts = msgspec.structs.replace(facts_of(found), fields=tuple(older))
+    found.survey = msgspec.structs.replace(found.survey, facts=facts)
+    parts = [{"content": "YWJj", "price": "1.50", "ids": [1, 2]}, None]
+    expected = [(parts, [["k", 1]]), (None, None), ([], [])]
+    assert [(sample["parts"], sample["map"]) for sample in _values(content, found)] == expected
+
+
+def test_records_of_older_manifests_are_not_read_as_nested_ones(tmp_path: Path):
+    """Their chunks have other names in the cache; those of flat columns keep theirs."""
+    content, found = _nested_case()
+    manifest = asyncio.run(built(Parquet(), MemoryStore({"a.parquet": content}), tmp_path / "nested"))
+    ((_, blocks),) = found.items
+    before = recoded_chunk_key("parquet", 0, {}, manifest.object(0), blocks)
+    assert manifest.chunk(0).key not in {b"", before}
+    (part, _, _) = _values(content, found)
+    assert (part["parts"][0]["content"], part["parts"][0]["price"], part["map"]) == (b"abc", 1.5, {"k": 1})
+    case = _projected(_cases()[0], "label")
+    flat = asyncio.run(built(case.format, MemoryStore(case.objects), tmp_path / "flat"))
+    options = {"columns": ["label"]}
+    keys = [
+        recoded_chunk_key("parquet", 0, options, source.record, blocks)
+        for source, blocks in find(case.format, case.objects).items
+    ]
+    assert [flat.chunk(number).key for number in range(flat.chunks)] == keys

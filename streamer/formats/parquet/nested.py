@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 
 from streamer.formats.parquet.schema import FIXED, Node, number_dtype
 from streamer.formats.table.records import ARRAY_DTYPES, Extension
-from streamer.formats.table.writer import Column, join, json_column, large_binary, nulls_of, numbers_of, summed
-
-# What follows one another in the values of a column: of each value its own, or the same bytes in all.
-_Pieces = list[pa.LargeBinaryArray | pa.LargeBinaryScalar]
+from streamer.formats.table.writer import Column, Pieces, join, json_column, large_binary, nulls_of, numbers_of, summed
 
 # First bytes of MessagePack. All but the first and the booleans are followed by a length, big-endian uint32.
 _NIL, _FALSE, _BYTES, _EXTENSION, _TEXT, _LIST, _MAP = 0xC0, 0xC2, 0xC6, 0xC9, 0xDB, 0xDD, 0xDF
 _PAIR = b"\x92"
+_NO_BYTES = np.empty(0, np.uint8)
 # First byte of a number, and the dtype that follows it.
 _NUMBERS = {"i": (0xD3, ">i8"), "u": (0xCF, ">u8"), "f": (0xCB, ">f8")}
 _EXTENSIONS = {"": Extension.BYTES, "image": Extension.PICTURE, "json": Extension.JSON}
@@ -38,7 +36,7 @@ class NestedColumns:
     Args:
         node: the node.
         meanings: "image", "bytes" or "json" by the path of a node below it, where the file's features say so.
-        for_json: whether the values become JSON, as manifests of version 0.2 want it: with maps as lists of pairs,
+        for_json: whether the values become JSON, as manifests of version 0.1 want it: with maps as lists of pairs,
             decimals as texts, and bytes as Base64.
     """
 
@@ -54,14 +52,15 @@ class NestedColumns:
             arrays: for each primitive below the node, the node's values with (at least) this primitive. Lists and maps
                 are laid out as Arrow's, or as the groups of a Parquet file.
         """
-        joined = join(self._values(self._node, arrays))
-        edges = _edges(joined)
+        pieces = self._values(self._node, arrays)
         if self._for_json:
-            return json_column([msgspec.msgpack.decode(value) for value in joined.to_pylist()])
-        content = np.frombuffer(joined.buffers()[2] or b"", np.uint8)
-        return Column(content, np.diff(edges), nulls_of(arrays[0]))
+            return json_column([msgspec.msgpack.decode(value) for value in join(pieces).to_pylist()])
+        lengths = np.zeros(len(arrays[0]), np.int64)
+        for piece in pieces:
+            lengths += len(piece.as_py()) if isinstance(piece, pa.Scalar) else np.diff(_edges(piece))
+        return Column(_NO_BYTES, lengths, nulls_of(arrays[0]), pieces)
 
-    def _values(self, node: Node, arrays: Sequence[pa.Array], inside: bool = False) -> _Pieces:
+    def _values(self, node: Node, arrays: Sequence[pa.Array], inside: bool = False) -> Pieces:
         if found := node.items(inside):
             return self._list(node, arrays, *found)
         if node.is_map:
@@ -71,7 +70,7 @@ class NestedColumns:
         if meaning := self._meanings.get(node.path):
             names = [child.element.name for child in node.children]
             return _bytes(_child(node, arrays, names.index("bytes"))[0], meaning)
-        pieces: _Pieces = []
+        pieces = list[pa.LargeBinaryArray | pa.LargeBinaryScalar]()
         head = _MAP.to_bytes() + len(node.children).to_bytes(4, "big")
         for number, child in enumerate(node.children):
             pieces.append(_constant(head + msgspec.msgpack.encode(child.element.name)))
@@ -81,7 +80,7 @@ class NestedColumns:
             return pieces
         return [pc.if_else(arrays[0].is_null(), _constant(_NIL.to_bytes()), join(pieces))]
 
-    def _map(self, node: Node, arrays: Sequence[pa.Array]) -> _Pieces:
+    def _map(self, node: Node, arrays: Sequence[pa.Array]) -> Pieces:
         repeated = node.children[0]
         lists, entries = _unpacked(arrays)
         key, *values = repeated.children
@@ -90,13 +89,15 @@ class NestedColumns:
             return _list(_LIST, lists, self._values(key, keys))
         # Keys of bytes are never taken for pictures.
         is_bytes = not key.is_nested and not number_dtype(key.element) and key.element.meaning != "text"
-        pieces = _bytes(keys[0], "bytes") if is_bytes else self._values(key, keys)
-        pieces += self._values(values[0], _child(repeated, entries, 1))
+        pieces = [
+            *(_bytes(keys[0], "bytes") if is_bytes else self._values(key, keys)),
+            *self._values(values[0], _child(repeated, entries, 1)),
+        ]
         if self._for_json or key.is_nested:
             return _list(_LIST, lists, [_constant(_PAIR), *pieces])
         return _list(_MAP, lists, pieces)
 
-    def _list(self, node: Node, arrays: Sequence[pa.Array], item: Node, inside: bool) -> _Pieces:
+    def _list(self, node: Node, arrays: Sequence[pa.Array], item: Node, inside: bool) -> Pieces:
         lists, items = _unpacked(arrays)
         if not pa.types.is_list(arrays[0].type) and item is not node.children[0]:
             items = _child(node.children[0], items, 0)
@@ -105,20 +106,20 @@ class NestedColumns:
             return self._arrays(item, dtype, lists, items[0])
         return _list(_LIST, lists, self._values(item, items, inside))
 
-    def _arrays(self, item: Node, dtype: str, lists: pa.Array, items: pa.Array) -> _Pieces:
+    def _arrays(self, item: Node, dtype: str, lists: pa.Array, items: pa.Array) -> Pieces:
         """Makes arrays of lists of numbers; a list with a null in it stays one."""
         counts = _counts(lists)
         numbers = np.ascontiguousarray(numbers_of(items, dtype))
         lengths = counts * numbers.itemsize
         heads = _heads(_EXTENSION, lengths, nulls_of(lists), ARRAY_DTYPES.index(dtype))
-        pieces: _Pieces = [heads, large_binary(numbers.view(np.uint8), lengths)]
+        pieces = [heads, large_binary(numbers.view(np.uint8), lengths)]
         if not items.null_count:
             return pieces
         has_null = summed(items.is_null().to_numpy(zero_copy_only=False).astype(np.int64), counts) > 0
         as_lists = join(_list(_LIST, lists, self._primitive(item, items)))
         return [pc.if_else(pa.array(has_null), as_lists, join(pieces))]
 
-    def _primitive(self, node: Node, values: pa.Array) -> _Pieces:
+    def _primitive(self, node: Node, values: pa.Array) -> Pieces:
         element = node.element
         if self._for_json and element.meaning == "decimal":
             return _bytes(values.cast(pa.string()), "text")
@@ -164,14 +165,14 @@ def _counts(lists: pa.Array) -> NDArray[np.int64]:
     return counts if nulls is None else np.where(nulls, 0, counts)
 
 
-def _list(first: int, lists: pa.Array, pieces: _Pieces) -> _Pieces:
+def _list(first: int, lists: pa.Array, pieces: Pieces) -> Pieces:
     """Makes lists, or maps, of the pieces of their items."""
     counts, items = _counts(lists), join(pieces)
     edges = _edges(items)[np.concatenate([[0], np.cumsum(counts)])]
     return [_heads(first, counts, nulls_of(lists)), _slices(items, edges)]
 
 
-def _bytes(values: pa.Array, meaning: str) -> _Pieces:
+def _bytes(values: pa.Array, meaning: str) -> Pieces:
     """Makes texts, bytes, or an extension, by what they mean."""
     nulls = nulls_of(values)
     content = values.cast(pa.large_binary())

@@ -301,7 +301,7 @@ def _is_bytes(node: Node, inside: bool = False) -> bool:
 
 
 def has_nested(spec: FieldSpec, node: Node) -> bool:
-    """Whether the values of a field are nested; they are JSON in manifests of version 0.2."""
+    """Whether the values of a field are nested; they are JSON in manifests of version 0.1."""
     return spec.kind == NESTED or (spec.kind == "json" and node.is_nested)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -15,6 +16,9 @@ from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec, Records
 from streamer.formats.table.records import fixed_dtype, head_dtype
 
+# What follows one another in values: of each value its own bytes, or the same in all.
+Pieces: TypeAlias = Sequence[pa.LargeBinaryArray | pa.LargeBinaryScalar]
+
 _NO_BYTES = np.empty(0, np.uint8)
 
 
@@ -25,11 +29,13 @@ class Column(msgspec.Struct, frozen=True):
         values: of a fixed field: shape (rows, ...); of a variable one: uint8, all values one after the other.
         lengths: of a variable field: int64, shape (rows,).
         nulls: bool, shape (rows,): which rows have no value; None: all have one.
+        pieces: of a nested field, instead of values: what each value consists of, in order.
     """
 
     values: NDArray[np.generic]
     lengths: NDArray[np.int64] | None = None
     nulls: NDArray[np.bool_] | None = None
+    pieces: Pieces = ()
 
 
 @contextmanager
@@ -125,21 +131,19 @@ def write_records(fields: Sequence[FieldSpec], columns: Sequence[Column], rows: 
             heads["nulls"][column.nulls, number // 8] |= np.uint8(1 << number % 8)
         if column.lengths is None:
             heads[str(number)] = column.values
-        elif len(column.lengths) != rows or int(column.lengths.sum()) != len(column.values):
+        elif len(column.lengths) != rows or not (column.pieces or int(column.lengths.sum()) == len(column.values)):
             raise ValueError(f"field {field.name!r} has {len(column.lengths)} values for {rows} rows")
         elif rows and int(column.lengths.max()) >= 1 << 32:
             raise ValueError(f"field {field.name!r} has a value of {int(column.lengths.max())} bytes")
-    variable = [(column.values, column.lengths) for column in columns if column.lengths is not None]
-    for place, (_, lengths) in enumerate(variable):
-        heads["lengths"][:, place] = lengths
-    parts = [(heads.view(np.uint8).reshape(-1), np.full(rows, heads.dtype.itemsize, np.int64)), *variable]
-    return Records([_joined(parts)], np.sum([lengths for _, lengths in parts], axis=0, dtype=np.int64))
-
-
-def _joined(parts: Sequence[tuple[NDArray[np.generic], NDArray[np.int64]]]) -> NDArray[np.uint8]:
-    """Joins the values (and their lengths) of each row, row by row."""
-    _, _, content = join([large_binary(values, lengths) for values, lengths in parts]).buffers()
-    return np.frombuffer(content or b"", np.uint8)
+    lengths = [np.full(rows, heads.dtype.itemsize, np.int64)]
+    pieces = [large_binary(heads.view(np.uint8).reshape(-1), lengths[0])]
+    for column in columns:
+        if column.lengths is not None:
+            heads["lengths"][:, len(lengths) - 1] = column.lengths
+            lengths.append(column.lengths)
+            pieces += column.pieces or [large_binary(column.values, column.lengths)]
+    _, _, content = join(pieces).buffers()
+    return Records([np.frombuffer(content or b"", np.uint8)], np.sum(lengths, axis=0, dtype=np.int64))
 
 
 def large_binary(values: NDArray[np.generic], lengths: NDArray[np.int64]) -> pa.LargeBinaryArray:
@@ -149,6 +153,6 @@ def large_binary(values: NDArray[np.generic], lengths: NDArray[np.int64]) -> pa.
     return pa.Array.from_buffers(pa.large_binary(), len(lengths), buffers)
 
 
-def join(parts: Sequence[pa.LargeBinaryArray | pa.LargeBinaryScalar]) -> pa.LargeBinaryArray:
-    """Joins the values of each row; a scalar is one for all of them."""
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.large_binary()))
+def join(pieces: Pieces) -> pa.LargeBinaryArray:
+    """Joins the pieces of each value."""
+    return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))

@@ -24,7 +24,8 @@ class Ragged(NamedTuple):
     there (nvImageCodec, TorchCodec, torchvision, DALI).
 
     Attributes:
-        values: of all samples: uint8 of encoded files, else the arrays joined along their first axis.
+        values: of all samples: uint8 of encoded files, else the arrays joined along their first axis; of lists of
+            arrays of one shape, as pictures of one size, all of them, stacked.
         offsets: int64 (samples + 1,): where the value of each sample begins, and the end.
         encoded: whether the values are bytes of files.
     """
@@ -78,7 +79,13 @@ def _parts(field: str, values: Sequence[Any]) -> tuple[list[npt.NDArray[np.gener
         parts: list[npt.NDArray[np.generic]] = [_bytes_of(value) if encoded else np.asarray(value) for value in values]
     except TypeError as error:
         raise _refusal(field, f"has values of {type(values[0]).__name__} and others in a batch") from error
-    first = parts[0]
+    except ValueError as error:
+        raise _refusal(field, "has lists of arrays of several shapes; make them alike in a transform") from error
+    first = next((part for part in parts if part.size), parts[0])
+    empty = first[:0] if first.ndim else first
+    parts = [
+        empty if isinstance(value, list) and not value else part for value, part in zip(values, parts, strict=True)
+    ]
     for part in parts:
         alike = part.dtype == first.dtype and part.shape[1:] == first.shape[1:]
         if not (part.ndim and alike and part.dtype.kind in "biufc"):

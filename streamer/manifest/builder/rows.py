@@ -254,7 +254,7 @@ class Contained(msgspec.Struct, frozen=True):
     def _block_keys(self, chunks: Sequence[tuple[int, list[Block]]]) -> NDArray[np.uint8]:
         indexer, options = self.indexer, self.indexer.options
         if any(field.kind == NESTED for field in self.facts.fields):
-            # Until version 0.2 nested values were JSON: other records of the same blocks.
+            # In version 0.1 nested values were JSON: other records of the same blocks.
             options = {**options, NESTED: 1}
         keys = [
             recoded_chunk_key(indexer.name, indexer.revision, options, self.listing.record(number), members)

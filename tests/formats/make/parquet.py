@@ -144,6 +144,11 @@ def write_huggingface(folder: Path, rows: int) -> None:
                 "category": datasets.List(datasets.Value("int64")),
             },
             "answers": datasets.List({"text": datasets.Value("string"), "start": datasets.Value("int32")}),
+            "images": datasets.List(datasets.Image()),
+            "parts": datasets.List({"text": datasets.Value("string"), "image": datasets.Image()}),
+            "extra": datasets.Json(),
+            "turns": datasets.List(datasets.Json()),
+            "tokens": datasets.List(datasets.List(datasets.Value("int16"))),
         }
     )
     (folder / "data").mkdir(parents=True, exist_ok=True)
@@ -166,6 +171,11 @@ def write_huggingface(folder: Path, rows: int) -> None:
         row["objects.bbox"] = np.array(objects["bbox"], "<f4").reshape(-1, 4)
         row["objects.category"] = np.array(objects["category"], "<i8")
         row["image"], row["clip"] = image and image["bytes"], clip["bytes"]
+        row["images"] = [np.array(each.convert("RGB")) for each in row["images"]]
+        row["parts"] = [
+            {**part, "image": part["image"] and np.array(part["image"].convert("RGB"))} for part in row["parts"]
+        ]
+        row["tokens"] = [np.array(each, "<i2") for each in row["tokens"]]
         samples.append(row)
     write_expected(folder, samples)
 
@@ -182,6 +192,14 @@ def _example(number: int) -> dict[str, object]:
         "point": [number, -number],
         "objects": {"bbox": [[number, 0, 1, 2]] * boxes, "category": [number] * boxes},
         "answers": [{"text": f"a{number}", "start": number}] * boxes,
+        "images": [{"bytes": _picture(2 * n + 1), "path": None} for n in range(number % 4)],
+        "parts": [
+            {"text": f"before {number}", "image": None},
+            {"text": None, "image": {"bytes": _picture(2 * number + 1), "path": "p.png"}},
+        ],
+        "extra": {"n": number, "list": [None, {"a": 0.5}]},
+        "turns": [{"role": "user"}, [number], "text"][: number % 4],
+        "tokens": [list(range(n)) for n in range(number % 4)],
     }
 
 

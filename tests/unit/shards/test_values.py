@@ -90,6 +90,7 @@ def test_fields_of_typed_formats() -> None:
     assert of("image", b"\xff\xd8\xff rest", "image") == ("image.jpg", b"\xff\xd8\xff rest")
     assert of("meta", b"{}", "json") == ("meta.json", b"{}")
     assert of("meta.json", b"{}", "json") == ("meta.json", b"{}")
+    assert of("parts", b"\x92\x01\xc4\x03abc", "nested") == ("parts.json", b'[1,"YWJj"]')
     assert of("blob", b"x", "bytes") == ("blob", b"x")
     assert of("gone", b"", "null") == ("gone", None)
     name, array = value_of(Field("v", memoryview(np.arange(3, dtype="<f4").tobytes()), "<f4[3]"))
