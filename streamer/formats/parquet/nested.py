@@ -86,7 +86,7 @@ class NestedColumns:
         key, *values = repeated.children
         keys = _child(repeated, entries, 0)
         if not values:
-            return _list(_LIST, lists, self._values(key, keys))
+            return _sequence(_LIST, lists, self._values(key, keys))
         # Keys of bytes are never taken for pictures.
         is_bytes = not key.is_nested and not number_dtype(key.element) and key.element.meaning != "text"
         pieces = [
@@ -94,8 +94,8 @@ class NestedColumns:
             *self._values(values[0], _child(repeated, entries, 1)),
         ]
         if self._for_json or key.is_nested:
-            return _list(_LIST, lists, [_constant(_PAIR), *pieces])
-        return _list(_MAP, lists, pieces)
+            return _sequence(_LIST, lists, [_constant(_PAIR), *pieces])
+        return _sequence(_MAP, lists, pieces)
 
     def _list(self, node: Node, arrays: Sequence[pa.Array], item: Node, inside: bool) -> Pieces:
         lists, items = _unpacked(arrays)
@@ -104,7 +104,7 @@ class NestedColumns:
         is_flat = not item.children and (inside or not item.is_repeated)
         if is_flat and not self._for_json and (dtype := number_dtype(item.element)):
             return self._arrays(item, dtype, lists, items[0])
-        return _list(_LIST, lists, self._values(item, items, inside))
+        return _sequence(_LIST, lists, self._values(item, items, inside))
 
     def _arrays(self, item: Node, dtype: str, lists: pa.Array, items: pa.Array) -> Pieces:
         """Makes arrays of lists of numbers; a list with a null in it stays one."""
@@ -116,7 +116,7 @@ class NestedColumns:
         if not items.null_count:
             return pieces
         has_null = summed(items.is_null().to_numpy(zero_copy_only=False).astype(np.int64), counts) > 0
-        as_lists = join(_list(_LIST, lists, self._primitive(item, items)))
+        as_lists = join(_sequence(_LIST, lists, self._primitive(item, items)))
         return [pc.if_else(pa.array(has_null), as_lists, join(pieces))]
 
     def _primitive(self, node: Node, values: pa.Array) -> Pieces:
@@ -165,7 +165,7 @@ def _counts(lists: pa.Array) -> NDArray[np.int64]:
     return counts if nulls is None else np.where(nulls, 0, counts)
 
 
-def _list(first: int, lists: pa.Array, pieces: Pieces) -> Pieces:
+def _sequence(first: int, lists: pa.Array, pieces: Pieces) -> Pieces:
     """Makes lists, or maps, of the pieces of their items."""
     counts, items = _counts(lists), join(pieces)
     edges = _edges(items)[np.concatenate([[0], np.cumsum(counts)])]
