@@ -40,8 +40,9 @@ def column_of(
     try:
         if has_nested(spec, node):
             # Several primitives may be in one table.
-            different = {id(table): values_at(table, node.path) for table in primitives}
-            arrays = [different[id(table)] for table in primitives]
+            different = {id(table): table for table in primitives}
+            values = {number: values_at(table, node.path) for number, table in different.items()}
+            arrays = [values[id(table)] for table in primitives]
             return NestedColumns(node, meanings, for_json=spec.kind != NESTED).column(arrays)
         values = values_at(primitives[0], node.path)
         nulls = nulls_of(values)

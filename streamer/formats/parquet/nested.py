@@ -137,14 +137,17 @@ def _child(node: Node, arrays: Sequence[pa.Array], number: int) -> list[pa.Array
     start = child.primitive - node.primitive
     own = arrays[start : start + child.primitives]
     # Arrays of one primitive have only the way to it.
-    found = {id(each): each.flatten()[number if each.type.num_fields == len(node.children) else 0] for each in own}
+    different = {id(each): each for each in own}
+    place = {key: number if each.type.num_fields == len(node.children) else 0 for key, each in different.items()}
+    found = {key: each.flatten()[place[key]] for key, each in different.items()}
     return [found[id(each)] for each in own]
 
 
 def _unpacked(arrays: Sequence[pa.Array]) -> tuple[pa.Array, list[pa.Array]]:
     """Returns lists or maps as Arrow's lists, and for each primitive the items of all of them."""
-    lists = {id(each): _as_list(each) for each in arrays}
-    items = {number: each.flatten() for number, each in lists.items()}
+    different = {id(each): each for each in arrays}
+    lists = {key: _as_list(each) for key, each in different.items()}
+    items = {key: each.flatten() for key, each in lists.items()}
     return lists[id(arrays[0])], [items[id(each)] for each in arrays]
 
 
@@ -176,9 +179,12 @@ def _bytes(values: pa.Array, meaning: str) -> Pieces:
     """Makes texts, bytes, or an extension, by what they mean."""
     nulls = nulls_of(values)
     content = values.cast(pa.large_binary())
-    if nulls is not None:
-        content = content.fill_null(b"")
     lengths = np.diff(_edges(content))
+    if nulls is not None:
+        if lengths[nulls].any():
+            content = content.fill_null(b"")
+            lengths = np.diff(_edges(content))
+        content = _slices(content, _edges(content))
     if meaning in _EXTENSIONS:
         return [_heads(_EXTENSION, lengths, nulls, _EXTENSIONS[meaning]), content]
     return [_heads(_TEXT if meaning == "text" else _BYTES, lengths, nulls), content]

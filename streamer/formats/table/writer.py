@@ -54,8 +54,11 @@ def decoding(content: memoryview, samples: int, format_name: str) -> Iterator[No
 
 
 def whole_column(table: pa.Table, name: str) -> pa.Array:
-    """Returns a column of a table as one array."""
-    found = table.column(name).combine_chunks()
+    """Returns a column of a table as one array; copies it if it is in several."""
+    chunks = table.column(name)
+    if chunks.num_chunks == 1:
+        return chunks.chunk(0)
+    found = chunks.combine_chunks()
     return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
 
 
