@@ -231,8 +231,8 @@ async def test_processes_come_and_go_by_load(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(pool, "idle_core_seconds", lambda now: 2 * now)
     for name, value in (("BUSY_SHARE", 0.0), ("BUSY_SECONDS", 0.0), ("IDLE_SECONDS", 1.0)):
         monkeypatch.setattr(policy, name, value)
-    sample = FetchPool._sample
-    monkeypatch.setattr(FetchPool, "_sample", lambda self: structs.replace(sample(self), waiting=True))
+    reading_of = FetchPool._reading
+    monkeypatch.setattr(FetchPool, "_reading", lambda self: structs.replace(reading_of(self), waiting=True))
     async with reading(folder, 0, processes_by_load=True) as (engine, reader):
         reads = asyncio.create_task(_epochs(reader, 40))
         await until(lambda: len(engine.fetch_pool.pids) == 1)
