@@ -29,7 +29,7 @@ from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import BrokenError, ObjectNotFoundError, StreamerError
 from streamer.fetch_processes import policy, pool
-from streamer.fetch_processes.pool import FetchPool
+from streamer.fetch_processes.pool import FetchPool, Reading
 from streamer.fetch_processes.process import FetchProcess, SharedBytes
 from streamer.formats.chunkfile import HEADER_BYTES
 
@@ -231,10 +231,17 @@ async def test_processes_come_and_go_by_load(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(pool, "idle_core_seconds", lambda now: 2 * now)
     for name, value in (("BUSY_SHARE", 0.0), ("BUSY_SECONDS", 0.0), ("IDLE_SECONDS", 1.0)):
         monkeypatch.setattr(policy, name, value)
-    reading_of = FetchPool._reading
-    monkeypatch.setattr(FetchPool, "_reading", lambda self: structs.replace(reading_of(self), waiting=True))
+    reading_of, begun, ended = FetchPool._reading, asyncio.Event(), asyncio.Event()
+
+    def busy(pool: FetchPool) -> Reading:
+        # Between two looks all chunks of such small files can arrive.
+        return structs.replace(reading_of(pool), waiting=True, fetching=begun.is_set() and not ended.is_set())
+
+    monkeypatch.setattr(FetchPool, "_reading", busy)
     async with reading(folder, 0, processes_by_load=True) as (engine, reader):
         reads = asyncio.create_task(_epochs(reader, 40))
+        reads.add_done_callback(lambda _: ended.set())
+        begun.set()
         await until(lambda: len(engine.fetch_pool.pids) == 1)
         await until(lambda: engine.fetch_pool.statistics()["requests"] > 0)
         await reads
