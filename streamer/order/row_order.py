@@ -102,7 +102,7 @@ class RowOrder:
 
 def joined_sets(members: list[tuple[Sets, int]]) -> Sets:
     """Returns the sets of a mix: those of each member, whose chunks are numbered from a base on."""
-    chunks: list[Chunks] = [(sets.chunk + base).astype(np.uint32) for sets, base in members]
+    chunks: list[Chunks] = [(sets.all_chunks + base).astype(np.uint32) for sets, base in members]
     counts = np.concatenate([np.diff(sets.first) for sets, _ in members])
     return Sets(np.concatenate(chunks), np.append(0, np.cumsum(counts)))
 

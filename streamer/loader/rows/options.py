@@ -42,8 +42,8 @@ class Packing:
         labels: "shifted": "labels" are made of the first of the fields: the next token of the document, -100 at its
             end; "same": the tokens, -100 at the first of each document, for models that shift them. None: not made.
         multiple_of: every document takes a multiple of this in its row; divides `length`.
-        set_rows: rows that are planned together at least. On average half a row of them stays empty, and all their
-            chunks must be local before the first of them is made.
+        set_rows: rows that are planned together, on average. Half a row of them stays empty, and all their chunks must
+            be local before the first of them is made.
 
     Raises:
         ConfigError: an invalid value.
@@ -97,7 +97,7 @@ class Buckets:
         cost: the length of each sample: as of `Packing`.
         fields: fields that are padded along their first axis; a mapping also says with what. None: all that are as long
             as `cost` says, padded with 0 ("labels" with -100).
-        set_rows: batches that are planned together at least: the more, the more alike the lengths of a batch.
+        set_rows: batches that are planned together, on average: the more, the more alike the lengths of a batch.
 
     Raises:
         ConfigError: an invalid value.

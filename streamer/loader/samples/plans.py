@@ -142,7 +142,7 @@ def _shuffled(recipe: BatchRecipe, members: Members, epoch: int) -> EpochOrder |
         only = members.each[0]
         words = only.manifest.chunk_words if recipe.spec.cut == "by_key" else None
         if words is not None and only.rows is not None:
-            words = words[only.rows.sets.chunk[only.rows.sets.first[:-1]]]
+            words = words[only.rows.sets.all_chunks[only.rows.sets.first[:-1]]]
         return EpochOrder(recipe.spec, only.order_samples, epoch, chunk_words=words)
     from streamer.order.mix import MemberChunks, MixOrder
 

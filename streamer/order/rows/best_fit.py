@@ -1,8 +1,8 @@
 """Best fit: each item goes to the row with the least sufficient room, or opens a row. No item is cut.
 
 In decreasing order of size this is best-fit decreasing: at most 11/9 of the least possible number of rows, and 4
-(Johnson, "Near-optimal bin packing algorithms", 1973). Measured on lengths of texts, code and pictures: the tokens
-divided by the length of a row, and half a row (2026-11-24). Any two rows hold more than one row's tokens together.
+(Johnson, "Near-optimal bin packing algorithms", 1973). On lengths of texts, code and pictures it took the tokens
+divided by the length of a row, plus half a row (2026-11-24). Any two rows hold more than one row's tokens together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of one set: as many in every epoch, with other documents together in each.
+"""Makes the rows of one set: as many in every epoch, while the documents that share a row change.
 
 The number of rows of a set is that of best fit, or of concatenation; all numbers together are the table of rows, which
 an order needs as it needs the samples of chunks. Epoch 0 has the rows of best fit, with documents of equal size drawn
@@ -58,7 +58,7 @@ class RowContent:
         Args:
             costs: (D,) tokens of its documents.
             documents: (D,) their numbers in the dataset, by which they are drawn.
-            epoch: of a mix's member the pass.
+            epoch: the epoch; for a member of a mix, its pass.
 
         Raises:
             ConfigError: a document is longer than a row, and overflow="error".

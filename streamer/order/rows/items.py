@@ -24,7 +24,7 @@ class Items(msgspec.Struct, frozen=True, eq=False):
     size: Integers
 
     def take(self, places: Integers) -> Items:
-        """Returns some of the items."""
+        """Returns the items at these places."""
         return Items(self.document[places], self.begin[places], self.size[places])
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from streamer.order.hashing import TAG_SET, Chunks, Integers, fold, fold_each
 
-# With sets of one chunk neighbours share rows; from 4 on batches mix as windows of the shuffled order do.
-# (variance of a batch's classes 0.96 to 1.26 times theirs, 2026-11-24)
+# With sets of one chunk neighbours share rows. From 4 on batches mix as windows of the shuffled order do: the variance
+# of a batch's classes is 0.96 to 1.26 times theirs (2026-11-24).
 _LEAST_CHUNKS = 4
 
 
@@ -16,11 +16,11 @@ class Sets(msgspec.Struct, frozen=True, eq=False):
     """Which chunks are packed together.
 
     Attributes:
-        chunk: (M',) the chunks with documents, set after set.
+        all_chunks: (M',) the chunks with documents, set after set.
         first: (S+1,) where the chunks of each set begin.
     """
 
-    chunk: Chunks
+    all_chunks: Chunks
     first: Integers
 
     def __len__(self) -> int:
@@ -28,24 +28,22 @@ class Sets(msgspec.Struct, frozen=True, eq=False):
 
     def chunks(self, number: int) -> Chunks:
         """Returns the chunks of a set."""
-        return self.chunk[self.first[number] : self.first[number + 1]]
+        return self.all_chunks[self.first[number] : self.first[number + 1]]
 
     def expand(self, numbers: Integers) -> tuple[Chunks, Integers]:
         """Returns the chunks of several sets, and for each chunk the place of its set among `numbers`; both (N,)."""
         counts = self.first[numbers + 1] - self.first[numbers]
         place = np.repeat(np.arange(len(numbers)), counts)
         within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return self.chunk[self.first[numbers][place] + within], place
+        return self.all_chunks[self.first[numbers][place] + within], place
 
 
 def chunks_per_set(chunk_samples: Integers, tokens: int, length: int, set_rows: int) -> int:
-    """Returns c: how many chunks make a set, so that it has `set_rows` rows on average.
-
-    On average half a row of a set stays empty.
+    """Returns the number of chunks of a set, so that it has `set_rows` rows on average.
 
     Args:
         chunk_samples: (M,) documents per chunk; empty chunks do not count.
-        tokens: of the whole dataset.
+        tokens: tokens of the whole dataset.
         length: tokens of a row.
         set_rows: rows of a set.
     """
@@ -60,7 +58,7 @@ def make_sets(chunk_samples: Integers, count: int, *, shuffle: bool) -> Sets:
 
     Args:
         chunk_samples: (M,) documents per chunk; empty chunks are in no set.
-        count: c.
+        count: chunks of a set.
         shuffle: whether sets are made of random chunks; otherwise of neighbours.
     """
     chunks = np.flatnonzero(chunk_samples).astype(np.uint32)

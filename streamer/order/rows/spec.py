@@ -26,7 +26,7 @@ class RowSpec(msgspec.Struct, frozen=True):
         overflow: what becomes of documents longer than a row: "split" into pieces, "truncate" to the first `length`
             tokens, "drop", or "error".
         multiple_of: every item takes a multiple of this in its row; divides `length`.
-        set_rows: rows that a set has at least, so far as the dataset has them.
+        set_rows: rows of a set on average; the last one may have half as many.
         costs: where the costs come from: "" for the format, else the name and digest of a measured column.
         version: of the rules.
         most: documents of a row, with "buckets"; left out of the parts of all other rows.

@@ -52,7 +52,7 @@ def test_every_token_once_in_each_epoch(dataset, shuffle):
     """Whatever policy, overflow and sets: no token twice, none lost, no row too long, the rows of the table."""
     costs, samples, spec = dataset
     sets, first = sets_of(costs, samples, spec, shuffle=shuffle), np.append(0, np.cumsum(samples))
-    assert sorted(sets.chunk.tolist()) == np.flatnonzero(samples).tolist()
+    assert sorted(sets.all_chunks.tolist()) == np.flatnonzero(samples).tolist()
     counts = row_counts(
         spec, sets, lambda number: np.concatenate([costs[first[c] : first[c + 1]] for c in sets.chunks(number)])
     )
@@ -106,7 +106,7 @@ def test_sets_have_enough_rows():
     assert chunks_per_set(samples, 10, 100, 256) == 90
     sizes = np.diff(make_sets(samples, 26, shuffle=True).first)
     assert sizes.tolist() == [26, 26, 38]
-    assert make_sets(samples, 4, shuffle=False).chunk.tolist() == list(range(90))
+    assert make_sets(samples, 4, shuffle=False).all_chunks.tolist() == list(range(90))
 
 
 def test_an_error_names_the_documents_that_are_too_long():
