@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 
 import pytest
 import torch.utils.data
 
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.torch_arguments import check_torch_arguments
 from tests.fake_dataset import FakeDataset
 
 OTHER = {
@@ -54,6 +56,13 @@ def test_values_that_change_nothing_are_accepted():
     same = {"shuffle": None, "pin_memory": True, "persistent_workers": True, "prefetch_factor": None, "in_order": True}
     with StreamingDataLoader(FakeDataset(8, sample), 4, **same) as loader:
         assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("context", ["spawn", multiprocessing.get_context("spawn")])
+def test_the_context_of_processes_has_torchs_name(context):
+    """A name, or a context of multiprocessing."""
+    own, instead = check_torch_arguments({"multiprocessing_context": context}), check_torch_arguments({})
+    assert (own.start, instead.start) == ("spawn", "forkserver")
 
 
 def test_every_attribute_of_torchs_loader_can_be_read():
