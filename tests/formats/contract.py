@@ -25,7 +25,7 @@ import pytest
 
 from streamer import Order, StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
-from streamer.errors import DecodeError, ManifestError, ObjectChangedError, RecodeError
+from streamer.errors import ConfigError, DecodeError, ManifestError, ObjectChangedError, RecodeError
 from streamer.formats import window
 from streamer.formats.base import Block, Span
 from streamer.formats.registry import find_format
@@ -367,11 +367,13 @@ def _mutate(case: Case, times: int) -> None:
     drawn = random.Random(7)
     # A store of many small objects is read as a whole each time.
     times //= max(1, len(case.objects) // 4)
+    # A field whose name is damaged is not the one that `columns=` names.
+    refusals = (*REFUSALS, ConfigError) if case.format.options.get("columns") else REFUSALS
     for name, content in case.objects.items():
         for _ in range(times):
             objects = {**case.objects, name: mutated(content, drawn)}
             begun = time.process_time()
-            with contextlib.suppress(*REFUSALS):
+            with contextlib.suppress(*refusals):
                 _read_all(case, objects)
             seconds = time.process_time() - begun
             assert seconds < MOST_SECONDS, f"{name}: {seconds:.1f} s"
