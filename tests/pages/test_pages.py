@@ -246,6 +246,13 @@ def test_the_page_about_growing(place: Place, fresh: Path) -> None:
     assert [line for line in printed if line.endswith("True")] == ["0 20 True", "1 20 True", "2 20 True"]
 
 
+def test_the_pages_about_rows(place: Place, fresh: Path) -> None:
+    """docs/sequences.md writes its texts itself, which docs/migrate/packers.md then packs in its own way."""
+    assert "300 documents in 67 rows; (4, 1024)" in place.run(fresh, program("docs/sequences.md") + EPILOGUE)
+    (place.folder / "costs.npy").unlink()
+    place.run(fresh, program("docs/migrate/packers.md") + "loader.close()\n" + EPILOGUE)
+
+
 def test_the_page_about_formats(place: Place, fresh: Path) -> None:
     """The options that it shows are taken; nothing is opened."""
     place.run(fresh, program("docs/formats.md") + EPILOGUE)
@@ -253,7 +260,7 @@ def test_the_page_about_formats(place: Place, fresh: Path) -> None:
 
 AROUND_SCALE_OUT = """
 import torch.distributed as dist
-from streamer import StreamingDataLoader, StreamingDataset
+from streamer import Order, StreamingDataLoader, StreamingDataset
 """
 COUNT_KEYS = """
 with open(f"keys-{dist.get_rank()}", "w") as file:
