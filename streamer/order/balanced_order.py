@@ -9,12 +9,12 @@ from math import gcd
 import numpy as np
 
 from streamer.order.epoch import EpochOrder
-from streamer.order.hashing import TAG_LEVEL, TAG_TURN, Flags, Integers, fold, fold_each
+from streamer.order.hashing import TAG_LEVEL, TAG_TURN, Integers, fold, fold_each
 from streamer.order.level import MOST_ROWS, BalanceSpec, level, superwindow
 from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
 from streamer.order.rank_split import RankSplit
-from streamer.order.row_order import RowOrder
+from streamer.order.row_order import OuterOrder, RowOrder
 from streamer.unique import unique
 
 # (rows, epoch) -> int64 cost of each.
@@ -24,7 +24,7 @@ CostOf = Callable[[Integers, int], Integers]
 _KEPT = 2
 
 
-class BalancedOrder:
+class BalancedOrder(OuterOrder[RowOrder]):
     """An `Order` of rows of equal cost per rank. Owned by one thread.
 
     A permutation of positions inside of superwindows of `window` positions, from the start of the epoch; the rows
@@ -34,17 +34,12 @@ class BalancedOrder:
         inner: the order of rows of one epoch, shuffled; its lanes divide the batch of the spec.
         spec: what is made level.
         cost: of rows.
-
-    Attributes:
-        origin: positions begin with 0.
     """
-
-    origin = 0
 
     def __init__(self, inner: RowOrder, spec: BalanceSpec, cost: CostOf) -> None:
         assert isinstance(inner.inner, EpochOrder), "rows of a mix are not balanced"
         assert spec.batch % inner.lanes == 0, "the lanes divide the batch"
-        self.inner = inner
+        super().__init__(inner)
         self._epoch_order = order = inner.inner
         self._spec, self._cost = spec, cost
         self._rows = spec.batch // inner.lanes
@@ -62,46 +57,14 @@ class BalancedOrder:
         return BalancedOrder(self.inner.at(epoch), self._spec, self._cost)
 
     @property
-    def epoch(self) -> int:
-        """Number of the epoch."""
-        return self.inner.epoch
-
-    @property
-    def samples(self) -> int:
-        """Rows of the epoch."""
-        return self.inner.samples
-
-    @property
-    def lanes(self) -> int:
-        """L."""
-        return self.inner.lanes
-
-    @property
-    def block_samples(self) -> int:
-        """Positions that one call of `ordinals` should have."""
-        return self.inner.block_samples
-
-    @property
     def window(self) -> int:
         """Positions of a superwindow, over all lanes."""
         return self._turns * self._spec.batch
-
-    def known(self, position: int) -> tuple[int, int]:
-        """Returns all positions."""
-        return self.inner.known(position)
 
     def ordinals(self, positions: Integers) -> Integers:
         """Returns the rows at some positions, (N,); those from `samples` on are padding, as of the inner order."""
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
         return self.inner.ordinals(self._sources(real))
-
-    def repeats(self, positions: Integers) -> Flags:
-        """Returns which positions only fill a batch up: (N,)."""
-        return self.inner.repeats(positions)
-
-    def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
-        """Returns the chunks of some rows and the passes of their uses."""
-        return self.inner.chunks(ordinals)
 
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """Returns the chunks that a rank uses in a run of batches; what is used in a superwindow may be used all of it.
@@ -112,6 +75,10 @@ class BalancedOrder:
         begin, end = (int(low[0]) - run.origin) // run.size, (int(high[0]) - run.origin) // run.size + 1
         wide = Batches(run.origin, run.size, begin, end)
         return [self._as_wide(needs, run) for needs in self.inner.needs(split, wide)]
+
+    def chunk_lanes(self, chunks: int) -> Integers:
+        """Returns the lane of each chunk, (M,): that of the order of rows."""
+        return self.inner.chunk_lanes(chunks)
 
     def _as_wide(self, needs: Needs, run: Batches) -> Needs:
         first, last = self._widened(run.origin + needs.first * run.size, run.origin + (needs.last + 1) * run.size - 1)

@@ -149,6 +149,10 @@ class EpochOrder:
         chunks = np.searchsorted(self.chunk_first, ordinals, side="right") - 1
         return chunks, np.full(len(chunks), self.epoch, dtype=np.int64)
 
+    def chunk_lanes(self, chunks: int) -> Integers:
+        """Returns the lane of each chunk, (M,); -1: no sample of it is selected. Not for a redrawn cut."""
+        return self.cut.chunk_lanes(chunks)
+
     def _lane_needs(self, lane: int, run: Batches) -> Iterator[Needs]:
         lanes, length = self.spec.lanes, int(self.lane_start[lane + 1] - self.lane_start[lane])
         ends = (run.first_position, run.stop_position)

@@ -6,13 +6,13 @@ at any position without the positions before it. Only what it needs from the cac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Flags, Integers
-from streamer.order.protocol import Batches, Needs
+from streamer.order.protocol import Batches, Needs, Order
 from streamer.order.rank_split import RankSplit
 from streamer.order.rows.sets import Sets
 from streamer.order.spec import auto_window
@@ -21,29 +21,21 @@ if TYPE_CHECKING:
     from streamer.order.mix.order import MixOrder
 
 
-class RowOrder:
-    """An `Order` of rows. Owned by one thread.
+Inner = TypeVar("Inner", bound=Order)
 
-    Args:
-        inner: the order of one epoch; its chunks are the sets, numbered through all members of a mix.
-        sets: their chunks, numbered through all members of a mix.
+
+class OuterOrder(Generic[Inner]):
+    """An `Order` of rows that answers as another order does; subclasses have answers of their own.
 
     Attributes:
+        inner: the other order.
         origin: positions begin with 0.
     """
 
     origin = 0
 
-    def __init__(self, inner: EpochOrder | MixOrder, sets: Sets) -> None:
+    def __init__(self, inner: Inner) -> None:
         self.inner = inner
-        self._sets = sets
-
-    def __repr__(self) -> str:
-        return f"RowOrder({self.inner!r}, {len(self._sets)} sets)"
-
-    def at(self, epoch: int) -> RowOrder:
-        """Returns the order of another epoch."""
-        return RowOrder(self.inner.at(epoch), self._sets)
 
     @property
     def epoch(self) -> int:
@@ -77,6 +69,30 @@ class RowOrder:
         """Returns which positions only fill a batch up: (N,)."""
         return self.inner.repeats(positions)
 
+    def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
+        """Returns the chunks of some rows and the passes of their uses."""
+        return self.inner.chunks(ordinals)
+
+
+class RowOrder(OuterOrder["EpochOrder | MixOrder"]):
+    """An `Order` of rows. Owned by one thread.
+
+    Args:
+        inner: the order of one epoch; its chunks are the sets, numbered through all members of a mix.
+        sets: their chunks, numbered through all members of a mix.
+    """
+
+    def __init__(self, inner: EpochOrder | MixOrder, sets: Sets) -> None:
+        super().__init__(inner)
+        self._sets = sets
+
+    def __repr__(self) -> str:
+        return f"RowOrder({self.inner!r}, {len(self._sets)} sets)"
+
+    def at(self, epoch: int) -> RowOrder:
+        """Returns the order of another epoch."""
+        return RowOrder(self.inner.at(epoch), self._sets)
+
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """Returns the chunks that a rank uses in a run of batches: all chunks of a set for each of its rows."""
         return [self._expanded(needs) for needs in self.inner.needs(split, run)]
@@ -92,8 +108,13 @@ class RowOrder:
         assert isinstance(self.inner, EpochOrder)
         lanes = np.full(chunks, -1, np.int64)
         members, place = self._sets.expand(np.arange(len(self._sets)))
-        lanes[members] = self.inner.cut.chunk_lanes(len(self._sets))[place]
+        lanes[members] = self.inner.chunk_lanes(len(self._sets))[place]
         return lanes
+
+    def drawn(self, position: int) -> Integers:
+        """Returns the rows of each member of a mix among the first positions; see `MixOrder.drawn`."""
+        assert not isinstance(self.inner, EpochOrder)
+        return self.inner.drawn(position)
 
     def _expanded(self, needs: Needs) -> Needs:
         chunks, place = self._sets.expand(needs.chunk.astype(np.int64))

@@ -11,19 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.loader.samples.opened import MemberRecipe, Members
-from streamer.order.balanced_order import BalancedOrder
 from streamer.order.epoch import EpochOrder
 from streamer.order.lane_split import LaneRun
 from streamer.order.level import BalanceSpec
 from streamer.order.plan import LastBatch, RankPlan
 from streamer.order.rank_split import RankSplit
-from streamer.order.row_order import RowOrder, joined_sets
 from streamer.order.spec import OrderSpec
 
 if TYPE_CHECKING:
+    from streamer.order.balanced_order import BalancedOrder
     from streamer.order.growing import GrowingOrder, Rounds
     from streamer.order.mix import MixOrder
     from streamer.order.mix.spec import MixSpec
+    from streamer.order.row_order import RowOrder
 
 Integers = npt.NDArray[np.int64]
 
@@ -104,15 +104,11 @@ class Plans:
 
     def chunk_lanes(self) -> Integers:
         """Returns each chunk's lane in one dataset, (M,); -1: no sample of it is selected. Not for a redrawn cut."""
-        order = self._order.inner if isinstance(self._order, BalancedOrder) else self._order
-        if isinstance(order, RowOrder):
-            return order.chunk_lanes(self._chunks)
-        return cast("EpochOrder", order).cut.chunk_lanes(self._chunks)
+        return cast("EpochOrder | RowOrder | BalancedOrder", self._order).chunk_lanes(self._chunks)
 
     def drawn(self, epoch: int, position: int) -> Integers:
         """Returns a mix's samples by member among the first `position` positions of an epoch: (members,)."""
-        order = self.plan(epoch).order
-        return cast("MixOrder", order.inner if isinstance(order, RowOrder) else order).drawn(position)
+        return cast("MixOrder | RowOrder", self.plan(epoch).order).drawn(position)
 
 
 def _first_order(
@@ -128,10 +124,14 @@ def _first_order(
     rows = [member.rows for member in members.each if member.rows is not None]
     if not rows:
         return order
+    from streamer.order.row_order import RowOrder, joined_sets
+
     packed = RowOrder(order, joined_sets(list(zip([one.sets for one in rows], members.first_chunks, strict=False))))
     balance = recipe.spec.balance if isinstance(recipe.spec, OrderSpec) else msgspec.UNSET
     if not isinstance(balance, BalanceSpec):
         return packed
+    from streamer.order.balanced_order import BalancedOrder
+
     seed, coefficients = recipe.spec.seed, (balance.linear, balance.quadratic)
     return BalancedOrder(packed, balance, lambda numbers, of: rows[0].costs(numbers, seed, of, coefficients))
 
