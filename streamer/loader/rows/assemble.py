@@ -58,23 +58,20 @@ class RowAssembler:
         Raises:
             DecodeError: the sample is no dict, or has another number of tokens.
         """
-        if not isinstance(sample, dict):
-            raise DecodeError(
-                f"packing needs dicts of fields, and the transform has returned {type(sample).__name__}: return a dict"
-            )
-        if (quick := self._as_before(sample, tokens)) is not None:
+        fields = fields_of(sample)
+        if (quick := self._as_before(fields, tokens)) is not None:
             return quick
         named = self._packing.fields
-        names = list(sample) if named is None else list(named)
-        if missing := [name for name in names if name not in sample]:
-            raise DecodeError(f"packing: field {missing[0]!r} is not in the sample, which has {', '.join(sample)}")
-        arrays = {name: array for name in names if (array := _one_for_each(sample[name])) is not None}
+        names = list(fields) if named is None else list(named)
+        if missing := [name for name in names if name not in fields]:
+            raise DecodeError(f"packing: field {missing[0]!r} is not in the sample, which has {', '.join(fields)}")
+        arrays = {name: array for name in names if (array := _one_for_each(fields[name])) is not None}
         found = {name: array for name, array in arrays.items() if len(array) == tokens}
         if not found or (named is not None and len(found) < len(names)):
             raise self._other_length(arrays, tokens)
         self._check_names(found)
-        self._known = list(sample), list(found)
-        return Document(found, {name: value for name, value in sample.items() if name not in found})
+        self._known = list(fields), list(found)
+        return Document(found, {name: value for name, value in fields.items() if name not in found})
 
     def _as_before(self, sample: dict[str, object], tokens: int) -> Document | None:
         """Returns the document, if it has the fields of the last one, all of them arrays; None: look closely."""
@@ -123,12 +120,11 @@ class RowAssembler:
         documents = list(made.values())
         if documents:
             first = documents[0]
-            for document in documents:
-                if document.tokens.keys() != first.tokens.keys() or document.others.keys() != first.others.keys():
-                    raise DecodeError(
-                        f"packing: documents of one batch have different fields: one has {_described(first)}, another "
-                        f"{_described(document)}; name those with one value for each token: Packing(fields=...)"
-                    )
+            if (other := with_other_fields(documents)) is not None:
+                raise DecodeError(
+                    f"packing: documents of one batch have different fields: one has {_described(first)}, another "
+                    f"{_described(other)}; name those with one value for each token: Packing(fields=...)"
+                )
             names = tuple(first.tokens)
             self._dtypes = {name: np.result_type(*{one.tokens[name].dtype for one in documents}) for name in names}
             self._others = tuple(first.others)
@@ -200,6 +196,25 @@ class RowAssembler:
             "(Packing(fields=...))",
             planned=tokens,
         )
+
+
+def fields_of(sample: object) -> dict[str, object]:
+    """Returns what the transform has returned, which must be a dict.
+
+    Raises:
+        DecodeError: something else.
+    """
+    if not isinstance(sample, dict):
+        raise DecodeError(
+            f"packing needs dicts of fields, and the transform has returned {type(sample).__name__}: return a dict"
+        )
+    return sample
+
+
+def with_other_fields(documents: Sequence[Document]) -> Document | None:
+    """Returns the first document that has other fields than the first of all; None: all have the same."""
+    tokens, others = documents[0].tokens.keys(), documents[0].others.keys()
+    return next((one for one in documents if one.tokens.keys() != tokens or one.others.keys() != others), None)
 
 
 def _one_for_each(value: object) -> Array | None:

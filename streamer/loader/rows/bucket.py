@@ -10,7 +10,7 @@ import numpy as np
 
 from streamer.decode.arrays import Row
 from streamer.errors import DecodeError, WorkerError
-from streamer.loader.rows.assemble import Array, Document, RowAssembler
+from streamer.loader.rows.assemble import Array, Document, RowAssembler, fields_of, with_other_fields
 from streamer.loader.rows.options import LENGTHS, Buckets, Packing
 from streamer.loader.rows.planned import Pieces
 
@@ -34,24 +34,20 @@ class BucketAssembler:
         Raises:
             DecodeError: the sample is not a dict, has no such field, or fields of several lengths.
         """
-        if not isinstance(sample, dict):
-            raise DecodeError(
-                f"packing needs dicts of fields, and the transform has returned {type(sample).__name__}: return a dict"
-            )
-        named = self._packing.fields
-        arrays = {name: array for name in named or sample if (array := _along_first_axis(sample.get(name))) is not None}
+        fields, named = fields_of(sample), self._packing.fields
+        arrays = {name: array for name in named or fields if (array := _along_first_axis(fields.get(name))) is not None}
         if named is None:
             arrays = {name: array for name, array in arrays.items() if len(array) == tokens}
         missing = [name for name in named or () if name not in arrays]
         if missing or not arrays or len({len(array) for array in arrays.values()}) > 1:
             raise DecodeError(
                 f"packing: {tokens} steps are planned for the document, and it has "
-                f"{', '.join(f'{name!r} of {_length(value)}' for name, value in sample.items())}: fields of one length "
+                f"{', '.join(f'{name!r} of {_length(value)}' for name, value in fields.items())}: fields of one length "
                 "are padded together; name them (Buckets(fields=...)), or count what the transform returns "
                 "(streamer.measure)",
                 planned=tokens,
             )
-        return Document(arrays, {name: value for name, value in sample.items() if name not in arrays})
+        return Document(arrays, {name: value for name, value in fields.items() if name not in arrays})
 
     def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
         """Returns the buckets; documents that are missing are left out.
@@ -77,12 +73,11 @@ class BucketAssembler:
         if not documents:
             raise WorkerError("all samples of a bucket failed")
         first = documents[0]
-        for document in documents:
-            if document.tokens.keys() != first.tokens.keys() or document.others.keys() != first.others.keys():
-                raise DecodeError(
-                    f"packing: documents of a bucket have different fields: one pads {', '.join(first.tokens)}, "
-                    f"another {', '.join(document.tokens)}; name those that are padded: Buckets(fields=...)"
-                )
+        if (other := with_other_fields(documents)) is not None:
+            raise DecodeError(
+                f"packing: documents of a bucket have different fields: one pads {', '.join(first.tokens)}, "
+                f"another {', '.join(other.tokens)}; name those that are padded: Buckets(fields=...)"
+            )
         lengths = np.array([len(next(iter(document.tokens.values()))) for document in documents], np.int32)
         padded = {name: self._padded(name, [document.tokens[name] for document in documents]) for name in first.tokens}
         others = {name: [document.others[name] for document in documents] for name in first.others}
