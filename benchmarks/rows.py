@@ -24,7 +24,9 @@ from streamer.formats import Tokens
 from streamer.formats.tokens.megatron import encode_index
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 from streamer.order.row_order import RowOrder, row_window
-from streamer.order.rows import RowContent, RowSpec, chunks_per_set, make_sets, row_counts
+from streamer.order.rows.content import RowContent, row_counts
+from streamer.order.rows.sets import chunks_per_set, make_sets
+from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import auto_lanes
 
 Integers = npt.NDArray[np.int64]

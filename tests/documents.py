@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.formats.tokens.megatron import encode_index
-from streamer.order.rows import RowContent, RowSpec, Sets
+from streamer.order.rows.content import RowContent
+from streamer.order.rows.sets import Sets
+from streamer.order.rows.spec import RowSpec
 
 Array = npt.NDArray[np.int64]
 

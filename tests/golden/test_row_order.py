@@ -15,7 +15,9 @@ from streamer.order import EpochOrder, OrderSpec, State
 from streamer.order.balanced_order import BalancedOrder
 from streamer.order.level import BalanceSpec
 from streamer.order.row_order import RowOrder, row_window
-from streamer.order.rows import ROWS_FORMAT, RowContent, RowSpec, chunks_per_set, make_sets, row_counts
+from streamer.order.rows.content import RowContent, row_counts
+from streamer.order.rows.sets import chunks_per_set, make_sets
+from streamer.order.rows.spec import ROWS_FORMAT, RowSpec
 from streamer.order.spec import auto_lanes
 
 MANIFEST = "00112233445566778899aabbccddeeff"

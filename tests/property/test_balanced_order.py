@@ -13,7 +13,8 @@ from streamer.order import EpochOrder, OrderSpec, RankPlan, State
 from streamer.order.balanced_order import BalancedOrder
 from streamer.order.level import BalanceSpec
 from streamer.order.row_order import RowOrder
-from streamer.order.rows import RowSpec, make_sets
+from streamer.order.rows.sets import make_sets
+from streamer.order.rows.spec import RowSpec
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

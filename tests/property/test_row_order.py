@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from streamer.order import EpochOrder, OrderSpec, RankPlan, State
 from streamer.order.row_order import RowOrder, joined_sets, row_window
-from streamer.order.rows import RowSpec, chunks_per_set, make_sets, row_counts
+from streamer.order.rows.content import row_counts
+from streamer.order.rows.sets import chunks_per_set, make_sets
+from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import auto_lanes
 from tests.documents import lengths
 

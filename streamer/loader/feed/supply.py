@@ -27,7 +27,6 @@ from streamer.loader.feed.waits import engine_text, who
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import StepSession
 from streamer.loader.ring.shared_memory import map_shared, window
-from streamer.loader.rows.collate import collate_rows
 from streamer.loader.samples.seeding import kept_globals
 from streamer.loader.stall.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
 from streamer.loader.stall.stats import EngineView, LoaderStats
@@ -196,7 +195,11 @@ class InlineSupply(Supply):
     def __init__(self, prepared: RankStream, rules: MakerRules, ahead: int) -> None:
         from torch.utils.data import default_collate
 
-        by_torch: Collate = default_collate if rules.packing is None else collate_rows  # type: ignore[assignment]
+        by_torch: Collate = default_collate
+        if rules.packing is not None:
+            from streamer.loader.rows.collate import collate_rows
+
+            by_torch = collate_rows  # type: ignore[assignment]
         self.counters = FeedCounters()
         self._prepared = prepared
         self._ahead = ahead

@@ -27,7 +27,6 @@ from streamer.loader.samples.opened import Members
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
-from streamer.order.row_order import row_window
 from streamer.order.spec import OrderSpec, auto_lanes, shuffle_mode
 
 if TYPE_CHECKING:
@@ -168,6 +167,8 @@ class Opening:
                     f"balance= needs lanes that divide the global batch: {lanes} do not divide {global_batch}",
                     field="lanes",
                 )
+            from streamer.order.row_order import row_window
+
             window = row_window(int(sets), int(chunks), global_batch, lanes, window)
         spec = OrderSpec.auto(
             data.digest,

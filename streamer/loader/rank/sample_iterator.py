@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,11 +15,13 @@ from streamer.errors import StateError
 from streamer.loader.contracts import REREADS, ChunkUnreadableError
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import Share, StepSession
-from streamer.loader.rows.assemble import Document
-from streamer.loader.rows.bucket import Assembler, assembler_of
 from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.skipping import SkipLedger, may_skip
 from streamer.loader.waiting import Notice
+
+if TYPE_CHECKING:
+    from streamer.loader.rows.assemble import Document
+    from streamer.loader.rows.bucket import Assembler
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +75,11 @@ class SampleIterator(Iterator[object]):
     ) -> None:
         self._prepared = prepared
         self._maker = prepared.maker()
-        self._assembler = None if prepared.packing is None else assembler_of(prepared.packing)
+        self._assembler: Assembler | None = None
+        if prepared.packing is not None:
+            from streamer.loader.rows.bucket import assembler_of
+
+            self._assembler = assembler_of(prepared.packing)
         self._ledger = ledger
         self._resumed = resumed
         rank = prepared.rank_config

@@ -20,8 +20,10 @@ from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.loader.rows.options import Buckets, Packing
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.staging import settle_file, workplace
-from streamer.order.rows import RowContent, Rows, RowSpec, Sets, chunks_per_set, make_sets, row_counts
+from streamer.order.rows.content import RowContent, Rows, row_counts
 from streamer.order.rows.items import kept_costs
+from streamer.order.rows.sets import Sets, chunks_per_set, make_sets
+from streamer.order.rows.spec import RowSpec
 from streamer.unique import unique
 
 logger = logging.getLogger(__name__)

@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.loader.rows.planned import Pieces
 from streamer.loader.samples.opened import Members
 from streamer.order.spec import OrderSpec
 
 if TYPE_CHECKING:
+    from streamer.loader.rows.planned import Pieces
     from streamer.loader.samples.plans import BatchRecipe
 
 Integers = npt.NDArray[np.int64]
@@ -78,6 +78,8 @@ class StreamCodes:
             epoch: of the rows.
             rows: (N,) what the order calls them.
         """
+        from streamer.loader.rows.planned import Pieces
+
         members, numbers, turns = np.zeros_like(rows), rows, np.zeros_like(rows)
         if self._codes is not None:
             codes = type(self._codes)(self._members.order_samples)

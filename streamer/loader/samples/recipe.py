@@ -8,19 +8,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
-from streamer.loader.rows.planned import Pieces
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import CachedBytes, Integers, SampleLocation, SampleMaker
 from streamer.loader.samples.opened import Members
 from streamer.loader.samples.plans import BatchRecipe, Plans
 from streamer.loader.samples.row_reader import RowReader
 from streamer.order.spec import OrderSpec
+
+if TYPE_CHECKING:
+    from streamer.loader.rows.planned import Pieces
 
 
 class SampleRecipe(BatchRecipe, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,14 +23,15 @@ from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
 from streamer.loader.batch.ragged import collate_ragged
 from streamer.loader.contracts import ChunkUnreadableError, Collate
-from streamer.loader.rows.bucket import assembler_of
-from streamer.loader.rows.collate import collate_row_buffers
 from streamer.loader.rows.options import Buckets, Packing
-from streamer.loader.rows.planned import Pieces
 from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.stall.causes import Stages
+
+if TYPE_CHECKING:
+    from streamer.loader.rows.bucket import Assembler
+    from streamer.loader.rows.planned import Pieces
 
 
 class SampleFailedError(Exception):
@@ -124,7 +126,11 @@ class BatchMaker:
         self._predicted: dict[str, PredictedLayout] | None = {} if takes_rows else None
         self._seeds_samples = rules.seed_globals and source.draws
         self._user_code = SeededCode(source.user_code)
-        self._assembler = None if rules.packing is None else assembler_of(rules.packing)
+        self._assembler: Assembler | None = None
+        if rules.packing is not None:
+            from streamer.loader.rows.bucket import assembler_of
+
+            self._assembler = assembler_of(rules.packing)
         self._collate_code = SeededCode((rules.collate_fn,))
 
     def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
@@ -213,6 +219,8 @@ class BatchMaker:
         collate_fn, samples = self._rules.collate_fn, loaded.samples
         if collate_fn is None:
             if loaded.pieces is not None:
+                from streamer.loader.rows.collate import collate_row_buffers
+
                 return collate_row_buffers(samples)  # type: ignore[arg-type]
             ragged = self._rules.ragged
             return collate_ragged(samples, ragged) if ragged else collate_samples(samples)

@@ -8,20 +8,3 @@ concat.py    documents to rows, one after the other
 buckets.py   documents of like length to batches
 content.py   the rows of a set in an epoch; the number of rows of each set
 """
-
-from streamer.order.rows.content import RowContent, Rows, row_counts
-from streamer.order.rows.sets import Sets, chunks_per_set, make_sets
-from streamer.order.rows.spec import ROWS_FORMAT, Overflow, Policy, RowSpec
-
-__all__ = [
-    "ROWS_FORMAT",
-    "Overflow",
-    "Policy",
-    "RowContent",
-    "RowSpec",
-    "Rows",
-    "Sets",
-    "chunks_per_set",
-    "make_sets",
-    "row_counts",
-]

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.order.rows import RowContent, RowSpec, make_sets, row_counts
+from streamer.order.rows.content import RowContent, row_counts
+from streamer.order.rows.sets import make_sets
+from streamer.order.rows.spec import RowSpec
 
 BUDGET = 64
 _sizes = st.lists(st.integers(0, BUDGET), min_size=1, max_size=80).map(lambda sizes: np.array(sizes, np.int64))

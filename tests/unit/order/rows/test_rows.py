@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamer.errors import ConfigError
-from streamer.order.rows import RowContent, RowSpec, chunks_per_set, make_sets, row_counts
+from streamer.order.rows.content import RowContent, row_counts
+from streamer.order.rows.sets import chunks_per_set, make_sets
+from streamer.order.rows.spec import RowSpec
 from tests.documents import covered, lengths
 
 SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
