@@ -20,6 +20,7 @@ from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
 from streamer.loader.rank.arguments import Skip, skip_rules
 from streamer.loader.skipping import OnError, Skipped, SkipRules, StoreBudget
+from streamer.order.audit.tallies import Record
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
 
 # (epoch, ordinal) -> sample
@@ -280,6 +281,14 @@ class FakePrepared:
     def state(self, epoch: int, batch: int) -> dict[str, object]:
         """Epoch and batch."""
         return {"epoch": epoch, "batch": batch, "batch_size": self.made.batch_size}
+
+    def position(self, epoch: int, batch: int) -> int:
+        """Of the only rank."""
+        return batch * self.made.batch_size
+
+    def record(self, epoch: int, batch: int) -> Record:
+        """An empty record."""
+        return Record.begin(epoch, self.position(epoch, batch), self.made.samples, (0, 1), dense=True)
 
     def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Epoch and batch.

@@ -62,6 +62,7 @@ COMMANDS = {
     "warm": "warm_command",
     "cache": "cache_command",
     "show": "show_command",
+    "audit": "audit.audit_command",
     "bench": "bench_command",
     "plan": "plan_command",
 }

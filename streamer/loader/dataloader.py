@@ -29,6 +29,7 @@ from streamer.loader.options import (
     span_of,
     worker_config,
 )
+from streamer.loader.rank.audit_records import AuditRecords
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.skipping import SkipLedger
 from streamer.loader.stall.report import Snapshot
@@ -131,6 +132,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self.repeated: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         """bool (samples,): which samples of the last delivered batch are repeats."""
         self._ledger = SkipLedger(0)
+        self._audit = AuditRecords()
         self._delivered = 0
         self._last: Delivery | None = None
         # The error that the next iter() raises on all ranks; and whether the ranks have compared since.
@@ -215,8 +217,11 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._epoch_requested = True
 
     def state_dict(self) -> dict[str, object]:
-        """The position after the last delivered batch, and the state of `stateful`. O(1)."""
-        return self._carried.save(self._prepare().state(*self._position), self._prepare().rank_config)
+        """The position after the last delivered batch, that of `stateful`, and records for `streamer audit`. O(1)."""
+        prepared = self._prepare()
+        state = prepared.state(*self._position)
+        self._audit.log(state, self._position)
+        return self._carried.save(self._audit.save(state), prepared.rank_config)
 
     def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
         """Continues where the state was saved, on any number of ranks with a matching batch size.
@@ -239,6 +244,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             own = self._carried.check(state, prepared.rank_config)
             self._start = self._position = prepared.resume(own) if strict else prepared.adopt(own)
             self._carried.load(state)
+            # A mix that has changed begins another order.
+            self._audit.load(state if strict else {})
         except StreamerError as error:
             if not self._source.compares:
                 raise
@@ -252,6 +259,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         the dataset does not change: the next `iter()` delivers these batches again.
         """
         before = self._position, self._start, self._epoch_requested, self._begun
+        delivered = self._audit.save({})
         batches, samples = [], []
         for batch in itertools.islice(self, at_least("k", k, 1)):
             batches.append(detached(batch))
@@ -260,6 +268,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             self._epoch.end()
         self._clock.pause()
         self._position, self._start, self._epoch_requested, self._begun = before
+        self._audit.load(delivered)
         return Headspace(batches, samples, at_least("steps", steps, 1))
 
     def close(self) -> None:
@@ -290,17 +299,19 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def _finished(self) -> None:
         self._position = self._position[0] + 1, 0
+        self._audit.log(self._prepare().state(*self._position), self._position)
 
     def _arrived(self, delivery: Delivery) -> None:
         """Delivers the next batch, unless too many samples were skipped."""
+        skipped = [self._prepare().skipped(at, cause) for at, cause in delivery.skipped]
         if self._prepare().skip_rules.on_error == "skip":
-            skipped = [self._prepare().skipped(at, cause) for at, cause in delivery.skipped]
             self._ledger.note(skipped, self._delivered)
             self._ledger.check(self._delivered)
         self._delivered += 1
         self._position = delivery.epoch, delivery.batch + 1
         self.repeated = delivery.repeated
         self._last = delivery.without_content()
+        self._audit.note(self._prepare(), delivery, skipped)
 
     def _end_supply(self) -> None:
         if self._epoch is not None:
@@ -361,6 +372,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             with naming_limits():
                 self._prepared = self._source.prepare(self._settings.batch_size, self._settings.last_batch)
             before, self._before = self._before, None
+            # Of data that has changed.
+            self._audit.load({})
             if before is not None and self._prepared.names:
                 self._prepared.follow(before, self._start[0])
         return self._prepared

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.stall.causes import Trace
+from streamer.order.audit.tallies import Tally
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -20,6 +21,7 @@ class Delivery(msgspec.Struct, frozen=True):
         nbytes: its bytes in the ring; 0 without a ring.
         skipped: ordinal and cause of the samples that another sample of the batch replaces.
         trace: its timeline and stage times.
+        tallies: its samples, without repeats.
         memory: the slot that its tensors are views on; None: they have memory of their own.
     """
 
@@ -30,6 +32,7 @@ class Delivery(msgspec.Struct, frozen=True):
     nbytes: int = 0
     skipped: tuple[tuple[int, str], ...] = ()
     trace: Trace | None = None
+    tallies: tuple[Tally, ...] = ()
     memory: Bytes | None = None
 
     def with_content(self, content: object) -> Delivery:

@@ -63,9 +63,13 @@ class Skipped:
     cause: str
     member: str = ""
 
+    @property
+    def place(self) -> str:
+        """Number and key."""
+        return f"sample {f'{self.member}/' if self.member else ''}{self.ordinal} ({self.key})"
+
     def __str__(self) -> str:
-        member = f"{self.member}/" if self.member else ""
-        return f"sample {member}{self.ordinal} ({self.key}): {self.cause}"
+        return f"{self.place}: {self.cause}"
 
 
 class Stop(msgspec.Struct, frozen=True):

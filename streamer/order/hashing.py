@@ -11,6 +11,7 @@ from streamer.splitmix import GAMMA, Words, fold, fold_each, mix
 
 __all__ = [
     "GAMMA",
+    "TAG_AUDIT",
     "TAG_COMMON",
     "TAG_COMPANION",
     "TAG_CUT",
@@ -45,3 +46,4 @@ TAG_COMPANION = 61
 TAG_LEVEL = 62
 TAG_TURN = 63
 TAG_PACKED = 64
+TAG_AUDIT = 65

@@ -171,7 +171,9 @@ class FedSupply(Supply):
         repeated = np.frombuffer(made.repeated, np.bool_) if made.repeated else np.zeros(made.samples, np.bool_)
         skipped = tuple(pending.skipped.items())
         trace = Trace(pending.timeline, made.stages, made.slowest)
-        return Delivery(content, pending.epoch, pending.batch, repeated, made.nbytes, skipped, trace, memory)
+        return Delivery(
+            content, pending.epoch, pending.batch, repeated, made.nbytes, skipped, trace, made.tallies, memory
+        )
 
     def _ended_by(self, error: BaseException) -> BaseException:
         """Stores a final error and restores its traceback: each `raise` of it adds frames."""
@@ -251,7 +253,7 @@ class InlineSupply(Supply):
         arrived()
         trace, self._timeline = Trace(self._timeline, stages, loaded.slowest), None
         skipped = tuple((ordinal, f"{type(error).__name__}: {error}") for ordinal, error in loaded.skipped)
-        return Delivery(content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace)
+        return Delivery(content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace, tallies=loaded.tallies)
 
     def close(self) -> None:
         """See `Supply`."""

@@ -34,6 +34,7 @@ from streamer.loader.samples.plans import Plans
 from streamer.loader.samples.recipe import SampleRecipe, StreamMaker
 from streamer.loader.skipping import Skipped, SkipRules, StoreBudget
 from streamer.loader.stall.growth import GrowingStats
+from streamer.order.audit.tallies import Record
 from streamer.order.growing.options import Growing
 from streamer.order.plan import RankPlan, sample_count
 from streamer.order.spec import OrderSpec
@@ -279,9 +280,20 @@ class RankStream:
 
     def state(self, epoch: int, batch: int) -> dict[str, object]:
         """The state to save after `batch` batches of `epoch`."""
-        position = self._recipe.start(epoch) + batch * self.global_batch
+        position = self.position(epoch, batch)
         growth = None if self.growth is None else self.growth.saved()
         return State(self.spec, epoch, position, self.global_batch, growth).to_dict()
+
+    def position(self, epoch: int, batch: int) -> int:
+        """The position of an epoch, over all ranks, at which a batch begins."""
+        return self._recipe.start(epoch) + batch * self.global_batch
+
+    def record(self, epoch: int, batch: int) -> Record:
+        """The record of what is delivered from a batch on, still empty; see `streamer.order.audit.tallies`."""
+        only, place = self.members.each[0], (self.rank_config.rank, self.rank_config.world_size)
+        every = self.packing is not None or only.samples == only.manifest.samples
+        dense = every and self._request.mix is None and self.growth is None
+        return Record.begin(epoch, self.position(epoch, batch), self.samples_in(epoch), place, dense=dense)
 
     def resume(self, state: Mapping[str, object]) -> tuple[int, int]:
         """Restores a saved state; after a finished epoch the next one begins.

@@ -28,6 +28,7 @@ from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.stall.causes import Stages
+from streamer.order.audit.tallies import Tally, tallies
 
 if TYPE_CHECKING:
     from streamer.loader.rows.bucket import Assembler
@@ -84,6 +85,7 @@ class Loaded(msgspec.Struct):
         skipped: ordinals and errors of the samples that could not be made.
         slowest: ordinal and nanoseconds of the slowest sample.
         packed: of packed rows: documents, their tokens, and the places of the rows.
+        tallies: the samples, or the rows, without repeats.
     """
 
     epoch: int
@@ -98,6 +100,7 @@ class Loaded(msgspec.Struct):
     skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)
     packed: tuple[int, int, int] = (0, 0, 0)
+    tallies: tuple[Tally, ...] = ()
 
     @property
     def samples(self) -> list[object]:
@@ -156,7 +159,7 @@ class BatchMaker:
             WorkerError: no sample could be made.
         """
         ordinals, repeated = self._source.batch(epoch, batch)
-        members, pieces = self._source.first_of_each(ordinals), None
+        members, pieces, codes = self._source.first_of_each(ordinals), None, ordinals
         if self._assembler is not None:
             ordinals, pieces = self._source.documents(epoch, ordinals)
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
@@ -182,6 +185,8 @@ class BatchMaker:
             loaded.made = dict(enumerate(packed))
         elif len(loaded.made) < len(loaded.ordinals):
             self._fill_all(loaded)
+        filled = loaded.repeated[~repeated]
+        loaded.tallies = tallies(epoch, codes[~repeated], filled if filled.any() else None)
         return loaded
 
     def pack(self, loaded: Loaded) -> PackedBatch:

@@ -13,6 +13,7 @@ import msgspec
 
 from streamer.loader.stall.causes import Stages
 from streamer.loader.workers import datagrams
+from streamer.order.audit.tallies import Tally
 
 # Stands for no slot: the batch gets memory of its own.
 NO_SLOT = -1
@@ -83,6 +84,7 @@ class Made(_Message, frozen=True):
         memory_bytes: size of the new memory.
         slowest: ordinal and nanoseconds of the slowest sample; ordinal -1: unknown.
         packed: of packed rows: documents, their tokens, and the places of the rows; zeros: samples are not packed.
+        tallies: its samples, without repeats.
     """
 
     number: int
@@ -95,6 +97,7 @@ class Made(_Message, frozen=True):
     memory_bytes: int = 0
     slowest: tuple[int, int] = (-1, 0)
     packed: tuple[int, int, int] = (0, 0, 0)
+    tallies: tuple[Tally, ...] = ()
 
 
 class FailedTask(_Message, frozen=True):

@@ -106,6 +106,7 @@ class _Work:
         self._samples, self._slowest = len(loaded.made), loaded.slowest
         self._repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""
         self._packed = loaded.packed
+        self._tallies = loaded.tallies
 
     def write(self, slot: Bytes) -> bool:
         """Writes the batch to its slot; False: it is too large for it."""
@@ -136,6 +137,7 @@ class _Work:
             memory_bytes=memory_bytes,
             slowest=self._slowest,
             packed=self._packed,
+            tallies=self._tallies,
         )
 
 

@@ -1,0 +1,1 @@
+"""`streamer audit`: whether every sample came exactly once."""
