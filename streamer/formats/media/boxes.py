@@ -1,0 +1,68 @@
+"""Boxes of ISO base media files (ISO/IEC 14496-12), of which mp4, mov and m4a consist."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.formats.failures import DamagedError
+
+# Length and type; the longer one has its length in 8 bytes behind them.
+HEADER_BYTES, LONG_HEADER_BYTES = 8, 16
+
+
+def header(content: memoryview | bytes, at: int, left: int) -> tuple[bytes, int, int]:
+    """Reads the header of the box at `at`, `left` bytes before the end: its type, and the bytes of header and box.
+
+    Raises:
+        DamagedError: it is shorter than its header.
+    """
+    size, kind = numbers(">I4s", content, at)
+    head = HEADER_BYTES
+    if size == 1:
+        [size], head = numbers(">Q", content, at + HEADER_BYTES), LONG_HEADER_BYTES
+    elif size == 0:  # to the end
+        size = left
+    if size < head:
+        raise DamagedError(f"box {name_of(kind)} has a length of {size}", at)
+    return kind, head, size
+
+
+def boxes(content: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Yields type and body of the boxes in a body; fewer than 8 bytes at its end are ignored, as QuickTime writes them.
+
+    Raises:
+        DamagedError: a box is longer than the body.
+    """
+    at, end = 0, len(content)
+    while at + HEADER_BYTES <= end:
+        kind, head, size = header(content, at, end - at)
+        if at + size > end:
+            raise DamagedError(f"box {name_of(kind)} of {size} bytes is longer than the one around it", at)
+        yield kind, content[at + head : at + size]
+        at += size
+
+
+def numbers(layout: str, content: memoryview | bytes, at: int = 0) -> tuple[Any, ...]:
+    """Unpacks a struct; raises DamagedError if the box ends before it."""
+    try:
+        return struct.unpack_from(layout, content, at)
+    except struct.error as error:
+        raise DamagedError(f"a box of {len(content)} bytes ends in its numbers") from error
+
+
+def table(name: str, content: memoryview, dtype: str, count: int, at: int) -> NDArray[Any]:
+    """Returns `count` numbers, or rows of numbers, of a box; raises DamagedError if it is shorter."""
+    kind = np.dtype(dtype)
+    if at + count * kind.itemsize > len(content):
+        raise DamagedError(f"{name} has {count} entries, more than fit into its {len(content)} bytes")
+    return np.frombuffer(content, kind, count, at)
+
+
+def name_of(kind: bytes) -> str:
+    """Returns a type as text, for messages."""
+    return repr(kind.decode("latin-1"))

@@ -1,0 +1,199 @@
+"""Reads the index of mp4, mov and m4a: the box moov, and in fragmented files each moof. Nothing else is read."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from streamer.formats.failures import DamagedError, UnreadError
+from streamer.formats.media import fragments
+from streamer.formats.media.boxes import HEADER_BYTES, LONG_HEADER_BYTES, boxes, header, name_of, numbers
+from streamer.formats.media.edits import Edit, read_edits, shift_of
+from streamer.formats.media.entries import Codec, read_codec
+from streamer.formats.media.tables import Packets, Tables
+from streamer.formats.reading import Reading, read_range
+from streamer.manifest.model import ObjectRecord
+
+# Read at each box on the outermost level: all of moov in files of some seconds.
+_HEAD_BYTES = 4096
+_MOST_INDEX_BYTES = 256 << 20
+_MOST_ENTRIES = 64
+_FIRST_BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot"])
+VIDEO, AUDIO = "vide", "soun"
+# Signs of the matrix of a track, and degrees counterclockwise.
+_TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 270, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 90}
+
+
+class Track(msgspec.Struct):
+    """A track of a movie.
+
+    Attributes:
+        number: its id.
+        kind: "vide", "soun" or another.
+        timescale: ticks of a second.
+        rotation: degrees counterclockwise by which pictures have to be turned.
+        pixels: of a picture, as moov has it.
+        edits: its edit list.
+        entries: the sample entries, as stored.
+        tables: where its packets are; of fragmented files `runs` says that.
+    """
+
+    number: int = 0
+    kind: str = ""
+    timescale: int = 1
+    rotation: int = 0
+    pixels: int = 0
+    edits: list[Edit] = msgspec.field(default_factory=list)
+    entries: list[bytes] = msgspec.field(default_factory=list)
+    tables: Tables = msgspec.field(default_factory=Tables)
+    runs: fragments.Runs | None = None
+
+    def codec(self, entry: int = 0) -> Codec:
+        """Returns what a decoder has to be told; raises UnreadError for codecs that are not read."""
+        if not 0 <= entry < len(self.entries):
+            raise DamagedError(f"track {self.number} has {len(self.entries)} sample entries, not number {entry + 1}")
+        return read_codec(self.entries[entry], video=self.kind == VIDEO, rotation=self.rotation)
+
+
+class Movie(msgspec.Struct):
+    """The index of a file.
+
+    Attributes:
+        size: bytes of the file.
+        timescale: ticks of a second, of the edit lists.
+        tracks: in the order stored.
+    """
+
+    size: int
+    timescale: int = 1000
+    tracks: list[Track] = msgspec.field(default_factory=list)
+
+    def track(self, kind: str, stream_index: int | None = None) -> Track:
+        """Returns the track of that number; None: the one with most pixels, then the first one of this kind.
+
+        Raises:
+            UnreadError: there is none.
+        """
+        if stream_index is not None:
+            found = self.tracks[stream_index : stream_index + 1] if stream_index >= 0 else []
+        else:
+            found = sorted(self.tracks, key=lambda track: -track.pixels)
+        found = [track for track in found if track.kind == kind and track.entries]
+        if not found:
+            which = "" if stream_index is None else f", number {stream_index},"
+            raise UnreadError(f"has no track{which} of kind {kind!r}: it has {[t.kind for t in self.tracks]}")
+        return found[0]
+
+    def packets(self, track: Track) -> Packets:
+        """Returns the packets of a track.
+
+        Raises:
+            DamagedError: its tables contradict each other, or packets are outside of the file.
+            UnreadError: its edit list is not read.
+        """
+        fragmented = track.runs is not None and not track.tables.count
+        columns = track.runs.columns() if track.runs and fragmented else track.tables.columns(self.size)
+        shift = shift_of(track.edits, track.timescale, self.timescale, fragmented=fragmented)
+        packets = Packets.of(columns, shift)
+        packets.check(self.size)
+        return packets
+
+
+def read_movie(record: ObjectRecord) -> Reading[Movie]:
+    """Reads the index of an object.
+
+    Raises:
+        DamagedError: it is cut off, or its boxes contradict each other.
+        UnreadError: it is no such file.
+    """
+    size, at, movie = record.size, 0, None
+    held, held_at = memoryview(b""), 0
+    while at + HEADER_BYTES <= size:
+        if held_at + len(held) < min(size, at + LONG_HEADER_BYTES):
+            held, held_at = (yield from read_range(at, min(size, at + _HEAD_BYTES), record)), at
+        kind, head, length = header(held, at - held_at, size - at)
+        if at == 0 and kind not in _FIRST_BOXES:
+            raise UnreadError(f"does not begin as mp4 and mov files do, but with {name_of(kind)}")
+        if kind in {b"moov", b"moof", b"mdat"} and at + length > size:
+            missing = "; its index (moov) is missing" if movie is None else ""
+            raise DamagedError(
+                f"cut off: {kind.decode()} goes from byte {at} to {at + length}, the file has {size} bytes{missing}", at
+            )
+        if kind in {b"moov", b"moof"}:
+            if length > _MOST_INDEX_BYTES:
+                raise UnreadError(f"has an index of {length} bytes, at most {_MOST_INDEX_BYTES} are read", at)
+            kept = held[at - held_at : at - held_at + length]
+            rest = yield from read_range(at + len(kept), at + length, record)
+            body = (memoryview(bytes(kept) + bytes(rest)) if rest else kept)[head:]
+            if kind == b"moov":
+                movie = _read_moov(body, size)
+                if not any(track.runs for track in movie.tracks):
+                    return movie
+            elif movie is not None:
+                fragments.read_moof(body, at, size, {t.number: t.runs for t in movie.tracks if t.runs})
+        at += length
+    if movie is None:
+        raise DamagedError(f"cut off, or still being written: it has no index (moov) in its {size} bytes", size)
+    return movie
+
+
+def _read_moov(content: memoryview, size: int) -> Movie:
+    movie = Movie(size)
+    for kind, body in boxes(content):
+        if kind == b"mvhd":
+            [scale] = numbers(">I", body, 20 if numbers("B", body)[0] else 12)
+            movie.timescale = scale or movie.timescale
+        elif kind == b"trak":
+            movie.tracks.append(_read_track(body))
+        elif kind == b"cmov":
+            raise UnreadError("has a compressed moov, which is not read")
+    for kind, body in boxes(content):
+        if kind == b"mvex":
+            defaults = {d.track: d for inner, each in boxes(body) if inner == b"trex" for d in [fragments.trex(each)]}
+            for track in movie.tracks:
+                track.runs = fragments.Runs(defaults.get(track.number, fragments.Defaults(track.number)))
+    return movie
+
+
+def _read_track(content: memoryview) -> Track:
+    track = Track()
+    for kind, body in boxes(content):
+        if kind == b"tkhd":
+            long = 12 if numbers("B", body)[0] else 0
+            [track.number] = numbers(">I", body, 20 if long else 12)
+            a, b, _, c, d = numbers(">5i", body, 40 + long)
+            track.rotation = _TURNS.get(tuple((v > 0) - (v < 0) for v in (a, b, c, d)), 0)
+        elif kind == b"edts":
+            track.edits = [edit for inner, each in boxes(body) if inner == b"elst" for edit in read_edits(each)]
+        elif kind == b"mdia":
+            _read_media(track, body)
+    return track
+
+
+def _read_media(track: Track, content: memoryview) -> None:
+    for kind, body in boxes(content):
+        if kind == b"mdhd":
+            track.timescale = numbers(">I", body, 20 if numbers("B", body)[0] else 12)[0] or 1
+        elif kind == b"hdlr":
+            track.kind = bytes(body[8:12]).decode("latin-1")
+        elif kind == b"minf":
+            tables = [each for inner, each in boxes(body) if inner == b"stbl"]
+            for name, table in (found for each in tables for found in boxes(each)):
+                if name == b"stsd":
+                    track.entries = _read_entries(table)
+                else:
+                    track.tables.read(name, table)
+    if track.kind == VIDEO and track.entries:
+        track.pixels = int(np.prod(numbers(">HH", track.entries[0], 32)))
+
+
+def _read_entries(body: memoryview) -> list[bytes]:
+    [count], at = numbers(">I", body, 4), 8
+    found = []
+    for _ in range(min(count, _MOST_ENTRIES)):
+        _, _, length = header(body, at, len(body) - at)
+        if at + length > len(body):
+            raise DamagedError(f"a sample entry of {length} bytes is longer than its box", at)
+        found.append(bytes(body[at : at + length]))
+        at += length
+    return found

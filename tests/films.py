@@ -1,0 +1,125 @@
+"""Films that PyAV encodes when a test needs them: every frame has its number as black and white squares."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+
+from streamer.formats.base import Need
+from streamer.formats.media.movie import Movie, read_movie
+from streamer.manifest.model import ObjectRecord
+
+SIZE = (128, 96)
+_FAST = {"preset": "ultrafast"}
+_X264 = {"preset": "veryfast", "bf": "3"}
+_VARIABLE = tuple(np.cumsum(np.random.default_rng(0).choice([17, 33, 34, 50, 120, 700], 90)).tolist())
+
+# By name: encoder, frames, and arguments of `film`.
+KINDS: Mapping[str, tuple[str, int, Mapping[str, object]]] = {
+    "b_frames.mp4": ("libx264", 90, {"options": {**_X264, "g": "24", "x264-params": "b-pyramid=normal"}}),
+    "open_gop.mp4": ("libx264", 90, {"options": {**_X264, "g": "12", "x264-params": "open-gop=1"}}),
+    "variable.mp4": ("libx264", 90, {"options": {**_X264, "g": "40"}, "times": _VARIABLE}),
+    "sound.mp4": ("libx264", 90, {"options": {**_X264, "g": "30"}, "movie": {"movflags": "faststart"}, "sound": True}),
+    "sound.mov": ("libx264", 60, {"options": {**_FAST, "g": "30"}, "sound": True}),
+    "fragments.mp4": (
+        "libx264",
+        90,
+        {"options": {**_X264, "g": "20"}, "movie": {"movflags": "frag_keyframe+empty_moov+default_base_moof"}},
+    ),
+    "indexed.mp4": ("libx264", 90, {"options": {**_X264, "g": "20"}, "movie": {"movflags": "frag_keyframe+dash"}}),
+    "refresh.mp4": ("libx264", 90, {"options": {**_FAST, "g": "30", "x264-params": "intra-refresh=1"}}),
+    "hevc.mp4": (
+        "libx265",
+        60,
+        {"options": {**_FAST, "x265-params": "keyint=20:bframes=4:open-gop=1:log-level=none:pools=1"}},
+    ),
+    "mpeg4.mp4": ("mpeg4", 60, {"options": {"g": "12", "bf": "2"}}),
+}
+
+
+def picture(number: int, width: int, height: int) -> np.ndarray:
+    """A moving pattern with the number of the frame."""
+    x, y = np.arange(width), np.arange(height)[:, None]
+    image = np.empty((height, width, 3), np.uint8)
+    image[..., 0] = (x + 3 * number) % 256
+    image[..., 1] = (y * 2 + number) % 256
+    image[..., 2] = ((x + y) // 2 + 5 * number) % 256
+    for bit in range(16):
+        image[0:8, bit * 8 : bit * 8 + 8] = 255 if number >> bit & 1 else 0
+    return image
+
+
+def number_in(image: np.ndarray) -> int:
+    """The number in a picture (height, width, 3) of `SIZE`."""
+    return sum(1 << bit for bit in range(16) if image[4, bit * 8 + 4].mean() > 128)
+
+
+@functools.cache
+def made(name: str) -> bytes:
+    """The film of that name in `KINDS`."""
+    codec, frames, more = KINDS[name]
+    return film(codec, frames, name=name, **more)
+
+
+def film(
+    codec: str,
+    frames: int,
+    *,
+    name: str = "x.mp4",
+    size: tuple[int, int] = SIZE,
+    rate: int = 30,
+    options: Mapping[str, str] | None = None,
+    movie: Mapping[str, str] | None = None,
+    times: Sequence[int] | None = None,
+    sound: bool = False,
+) -> bytes:
+    """Encodes a film; `times` are milliseconds."""
+    # Some options read the file again.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        av.open(path := f"{folder}/{name}", "w", options=dict(movie or {})) as box,
+    ):
+        stream = box.add_stream(codec, rate=rate, options=dict(options or {}))
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        stream.codec_context.thread_count = 1
+        base = Fraction(1, 1000) if times is not None else Fraction(1, rate)
+        stream.codec_context.time_base = base
+        wave = box.add_stream("aac", rate=48000, layout="mono") if sound else None
+        at = 0
+        for number in range(frames):
+            frame = av.VideoFrame.from_ndarray(picture(number, *size), "rgb24")
+            frame.pts, frame.time_base = (times[number] if times is not None else number), base
+            box.mux(stream.encode(frame))
+            while wave and at < (number + 1) * 48000 // rate:
+                values = (0.2 * np.sin(np.arange(at, at + 1024) * 0.05)).astype(np.float32)
+                piece = av.AudioFrame.from_ndarray(values[None], "fltp", "mono")
+                piece.sample_rate, piece.pts, piece.time_base = 48000, at, Fraction(1, 48000)
+                box.mux(wave.encode(piece))
+                at += 1024
+        box.mux(stream.encode(None))
+        if wave:
+            box.mux(wave.encode(None))
+        box.close()
+        return Path(path).read_bytes()
+
+
+def index_of(content: bytes) -> tuple[Movie, list[tuple[int, int]]]:
+    """The index of a film, and the ranges that were read for it, in rounds."""
+    asked = []
+    steps = read_movie(ObjectRecord("s3://bucket/x.mp4", len(content), "etag:x"))
+    answer = None
+    while True:
+        try:
+            need = steps.send(answer)
+        except StopIteration as end:
+            return end.value, asked
+        needs = (need,) if isinstance(need, Need) else need
+        asked.append([(each.start, each.stop) for each in needs])
+        views = tuple(memoryview(content)[each.start : each.stop] for each in needs)
+        answer = views[0] if isinstance(need, Need) else views
