@@ -73,13 +73,13 @@ def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> Codec:
     for inner, body in boxes(memoryview(entry)[at:]):
         if inner == b"sinf":
             raise UnreadError(_ENCRYPTED)
-        codec = msgspec.structs.replace(codec, **_told(inner, body, found))
+        codec = msgspec.structs.replace(codec, **_stored(inner, body, found))
     if not found["name"]:
         raise UnreadError(f"is encoded as {name_of(kind)}, which is not read")
     return msgspec.structs.replace(codec, **found)
 
 
-def _told(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[str, object]:
+def _stored(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[str, object]:
     """Reads a box of an entry: name and extradata to `found`; returns other attributes."""
     if kind in {b"avcC", b"hvcC", b"av1C"}:
         found["extradata"] = bytes(body)
@@ -96,7 +96,7 @@ def _told(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[str, 
     elif kind == b"wave":
         for inner, each in boxes(body):
             if inner in {b"esds", b"alac"}:
-                _told(inner, each, found)
+                _stored(inner, each, found)
     elif kind == b"alac":
         # FFmpeg takes the whole box.
         found["extradata"] = struct.pack(">I4s", len(body) + 8, kind) + bytes(body)
