@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from streamer.errors import IntegrityError
 from streamer.formats import chunkfile
 from streamer.formats.checksum import crc32, crc32_of
+from streamer.formats.chunkfile import COUNTS_BYTES, RecordTable, counts_of, table_bytes
 from streamer.manifest.model import Codec
 
 _CRC = struct.Struct("<I")
@@ -35,12 +37,15 @@ _KEPT_BYTES = 16 << 20
 _KEPT_SAMPLES = 16 << 10
 # Bytes of an entry besides the checksums: key, tuple and place in the dict (CPython 3.11).
 _ENTRY_BYTES = 320
-# The same for the boundaries of recoded chunks, which may have any number of samples.
-_KEPT_BOUNDARIES = _KEPT_BYTES // 8
+# The same for the tables of recoded chunks, which may have any number of samples.
+_KEPT_RECORDS = _KEPT_BYTES
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """One sample of a chunk: its number in the chunk and its chunk-local half-open byte range."""
+    """One sample of a chunk: its number in the chunk and its chunk-local half-open byte range.
+
+    In a recoded chunk the range is that of `RecordTable.bounds`.
+    """
 
     sample: int
     start: int
@@ -57,8 +62,8 @@ class ChunkReader:
         self._roots = [os.fspath(root) for root in roots]
         self._tables: dict[tuple[bytes, int, int], bytes] = {}
         self._tables_left = _KEPT_BYTES
-        self._boundaries: dict[bytes, NDArray[np.int64]] = {}
-        self._boundaries_left = _KEPT_BOUNDARIES
+        self._records: dict[bytes, RecordTable] = {}
+        self._records_left = _KEPT_RECORDS
 
     def __repr__(self) -> str:
         return f"ChunkReader({self._roots!r})"
@@ -68,7 +73,7 @@ class ChunkReader:
 
         Args:
             key: the chunk's 16 bytes.
-            local_bytes: the chunk's length according to the manifest; for a recoded one see `boundaries`.
+            local_bytes: the chunk's length according to the manifest, which has none for a recoded one: `read_records`.
             samples: number of samples in the chunk.
             wanted: samples of this chunk, in any order.
 
@@ -92,54 +97,76 @@ class ChunkReader:
             samples: number of samples in the chunk.
             wanted: samples of this chunk, each with memory (format "B") whose total length is the sample's.
         """
+        self._read(key, (local_bytes, samples), sorted(wanted, key=_number))
+
+    def read_records(self, key: bytes, samples: int, wanted: Sequence[tuple[Wanted, Sequence[memoryview]]]) -> None:
+        """Reads records of a recoded chunk into the caller's memory, as `read_into` does.
+
+        Of records that share parts, the head and each range of parts are read with one call, to where they belong.
+        """
+        table = self.records(key, samples)
+        ordered = sorted(wanted, key=_number)
+        if table.is_shared:
+            ordered = [entry for target in ordered for entry in _entries(table, *target)]
+        self._read(key, (table.local_bytes, table.entries), ordered)
+
+    def _read(self, key: bytes, lengths: tuple[int, int], wanted: Iterable[_Target]) -> None:
+        """Reads entries of a file of these lengths (bytes, entries); those that follow each other together."""
         descriptor, path = self._open(key)
-        chunk = key, local_bytes, samples
+        chunk = key, *lengths
         try:
             table = self._tables.get(chunk)
             if table is None:
                 table = self._table(descriptor, path, chunk)
-            for run in _runs(sorted(wanted, key=lambda target: target[0].sample)):
-                _read_run(descriptor, path, local_bytes, table, run)
+            for run in _runs(wanted):
+                _read_run(descriptor, path, lengths[0], table, run)
         except IntegrityError:
             # They may be the wrong part.
             if (wrong := self._tables.pop(chunk, None)) is not None:
                 self._tables_left += _ENTRY_BYTES + len(wrong)
-            if (known := self._boundaries.pop(key, None)) is not None:
-                self._boundaries_left += len(known)
+            if (known := self._records.pop(key, None)) is not None:
+                self._records_left += _size(known)
             raise
         finally:
             os.close(descriptor)
 
-    def boundaries(self, key: bytes, samples: int) -> NDArray[np.int64]:
-        """The boundaries of the entries of a recoded chunk: int64, shape (samples + 2,).
-
-        Its last entry is the table of starts, so `read_into` takes `boundaries[-1]` as its length and one sample more.
+    def records(self, key: bytes, samples: int) -> RecordTable:
+        """Where the records of a recoded chunk are.
 
         Raises:
             FileNotFoundError, IntegrityError: see `read`.
         """
-        known = self._boundaries.get(key)
+        known = self._records.get(key)
         if known is None:
-            known = self._read_boundaries(key, samples)
-            if len(known) > self._boundaries_left:
-                self._boundaries, self._boundaries_left = {}, _KEPT_BOUNDARIES
-            if len(known) <= self._boundaries_left:
-                self._boundaries[key] = known
-                self._boundaries_left -= len(known)
+            known = self._read_records(key, samples)
+            if (size := _size(known)) > self._records_left:
+                self._records, self._records_left = {}, _KEPT_RECORDS
+            if size <= self._records_left:
+                self._records[key] = known
+                self._records_left -= size
         return known
 
-    def _read_boundaries(self, key: bytes, samples: int) -> NDArray[np.int64]:
+    def _read_records(self, key: bytes, samples: int) -> RecordTable:
         descriptor, path = self._open(key)
         try:
             header = chunkfile.ChunkHeader.decode(os.pread(descriptor, chunkfile.HEADER_BYTES, 0), path)
+            end = chunkfile.HEADER_BYTES + header.local_bytes
+            tail = os.pread(descriptor, COUNTS_BYTES, max(0, end - COUNTS_BYTES))
         finally:
             os.close(descriptor)
-        # The manifest has neither the length nor the starts; key and samples are compared with the header below.
-        start = header.local_bytes - chunkfile.START_BYTES * samples
-        if header.codec != Codec.RECORDS or start < 0:
-            raise IntegrityError(f"{path}: not a recoded chunk of {samples} samples", where=path)
-        [table] = self.read(key, header.local_bytes, samples + 1, [Wanted(samples, start, header.local_bytes)])
-        return chunkfile.decode_starts(table, header.local_bytes)
+        # The manifest has neither length nor starts; key, length and entries are compared with the header below.
+        try:
+            size = table_bytes(samples, *(counts_of(tail) if header.codec == Codec.SHARED else ()))
+            last = Wanted(header.samples - 1, header.local_bytes - size, header.local_bytes)
+            if last.start < 0:
+                raise ValueError(f"its table has {size} bytes of {header.local_bytes}")
+            [content] = self.read(key, header.local_bytes, header.samples, [last])
+            table = RecordTable.decode(content, samples, header.codec, header.local_bytes)
+            if table.entries != header.samples:
+                raise ValueError(f"{header.samples} entries, its table has {table.entries}")
+        except ValueError as error:
+            raise IntegrityError(f"{path}: not a recoded chunk of {samples} samples: {error}", where=path) from error
+        return table
 
     def _table(self, descriptor: int, path: str, chunk: tuple[bytes, int, int]) -> bytes:
         """The checksums of a chunk's samples; empty if they are too many to be kept.
@@ -187,7 +214,40 @@ def _check_header(descriptor: int, path: str, expected: tuple[bytes, int, int]) 
         )
 
 
-def _runs(wanted: Sequence[_Target]) -> Iterator[list[_Target]]:
+def _number(target: _Target) -> int:
+    return target[0].sample
+
+
+def _size(table: RecordTable) -> int:
+    """The bytes of the arrays of a table; those of codec 1 share theirs."""
+    return int(table.starts.nbytes + table.ranges.nbytes + (table.bounds.nbytes if table.is_shared else 0))
+
+
+def _entries(table: RecordTable, item: Wanted, pieces: Sequence[memoryview]) -> Iterator[_Target]:
+    """Cuts the memory of a record with shared parts where the entries begin that it consists of."""
+    if sum(map(len, pieces)) != table.bounds[item.sample + 1] - table.bounds[item.sample]:
+        raise IntegrityError(f"sample {item.sample} does not have the bytes that its boundaries said")
+    left = list(reversed(pieces))
+    for first, stop in table.entries_of(item.sample):
+        edges = table.starts[first : stop + 1].tolist()
+        for entry, (begin, end) in enumerate(pairwise(edges), first):
+            yield Wanted(entry, begin, end), _taken(left, end - begin)
+
+
+def _taken(left: list[memoryview], length: int) -> list[memoryview]:
+    """Takes memory of this length from the end of a list of pieces, the first of which is the last."""
+    taken = []
+    while length > 0:
+        piece = left.pop()
+        if len(piece) > length:
+            left.append(piece[length:])
+            piece = piece[:length]
+        taken.append(piece)
+        length -= len(piece)
+    return taken
+
+
+def _runs(wanted: Iterable[_Target]) -> Iterator[list[_Target]]:
     """Groups adjacent samples, as many as one call reads."""
     run: list[_Target] = []
     begin = stop = pieces = sample = 0

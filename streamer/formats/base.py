@@ -2,7 +2,8 @@
 
 A format is *plain* if each sample is one byte range of an object: `index` yields spans, and chunks are kept as they are
 fetched. It is *blocked* if bytes can only be decoded together (a compressed shard): `index` yields blocks, and a
-recoder makes one record of each sample, once, between fetch and publish. `opener` serves both.
+recoder makes one record of each sample, once, between fetch and publish. `opener` serves both. Samples of blocks that
+overlap (windows, clips) share the bytes that they have in common: see `Records`.
 
 The parts of a format run in different processes: `survey` and `index` in the engine (or in a task of `streamer index
 --on`), the result of `recoder` in a recoder, which alone imports pyarrow, h5py and their like, and that of `opener` in
@@ -12,7 +13,7 @@ the workers. They pass facts, notes and hints on to each other, as JSON or bytes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -71,16 +72,42 @@ class Opener(Protocol):
         ...
 
 
+Buffers: TypeAlias = Sequence[memoryview | bytes | NDArray[np.uint8]]
+
+
+def _none() -> NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+def _unshared() -> NDArray[np.int64]:
+    return np.empty((0, 0, 2), np.int64)
+
+
 class Records(msgspec.Struct, frozen=True):
     """The samples of a block.
 
+    Samples that have bytes in common, as overlapping windows do, may share them: then `parts` and `lengths` are their
+    heads, which each sample has alone and which may be empty, and `shared_parts` what they share. `Opener.open` gets
+    one buffer all the same: the head, and behind it the parts of the sample's ranges in the order of `part_ranges`. The
+    chunk file has each part once, and a sample is read with one call for its head and one for each range. Part numbers
+    count within the block. The index says so with `Block(part_ranges=k, parts=...)`: k is the same in all blocks of a
+    dataset, `parts` is how many the recoder will make (about how many, if the index cannot know), and `record_bytes`
+    are those of heads and parts together. What a sample reads too much is at the ends of its ranges, so cut parts where
+    samples begin and end; each costs 8 bytes in the chunk file, and each sample 8 + 8 * k.
+
     Attributes:
-        parts: buffers that hold the records one after the other.
-        lengths: int64, shape (samples,): bytes of each record.
+        parts: buffers that hold the records (or heads) one after the other.
+        lengths: int64, shape (samples,): bytes of each record (or head).
+        shared_parts: buffers that hold the shared parts one after the other.
+        part_lengths: int64, shape (p,): bytes of each part.
+        part_ranges: int64, shape (samples, k, 2): half-open ranges of part numbers; an empty one adds nothing.
     """
 
-    parts: Sequence[memoryview | bytes | NDArray[np.uint8]]
+    parts: Buffers
     lengths: NDArray[np.int64]
+    shared_parts: Buffers = ()
+    part_lengths: NDArray[np.int64] = msgspec.field(default_factory=_none)
+    part_ranges: NDArray[np.int64] = msgspec.field(default_factory=_unshared)
 
 
 class Recoder(Protocol):

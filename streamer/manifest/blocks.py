@@ -27,9 +27,12 @@ class Block(msgspec.Struct, frozen=True):
 
     Attributes:
         ranges: half-open byte ranges of the object, in the order in which the recoder gets them.
-        record_bytes: total length of the samples' records, as far as the index can know it.
+        record_bytes: total length of the samples' records, or of their heads and the parts that they share, as far as
+            the index can know it.
         hint: facts that the recoder needs besides the bytes and the dataset's facts; at most `LONGEST_HINT` bytes.
         objects: the object of each range if there are several (sources of the survey); empty: the indexed object.
+        parts: shared parts that the recoder will make (see `formats.base.Records`), as far as the index can know it.
+        part_ranges: ranges of shared parts per sample, the same in all blocks of a dataset; 0: nothing is shared.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -37,6 +40,8 @@ class Block(msgspec.Struct, frozen=True):
     record_bytes: int
     hint: bytes = b""
     objects: tuple[ObjectRecord, ...] = ()
+    parts: int = 0
+    part_ranges: int = 0
 
     @property
     def fetch_bytes(self) -> int:
@@ -45,11 +50,13 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class BlockHint(msgspec.Struct, frozen=True, array_like=True):
-    """One block of a chunk, for the recoder: the length of its bytes in the chunk, its samples, and its hint."""
+    """One block of a chunk, for the recoder: the length of its bytes in the chunk, and what the index knows of it."""
 
     fetch_bytes: int
     samples: int
     hint: bytes
+    parts: int = 0
+    part_ranges: int = 0
 
 
 _HINTS = msgspec.msgpack.Decoder(list[BlockHint])
@@ -57,7 +64,12 @@ _HINTS = msgspec.msgpack.Decoder(list[BlockHint])
 
 def encode_hints(blocks: Sequence[Block]) -> bytes:
     """Encodes the hint of a chunk of these blocks."""
-    return msgspec.msgpack.encode([BlockHint(block.fetch_bytes, block.samples, block.hint) for block in blocks])
+    found = []
+    for block in blocks:
+        # Where nothing is shared it is as in manifests of version 2.
+        shared = (block.parts, block.part_ranges) if block.part_ranges else ()
+        found.append((block.fetch_bytes, block.samples, block.hint, *shared))
+    return msgspec.msgpack.encode(found)
 
 
 def decode_hints(hint: bytes) -> list[BlockHint]:
@@ -85,12 +97,15 @@ def cut_blocks(blocks: Sequence[Block], chunk_bytes: int) -> NDArray[np.int64]:
     return np.array([*firsts, len(blocks)], np.int64)
 
 
-def planned_bytes(record_bytes: Sequence[int], samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bytes that chunks of these records will have without header and checksums: records and the table of starts.
+def planned_bytes(blocks: Sequence[Block] | Sequence[BlockHint], record_bytes: int) -> int:
+    """Bytes that a chunk of these blocks and records will have without header and the checksums of its samples.
 
-    The table is the last entry of the chunk file and has a checksum like a sample: uint32 each.
+    They are the records, their table (see `formats.chunkfile`) and the checksums of table and shared parts.
     """
-    return np.asarray(record_bytes, np.int64) + 4 * samples + 4
+    samples, parts = sum(block.samples for block in blocks), sum(block.parts for block in blocks)
+    most = max((block.part_ranges for block in blocks), default=0)
+    shared = parts + 2 * samples * most + 2 if most else 0
+    return record_bytes + 4 * (samples + shared) + 4 * (parts + 1)
 
 
 def recoded_chunk_key(
@@ -102,6 +117,8 @@ def recoded_chunk_key(
     state.update(json.dumps(head, sort_keys=True).encode())
     for block in blocks:
         state.update(msgspec.msgpack.encode([block.ranges, block.samples, block.hint]))
+        if block.part_ranges:
+            state.update(msgspec.msgpack.encode([block.parts, block.part_ranges]))
         if block.objects:
             state.update(json.dumps([(each.url, each.version) for each in block.objects]).encode())
     return state.digest()

@@ -8,7 +8,7 @@
 
 Recoded datasets have no samples table, but a hint for the recoder in each chunk; the chunk files contain the starts of
 their samples. A manifest with columns or fields that only these, or formats with options and facts, need has version 2;
-all others are written as version 1.
+all others are written as version 1. One whose records share parts has version 3.
 
 The digest covers the content (names, types and values), not the files: it does not depend on the library that wrote
 them, on the time or on the machine. Numbers of objects, extents, chunks and samples count through all parts.
@@ -28,7 +28,7 @@ from streamer.manifest.model import Codec, Facts
 from streamer.version import VERSION
 
 MAGIC = "streamer-manifest"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 ROOT_NAME = "root.json"
 TABLE_SUFFIX = ".arrows"
 # 20,000 class names and 100,000 urls fit; a hostile file cannot fill the memory.
@@ -90,6 +90,8 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     @property
     def version(self) -> int:
         """The lowest version that can express this content."""
+        if self.codec == Codec.SHARED:
+            return 3
         return 2 if self.codec or self.samples or self.revision or self.options or self.facts else 1
 
     @property
@@ -97,7 +99,7 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         """The tables of a part."""
         if self.whole_objects:
             return {"objects": OBJECTS, "chunks": CHUNKS, "samples": LABELLED_SAMPLES}
-        if self.codec == Codec.RECORDS:
+        if self.codec:
             return {"objects": OBJECTS, "extents": EXTENTS, "chunks": RECODED_CHUNKS}
         return {"objects": OBJECTS, "extents": EXTENTS, "chunks": CHUNKS, "samples": SAMPLES}
 
@@ -108,7 +110,7 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     def count(self, table: str) -> int:
         """Rows of a table in all parts."""
-        if table == "samples" and self.codec == Codec.RECORDS:
+        if table == "samples" and self.codec:
             return self.samples
         return sum(part.tables[table].count for part in self.parts if table in part.tables)
 

@@ -13,10 +13,12 @@ class Codec(IntEnum):
 
     IDENTITY: none; the manifest has the start of each sample.
     RECORDS: a recoder makes a record of each sample; the chunk file has a table of their starts.
+    SHARED: the same, but records share parts, each of which is stored once.
     """
 
     IDENTITY = 0
     RECORDS = 1
+    SHARED = 2
 
 
 class ObjectRecord(msgspec.Struct, frozen=True):
@@ -55,8 +57,8 @@ class Chunk(msgspec.Struct, frozen=True):
         key: name in the cache: 16 bytes, digest(extents, object versions, codec).
         extents: byte ranges of its content in the store, in order.
         fetch_bytes: bytes to fetch (the sum of the extents).
-        local_bytes: bytes on the SSD without header and checksums; the index's plan for `Codec.RECORDS`.
-        hint: for `Codec.RECORDS`, the recoder's input besides the bytes (see `manifest.blocks`).
+        local_bytes: bytes on the SSD without header and checksums; the index's plan if it is recoded.
+        hint: if it is recoded, the recoder's input besides the bytes (see `manifest.blocks`).
     """
 
     index: int

@@ -46,7 +46,7 @@ class Manifest:
         content = root.content
         self.content, self.tables = content, tables
         self.path, self.digest, self.format = path, root.digest, content.format
-        self.recoded = content.codec == Codec.RECORDS
+        self.recoded = content.codec != Codec.IDENTITY
         self.urls = tuple(root.urls)
         self.classes = content.facts.classes if content.facts else tuple(content.classes)
         self.chunk_bytes, self.total_bytes = content.chunk_bytes, content.total_bytes

@@ -62,10 +62,10 @@ class Process:
             end = self._memory.write(buffers, end)
 
         try:
-            written, samples = recode(job, self._recoders.of(job), content, write)
+            written, samples, codec = recode(job, self._recoders.of(job), content, write)
         except Exception as error:  # noqa: BLE001 - a format may raise anything; the engine is told
             return _refusal(error, job)
-        return Done(written, samples, time.process_time() - started)
+        return Done(written, samples, time.process_time() - started, codec)
 
 
 def _content(descriptor: int, length: int) -> memoryview:

@@ -104,7 +104,7 @@ def _job_of(options: TableOptions, record: ObjectRecord) -> Job:
 
 def publish(made: Recoded, place: Path, root: Path) -> str:
     """Writes the result of a recoder (see `annotations.parse`) as `<root>/<digest>/`; returns the digest."""
-    edges = made.offsets.tolist()
+    edges = made.table.starts.tolist()
     buffers = [made.content[start:stop] for start, stop in pairwise(edges)]
     hashes = np.frombuffer(buffers[0], np.int64)
     keys, rows = (_strings(len(hashes), buffers[number], buffers[number + 2]) for number in (1, 2))

@@ -30,7 +30,7 @@ def recode_here(recoders: Recoders, job: Job, chunk: Chunk, content: memoryview)
             made.extend(buffer)
 
     try:
-        written, samples = recode(job, recoders.of(job), content, write)
+        written, samples, codec = recode(job, recoders.of(job), content, write)
     except RecodeError as error:
         raise failure(chunk, job, error.message, -1) from error
     except BlockError as error:
@@ -39,7 +39,7 @@ def recode_here(recoders: Recoders, job: Job, chunk: Chunk, content: memoryview)
             raise cause from error
         reason = cause.message if isinstance(cause, StreamerError) else repr(cause)
         raise failure(chunk, job, reason, error.block) from cause
-    return checked(lambda length: memoryview(made)[:length], Done(written, samples, 0.0), job, chunk)
+    return checked(lambda length: memoryview(made)[:length], Done(written, samples, 0.0, codec), job, chunk)
 
 
 def examine_here(recoders: Recoders, asked: Examine, content: bytes) -> Examined:

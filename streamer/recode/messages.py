@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from streamer.manifest.blocks import MOST_RECORD_BYTES, Block, encode_hints
-from streamer.manifest.model import Chunk, Facts
+from streamer.manifest.model import Chunk, Codec, Facts
 from streamer.manifest.protocols import Examine
 from streamer.manifest.table import Manifest
 
@@ -78,11 +78,12 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The records and their table are in the shared memory: their length, the samples, and the CPU time of the job."""
+    """The records and their table are in the shared memory: their length, samples, CPU time of the job, and codec."""
 
     local_bytes: int
     samples: int
     cpu_seconds: float
+    codec: int = Codec.RECORDS
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=2):

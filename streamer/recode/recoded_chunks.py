@@ -10,7 +10,7 @@ from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.verify import verify_file
 from streamer.errors import IntegrityError
 from streamer.fetch import Fetcher
-from streamer.formats.chunkfile import HEADER_BYTES, START_BYTES, decode_starts
+from streamer.formats.chunkfile import HEADER_BYTES, RecordTable
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 from streamer.recode.messages import Job
@@ -58,7 +58,7 @@ class RecodedChunks:
         with await fetcher.fetch(chunk, shared=True) as fetched:
             job = Job.of(manifest, chunk)
             async with self._recoders.recode(job, chunk, fetched.content, due=lambda: now) as recoded:
-                return Recoded(memoryview(await in_thread(None, bytes, recoded.content)), recoded.offsets)
+                return Recoded(memoryview(await in_thread(None, bytes, recoded.content)), recoded.table)
 
     def _keep(self, key: bytes, found: Recoded) -> None:
         self._kept[key] = found
@@ -73,9 +73,10 @@ class RecodedChunks:
 def _read_file(path: Path, chunk: Chunk) -> Recoded:
     """Reads and checks a chunk file; raises IntegrityError, and FileNotFoundError if it has been evicted."""
     header = verify_file(path, chunk.key)
-    if header.samples != chunk.samples + 1:
-        raise IntegrityError(f"{path}: {header.samples - 1} samples, expected {chunk.samples}", where=str(path))
     with path.open("rb") as file:
         file.seek(HEADER_BYTES)
         content = memoryview(file.read(header.local_bytes))
-    return Recoded(content, decode_starts(content[len(content) - START_BYTES * chunk.samples :], len(content)))
+    try:
+        return Recoded(content, RecordTable.decode(content, chunk.samples, chunk.codec, len(content)))
+    except ValueError as error:
+        raise IntegrityError(f"{path}: not {chunk.samples} samples: {error}", where=str(path)) from error

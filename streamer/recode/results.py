@@ -7,10 +7,9 @@ from contextlib import contextmanager
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from streamer.errors import ManifestError, ProtocolError, RecodeError
-from streamer.formats.chunkfile import START_BYTES, decode_starts
+from streamer.formats.chunkfile import RecordTable
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.model import Chunk, Codec, Extent, ObjectRecord
 from streamer.manifest.protocols import Examine, Examined
@@ -21,37 +20,48 @@ class Recoded(msgspec.Struct, frozen=True):
     """A recoded chunk.
 
     Attributes:
-        content: records, then the table of their starts.
-        offsets: int64, shape (samples + 2,): boundaries of the records, and of the table.
+        content: records (or parts that they share, then heads), then their table.
+        table: where they are.
     """
 
     content: memoryview
-    offsets: NDArray[np.int64]
+    table: RecordTable
 
     @property
     def examined(self) -> Examined:
         """Number of its samples, and bytes of their records."""
-        return Examined(len(self.offsets) - 2, int(self.offsets[-2]))
+        return Examined(self.table.samples, int(self.table.starts[-2]))
 
     def read(self, span: tuple[int, int] | None) -> bytes:
-        """Returns the bytes `[start, stop)`; None: the samples + 1 boundaries of the samples, little-endian uint32."""
+        """Returns the bytes `[start, stop)` of the records one after the other.
+
+        None: the samples + 1 boundaries of the records, little-endian uint32. They are modulo 2**32: shared parts count
+        for each record that has them.
+        """
+        bounds = self.table.bounds
         if span is None:
-            return self.offsets[:-1].astype("<u4").tobytes()
-        if not 0 <= span[0] <= span[1] <= len(self.content):
-            raise ProtocolError(f"bytes {span} of a chunk of {len(self.content)}")
-        return bytes(self.content[slice(*span)])
+            return bounds.astype("<u4").tobytes()
+        start, stop = span
+        if not 0 <= start <= stop <= bounds[-1]:
+            raise ProtocolError(f"bytes {span} of a chunk of {bounds[-1]}")
+        if not self.table.is_shared:
+            return bytes(self.content[start:stop])
+        first = int(np.searchsorted(bounds, start, "right")) - 1
+        samples = range(first, int(np.searchsorted(bounds, stop)))
+        joined = b"".join(self.table.record(sample, self.content) for sample in samples)
+        return joined[start - int(bounds[first]) :][: stop - start]
 
 
 def checked(view: Callable[[int], memoryview], done: Done, job: Job, chunk: Chunk) -> Recoded:
     """Returns the records, if they are what a chunk file may have; else raises RecodeError."""
     try:
         content = view(done.local_bytes)
-        offsets = decode_starts(content[len(content) - START_BYTES * done.samples :], len(content))
+        table = RecordTable.decode(content, done.samples, done.codec, len(content))
     except ValueError as error:
         raise failure(chunk, job, f"its recoder has not made what it says: {error}", -1) from error
-    if job.samples not in (-1, done.samples) or offsets[0] != 0 or (np.diff(offsets) < 0).any():
-        raise failure(chunk, job, "its recoder has made records that overlap", -1)
-    return Recoded(content, offsets)
+    if job.samples != -1 and (job.samples, chunk.codec) != (done.samples, done.codec):
+        raise failure(chunk, job, f"its recoder has made {done.samples} samples of codec {done.codec}", -1)
+    return Recoded(content, table)
 
 
 @contextmanager

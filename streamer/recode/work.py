@@ -12,10 +12,11 @@ from streamer.annotations.options import TableOptions
 from streamer.annotations.table import ANNOTATIONS
 from streamer.config import format_bytes
 from streamer.errors import ConfigError, RecodeError
-from streamer.formats.base import Recoder
-from streamer.formats.chunkfile import START_BYTES, encode_starts
+from streamer.formats.base import Buffers, Recoder, Records
+from streamer.formats.chunkfile import encode_table, outside, table_bytes
 from streamer.formats.registry import find_format
 from streamer.manifest.blocks import BlockHint, decode_hints
+from streamer.manifest.model import Codec
 from streamer.recode.messages import Job
 from streamer.recode.shared import Buffer
 
@@ -60,38 +61,64 @@ def _open_annotations(options: TableOptions) -> Recoder:
     return AnnotationRecoder(options)
 
 
-def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tuple[int, int]:
-    """Recodes a chunk; returns how many bytes it has written, and its samples.
+class Made:
+    """What the blocks of a chunk have become: the records are written, or what they share is, and heads are kept."""
+
+    def __init__(self, job: Job, write: Write) -> None:
+        self._job, self._write = job, write
+        self._heads: list[bytes] = []
+        self._lengths = [np.empty(0, np.int64)]
+        self._part_lengths = [np.empty(0, np.int64)]
+        self._part_ranges: list[NDArray[np.int64]] = []
+        self._total = self._samples = self._parts = self._k = 0
+
+    def add(self, records: Records, block: BlockHint) -> None:
+        """Takes the records of a block; raises RecodeError for wrong ones."""
+        heads, shared = _views(records.parts), _views(records.shared_parts)
+        self._total += _check(records.lengths, heads, block) + _check_shared(records, shared, block)
+        self._k = max(self._k, records.part_ranges.shape[1])
+        self._lengths.append(records.lengths)
+        self._part_lengths.append(records.part_lengths)
+        self._part_ranges.append(records.part_ranges + self._parts)
+        self._samples += len(records.lengths)
+        self._parts += len(records.part_lengths)
+        _check_total(self._total + table_bytes(self._samples, self._parts, self._k), self._job)
+        if not self._k:
+            self._write(heads)
+            return
+        self._write(shared)
+        self._heads += map(bytes, heads)
+
+    def finish(self) -> tuple[int, int, Codec]:
+        """Writes the heads, and the table; returns how many bytes are written, the samples, and the codec."""
+        ranges = np.concatenate(self._part_ranges) if self._k else np.empty((0, 0, 2), np.int64)
+        table = encode_table(np.concatenate(self._lengths), np.concatenate(self._part_lengths), ranges)
+        self._write([*self._heads, table])
+        return self._total + len(table), self._samples, Codec.SHARED if self._k else Codec.RECORDS
+
+
+def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tuple[int, int, Codec]:
+    """Recodes a chunk; returns how many bytes it has written, its samples, and how they are stored.
 
     Args:
         job: the job.
         recoder: recoder of its dataset.
         content: fetched bytes of its blocks, one after the other.
-        write: called with the records, then with the table of their starts.
+        write: called with the records (or the shared parts, then the heads), then with their table.
 
     Raises:
         BlockError: a block cannot be decoded, or its records are not as expected.
         RecodeError: the hint does not fit the chunk.
     """
-    blocks = _blocks(job)
-    lengths = [np.empty(0, np.int64)]
-    at = total = 0
-    for number, block in enumerate(blocks):
+    made, at = Made(job, write), 0
+    for number, block in enumerate(_blocks(job)):
         piece = content[at : at + block.fetch_bytes]
         at += block.fetch_bytes
         try:
-            records = recoder.recode(piece, block.samples, block.hint)
-            parts = [memoryview(part).cast("B") for part in records.parts]  # type: ignore[arg-type]
-            lengths.append(records.lengths)
-            total += _check(records.lengths, parts, block)
-            _check_total(total + START_BYTES * sum(map(len, lengths)), job)
+            made.add(recoder.recode(piece, block.samples, block.hint), block)
         except Exception as error:
             raise BlockError(number) from error
-        write(parts)
-        del records, parts
-    table = encode_starts(np.concatenate(lengths))
-    write([table])
-    return total + len(table), len(table) // START_BYTES
+    return made.finish()
 
 
 def _blocks(job: Job) -> list[BlockHint]:
@@ -107,13 +134,34 @@ def _blocks(job: Job) -> list[BlockHint]:
     return blocks
 
 
+def _views(buffers: Buffers) -> list[memoryview]:
+    return [memoryview(buffer).cast("B") for buffer in buffers]  # type: ignore[arg-type]
+
+
 def _check(lengths: NDArray[np.int64], parts: Sequence[memoryview], block: BlockHint) -> int:
-    """Returns the bytes of the records of a block."""
+    """Returns the bytes of the records of a block, or of their heads."""
     if lengths.dtype != np.int64 or (block.samples >= 0 and lengths.shape != (block.samples,)):
         raise RecodeError(f"it has {len(lengths)} samples, {block.samples} were indexed")
     total = sum(map(len, parts))
     if len(lengths) and (int(lengths.min()) < 0 or int(lengths.sum()) != total):
         raise RecodeError(f"the lengths of its records do not sum up to their {total} bytes")
+    return total
+
+
+def _check_shared(records: Records, parts: Sequence[memoryview], block: BlockHint) -> int:
+    """Returns the bytes of the parts that the records of a block share."""
+    lengths, ranges = records.part_lengths, records.part_ranges
+    total, k = sum(map(len, parts)), ranges.shape[1]
+    if block.samples >= 0 and k != block.part_ranges:
+        raise RecodeError(f"its samples have {k} ranges of shared parts, {block.part_ranges} were indexed")
+    if lengths.dtype != np.int64 or lengths.ndim != 1 or (lengths < 0).any() or int(lengths.sum()) != total:
+        raise RecodeError(f"the lengths of its shared parts do not sum up to their {total} bytes")
+    if not k and not total:
+        return 0
+    if ranges.dtype != np.int64 or ranges.shape != (len(records.lengths), k, 2) or not k:
+        raise RecodeError(f"{ranges.dtype} of shape {ranges.shape} are no ranges of {len(records.lengths)} samples")
+    if (sample := outside(ranges, len(lengths))) >= 0:
+        raise RecodeError(f"its sample {sample} has the shared parts {ranges[sample].tolist()} of {len(lengths)}")
     return total
 
 

@@ -97,8 +97,8 @@ class BatchReader:
         recoded = [self._recoded(chunk, each) for chunk, each in zip(batch.chunks, fetched, strict=True)]
         for ordinal, owner in zip(batch.ordinals, batch.owner, strict=True):
             chunk, records = batch.chunks[owner], recoded[owner]
-            start, stop = records.offsets[ordinal - chunk.first_sample :][:2].tolist()
-            yield Read(ordinal, chunk.extents[0].object.url, records.content[start:stop], SampleName())
+            content = records.table.record(ordinal - chunk.first_sample, records.content)
+            yield Read(ordinal, chunk.extents[0].object.url, content, SampleName())
 
     def _recoded(self, chunk: Chunk, fetched: Fetched) -> Recoded:
         dataset = self._dataset

@@ -19,7 +19,9 @@ from streamer.annotations.options import TableOptions
 from streamer.annotations.parse import AnnotationRecoder
 from streamer.annotations.table import AnnotationTable, Head, hash_of
 from streamer.errors import ConfigError, RecodeError
+from streamer.formats.chunkfile import RecordTable, encode_table
 from streamer.manifest.columns import BinaryColumn
+from streamer.manifest.model import Codec
 from streamer.recode.annotations import publish
 from streamer.recode.results import Recoded
 from tests.formats.mutations import mutated
@@ -60,10 +62,11 @@ def table(tmp_path: Path, name: str, content: bytes, **options: Any) -> Joiner:
     """The table of a file, as an engine publishes it and a worker opens it."""
     made = AnnotationRecoder(TableOptions(name, **options)).recode(memoryview(content), -1, b"")
     joined = b"".join(bytes(part) for part in made.parts)
-    edges = np.concatenate([[0], np.cumsum(made.lengths), [len(joined)]]).astype(np.int64)
+    content = memoryview(joined + encode_table(made.lengths, made.part_lengths, made.part_ranges))
+    edges = RecordTable.decode(content, len(made.lengths), Codec.RECORDS, len(content))
     place = tmp_path / "place"
     place.mkdir(exist_ok=True)
-    return Joiner(JoinRules(tmp_path / publish(Recoded(memoryview(joined), edges), place, tmp_path)), "auto")
+    return Joiner(JoinRules(tmp_path / publish(Recoded(content, edges), place, tmp_path)), "auto")
 
 
 @pytest.mark.parametrize(

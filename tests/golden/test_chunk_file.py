@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from streamer.formats import chunkfile
-from streamer.formats.chunkfile import ChunkHeader
+from streamer.formats.chunkfile import ChunkHeader, RecordTable, encode_table
+from streamer.manifest.blocks import Block, encode_hints, planned_bytes
+from streamer.manifest.model import Codec
 
 KEY = bytes(range(16))
 HEADER = ChunkHeader(key=KEY, local_bytes=8_388_608, samples=77, table_crc=0xDEADBEEF, payload_crc=0xCAFEF00D)
@@ -25,3 +29,25 @@ def test_places():
     assert chunkfile.file_bytes(1000, 3) == 64 + 1000 + 12
     assert chunkfile.crc_offset(1000, 2) == 64 + 1000 + 8
     assert chunkfile.relative_path(KEY) == "chunks/0/000102030405060708090a0b0c0d0e0f.chunk"
+
+
+def test_a_chunk_with_shared_parts():
+    """Codec 2: parts, heads, then the table; the hints of its blocks say parts and ranges, those of others do not."""
+    lengths, part_lengths = np.array([1, 2]), np.array([3, 4, 5])
+    ranges = np.array([[[0, 2], [2, 2]], [[1, 3], [0, 1]]])
+    table = encode_table(lengths, part_lengths, ranges)
+    assert table.hex() == (
+        "0000000003000000070000000c0000000d000000"  # parts at 0, 3, 7; heads at 12, 13
+        "00000000020000000200000002000000"  # of the first: parts 0 and 1, nothing
+        "01000000030000000000000001000000"  # of the second: parts 1 and 2, part 0
+        "0300000002000000"  # 3 parts, 2 ranges each
+    )
+    found = RecordTable.decode(table, 2, Codec.SHARED, 15 + len(table))
+    assert found.starts.tolist() == [0, 3, 7, 12, 13, 15, 75]
+    assert found.bounds.tolist() == [0, 1 + 7, 8 + 2 + 9 + 3]
+    assert encode_table(lengths, part_lengths[:0], np.empty((0, 0, 2))).hex() == "0000000001000000"
+    shared = Block(((0, 9),), 2, 15, b"h", parts=3, part_ranges=2)
+    assert encode_hints([shared]).hex() == "91950902c401680302"
+    assert encode_hints([Block(((0, 9),), 2, 15, b"h")]).hex() == "91930902c40168"
+    assert planned_bytes([shared], 15) == 15 + len(table) + 4 * (3 + 1)
+    assert planned_bytes([Block(((0, 9),), 2, 15)], 15) == 15 + 2 * 4 + 4

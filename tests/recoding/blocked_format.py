@@ -21,7 +21,10 @@ from streamer.formats.base import Block, Facts, Field, Format, Indexing, Need, R
 _HEAD = struct.Struct("<3I")
 _LENGTH = struct.Struct("<I")
 
-ENTRY_POINTS = "[streamer.formats]\nblocks = blocked_format:Blocks\n"
+_NUMBER = struct.Struct("<I")
+CELL_BYTES = 2000
+
+ENTRY_POINTS = "[streamer.formats]\nblocks = blocked_format:Blocks\ncells = blocked_format:Cells\n"
 
 
 class Blocks(Format, frozen=True, forbid_unknown_fields=True):
@@ -69,6 +72,59 @@ class Recoder:
             lengths.append(length)
             at += length
         return Records([unpacked], np.array(lengths, np.int64))
+
+
+class Cells(Format, frozen=True, forbid_unknown_fields=True):
+    """An object is cells of 2,000 bytes; a sample is some of them from one on, and the first cell of its block.
+
+    The samples of a block share cells. In front of them each has the number of its first cell in the block.
+
+    Attributes:
+        cells: number of cells that follow each other in a sample.
+        block_samples: samples of a block.
+        told: ranges of parts that the index says; the recoder makes two.
+    """
+
+    name = "cells"
+    endings = (".cells",)
+    cells: int = 3
+    block_samples: int = 8
+    told: int = 2
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        last = source.record.size // CELL_BYTES - self.cells + 1
+        for first in range(0, last, self.block_samples):
+            samples = min(self.block_samples, last - first)
+            parts = samples + self.cells - 1
+            span = (first * CELL_BYTES, (first + parts) * CELL_BYTES)
+            record_bytes = parts * CELL_BYTES + samples * _NUMBER.size
+            yield Block((span,), samples, record_bytes, parts=parts, part_ranges=self.told)
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
+        edge = _NUMBER.size + self.cells * CELL_BYTES
+        fields = [Field("cells", content[_NUMBER.size : edge], "bytes"), Field("cover", content[edge:], "bytes")]
+        return bytes(content[_NUMBER.size : 12]).decode(), fields
+
+    def recoder(self, facts: Facts) -> CellRecoder:
+        return CellRecoder(self.cells)
+
+
+class CellRecoder:
+    """Shares cells."""
+
+    def __init__(self, cells: int) -> None:
+        self._cells = cells
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        first = np.arange(samples)
+        ranges = np.stack([np.stack([first, first + self._cells], 1), np.tile([0, 1], (samples, 1))], 1)
+        return Records(
+            [_NUMBER.pack(number) for number in range(samples)],
+            np.full(samples, _NUMBER.size, np.int64),
+            [content],
+            np.full(len(content) // CELL_BYTES, CELL_BYTES, np.int64),
+            ranges.astype(np.int64),
+        )
 
 
 def _obey(sample: bytes) -> None:

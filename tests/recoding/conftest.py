@@ -50,8 +50,10 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
         yield engine
 
 
-async def indexed(engine: Engine, folder: Path, chunk_bytes: int = 100_000, **options: object) -> Manifest:
+async def indexed(
+    engine: Engine, folder: Path, chunk_bytes: int = 100_000, kind: str = "blocks", **options: object
+) -> Manifest:
     """The manifest of a folder, which the engine has then."""
-    request = ManifestRequest(urls=(str(folder),), format="blocks", chunk_bytes=chunk_bytes, format_options=options)
+    request = ManifestRequest(urls=(str(folder),), format=kind, chunk_bytes=chunk_bytes, format_options=options)
     digest = await engine.manifest(request, lambda text, done, total: None)
     return Manifest.open(engine.cache.root / "manifests" / digest)

@@ -37,9 +37,11 @@ def read(engine: Engine, manifest: Manifest, chunk: int) -> list[bytes]:
     """The samples of a chunk, as workers read them."""
     key, samples = manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])
     reader = ChunkReader(engine.cache.roots)
-    edges = reader.boundaries(key, samples).tolist()
+    edges = reader.records(key, samples).bounds.tolist()
     wanted = [Wanted(number, edges[number], edges[number + 1]) for number in range(samples)]
-    return [bytes(content[4:]) for content in reader.read(key, edges[-1], samples + 1, wanted)]
+    targets = [(one, [memoryview(bytearray(one.stop - one.start))]) for one in wanted]
+    reader.read_records(key, samples, targets)
+    return [bytes(content[4:]) for _, [content] in targets]
 
 
 class Rank:

@@ -79,17 +79,17 @@ class Publisher:
         await self._cache.publish_by(write, fetch.key, length, digest)
 
     async def publish_samples(self, fetch: Fetch, content: memoryview, offsets: NDArray[np.int64]) -> None:
-        """Publishes the content of a peer's chunk file: samples as they are stored, and their boundaries."""
+        """Publishes the content of a peer's chunk file: its entries as they are stored, and their boundaries."""
         chunk = fetch.dataset.manifest.chunk(fetch.chunk)
         if fetch.dataset.manifest.recoded:
-            self._on_resize(fetch.key, chunkfile.file_bytes(len(content), chunk.samples + 1))
+            self._on_resize(fetch.key, chunkfile.file_bytes(len(content), len(offsets) - 1))
         await self._write(fetch, chunk, [content], offsets)
 
     async def _recode(self, fetch: Fetch, chunk: Chunk, fetched: Fetched | SharedBytes) -> None:
         job = Job.of(fetch.dataset.manifest, chunk)
         async with self._recoders.recode(job, chunk, fetched.content, due=fetch.due) as recoded:
-            self._on_resize(fetch.key, chunkfile.file_bytes(len(recoded.content), chunk.samples + 1))
-            await self._write(fetch, chunk, [recoded.content], recoded.offsets)
+            self._on_resize(fetch.key, chunkfile.file_bytes(len(recoded.content), recoded.table.entries))
+            await self._write(fetch, chunk, [recoded.content], recoded.table.starts)
 
     async def _write(self, fetch: Fetch, chunk: Chunk, parts: list[memoryview], offsets: NDArray[np.int64]) -> None:
         await self.unlinked()

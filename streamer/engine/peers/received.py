@@ -10,7 +10,7 @@ from streamer.cache.writer import sample_checksums
 from streamer.engine.datasets import Dataset
 from streamer.errors import IntegrityError
 from streamer.fetch.fetcher import Fetched
-from streamer.formats.chunkfile import HEADER_BYTES, START_BYTES, ChunkHeader, decode_starts
+from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader, RecordTable
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class Received(msgspec.Struct, frozen=True):
     Attributes:
         file: the buffer.
         content: the chunk's bytes as they are stored.
-        offsets: int64, (entries + 1,): the boundaries of its samples; of a recoded chunk also of the table of starts.
+        offsets: int64, (entries + 1,): the boundaries of its samples; of a recoded chunk of all its entries.
     """
 
     file: Fetched
@@ -40,13 +40,12 @@ def checked(file: Fetched, dataset: Dataset, chunk: int, where: str) -> Received
     wanted = dataset.manifest.chunk(chunk)
     [raw] = file.parts
     header = ChunkHeader.decode(bytes(raw[:HEADER_BYTES]), where)
-    entries = wanted.samples + int(dataset.manifest.recoded)
     _same(where, "key", wanted.key.hex(), header.key.hex())
     _same(where, "codec", int(wanted.codec), header.codec)
-    _same(where, "number of samples", entries, header.samples)
     _same(where, "length", header.file_bytes, len(raw))
     content = raw[HEADER_BYTES : HEADER_BYTES + header.local_bytes]
     offsets = _offsets(content, dataset, chunk, where)
+    _same(where, "number of entries", len(offsets) - 1, header.samples)
     table = np.frombuffer(raw, "<u4", offset=HEADER_BYTES + header.local_bytes)
     if not np.array_equal(sample_checksums([content], offsets), table):
         raise IntegrityError(f"{where}: samples of chunk {wanted.key.hex()} differ from their checksums", where=where)
@@ -54,14 +53,17 @@ def checked(file: Fetched, dataset: Dataset, chunk: int, where: str) -> Received
 
 
 def _offsets(content: memoryview, dataset: Dataset, chunk: int, where: str) -> NDArray[np.int64]:
+    wrong = f"{where}: {len(content)} bytes are not those of the chunk's samples"
     if not dataset.manifest.recoded:
         offsets = dataset.manifest.sample_offsets(chunk)
-    else:
-        table_bytes = START_BYTES * dataset.manifest.chunk(chunk).samples
-        offsets = decode_starts(content[max(0, len(content) - table_bytes) :], len(content))
-    if offsets[0] != 0 or offsets[-1] != len(content) or (np.diff(offsets) < 0).any():
-        raise IntegrityError(f"{where}: {len(content)} bytes are not those of the chunk's samples", where=where)
-    return offsets
+        if offsets[-1] != len(content):
+            raise IntegrityError(wrong, where=where)
+        return offsets
+    wanted = dataset.manifest.chunk(chunk)
+    try:
+        return RecordTable.decode(content, wanted.samples, wanted.codec, len(content)).starts
+    except ValueError as error:
+        raise IntegrityError(f"{wrong}: {error}", where=where) from error
 
 
 def _same(where: str, what: str, expected: str | int, actual: str | int) -> None:

@@ -64,12 +64,13 @@ class StreamedBytes:
         return self.read_chunk(place.chunk, place.start, place.stop)
 
     def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
-        """The boundaries of the samples of a chunk: int64, at least one more than samples."""
+        """The boundaries of the samples of a chunk, of a recoded one those of its records: int64, (samples + 1,)."""
         if not self._manifest.recoded:
             return self._manifest.sample_offsets(chunk)
         size = 4 * (int(self._manifest.chunk_samples[chunk]) + 1)
         answer = self._connection.read(self._dataset, chunk, 0, size, boundaries=True)
-        return np.frombuffer(answer, "<u4").astype(np.int64)
+        # Modulo 2**32: the lengths are what counts.
+        return np.concatenate([[0], np.cumsum(np.diff(np.frombuffer(answer, "<u4")), dtype=np.int64)])
 
     def read_chunk(self, chunk: int, start: int, stop: int) -> memoryview:
         """The chunk-local bytes [start, stop), requested piece by piece."""
@@ -111,7 +112,11 @@ def _names_in_chunks(
         if wanted.size == 0:
             continue
         bounds = content.boundaries(chunk)
-        held = content.read_chunk(chunk, 0, int(bounds[-1]))
-        for ordinal in wanted.tolist():
-            sample = held[bounds[ordinal - first] : bounds[ordinal - first + 1]]
-            yield ordinal, opener.open(sample, manifest.name(ordinal))[0] or str(ordinal)
+        # Records that share parts may be many times as long as their chunk: a piece at a time.
+        pieces = (bounds[wanted - first] - bounds[wanted[0] - first]) // _PIECE_BYTES
+        for some in np.split(wanted, np.flatnonzero(np.diff(pieces)) + 1):
+            base, stop = int(bounds[some[0] - first]), int(bounds[some[-1] - first + 1])
+            held = content.read_chunk(chunk, base, stop)
+            for ordinal in some.tolist():
+                sample = held[bounds[ordinal - first] - base : bounds[ordinal - first + 1] - base]
+                yield ordinal, opener.open(sample, manifest.name(ordinal))[0] or str(ordinal)

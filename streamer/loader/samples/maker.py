@@ -54,7 +54,7 @@ class ByteSource(Protocol):
     """Reads the bytes of samples."""
 
     def boundaries(self, chunk: int) -> Integers:
-        """The boundaries of the samples of a recoded chunk: int64, at least one more than samples."""
+        """The boundaries of the records of a recoded chunk, see `RecordTable.bounds`: int64, shape (samples + 1,)."""
         ...
 
     def read(self, place: SampleLocation) -> memoryview:
@@ -99,10 +99,9 @@ class CachedBytes:
         key, samples = manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])
         try:
             if manifest.recoded:
-                local_bytes, samples = int(self._reader.boundaries(key, samples)[-1]), samples + 1
+                self._reader.read_records(key, samples, targets)
             else:
-                local_bytes = int(manifest.chunk_local_bytes[chunk])
-            self._reader.read_into(key, local_bytes, samples, targets)
+                self._reader.read_into(key, int(manifest.chunk_local_bytes[chunk]), samples, targets)
         except (FileNotFoundError, IntegrityError) as error:
             raise self._unreadable(chunk, error) from error
 
@@ -114,7 +113,7 @@ class CachedBytes:
         """
         manifest = self._manifest
         try:
-            return self._reader.boundaries(manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk]))
+            return self._reader.records(manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])).bounds
         except (FileNotFoundError, IntegrityError) as error:
             raise self._unreadable(chunk, error) from error
 

@@ -95,15 +95,14 @@ class _Rows:
         """The blocks of a chunk, which share its record bytes in proportion to their samples."""
         found = self._manifest.chunk(chunk)
         ranges = [(extent.start, extent.stop) for extent in found.extents]
-        table_bytes = int(planned_bytes([0], np.array([found.samples]))[0])
-        rest, blocks = found.local_bytes - table_bytes, list[Block]()
         hints = decode_hints(found.hint)
+        rest, blocks = found.local_bytes - planned_bytes(hints, 0), list[Block]()
         for number, hint in enumerate(hints):
             last = number == len(hints) - 1
             share = rest if last else rest * hint.samples // max(1, sum(each.samples for each in hints[number:]))
             own = _first_ranges(ranges, hint.fetch_bytes)
             ranges, rest = ranges[len(own) :], rest - share
-            blocks.append(Block(tuple(own), hint.samples, share, hint.hint))
+            blocks.append(Block(tuple(own), hint.samples, share, hint.hint, (), hint.parts, hint.part_ranges))
         return blocks
 
 

@@ -8,7 +8,7 @@ from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.builder.rows import Rows
 from streamer.manifest.columns import digest_of
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
-from streamer.manifest.model import Codec, Facts
+from streamer.manifest.model import Facts
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
 
@@ -61,7 +61,7 @@ def _content(rows: Rows, parts: list[Part]) -> Content:
         chunk_bytes=rows.chunk_bytes,
         total_bytes=int(rows.listing.sizes.sum()),
         parts=parts,
-        codec=int(Codec.RECORDS if rows.recoded else Codec.IDENTITY),
+        codec=int(rows.codec),
         samples=rows.samples if rows.recoded else 0,
         revision=indexer.revision if indexer else 0,
         options=indexer.options if indexer else {},

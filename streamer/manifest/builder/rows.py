@@ -65,6 +65,7 @@ class Rows(msgspec.Struct, frozen=True):
     facts: Facts = Facts()
     fetch_bytes: Int64Array | None = None
     hints: list[bytes] = msgspec.field(default_factory=list)
+    codec: Codec = Codec.IDENTITY
 
     @property
     def samples(self) -> int:
@@ -74,7 +75,7 @@ class Rows(msgspec.Struct, frozen=True):
     @property
     def recoded(self) -> bool:
         """Whether the chunks consist of blocks."""
-        return self.fetch_bytes is not None
+        return self.codec != Codec.IDENTITY
 
     def parts(self, part_samples: int = PART_SAMPLES) -> Iterator[PartRows]:
         """Cuts the rows into parts of whole chunks, with at most `part_samples` samples each (or one chunk)."""
@@ -110,7 +111,7 @@ class Rows(msgspec.Struct, frozen=True):
                 "first_extent": self.first_extent[chunk:stop],
                 "fetch_bytes": (self.local_bytes if self.fetch_bytes is None else self.fetch_bytes)[chunk:stop],
                 "local_bytes": self.local_bytes[chunk:stop],
-                "codec": np.full(stop - chunk, Codec.RECORDS if self.recoded else Codec.IDENTITY, np.uint8),
+                "codec": np.full(stop - chunk, self.codec, np.uint8),
             },
         }
         first = {"objects": objects, "chunks": chunk}
@@ -222,7 +223,7 @@ class Contained(msgspec.Struct, frozen=True):
             first_sample=_edges(samples),
             first_extent=_edges([sum(len(block.ranges) for block in members) for _, members in chunks]),
             chunk_keys=self._block_keys(chunks),
-            local_bytes=planned_bytes([sum(block.record_bytes for block in members) for _, members in chunks], samples),
+            local_bytes=np.array([_planned(members) for _, members in chunks], np.int64),
             sample_start=np.empty(0, np.uint32),
             extent_object=owner.astype(np.uint32),
             extent_start=start,
@@ -231,7 +232,20 @@ class Contained(msgspec.Struct, frozen=True):
             facts=self.facts,
             fetch_bytes=np.array([sum(block.fetch_bytes for block in members) for _, members in chunks], np.int64),
             hints=[encode_hints(members) for _, members in chunks],
+            codec=self._codec(chunks),
         )
+
+    def _codec(self, chunks: Sequence[tuple[int, list[Block]]]) -> Codec:
+        """The codec of all chunks: whether their records share parts."""
+        found = {block.part_ranges: number for number, members in chunks for block in members}
+        if len(found) > 1:
+            url = self.listing.record(found[max(found)]).url
+            raise ManifestError(
+                f"{url} has blocks whose samples have {max(found)} ranges of shared parts, others have {min(found)} "
+                f"(format {self.indexer.name!r}); all blocks of a dataset have the same number",
+                url=url,
+            )
+        return Codec.SHARED if any(found) else Codec.RECORDS
 
     def _ranges(self, chunks: Sequence[tuple[int, list[Block]]]) -> list[tuple[int, int, int]]:
         """The number of its object, start and stop of each range."""
@@ -298,6 +312,10 @@ def _cut_keys(listing: Listing, number: int, cut: Cut, format_name: str) -> Iter
         mine = slice(extents[i], extents[i + 1])
         starts = cut.sample_start[samples[i] : samples[i + 1]]
         yield chunk_key(format_name, [name] * (mine.stop - mine.start), ranges[mine], starts)
+
+
+def _planned(members: Sequence[Block]) -> int:
+    return planned_bytes(members, sum(block.record_bytes for block in members))
 
 
 def _edges(counts: Sequence[int] | Int64Array) -> Int64Array:
