@@ -118,6 +118,7 @@ class StatusView:
             ("fill", f"{format_bytes(self._taken)} of {amount(now, 'limit_bytes')} ({self.fill:.0%})"),
             ("disk", f"{disk}, {printable(str(folder))}"),
             ("tail", f"{count(now, 'hedges')} hedges, {count(now, 'hedge_wins')} of them first"),
+            *self._row_lines(),
             *self._peer_lines(),
             ("trouble", ", ".join(f"{count(now, name)} {name.replace('_', ' ')}" for name in trouble)),
         ]
@@ -214,6 +215,20 @@ class StatusView:
     @property
     def _taken(self) -> float:
         return number(self.now, "kept_bytes") + number(self.now, "transit_bytes")
+
+    def _row_lines(self) -> list[tuple[str, str]]:
+        """Returns the figures of loaders that pack documents into rows, the worst of each."""
+        packing = [entry for entry in self.sessions if isinstance(entry.get("row_padding"), int | float)]
+        if not packing:
+            return []
+        padding, spread, left_out = (
+            max(number(entry, f"row_{name}") for entry in packing) for name in ("padding", "cost_spread", "left_out")
+        )
+        tokens = sum(number(entry, "row_tokens") for entry in packing)
+        without = f", {left_out:,.0f} tokens of an epoch left out" if left_out else ""
+        return [
+            ("rows", f"{1 - padding:.2%} full, {tokens:,.0f} tokens, costs of batches spread by {spread:.1%}{without}")
+        ]
 
     def _peer_lines(self) -> list[tuple[str, str]]:
         """Returns the figures of an engine among peers."""

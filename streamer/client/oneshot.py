@@ -16,7 +16,7 @@ import msgspec
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.settings import ClientSettings
 from streamer.errors import StreamerError
-from streamer.wire.messages import GetStatistics, ReportError, ReportFinding, Statistics
+from streamer.wire.messages import GetStatistics, PackedRows, ReportError, ReportFinding, Statistics
 
 if TYPE_CHECKING:
     from streamer.client.session import SessionSpec
@@ -46,11 +46,13 @@ class Finding(msgspec.Struct, frozen=True):
     Attributes:
         waiting_share: share of the trainer's time, 0 to 1.
         bottleneck, advice: why it waits, and what to do about it.
+        rows: of a loader that packs documents into rows.
     """
 
     waiting_share: float
     bottleneck: str
     advice: str = ""
+    rows: PackedRows | None = None
 
 
 def report(settings: ClientSettings, session: SessionSpec, timeout_seconds: float, what: Finding | Exception) -> bool:
@@ -86,6 +88,7 @@ def _message(job: str, session: SessionSpec, what: Finding | Exception) -> Repor
         min(1.0, max(0.0, what.waiting_share)),
         what.bottleneck[:MAX_BOTTLENECK_LETTERS],
         what.advice[:MOST_ADVICE_LETTERS],
+        what.rows,
     )
 
 

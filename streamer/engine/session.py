@@ -71,12 +71,18 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoaderReport(msgspec.Struct, frozen=True):
-    """A loader's report about its waiting, with its time on the engine's clock."""
+    """A loader's report about its waiting, with its time on the engine's clock.
+
+    Attributes:
+        rows: of a loader that packs documents into rows: their padding, the spread of their costs, tokens, and tokens
+            that are in none.
+    """
 
     waiting_share: float
     bottleneck: str
     advice: str
     at: float
+    rows: tuple[float, float, int, int] | None = None
 
 
 class Waiting:

@@ -27,7 +27,8 @@ draining                                      the engine is leaving: it starts n
 datasets                                      one entry per dataset in use in the last minutes: url, sizes, sessions
 sessions                                      one entry per session: consumer, epoch, progress, hits per epoch,
                                               waiting_seconds of age_seconds; what its loader reports of itself:
-                                              loader_waiting_share, bottleneck, advice, report_age_seconds (or None)
+                                              loader_waiting_share, bottleneck, advice, report_age_seconds (or None);
+                                              of packed rows row_padding, row_cost_spread, row_tokens, row_left_out
 members                                       one entry per member of the mix of a session: its name (member) and
                                               digest, the session's consumer, job and dataset; needs, hits,
                                               needed_bytes, hit_bytes since the session began; hit_bound
@@ -54,6 +55,8 @@ Values = dict[str, Scalar | list[Table]]
 _SHOWN_LETTERS = 120
 # Of all sessions, at 0.4 KB each: an answer that a client leaves unread may take 4 MiB.
 _SHOWN_MEMBERS = 4096
+# Of `LoaderReport.rows`.
+_OF_ROWS = ("row_padding", "row_cost_spread", "row_tokens", "row_left_out")
 
 
 def engine_statistics(engine: Engine) -> Values:
@@ -176,10 +179,12 @@ def _members(engine: Engine, session: EngineSession) -> Iterator[Table]:
 
 def _loader_report(report: LoaderReport | None, now: float) -> Table:
     if report is None:
-        return dict.fromkeys(("loader_waiting_share", "bottleneck", "advice", "report_age_seconds"))
+        return dict.fromkeys(("loader_waiting_share", "bottleneck", "advice", "report_age_seconds", *_OF_ROWS))
+    rows = (None,) * len(_OF_ROWS) if report.rows is None else report.rows
     return {
         "loader_waiting_share": report.waiting_share,
         "bottleneck": report.bottleneck,
         "advice": report.advice,
         "report_age_seconds": round(now - report.at, 3),
+        **dict(zip(_OF_ROWS, rows, strict=True)),
     }

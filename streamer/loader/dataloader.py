@@ -305,7 +305,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         """Delivers the next batch, unless too many samples were skipped."""
         skipped = [self._prepare().skipped(at, cause) for at, cause in delivery.skipped]
         if self._prepare().skip_rules.on_error == "skip":
-            self._ledger.note(skipped, self._delivered)
+            self._ledger.note(skipped, self._delivered, packed=self._prepare().packing is not None)
             self._ledger.check(self._delivered)
         self._delivered += 1
         self._position = delivery.epoch, delivery.batch + 1

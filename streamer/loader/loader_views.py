@@ -60,7 +60,7 @@ class LoaderViews:
 
     @property
     def skipped(self) -> list[Skipped]:
-        """With on_error="skip": the samples of this rank that were replaced, with key and cause."""
+        """With on_error="skip": the samples of this rank that could not be made, with key and cause."""
         return list(self._ledger.entries)
 
     def report(self) -> StallReport:
@@ -90,7 +90,16 @@ class LoaderViews:
         with self._supply_owner.planning:
             members = member_stats(self._prepared, self._position, self._ledger.entries, engine)
             growing = None if self._prepared is None else self._prepared.growing_stats(*self._position)
-        return replace(counts, engine=engine, skipped=len(self._ledger.entries), members=members, growing=growing)
+            if (packing := counts.packing) is not None and self._prepared is not None:
+                packing = replace(packing, left_out=self._prepared.members.left_out)
+        return replace(
+            counts,
+            engine=engine,
+            skipped=len(self._ledger.entries),
+            members=members,
+            growing=growing,
+            packing=packing,
+        )
 
     @property
     def _supply(self) -> Supply | None:

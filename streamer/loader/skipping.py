@@ -1,7 +1,8 @@
 """`on_error="skip"`: the rules, the list of skipped samples, and their budget. Imports no torch.
 
-Positions never move: another sample of the same batch replaces a sample that cannot be made, and is marked as a repeat.
-So every rank makes the same number of steps with the same number of samples, wherever the damaged samples are.
+Positions never move: another sample of the same batch replaces a sample that cannot be made, and is marked as a repeat;
+a document that cannot be made leaves its places in a row empty. So every rank makes the same number of steps with the
+same number of samples, wherever the damaged samples are.
 
 The budget is the job's. If torch.distributed is initialised, ranks count through the process group's store. A rank that
 finds the budget spent at its batch s does not raise at once, which would leave the others waiting for it in their next
@@ -39,7 +40,7 @@ class SkipRules(msgspec.Struct, frozen=True):
     """The rules for samples that cannot be made.
 
     Attributes:
-        on_error: "raise": the batch fails. "skip": another sample of the batch replaces it.
+        on_error: "raise": the batch fails. "skip": another sample of the batch replaces it; its row goes without it.
         budget: samples that may be skipped, over all epochs and ranks.
     """
 
@@ -49,7 +50,7 @@ class SkipRules(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A sample that was replaced by another one.
+    """A sample that was replaced by another one, or a document that was left out of its row.
 
     Attributes:
         ordinal: the number that `dataset[i]` takes.
@@ -149,15 +150,17 @@ class SkipLedger:
     def __repr__(self) -> str:
         return f"SkipLedger({len(self.entries)} of {self._budget}, stop={self._stop})"
 
-    def note(self, skipped: Sequence[Skipped], step: int = 0) -> None:
+    def note(self, skipped: Sequence[Skipped], step: int = 0, *, packed: bool = False) -> None:
         """Records the samples skipped in the batch that will be delivered at `step`.
 
         Args:
             skipped: the samples.
             step: batches delivered before, the same number on all ranks.
+            packed: whether they are documents of rows, or of buckets.
         """
         for entry in skipped:
-            logger.warning("skipped and replaced by another sample of its batch: %s", entry)
+            instead = "left out of its row" if packed else "replaced by another sample of its batch"
+            logger.warning("skipped and %s: %s", instead, entry)
         self.entries.extend(skipped)
         spent = len(self.entries)
         if skipped and self._shared is not None:

@@ -284,7 +284,8 @@ class Server:
 
     def _loader_report(self, sender: ClientConnection, request: ReportFinding) -> None:
         bottleneck = request.bottleneck if request.bottleneck in BOTTLENECKS else BOTTLENECKS[-1]
-        report = LoaderReport(request.waiting_share, bottleneck, one_line(request.advice), self._engine.now())
+        rows = None if request.rows is None else msgspec.structs.astuple(request.rows)
+        report = LoaderReport(request.waiting_share, bottleneck, one_line(request.advice), self._engine.now(), rows)
         for session in self._sessions_of(sender, request):
             session.loader_report = report
 

@@ -207,6 +207,22 @@ class GetStatistics(Message, tag=9, frozen=True):
     request: Count
 
 
+class PackedRows(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The rows of documents that a loader has made.
+
+    Attributes:
+        padding: share of their places that was empty since the last report.
+        cost_spread: standard deviation of the costs of its batches since then, by their mean.
+        tokens: in all its rows so far.
+        left_out: tokens of every epoch that are in no row.
+    """
+
+    padding: Annotated[float, Meta(ge=0, le=1)]
+    cost_spread: Annotated[float, Meta(ge=0)]
+    tokens: Count
+    left_out: Count
+
+
 class ReportFinding(Message, tag=10, frozen=True):
     """Reports a loader's waiting, for `streamer top` and /metrics; it gets no reply.
 
@@ -214,6 +230,7 @@ class ReportFinding(Message, tag=10, frozen=True):
         job, dataset, consumer: those of its session, as in OpenSession; only sessions of the same user count.
         waiting_share: share of the trainer's time since its last report.
         bottleneck, advice: one of BOTTLENECKS, and the report's advice.
+        rows: of a loader that packs documents into rows.
     """
 
     job: Name
@@ -222,6 +239,7 @@ class ReportFinding(Message, tag=10, frozen=True):
     waiting_share: Annotated[float, Meta(ge=0, le=1)]
     bottleneck: Annotated[str, Meta(max_length=64)]
     advice: Annotated[str, Meta(max_length=240)] = ""
+    rows: PackedRows | None = None
 
 
 class ReportError(Message, tag=12, frozen=True):

@@ -19,6 +19,7 @@ from streamer.wire.messages import (
     Hello,
     Message,
     OpenSession,
+    PackedRows,
     Part,
     Read,
     Reject,
@@ -53,6 +54,7 @@ def message(drawn: random.Random, datasets: tuple[str, ...]) -> Message:
             lambda: ShareCache(number(), dataset, text()[:256], text(), lanes=drawn.randbytes(3), readers=[[(1, 2)]]),
             lambda: ReportError(text(), dataset, text(), text()[:1200]),
             lambda: ReportFinding(text(), dataset, text(), drawn.random(), text()[:64], text()[:240]),
+            lambda: ReportFinding(text(), dataset, text(), 0.0, "", "", PackedRows(drawn.random(), 9.0, number(), 1)),
         )
     )()
 

@@ -71,28 +71,22 @@ class FeedCounters(msgspec.Struct):
     pickled_bytes: int = 0
     respawns: int = 0
     rereads: int = 0
-    documents: int = 0
-    tokens: int = 0
-    places: int = 0
+    packing: PackingStats | None = None
     nanoseconds: list[int] = msgspec.field(default_factory=lambda: [0] * 6)
 
     def made(self, made: Made) -> None:
         """Counts a finished batch."""
         self.worker_faults += made.faults
         self.pickled_bytes += made.description[1]
-        documents, tokens, places = made.packed
-        self.documents += documents
-        self.tokens += tokens
-        self.places += places
+        if any(made.packed):
+            self.packing = (self.packing or PackingStats()).with_batch(made.samples, made.packed)
         for at, spent in enumerate(msgspec.structs.astuple(made.stages)):
             self.nanoseconds[at] += spent
 
     def values(self) -> dict[str, Any]:
         """The counts and the seconds by stage, as `LoaderStats` has them."""
         counts = msgspec.structs.asdict(self)
-        packing = PackingStats(*(counts.pop(name) for name in ("documents", "tokens", "places")))
         stages = zip(Stages.__struct_fields__, counts.pop("nanoseconds"), strict=True)
-        counts["packing"] = packing if packing.places else None
         return {**counts, **{f"{stage}_seconds": spent / 1e9 for stage, spent in stages}}
 
 

@@ -192,7 +192,7 @@ class RankStream:
         return f"{self.names[number]}/{index}" if self.names else str(index)
 
     def skipped(self, ordinal: int, cause: str) -> Skipped:
-        """The record of a sample that was replaced."""
+        """The record of a sample that was skipped."""
         number, index = self._codes.locate(ordinal)
         return Skipped(index, self.sample_key(ordinal), cause, self.names[number] if self.names else "")
 

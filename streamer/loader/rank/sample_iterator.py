@@ -198,7 +198,8 @@ class SampleIterator(Iterator[object]):
 
     def _skip_place(self, place: SampleLocation, error: Exception) -> None:
         cause = f"{type(error).__name__}: {error}"
-        self._ledger.note([self._prepared.skipped(place.code, cause)])
+        packed = self._assembler is not None
+        self._ledger.note([self._prepared.skipped(place.code, cause)], packed=packed)
         self._ledger.check()
 
     def _leased(self, read: Callable[[], Found]) -> Found:

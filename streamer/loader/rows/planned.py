@@ -32,7 +32,7 @@ Integers = npt.NDArray[np.int64]
 Narrow = npt.NDArray[np.uint32] | Integers
 CostsOf = Callable[[Integers], Integers]
 
-_SCHEMA = {"rows": "int64", "chunks": "int64", "tokens": "int64"}
+_SCHEMA = {"rows": "int64", "chunks": "int64", "tokens": "int64", "left_out": "int64"}
 # Costs that are summed at once: 8 MB.
 _BLOCK = 1 << 20
 # Documents whose table takes a time that is worth a line.
@@ -77,11 +77,13 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
         sets: the chunks of each set.
         counts: (S,) rows of each set, in every epoch.
         tokens: (S,) tokens of them.
+        left_out: (S,) tokens of their documents that are in no row, by `overflow`.
     """
 
     sets: Sets
     counts: Integers
     tokens: Integers
+    left_out: Integers
 
     @classmethod
     def make(cls, spec: RowSpec, documents: Documents) -> RowTable:
@@ -91,21 +93,16 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
             ManifestError: no document has a token.
             ConfigError: a document is longer than a row, and overflow="error".
         """
-        count = int(documents.chunk_first[-1])
-        blocks = (np.arange(first, min(first + _BLOCK, count)) for first in range(0, count, _BLOCK))
-        tokens = sum(int(kept_costs(documents.costs(block), spec).sum()) for block in blocks)
-        if tokens == 0:
-            raise ManifestError(f"none of the {count} documents has a token for a row of {spec.length}")
+        of_chunks = _tokens_of_chunks(spec, documents)
+        if (tokens := int(of_chunks[0].sum())) == 0:
+            raise ManifestError(
+                f"none of the {documents.chunk_first[-1]} documents has a token for a row of {spec.length}"
+            )
         per_set = chunks_per_set(documents.chunk_samples, tokens, spec.length, spec.set_rows)
         sets = make_sets(documents.chunk_samples, per_set, shuffle=documents.shuffle)
-        own: list[int] = []
-
-        def costs_of(number: int) -> Integers:
-            costs = documents.costs(documents.of_chunks(sets.chunks(number)))
-            own.append(int(kept_costs(costs, spec).sum()))
-            return costs
-
-        return cls(sets, row_counts(spec, sets, costs_of), np.array(own, np.int64))
+        counts = row_counts(spec, sets, lambda number: documents.costs(documents.of_chunks(sets.chunks(number))))
+        kept, given = (np.add.reduceat(of_each[sets.all_chunks], sets.first[:-1]) for of_each in of_chunks)
+        return cls(sets, counts, kept, given - kept)
 
     @classmethod
     def open(cls, path: Path, documents: Documents) -> RowTable:
@@ -115,11 +112,11 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
             ManifestCorruptError: it is not the table of these documents.
         """
         columns = map_table(path, _SCHEMA)  # type: ignore[arg-type]
-        counts, chunks, tokens = (np.asarray(columns[name]).view(np.int64) for name in _SCHEMA)
+        counts, chunks, tokens, left_out = (np.asarray(columns[name]).view(np.int64) for name in _SCHEMA)
         sets = make_sets(documents.chunk_samples, int(chunks[0]) if len(chunks) else 1, shuffle=documents.shuffle)
         if not np.array_equal(np.diff(sets.first), chunks):
             raise ManifestCorruptError(f"{path}: not the sets of these documents", path=str(path))
-        return cls(sets, counts, tokens)
+        return cls(sets, counts, tokens, left_out)
 
     def write(self, path: Path) -> None:
         """Writes the file.
@@ -132,8 +129,28 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
 
         with workplace(path.parent) as place:
             chunks = np.diff(self.sets.first)
-            write_table(place / path.name, {"rows": self.counts, "chunks": chunks, "tokens": self.tokens})
+            columns = self.counts, chunks, self.tokens, self.left_out
+            write_table(place / path.name, dict(zip(_SCHEMA, columns, strict=True)))
             settle_file(place / path.name, path)
+
+
+def _tokens_of_chunks(spec: RowSpec, documents: Documents) -> Integers:
+    """Returns the tokens of each chunk, (2, M): those that go to rows, and all.
+
+    Raises:
+        ConfigError: a document is longer than a row, and overflow="error".
+    """
+    ends, count = documents.chunk_first, int(documents.chunk_first[-1])
+    before = np.zeros((2, len(ends)), np.int64)
+    total = np.zeros((2, 1), np.int64)
+    for first in range(0, count, _BLOCK):
+        numbers = np.arange(first, min(first + _BLOCK, count))
+        costs = documents.costs(numbers)
+        sums = total + np.cumsum([kept_costs(costs, spec), np.maximum(costs, 0)], axis=1)
+        here = slice(*np.searchsorted(ends, [first, first + len(numbers)], side="right"))
+        before[:, here] = sums[:, ends[here] - first - 1]
+        total = sums[:, -1:]
+    return np.diff(before)
 
 
 def table_path(folder: Path, spec: RowSpec, documents: Documents) -> Path:
@@ -202,6 +219,17 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
     size: Integers
     tokens: Integers
     first: Integers
+
+    def counts(self, made: list[int], cost: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Returns how many documents were made, how many of them are pieces, their tokens, and their cost.
+
+        Args:
+            made: places of the documents that were made.
+            cost: of the tokens of a document in a row, and of their square.
+        """
+        sizes = self.size[made]
+        pieces = int(np.count_nonzero(sizes < self.tokens[made]))
+        return len(made), pieces, int(sizes.sum()), int((cost[0] * sizes + cost[1] * sizes**2).sum())
 
     @classmethod
     def joined(cls, parts: list[Pieces]) -> Pieces:
@@ -281,7 +309,7 @@ class PlannedRows:
         sets: the chunks of each set.
         counts: (S,) rows of each set.
         first: (S+1,) rows before each set.
-        tokens: of all rows.
+        tokens: of all rows. left_out: tokens of documents that are in none, by `overflow`.
 
     Raises:
         ManifestCorruptError: the recipe's table is not one of these documents.
@@ -293,6 +321,7 @@ class PlannedRows:
         self.sets = table.sets
         self.counts = table.counts
         self.tokens = int(table.tokens.sum())
+        self.left_out = int(table.left_out.sum())
         self.first: Integers = np.append(0, np.cumsum(table.counts))
         self._documents = documents
         self._open: OrderedDict[tuple[int, int, int], _Open] = OrderedDict()
@@ -310,10 +339,11 @@ class PlannedRows:
         """Describes the rows, for the log."""
         spec, documents = self.recipe.spec, int(self._documents.chunk_first[-1])
         what = "batches of at most" if spec.policy == "buckets" else "rows of"
+        left_out = f"; {self.left_out:,} tokens are left out ({spec.overflow})" if self.left_out else ""
         return (
             f"{self.rows:,} {what} {spec.length:,} tokens in {counted(len(self.counts), 'sets')} of up to "
             f"{counted(int(np.diff(self.sets.first).max()), 'chunks')}: {self.tokens:,} tokens of {documents:,} "
-            f"documents, {self.tokens / (self.rows * spec.length):.2%} full"
+            f"documents, {self.tokens / (self.rows * spec.length):.2%} full{left_out}"
         )
 
     def pieces(self, row: int, seed: int, epoch: int) -> Pieces:

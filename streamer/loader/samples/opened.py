@@ -198,6 +198,11 @@ class Members:
         return [int(member.order_first[-1]) for member in self.each]
 
     @property
+    def left_out(self) -> int:
+        """Tokens that `overflow` leaves out of every epoch; of a mix, of a pass over each member."""
+        return sum(member.rows.left_out for member in self.each if member.rows is not None)
+
+    @property
     def first_sets(self) -> list[int]:
         """(members + 1,) of members with rows, number of the first set of each."""
         return [0, *np.cumsum([len(member.order_samples) for member in self.each]).tolist()]

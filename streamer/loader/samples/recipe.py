@@ -15,11 +15,13 @@ import numpy.typing as npt
 
 from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
+from streamer.loader.rows.options import ROW_COST
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import CachedBytes, Integers, SampleLocation, SampleMaker
 from streamer.loader.samples.opened import Members
 from streamer.loader.samples.plans import BatchRecipe, Plans
 from streamer.loader.samples.row_reader import RowReader
+from streamer.order.level import BalanceSpec
 from streamer.order.spec import OrderSpec
 
 if TYPE_CHECKING:
@@ -123,6 +125,12 @@ class StreamReader:
         """This rank's samples of one batch: codes, and which are repeats."""
         index = self._plans.plan(epoch).batch(batch)
         return self._maker.codes.of(index.ordinals), index.repeated
+
+    @property
+    def row_cost(self) -> tuple[int, int]:
+        """Cost of a document of n tokens in a row, of n and of n**2: that of `balance=`, or the usual one."""
+        balance = self._recipe.spec.balance if isinstance(self._recipe.spec, OrderSpec) else None
+        return (balance.linear, balance.quadratic) if isinstance(balance, BalanceSpec) else ROW_COST
 
     def documents(self, epoch: int, rows: Integers) -> tuple[Integers, Pieces]:
         """The documents of some rows: their codes, and which tokens of them are in each row."""

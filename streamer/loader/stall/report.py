@@ -170,7 +170,7 @@ class StallReport:
         if self.growing and self.growing not in self.advice:
             parts.append(self.growing)
         if self.packing is not None:
-            parts.append(f"rows {1 - self.packing.padding:.2%} full, {self.packing.documents} documents")
+            parts.append(_in_words(self.packing))
         if self.engine is not None:
             parts.append(f"engine {self.hit_share:.0%} hits, {self.engine.in_flight} requests in flight")
         return " | ".join(parts)
@@ -185,7 +185,7 @@ class StallReport:
             "stall/ready_batches": self.occupancy,
             "stall/spilled": float(self.spilled),
             "stall/hit_share": self.hit_share,
-            **({} if self.packing is None else {"stall/padding": self.packing.padding}),
+            **({} if self.packing is None else _packing_scalars(self.packing)),
             **{f"stall/waiting/{cause}": share for cause, share in self.waiting.items()},
         }
 
@@ -247,14 +247,23 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
 
 def _packing(before: PackingStats, after: PackingStats | None) -> PackingStats | None:
     """Returns the rows that were made between two snapshots; None: none were."""
-    if after is None:
-        return None
-    made = PackingStats(
-        int(_grown(before.documents, after.documents)),
-        int(_grown(before.tokens, after.tokens)),
-        int(_grown(before.places, after.places)),
-    )
-    return made if made.places else None
+    made = None if after is None else after.since(before)
+    return made if made is not None and made.batches else None
+
+
+def _in_words(packing: PackingStats) -> str:
+    per_row = packing.documents / max(1, packing.rows)
+    cut = f", {packing.cut / packing.documents:.1%} of them pieces" if packing.cut else ""
+    full, spread = f"{1 - packing.padding:.2%}", f"{packing.cost_spread:.1%}"
+    return f"rows {full} full, {per_row:.1f} documents each{cut}, costs of batches spread by {spread}"
+
+
+def _packing_scalars(packing: PackingStats) -> dict[str, float]:
+    return {
+        "stall/padding": packing.padding,
+        "stall/cost_spread": packing.cost_spread,
+        "stall/tokens": float(packing.tokens),
+    }
 
 
 def _growing(found: Findings, stats: LoaderStats, samples: int, step_seconds: float, *, waits: bool) -> str:

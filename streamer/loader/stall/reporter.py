@@ -25,7 +25,8 @@ from streamer.loader import checks
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.causes import BatchTimeline, so_far
 from streamer.loader.stall.report import Snapshot, StallReport
-from streamer.loader.stall.stats import LoaderStats, TrainerClock
+from streamer.loader.stall.stats import LoaderStats, PackingStats, TrainerClock
+from streamer.wire.messages import PackedRows
 
 logger = logging.getLogger("streamer.loader.stall")
 
@@ -129,7 +130,9 @@ class StallReporter:
             return None
         report, self._before = report_since(self._before)
         if report.engine is not None and report.engine.reply is not None:
-            report.engine.reply(Finding(report.share, str(report.bottleneck), report.advice))
+            packing = self._before.stats.packing
+            rows = None if packing is None or report.packing is None else _packed(report.packing, packing.tokens)
+            report.engine.reply(Finding(report.share, str(report.bottleneck), report.advice, rows))
         if self._rank == 0 or report.share > REPORTED_SHARE:
             logger.log(self._level(report), "rank %d: %s", self._rank, report, extra=report.attributes())
         if self._rules.call is not None:
@@ -149,6 +152,11 @@ class StallReporter:
             except Exception:
                 # A report must never end a training; the next one may succeed.
                 logger.exception("the stall report failed")
+
+
+def _packed(made: PackingStats, tokens: int) -> PackedRows:
+    """The rows of a report for the engine, with the tokens of all rows so far."""
+    return PackedRows(max(0.0, made.padding), made.cost_spread, tokens, made.left_out)
 
 
 def named(report: StallReport, name: Callable[[int], str]) -> StallReport:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from streamer.client.oneshot import Finding
@@ -12,6 +13,8 @@ from streamer.loader.stall.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
 from streamer.loader.stall.growth import GrowingStats
 
 Scalar = str | int | float | bool | None
+# Of a batch of rows: documents, pieces among them, their tokens, the places of the rows, the cost of all rows.
+PackedCounts = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +48,7 @@ class MemberStats:
         drawn: its samples that the trainers of all ranks have received, over all epochs.
         passes: over its samples, so far.
         share: its share of all samples, so far.
-        skipped: its samples that this rank has replaced by others (`on_error="skip"`).
+        skipped: its samples that this rank has replaced by others, or left out of rows (`on_error="skip"`).
         engine: the engine's view of it; None: no engine, or no answer in time.
     """
 
@@ -132,22 +135,62 @@ def _number(value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PackingStats:
-    """What rows, or buckets, were made of.
+    """What the rows, or buckets, of this rank were made of.
 
     Attributes:
-        documents: documents and pieces of documents.
-        tokens: tokens of them.
+        batches: batches of rows. rows: rows in them.
+        documents: documents and pieces of documents. cut: pieces: of these documents not all tokens are in the row.
+        tokens: tokens of all of them.
         places: tokens that the rows have room for.
+        cost: sum over the batches of the mean cost of a row, as `Balance` has it. squared_cost: of its square.
+        left_out: tokens that `overflow` leaves out of every epoch, of documents longer than a row, over all ranks.
     """
 
+    batches: int = 0
+    rows: int = 0
     documents: int = 0
+    cut: int = 0
     tokens: int = 0
     places: int = 0
+    cost: float = 0.0
+    squared_cost: float = 0.0
+    left_out: int = 0
 
     @property
     def padding(self) -> float:
         """Share of the places that is empty, 0 to 1."""
         return 1 - self.tokens / self.places if self.places else 0.0
+
+    @property
+    def cost_spread(self) -> float:
+        """How unequal the costs of the batches are: their standard deviation by their mean.
+
+        Ranks differ as much in a step, unless `balance=` is given: with it all of them get batches of like cost.
+        """
+        if not self.cost:
+            return 0.0
+        mean = self.cost / self.batches
+        return math.sqrt(max(0.0, self.squared_cost / self.batches - mean**2)) / mean
+
+    def with_batch(self, rows: int, packed: PackedCounts) -> PackingStats:
+        """Returns the counts with those of a further batch."""
+        documents, cut, tokens, places, total = packed
+        return PackingStats(
+            batches=self.batches + 1,
+            rows=self.rows + rows,
+            documents=self.documents + documents,
+            cut=self.cut + cut,
+            tokens=self.tokens + tokens,
+            places=self.places + places,
+            cost=self.cost + total / rows,
+            squared_cost=self.squared_cost + (total / rows) ** 2,
+        )
+
+    def since(self, before: PackingStats) -> PackingStats:
+        """Returns the counts since earlier ones, which may be those of workers that have ended."""
+        then = before if before.batches <= self.batches else PackingStats()
+        names = [field.name for field in fields(self) if field.name != "left_out"]
+        return replace(self, **{name: getattr(self, name) - getattr(then, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +210,7 @@ class LoaderStats:
         spilled_batches: batches in memory of their own, for lack of a slot. oversize_batches: larger than their slot.
         worker_faults: workers' minor page faults. pickled_bytes: pickled structure, all batches.
         respawns: workers replaced. rereads: batches repeated because a chunk was missing or wrong.
-        skipped: samples replaced by others (`on_error="skip"`), in the batches delivered.
+        skipped: samples replaced by others, documents left out of rows (`on_error="skip"`), in the batches delivered.
         pinned: whether the ring is registered with CUDA.
         engine: the engine's view; None: no engine, or no answer in time.
         members: of a mix, by name; {} for one dataset.

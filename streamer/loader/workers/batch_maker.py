@@ -28,6 +28,7 @@ from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.stall.causes import Stages
+from streamer.loader.stall.stats import PackedCounts
 from streamer.order.audit.tallies import Tally, tallies
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Loaded(msgspec.Struct):
         made: the samples, or the rows, by index, in order once complete; of rows the documents until then.
         skipped: ordinals and errors of the samples that could not be made.
         slowest: ordinal and nanoseconds of the slowest sample.
-        packed: of packed rows: documents, their tokens, and the places of the rows.
+        packed: counts of packed rows; zeros: samples are not packed.
         tallies: the samples, or the rows, without repeats.
     """
 
@@ -99,7 +100,7 @@ class Loaded(msgspec.Struct):
     made: dict[int, object] = msgspec.field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)
-    packed: tuple[int, int, int] = (0, 0, 0)
+    packed: PackedCounts = (0, 0, 0, 0, 0)
     tallies: tuple[Tally, ...] = ()
 
     @property
@@ -180,8 +181,8 @@ class BatchMaker:
         if self._assembler is not None and pieces is not None:
             out = [] if rows is None else [rows.row(index) for index in range(repeated.size)]
             packed = self._assembler.rows(loaded.made, pieces, out)  # type: ignore[arg-type]
-            tokens = int(pieces.size[list(loaded.made)].sum())
-            loaded.packed = len(loaded.made), tokens, self._assembler.places(packed)
+            counts = pieces.counts(list(loaded.made), self._source.row_cost)
+            loaded.packed = *counts[:3], self._assembler.places(packed), counts[3]
             loaded.made = dict(enumerate(packed))
         elif len(loaded.made) < len(loaded.ordinals):
             self._fill_all(loaded)

@@ -160,6 +160,16 @@ def test_a_line_names_the_loader_that_waits_most():
     assert StatusView(statistics()).worst_loader() == ""
 
 
+def test_rows_of_documents_have_a_line():
+    """The worst padding and spread of all loaders, tokens together; no line where samples are not packed."""
+    rows = {"row_padding": 0.01, "row_cost_spread": 0.2, "row_tokens": 5000, "row_left_out": 0}
+    said = [session("rank 0", 0.0, **rows), session("rank 1", 0.0, **{**rows, "row_padding": 0.02, "row_left_out": 7})]
+    full = "98.00% full, 10,000 tokens, costs of batches spread by 20.0%"
+    assert dict(StatusView(statistics(sessions=said)).lines())["rows"] == f"{full}, 7 tokens of an epoch left out"
+    silent = [session("rank 0", 0.0, **dict.fromkeys(rows))]
+    assert "rows" not in dict(StatusView(statistics(sessions=silent)).lines())
+
+
 def test_durations():
     """Hours, minutes, seconds."""
     assert [duration(s) for s in (0, 59.9, 3661, 360000)] == ["0:00:00", "0:00:59", "1:01:01", "100:00:00"]

@@ -13,7 +13,7 @@ from streamer.client.oneshot import Finding, read_statistics, report
 from streamer.client.session import SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.loader.stall.advice import Bottleneck
-from streamer.wire.messages import BOTTLENECKS, GetManifest
+from streamer.wire.messages import BOTTLENECKS, GetManifest, PackedRows
 
 
 @pytest.fixture
@@ -64,6 +64,12 @@ def test_what_a_loader_found_is_seen_with_its_session(settings, tmp_path):
         assert told(client)[1] == ("rank 1", 0.43, "decode", ("4 more workers?[2J" + "!" * 300)[:240])
         assert report(mine, specs[1], 5.0, Finding(7.0, "nonsense"))
         assert told(client)[1] == ("rank 1", 1.0, "other", "")
+        assert [entry["row_tokens"] for entry in client.statistics()["sessions"]] == [None, None]
+        rows = PackedRows(0.02, 0.3, 5000, 7)
+        assert report(mine, specs[1], 5.0, Finding(0.1, "decode", rows=rows))
+        shown = client.statistics()["sessions"][1]
+        names = ("row_padding", "row_cost_spread", "row_tokens", "row_left_out")
+        assert [shown[name] for name in names] == [0.02, 0.3, 5000, 7]
         assert report(dataclasses.replace(mine, job="another"), specs[0], 5.0, Finding(0.5, "decode"))
         assert told(client)[0] == ("rank 0", None, None, None)
         for session in sessions:

@@ -23,6 +23,7 @@ UNITS = (
     "info",
     "threads",
     "peers",
+    "tokens",
 )
 # Counts whose unit is their name, as Prometheus has it (streamer_errors_total).
 COUNTS = re.compile(
@@ -78,6 +79,16 @@ def test_what_loaders_say_is_there_once_they_have_said_it():
     values = {"sessions": [entry, {**entry, "loader_waiting_share": 0.7}, silent]}
     assert series(NAMED["streamer_session_loader_waiting_ratio"], values) == [(("j", "rank 0", "d"), 0.7)]
     assert series(NAMED["streamer_session_bottleneck_info"], values) == [(("j", "rank 0", "d", "decode"), 1.0)]
+
+
+def test_rows_of_documents_have_series_once_a_loader_makes_some():
+    """Padding, the spread of costs, tokens so far, tokens that are in no row; a loader of samples has none."""
+    rows = {"row_padding": 0.01, "row_cost_spread": 0.2, "row_tokens": 5000, "row_left_out": 7}
+    entry = {"job": "j", "consumer": "rank 0", "dataset": "d", **rows}
+    values = {"sessions": [entry, {**entry, "consumer": "rank 1", **dict.fromkeys(rows)}]}
+    names = ("padding_ratio", "cost_spread_ratio", "tokens_total", "left_out_tokens")
+    found = [series(NAMED[f"streamer_session_row_{name}"], values) for name in names]
+    assert found == [[(("j", "rank 0", "d"), value)] for value in rows.values()]
 
 
 def test_info_metrics_name_the_version_and_the_urls():

@@ -112,8 +112,46 @@ def test_the_padding_is_counted(make, given, workers):
     assert stats.places % ROW == 0
     assert stats.padding == 1 - stats.tokens / stats.places
     assert 0 < stats.padding < 0.2
-    assert f"rows {1 - report.packing.padding:.2%} full, {report.packing.documents} documents" in str(report)
-    assert report.scalars()["stall/padding"] == report.packing.padding
+    # Workers have begun the next epoch.
+    assert stats.batches >= report.batches
+    assert stats.rows >= dataset.rows
+    assert stats.cut >= sum(-(-len(one) // ROW) for one in given if len(one) > ROW)
+    assert stats.left_out == 0
+    made = report.packing
+    assert f"rows {1 - made.padding:.2%} full, {made.documents / made.rows:.1f} documents each, " in str(report)
+    assert report.scalars()["stall/padding"] == made.padding
+    assert report.scalars()["stall/tokens"] == made.tokens
+
+
+def test_the_spread_of_costs_is_that_of_the_batches(make):
+    """Standard deviation by mean of the mean cost of a row, with the costs of `balance=`; less than without it."""
+    found = {}
+    for balance in (None, Balance(rows=4, cost=(0, 1))):
+        with StreamingDataLoader(make(balance=balance), 4, reports=None) as loader:
+            costs = [_cost_of(batch) / len(batch["tokens"]) for batch in loader]
+            found[balance] = loader.stats().packing.cost_spread
+        if balance is not None:
+            assert found[balance] == pytest.approx(np.std(costs) / np.mean(costs))
+    assert 0 < found[balance] < found[None] * 2
+
+
+def _cost_of(batch: dict) -> int:
+    ids = np.asarray(batch["document_ids"])
+    return sum(int((row == number).sum()) ** 2 for row in ids for number in range(1, row.max() + 1))
+
+
+@pytest.mark.parametrize("overflow", ["drop", "truncate"])
+def test_tokens_that_are_left_out_are_counted(make, given, overflow):
+    """Those of an epoch, of documents longer than a row; the log names them, too."""
+    dataset = make(Packing(ROW, overflow=overflow, set_rows=8))
+    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+        list(loader)
+        stats = loader.stats().packing
+    longer = [len(one) for one in given if len(one) > ROW]
+    kept = ROW if overflow == "truncate" else 0
+    assert stats.left_out == sum(longer) - kept * len(longer)
+    assert stats.cut == (len(longer) if kept else 0)
+    assert f"{stats.left_out:,} tokens are left out ({overflow})" in dataset._member.opened.rows.in_words()
 
 
 def test_samples_have_no_padding(make_dataset, url):
@@ -235,24 +273,28 @@ def broken(sample: dict) -> dict:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
-def test_documents_that_fail_are_left_out(make, given, workers):
-    """on_error="skip": as many rows as ever, without these documents, which are listed by their numbers."""
+def test_documents_that_fail_are_left_out(make, given, workers, caplog):
+    """on_error="skip": as many rows as ever, without these documents, which list and log name."""
     dataset = make(transform=broken, on_error="skip")
     with StreamingDataLoader(dataset, 4, workers, reports=None) as loader:
         batches = [kept(batch) for batch in loader]
         lost = {entry.ordinal for entry in loader.skipped}
     assert lost == {number for number in range(3, COUNT, 50) if len(given[number])}
+    said = [text for record in caplog.records if (text := record.getMessage()).startswith("skipped and")]
+    assert len(said) == len(lost)
+    assert all(text.startswith("skipped and left out of its row: sample ") for text in said)
     assert sum(len(batch["tokens"]) for batch in batches) == dataset.rows
     assert pieces_in(batches) == pieces_of([one for number, one in enumerate(given) if number not in lost], ROW)
 
 
-def test_a_bare_loop_leaves_them_out_too(make, given):
+def test_a_bare_loop_leaves_them_out_too(make, given, caplog):
     """And lists them in `dataset.skipped`."""
     dataset = make(transform=broken, on_error="skip")
     rows = list(dataset)
     lost = {entry.ordinal for entry in dataset.skipped}
     assert len(rows) == dataset.rows
     assert pieces_in(rows) == pieces_of([one for number, one in enumerate(given) if number not in lost], ROW)
+    assert "skipped and left out of its row: sample " in caplog.text
 
 
 def shorter(sample: dict) -> dict:
@@ -342,6 +384,21 @@ def test_the_table_is_made_once(make, monkeypatch, fake_engine):
     path.write_bytes(path.read_bytes()[:-100])
     monkeypatch.setattr("streamer.loader.rank.member.EngineClient", fake_engine.connect)
     assert make().rows == rows
+
+
+def test_the_table_counts_tokens_of_any_block(monkeypatch):
+    """Those of each set, however many documents are summed at once, with chunks that have none."""
+    samples = np.array([0, 3, 0, 1, 12, 5, 0, 9, 7, 0])
+    costs = np.random.default_rng(0).integers(0, 3 * ROW, int(samples.sum()))
+    first = np.append(0, np.cumsum(samples))
+    documents = planned.Documents("", "", samples, first, lambda numbers: costs[numbers], shuffle=True)
+    spec = Packing(ROW, overflow="truncate", set_rows=2).spec()
+    for block in (1, 4, 1000):
+        monkeypatch.setattr(planned, "_BLOCK", block)
+        table = planned.RowTable.make(spec, documents)
+        for number, tokens in enumerate(table.tokens.tolist()):
+            members = documents.of_chunks(table.sets.chunks(number))
+            assert tokens == np.minimum(costs[members], ROW).sum()
 
 
 def test_several_packings_of_one_job_are_told_apart(make, make_dataset, url, fake_engine):
