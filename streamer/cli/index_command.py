@@ -38,6 +38,7 @@ examples:
   streamer index gs://bucket/images/ --format folder --storage-options @options.json
   streamer index ./data/                     a local folder works as well
   streamer index s3://bucket/train/ --explain 4096 --nodes 4
+  streamer index s3://bucket/tokens/ --packing 8192 --explain 256    rows for Packing(8192), and what they give
   streamer index s3://bucket/raw/ --out s3://bucket/manifests/raw/ --on processes:16
   streamer index mix.toml --explain 4096     the datasets of a mix, as MixedDataset.from_file reads it
 """
@@ -72,6 +73,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BATCH",
         help="say how well a global batch of so many samples is shuffled, and what it keeps open",
     )
+    parser.add_argument(
+        "--packing",
+        type=int,
+        metavar="LENGTH",
+        help="plan rows of so many tokens, as Packing(LENGTH) does, so that no job on this machine has to; with "
+        "--explain BATCH, in rows: what must be local, and how unequal the ranks of a step are",
+    )
+    parser.add_argument(
+        "--cost", metavar="FILE", help="with --packing, the tokens of each sample, from streamer.measure"
+    )
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines, for --explain (default: 1)")
     parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the order, for --explain (default: 17)")
     add_on(parser, default=None)
@@ -94,7 +105,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             where = _beside(manifest, arguments.urls)
             _export(manifest, where, arguments.storage_options)
         _summary(manifest, where, terminal)
-        if arguments.explain is not None:
+        if arguments.packing is not None:
+            terminal.line()
+            terminal.line(_packed(manifest, arguments))
+        elif arguments.explain is not None:
             terminal.line()
             terminal.line(_explained(manifest, arguments.explain, arguments.seed, arguments.nodes))
     return Exit.DONE
@@ -156,6 +170,21 @@ def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
     _check_batch(batch, nodes)
     spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, batch, seed, "block")
     return explain(spec, manifest.chunk_samples, batch, int(manifest.chunk_local_bytes.sum()), nodes)
+
+
+def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
+    """Plans rows, and describes them."""
+    from streamer.loader.rows.explain import explain_rows
+    from streamer.loader.rows.options import Packing
+    from streamer.loader.samples.opened import OpenedDataset
+
+    data = OpenedDataset(manifest, None)
+    data.pack(Packing(arguments.packing, cost=arguments.cost), manifest.path.parent, shuffle=True)
+    assert data.rows is not None
+    if arguments.explain is None:
+        return data.rows.in_words()
+    _check_batch(arguments.explain, arguments.nodes)
+    return explain_rows(data.rows, data.stored_bytes, arguments.explain, arguments.seed)
 
 
 def _explained_mix(arguments: argparse.Namespace) -> str:

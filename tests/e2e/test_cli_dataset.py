@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.documents import documents, lengths, write_megatron
 
 COMMAND = [sys.executable, "-m", "streamer"]
 
@@ -55,6 +58,18 @@ def test_warm_fills_once_and_exports_a_layer(environment: Mapping[str, str], arr
     assert shown.splitlines()[1].startswith(f"  in {arrays}/b/17.npy, 40,128 bytes from 0 on, chunk ")
     assert shown.splitlines()[2] == "  npy    float32 10000, 40.0 kB: 17 to 17, mean 17"
     assert shown.splitlines()[3] == "  label  int 1 (b)"
+
+
+def test_index_plans_rows(environment: Mapping[str, str], tmp_path: Path) -> None:
+    """What they will be like, with the tokens of the format; the table is there for the jobs of this machine."""
+    write_megatron(tmp_path / "tokens", documents(lengths(800, 64)))
+    command = ("index", f"{tmp_path}/tokens/", "--format", "tokens", "--packing", "64")
+    planned = _run(environment, *command).splitlines()[-1]
+    assert re.match(r"[\d,]+ rows of 64 tokens in 1 set of up to 2 chunks: ", planned)
+    assert list(Path(environment["STREAMER_CACHE_DIR"]).rglob("*.rows.arrows"))
+    explained = _run(environment, *command, "--explain", "8").splitlines()
+    assert f"rows     {planned}" in explained
+    assert explained[-1].startswith("         2 ranks of 4 rows: 1.")
 
 
 def test_warm_leaves_out_what_has_no_room(environment: Mapping[str, str], arrays: Path) -> None:

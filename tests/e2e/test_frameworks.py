@@ -13,14 +13,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from streamer import StreamingDataLoader, StreamingDataset
+from streamer import Packing, StreamingDataLoader, StreamingDataset
+from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron
 
 SAMPLES, BATCH = 96, 8
+ROW = 64
 STEPS = SAMPLES // BATCH
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Make = Callable[[], StreamingDataset]
+Closing = Callable[[StreamingDataset], StreamingDataset]
 # How a loader is made of a data set; both kinds with one worker process.
 KINDS = {
     "streaming": lambda dataset: StreamingDataLoader(dataset, BATCH, 1),
@@ -82,6 +85,18 @@ def close(loader: object) -> None:
 # ---------------------------------------------------------------- Lightning
 
 
+def rows_module():
+    """A module that takes rows of tokens."""
+    module = lightning_module()
+
+    def step(batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        module.seen.append({name: batch[name].numpy().copy() for name in ("tokens", "document_ids")})
+        return module.layer(batch["tokens"][:, :1].float() / 65536).square().mean()
+
+    module.training_step = step
+    return module
+
+
 def lightning_module():
     lightning = pytest.importorskip("lightning")
 
@@ -109,12 +124,12 @@ def lightning_module():
     return Recorder()
 
 
-def fit(loader: object, root: Path, checkpoint: Path | None = None, **limits: int) -> object:
+def fit(loader: object, root: Path, module: object = None, checkpoint: Path | None = None, **limits: int) -> object:
     """Trains; with `max_steps`, saves after the last of them, as ModelCheckpoint does."""
     lightning = pytest.importorskip("lightning")
     quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
     trainer = lightning.Trainer(accelerator="cpu", default_root_dir=root, **dict.fromkeys(quiet, False), **limits)
-    module = lightning_module()
+    module = module or lightning_module()
     trainer.fit(module, loader, ckpt_path=checkpoint, weights_only=False)
     return module
 
@@ -141,8 +156,29 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(make: Make, tmp_path: Path,
     with StreamingDataLoader(make(), BATCH, 1) as loader:
         before = fit(loader, tmp_path, max_steps=stop)
     with StreamingDataLoader(make(), BATCH, 1) as loader:
-        after = fit(loader, tmp_path, tmp_path / "stopped.ckpt", max_epochs=2)
+        after = fit(loader, tmp_path, checkpoint=tmp_path / "stopped.ckpt", max_epochs=2)
     assert before.seen + after.seen == plain(make, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_resumes_rows_of_documents(place: Path, tmp_path: Path, closing: Closing) -> None:
+    """Trained on packed rows, stopped in the middle of an epoch and resumed: every token once in each epoch."""
+    given = documents(lengths(300, ROW))
+    url = write_megatron(tmp_path / "tokens", given)
+
+    def rows() -> StreamingDataset:
+        packing = Packing(ROW, set_rows=16)
+        return closing(StreamingDataset(url, format="tokens", packing=packing, cache_dir=place / "cache"))
+
+    with StreamingDataLoader(rows(), BATCH, 1) as loader:
+        steps = len(loader)
+        before = fit(loader, tmp_path, rows_module(), max_steps=steps // 2)
+    with StreamingDataLoader(rows(), BATCH, 1) as loader:
+        after = fit(loader, tmp_path, rows_module(), tmp_path / "stopped.ckpt", max_epochs=2)
+    seen = before.seen + after.seen
+    assert len(seen) == 2 * steps
+    assert pieces_in(seen[:steps]) == pieces_in(seen[steps:]) == pieces_of(given, ROW)
 
 
 @pytest.mark.slow  # the import of Lightning alone

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +89,34 @@ def test_a_document_that_crashes_its_worker_is_left_out(make, given):
         assert [entry.ordinal for entry in loader.skipped] == [1234]
     assert sum(len(batch["tokens"]) for batch in batches) == dataset.rows
     assert pieces_in(batches) == pieces_of([one for number, one in enumerate(given) if number != 1234], ROW)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_a_killed_trainer_goes_on(tmp_path, given, monkeypatch):
+    """SIGKILL in the middle of an epoch, three times, each time resumed from the last state: every token once."""
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    url, records = write_megatron(tmp_path / "tokens", given, files=8), tmp_path / "records"
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "tests/fault/pack_rows.py", str(url), str(tmp_path / "cache"), str(records), str(ROW)]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    steps, kills = 0, 0
+    while True:
+        trainer = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True)
+        wanted = steps + 7
+        while kills < 3 and trainer.poll() is None and steps < wanted:
+            steps = records.read_text().count("\n") if records.exists() else 0
+            time.sleep(0.01)
+        if kills == 3:
+            break
+        assert trainer.poll() is None, "the epoch is too short for the kills"
+        trainer.kill()
+        trainer.communicate()
+        kills += 1
+    assert trainer.communicate(timeout=200)[0] == "done\n"
+    found = [bytes.fromhex(piece) for line in records.read_text().splitlines() for piece in json.loads(line)["pieces"]]
+    assert Counter(found) == pieces_of(given, ROW)
 
 
 def test_a_killed_maker_of_the_table_leaves_nothing_in_the_way(make):

@@ -126,3 +126,20 @@ def test_a_node_less_or_more_moves_one_share() -> None:
     joined = split_lanes(lanes, per_lane, [lanes * per_lane // 17] * 17, np.column_stack([held, nothing[:, 0]]))
     assert np.minimum(lost, held[:, :15]).sum() == held[:, :15].sum()
     assert np.minimum(joined[:, :16], held).sum() == joined[:, :16].sum() == lanes * per_lane * 16 // 17
+
+
+@given(st.data())
+def test_rows_that_are_made_level_together_stay_with_one_rank(data: st.DataObject) -> None:
+    """Whatever the caches hold: with g rows of a lane in each group, every rank's runs are whole groups."""
+    group, lanes, per_lane = (data.draw(st.integers(1, most)) for most in (4, 6, 6))
+    world = data.draw(st.sampled_from([r for r in range(1, 13) if lanes * per_lane % r == 0]))
+    each = group * lanes * per_lane // world
+    counts = data.draw(st.permutations([1] * world).map(lambda ranks: np.array_split(ranks, min(3, world))))
+    room = [len(ranks) * each for ranks in counts]
+    cells = st.lists(st.integers(0, 5), min_size=lanes * len(room), max_size=lanes * len(room))
+    held = np.array(data.draw(cells)).reshape(lanes, len(room))
+    table = split_lanes(lanes, group * per_lane, room, held)
+    for node, ranks in enumerate(counts):
+        for rank in range(len(ranks)):
+            runs = lane_runs(table, node, slice(rank * each, (rank + 1) * each))
+            assert all(begin % group == 0 and count % group == 0 for _, begin, count in runs)

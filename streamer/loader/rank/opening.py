@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from math import gcd
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -27,7 +26,7 @@ from streamer.loader.samples.opened import Members
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
-from streamer.order.spec import OrderSpec, auto_lanes, shuffle_mode
+from streamer.order.spec import OrderSpec, shuffle_mode
 
 if TYPE_CHECKING:
     from streamer.loader.rank.mixing import Mixing
@@ -159,16 +158,15 @@ class Opening:
         lanes, window, rows = options.order.lanes, options.order.shuffle_window, data.rows
         if rows is not None and shuffle_mode(options.shuffle) != "none":
             sets, chunks = np.count_nonzero(data.order_samples), np.count_nonzero(data.chunk_samples)
-            # The rows that are made level together are of one lane.
-            together = 1 if options.balance is None else gcd(options.balance.rows, global_batch)
-            lanes = auto_lanes(int(sets), global_batch // together) if lanes is None else lanes
+            from streamer.order.row_order import row_lanes, row_window
+
+            together = 1 if options.balance is None else options.balance.rows
+            lanes = row_lanes(int(sets), global_batch, together) if lanes is None else lanes
             if options.balance is not None and global_batch % lanes:
                 raise ConfigError(
                     f"balance= needs lanes that divide the global batch: {lanes} do not divide {global_batch}",
                     field="lanes",
                 )
-            from streamer.order.row_order import row_window
-
             window = row_window(int(sets), int(chunks), global_batch, lanes, window)
         spec = OrderSpec.auto(
             data.digest,

@@ -6,4 +6,5 @@ planned.py    which documents are in which row: the table of rows and its file, 
 assemble.py   made documents to the arrays of rows
 bucket.py     made documents to buckets
 collate.py    rows to a batch
+explain.py    what rows will be like, in words
 """

@@ -306,6 +306,7 @@ class PlannedRows:
 
     Attributes:
         recipe: of the rows.
+        documents: of the dataset.
         sets: the chunks of each set.
         counts: (S,) rows of each set.
         first: (S+1,) rows before each set.
@@ -323,7 +324,7 @@ class PlannedRows:
         self.tokens = int(table.tokens.sum())
         self.left_out = int(table.left_out.sum())
         self.first: Integers = np.append(0, np.cumsum(table.counts))
-        self._documents = documents
+        self.documents = documents
         self._open: OrderedDict[tuple[int, int, int], _Open] = OrderedDict()
         self._items = 0
 
@@ -337,7 +338,7 @@ class PlannedRows:
 
     def in_words(self) -> str:
         """Describes the rows, for the log."""
-        spec, documents = self.recipe.spec, int(self._documents.chunk_first[-1])
+        spec, documents = self.recipe.spec, int(self.documents.chunk_first[-1])
         what = "batches of at most" if spec.policy == "buckets" else "rows of"
         left_out = f"; {self.left_out:,} tokens are left out ({spec.overflow})" if self.left_out else ""
         return (
@@ -384,7 +385,7 @@ class PlannedRows:
         if key in self._open:
             self._open.move_to_end(key)
             return self._open[key]
-        documents, chunks = self._documents, self.sets.chunks(number)
+        documents, chunks = self.documents, self.sets.chunks(number)
         numbers = documents.of_chunks(chunks)
         content = RowContent(self.recipe.spec, seed if documents.shuffle else None)
         costs = documents.costs(numbers)

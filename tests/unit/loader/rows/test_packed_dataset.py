@@ -175,7 +175,7 @@ def test_a_bare_loop_yields_the_same_rows(make):
     assert rows[0]["cu_seqlens"][-1] == ROW
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, 4, 8])
 def test_global_batches_do_not_depend_on_ranks(make, world):
     """The rows of a batch, over all ranks, are those of one rank's batch."""
     whole = rows_of(make(order=FILL), batch_size=8)
