@@ -6,6 +6,7 @@ concurrency.py      how many requests at once
 pacing.py           how many requests per second, where a store limits them
 hedge.py            whether a slow request gets a duplicate
 retry.py            whether and when to try again
+outage.py           whether a store serves nothing at all
 
 State on the event loop:
 fair_gate.py        who is next, bounded in requests and bytes
@@ -17,7 +18,8 @@ From one request to a chunk:
 request.py          one GET under a deadline on progress
 hedged_attempt.py   one try: a request and at most one duplicate
 transfer.py         one range over several tries
-fetcher.py          chunks
+fetcher.py          chunks; whole_call.py: small objects and listings
+fetcher_set.py      a fetcher for each set of storage options
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from streamer.peers.protocol import (
     MEMBER_HEADER,
     PEER_PATH,
     PROTOCOL,
+    WAIT_SECONDS,
     Facts,
     chunk_path,
     parse_manifest_file,
@@ -44,9 +45,7 @@ _FACTS_SECONDS = 1.0
 # With a handshake before it.
 _TLS_FACTS_SECONDS = 2.0
 _MOST_FACTS_BYTES = 4096
-# A peer that is asked to wait answers after half a second (server.py); after this time of waiting the store is asked
-# as well.
-_WAIT_SECONDS = 0.5
+# After this time of asking a peer that is fetching the chunk itself, the store is asked as well.
 _MOST_COMING_SECONDS = 10.0
 # Where nothing reads them; a member is asked within a minute anyway.
 _MOST_RECOVERED = 256
@@ -193,7 +192,7 @@ class PeerClient:
             return fetched.parts[0]
 
         transfer = peer.idle.pop() if peer.idle else Transfer(self._tls_folder)
-        watch = Watch(self._clock, peer, transfer, late, due_seconds=due, waits=_WAIT_SECONDS * wait)
+        watch = Watch(self._clock, peer, transfer, late, due_seconds=due, waits=WAIT_SECONDS * wait)
         url = f"{self._scheme}://{peer.address}{path}"
         try:
             status = await transfer.get(self._multi, url, lines, make_room, watch.received)

@@ -27,6 +27,8 @@ MEMBER_HEADER: Final = "Streamer-Member"
 DUE_HEADER: Final = "Streamer-Due-Ms"
 MANIFEST_PATH: Final = "/v1/manifests/"
 BEARER: Final = "Bearer "
+# A request with wait=1 is answered within this time: the client adds it to what it allows an answer.
+WAIT_SECONDS: Final = 0.5
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 _MANIFEST_FILE = re.compile(rf"{MANIFEST_PATH}([0-9a-f]{{1,128}})/(root\.json|[a-z]+-[0-9]{{5,9}}\.arrows)")

@@ -29,6 +29,7 @@ from streamer.peers.protocol import (
     DUE_HEADER,
     MEMBER_HEADER,
     PEER_PATH,
+    WAIT_SECONDS,
     ChunkRequest,
     is_digest,
     parse_key,
@@ -58,10 +59,8 @@ _LEAVE_SECONDS = 5.0
 # What is encrypted at once; sendfile encrypts nothing.
 _PIECE_BYTES = 256 << 10
 _MOST_DUE_SECONDS = 3600.0
-# A peer that hears nothing for longer asks the store as well. One that waits is told so after this time; then it asks
-# again and waits longer.
+# A request that does not wait is answered within this time, before the peer that sent it asks the store as well.
 _SHORT_WAIT_SECONDS = 0.1
-_WAIT_SECONDS = 0.5
 
 
 class Unauthenticated:
@@ -194,7 +193,7 @@ class PeerServer:
         try:
             status = 503 if self._leaving.is_set() else await self._chunk(request, asked)
         except BusyError:
-            status = 503 if asked.due_seconds < _WAIT_SECONDS else 202
+            status = 503 if asked.due_seconds < WAIT_SECONDS else 202
         except Exception:
             logger.exception("chunk %s was not sent", asked.key.hex())
             status = 503
@@ -214,7 +213,7 @@ class PeerServer:
     async def _chunk(self, request: web.BaseRequest, asked: ChunkRequest) -> web.StreamResponse | int:
         """Sends the chunk, or returns the status of a refusal."""
         path = os.path.join(self._start.folder, relative_path(asked.key))
-        seconds = _WAIT_SECONDS if asked.wait else _SHORT_WAIT_SECONDS
+        seconds = WAIT_SECONDS if asked.wait else _SHORT_WAIT_SECONDS
         if (length := _file_bytes(path)) is None and not asked.held:
             if await self._link.ask(asked) == "coming":
                 return 202

@@ -8,12 +8,10 @@ from streamer.fetch.presence_clock import Alarm, PresenceClock
 from streamer.peers.peer import Peer
 from streamer.peers.transfer import Transfer
 
-# Without an answer or progress for this long, the store is asked as well: half of the time that there is, between these
-# bounds. Three times a peer's p95, which is milliseconds, asked the store for 3 to 11 % of the chunks on nodes whose
-# cores were all busy (2 cores, load 12, 2026-11-23). The fetcher's delay, 1.5 times the p95, between the same bounds
-# sent 0.1 to 0.2 % of a cold epoch twice instead of 0.4 to 1.6 % (load 25), but a stopped peer then held a reader up
-# for 1.5 and 0.5 s; 0.7 and 0.3 s with these. With the fetcher's whole rule, a budget for silent peers, too, and no
-# such bounds, it was 1.5 and 1.6 s (2026-11-25).
+# Without an answer or progress for this long, the store is asked as well: half of the time until the chunk is needed,
+# between these bounds. Tried instead: 3 times the peer's p95 asked the store for 3 to 11 % of the chunks on busy nodes
+# (2026-11-23); 1.5 times the p95 sent less twice (0.2 instead of 0.4 to 1.6 %), but a stopped peer held a reader up for
+# 1.5 s instead of 0.7 (2026-11-25).
 _LATE_SECONDS = 0.25
 _MOST_LATE_SECONDS = 1.0
 # A body that comes more slowly is late, and a peer that sends less to all requests together is silent.

@@ -117,7 +117,7 @@ _OF_PEERS = (
     ("peer_chunks_total", "peer_chunks", "Chunks that came from peers."),
     ("peer_chunk_bytes_total", "peer_bytes", "Bytes of their samples."),
     ("peer_hedges_total", "peer_hedges", "Requests to peers that were late, so that the store was asked as well."),
-    ("peer_hedge_losses_total", "peer_hedge_losses", "Late requests for which the store was sooner."),
+    ("peer_hedge_losses_total", "peer_hedge_losses", "Late requests whose chunk came from the store."),
     ("peer_failures_total", "peer_failures", "Connections to peers that failed or broke."),
     ("peer_refused_requests_total", "peer_refused", "Requests that found a peer busy."),
     ("peer_wrong_requests_total", "peer_wrong", "Requests whose answer was not the chunk."),

@@ -71,6 +71,16 @@ def test_every_byte(name: str, length: int) -> None:
                 unpack(name, memoryview(pack(content)), length - 1)
 
 
+@pytest.mark.parametrize("name", ["gz", "bz2", "xz"])
+def test_zeros_behind_a_stream_are_padding(name: str) -> None:
+    """As gzip(1) and xz(1) have it; other bytes there are damage."""
+    one = PACKERS[name](b"one")
+    padded = one + bytes(512)
+    assert unpack(name, memoryview(padded + PACKERS[name](b"two") + bytes(512)), 6) == b"onetwo"
+    with pytest.raises(UnpackError):
+        unpack(name, memoryview(padded + b"x"), 6)
+
+
 @pytest.mark.parametrize("name", PACKERS)
 def test_a_file_that_is_cut_off(name: str) -> None:
     raw = PACKERS[name](bytes(range(256)) * 100)

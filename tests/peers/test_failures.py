@@ -18,7 +18,7 @@ from tests.serving import serving
 pytestmark = [pytest.mark.process, pytest.mark.timing]  # about how long readers wait
 
 STORE_SECONDS = 0.03
-# Its own lateness is 25 to 250 ms; the rest is a machine on which other tests run.
+# A chunk that is needed now is late after 250 ms; the rest is a machine on which other tests run.
 MOST_WAIT_SECONDS = 0.25 + STORE_SECONDS + 0.35
 
 

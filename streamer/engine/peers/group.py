@@ -23,7 +23,7 @@ from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
-# Of a second each.
+# Of one second each, of two with TLS.
 _TRIES = 10
 
 

@@ -16,12 +16,10 @@ from streamer.engine.engine import Engine
 from streamer.engine.fetching.fetches import Fetch
 from streamer.errors import CacheFullError, ManifestError, StreamerError
 from streamer.peers.messages import Availability
-from streamer.peers.protocol import ChunkRequest
+from streamer.peers.protocol import WAIT_SECONDS, ChunkRequest
 
 logger = logging.getLogger(__name__)
 
-# A peer that waits hears within this time that its chunk is still on its way.
-_WAIT_SECONDS = 0.5
 # Of the limit, and of chunks: what is fetched for peers at once.
 _OPEN_SHARE = 1 / 32
 _OPEN_CHUNKS = 16
@@ -88,11 +86,11 @@ class Serving:
             fetch.peer_due = min(fetch.peer_due, engine.now() + request.due_seconds)
         task = None if fetch is None else fetch.task
         if request.wait:
-            await (asyncio.sleep(_WAIT_SECONDS) if task is None else asyncio.wait({task}, timeout=_WAIT_SECONDS))
+            await (asyncio.sleep(WAIT_SECONDS) if task is None else asyncio.wait({task}, timeout=WAIT_SECONDS))
         if engine.policy.is_local(key):
             return self._local(key)
         # There may be room when it is asked for again, if there is time for that.
-        later = task is None and (not request.wait or request.due_seconds > _WAIT_SECONDS)
+        later = task is None and (not request.wait or request.due_seconds > WAIT_SECONDS)
         return "coming" if later or engine.in_flight.find(key) is not None else "no"
 
     async def close_idle(self) -> None:
@@ -168,7 +166,7 @@ class Serving:
             self.fetched_chunks += 1
             self.fetched_bytes += length
         # Peers that wait for it ask again, or are about to open it.
-        asyncio.get_running_loop().call_later(2 * _WAIT_SECONDS, self._release, served, chunk)
+        asyncio.get_running_loop().call_later(2 * WAIT_SECONDS, self._release, served, chunk)
 
     def _local(self, key: bytes) -> Availability:
         """Says whether the folder has a file to send; chunks of a layer or of the fallback in memory have none."""

@@ -29,7 +29,7 @@ class SourceCounts(msgspec.Struct):
     Attributes:
         peer_chunks: chunks that came from peers.
         peer_bytes: bytes of their samples.
-        peer_hedge_losses: late requests for which the store was asked as well, and was faster.
+        peer_hedge_losses: late requests whose chunk came from the store.
     """
 
     peer_chunks: int = 0

@@ -1,4 +1,6 @@
-"""Unpacks gzip, bzip2, xz, Zstandard, Brotli and Snappy, to a limit or to a length that is known. Runs in a recoder.
+"""Unpacks gzip, bzip2, xz, Zstandard, Brotli and Snappy, to a limit or to a length that is known.
+
+Runs in a recoder; for fields and for entries of zip files in a worker.
 
 A file may have several streams or frames, one after the other, as parallel compressors write them.
 """
@@ -96,7 +98,7 @@ def _by_streams(
         found, at = bytearray(), 0
         try:
             while at < len(content):
-                at = _stream(make(), content, at, found, most)
+                at = _behind_zeros(content, _stream(make(), content, at, found, most))
         except errors as error:
             raise UnpackError(f"cannot be unpacked at byte {at}: {error}") from error
         return memoryview(found)
@@ -115,6 +117,11 @@ def _stream(unpacker: _Decompressor, content: memoryview, at: int, found: bytear
         if len(found) > most:
             raise UnpackError(f"unpacks to more than {most} bytes")
     return at - len(unpacker.unused_data)
+
+
+def _behind_zeros(content: memoryview, at: int) -> int:
+    """Returns where the zeros end that begin at `at`: gzip(1) and xz(1) allow them behind a stream."""
+    return at if at < len(content) and content[at] else len(content) - len(bytes(content[at:]).lstrip(b"\0"))
 
 
 def _by_cramjam(module: str, function: str, content: memoryview, length: int) -> memoryview:

@@ -4,8 +4,8 @@ loader = StreamingDataLoader(dataset, 256, num_workers=4, ragged=("jpg",))
 
 @pipeline_def(batch_size=256, num_threads=4, device_id=0)
 def pipeline():
-jpegs, labels = fn.external_source(source=DaliSource(loader, ("jpg", "cls")), num_outputs=2, no_copy=True)
-return fn.decoders.image(jpegs, device="mixed"), labels
+    jpegs, labels = fn.external_source(source=DaliSource(loader, ("jpg", "cls")), num_outputs=2, no_copy=True)
+    return fn.decoders.image(jpegs, device="mixed"), labels
 """
 
 from __future__ import annotations

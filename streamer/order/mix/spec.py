@@ -222,10 +222,16 @@ def _check_members(spec: MixSpec) -> None:
             raise ConfigError(
                 f"member {member.name}: lanes={member.order.lanes} is not the mix's {spec.lanes}", field="lanes"
             )
-        if member.samples < 1 or min(member.passes, member.origin, member.turn) < 0:
-            raise ConfigError(f"member {member.name}: a number of {member} is too small", field="members")
+        numbers = {name: getattr(member, name) for name in ("samples", "passes", "origin", "turn")}
+        wrong = [f"{name}={number}" for name, number in numbers.items() if number < (name == "samples")]
+        if wrong:
+            raise ConfigError(f"member {member.name}: {', '.join(wrong)} is too small", field="members")
         if member.passes and member.origin % member.samples:
-            raise ConfigError(f"member {member.name}: passes need a pass's begin", field="repeat")
+            raise ConfigError(
+                f"member {member.name}: repeat= begins with a whole pass, but {member.origin % member.samples} of its "
+                f"{member.samples} samples are read; give it a weight until the pass ends",
+                field="repeat",
+            )
 
 
 def _check_stages(spec: MixSpec) -> None:
