@@ -148,11 +148,9 @@ def matched(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | Non
     Raises:
         ManifestError: a sample without a row must have one, a row is of two samples, or no row is of any sample.
     """
-    if not manifest.whole_objects or rules.on is not None:
+    if (rows := key_rows(manifest, rules)) is None:
         return None
-    table = AnnotationTable.open(rules.table)
-    rows = np.fromiter(map(table.find, _keys(manifest)), np.int64, manifest.samples)
-    found = rows >= 0
+    table, found = AnnotationTable.open(rules.table), rows >= 0
     if not found.any() or (rules.missing == "error" and not found.all()):
         first = manifest.name(int(np.argmin(found))).object_key
         count = f"{int((~found).sum()):,} of {manifest.samples:,} samples have none: " if len(found) > 1 else ""
@@ -162,6 +160,14 @@ def matched(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | Non
         row = int(np.setdiff1d(np.arange(len(table)), rows)[0])
         logger.info("%d of %d rows of %s are of no sample, as %r", spare, len(table), table.head.url, table.key(row))
     return found
+
+
+def key_rows(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.int64] | None:
+    """Returns the row of each sample, -1 for none: int64, shape (samples,); None: as of `matched`."""
+    if not manifest.whole_objects or rules.on is not None:
+        return None
+    table = AnnotationTable.open(rules.table)
+    return np.fromiter(map(table.find, _keys(manifest)), np.int64, manifest.samples)
 
 
 def _keys(manifest: Manifest) -> Iterator[str]:

@@ -35,6 +35,20 @@ def open_manifest(
     Raises:
         ManifestError, StoreError: it cannot be found or built.
     """
+    notes: list[str] = []
+    with terminal.progress("indexing", "bytes") as bar:
+        folder = client.manifest(
+            request_of(arguments, chunk_bytes),
+            lambda step: bar.update(step.done, step.total or None, step.text),
+            notes.append,
+        )
+    for note in notes:
+        terminal.note(note)
+    return Manifest.open(folder)
+
+
+def request_of(arguments: argparse.Namespace, chunk_bytes: int | None = None) -> GetManifest:
+    """The request for the manifest of the urls."""
     request = GetManifest(
         0,
         [absolute(url) for url in arguments.urls],
@@ -43,13 +57,4 @@ def open_manifest(
         chunk_bytes=chunk_bytes or 0,
         limit_seconds=NO_LIMIT_SECONDS,
     )
-    notes: list[str] = []
-    with terminal.progress("indexing", "bytes") as bar:
-        folder = client.manifest(
-            with_sample_choice(request, arguments),
-            lambda step: bar.update(step.done, step.total or None, step.text),
-            notes.append,
-        )
-    for note in notes:
-        terminal.note(note)
-    return Manifest.open(folder)
+    return with_sample_choice(request, arguments)

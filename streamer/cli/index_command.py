@@ -40,6 +40,7 @@ examples:
   streamer index s3://bucket/train/ --explain 4096 --nodes 4
   streamer index s3://bucket/tokens/ --packing 8192 --explain 256    rows for Packing(8192), and what they give
   streamer index s3://bucket/raw/ --out s3://bucket/manifests/raw/ --on processes:16
+  streamer index s3://bucket/train/ --columns json.width,json.lang   for select(where="json.width >= 256")
   streamer index mix.toml --explain 4096     the datasets of a mix, as MixedDataset.from_file reads it
 """
 
@@ -66,6 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=size_or_auto,
         metavar="SIZE",
         help="how much is fetched and cached together (default: auto; for jobs to find another, tell them manifest=)",
+    )
+    parser.add_argument(
+        "--columns",
+        type=_names,
+        default=(),
+        metavar="NAMES",
+        help="fields of the samples, as width,json.lang, kept beside the manifest in the cache folder, for "
+        "select(where=...), and __key__ for find(key); reads only these columns of Parquet, else all bytes",
     )
     parser.add_argument(
         "--explain",
@@ -114,15 +123,28 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     return Exit.DONE
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of names as width,lang")
+    return names
+
+
 @contextmanager
 def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[Manifest]:
     """Yields the manifest, built by the engine of this machine, or in tasks."""
     if arguments.on is None:
-        from streamer.cli.dataset import client_settings, open_manifest
+        from streamer.cli.dataset import client_settings, open_manifest, request_of
         from streamer.client.engine_client import EngineClient
 
         with EngineClient(client_settings(arguments)) as client:
             manifest = open_manifest(client, arguments, terminal, arguments.chunk_bytes)
+            if arguments.columns:
+                from streamer.loader.rank.column_reader import Columns
+
+                spare = client.settings.runtime_dir / "selections"
+                Columns(manifest, None, spare, client, request_of(arguments)).read(arguments.columns)
+                terminal.line(f"columns: {', '.join(arguments.columns)}")
         yield manifest
         return
     notes: list[str] = []
@@ -143,6 +165,8 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
     from streamer.indexing.source import Source, manifest_of_source
     from streamer.manifest.builder.build import BuildOptions
 
+    if arguments.columns:
+        raise ConfigError("--columns are read by the engine of this machine: leave --on out", field="columns")
     if not arguments.out and not arguments.beside:
         raise ConfigError("--on needs --out or --beside: there is no engine that keeps the manifest", field="on")
     source = Source(

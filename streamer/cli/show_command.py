@@ -51,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dataset(parser)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--sample", type=int, metavar="N", help="its number in the manifest; negative: from the end")
-    which.add_argument("--key", metavar="KEY", help="the first one of this __key__ (reads tars from the start)")
+    which.add_argument(
+        "--key",
+        metavar="KEY",
+        help="the first one of this __key__ (reads tars from the start, unless `streamer index --columns __key__` has)",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the picture there (.png, .jpg, ...)")
     parser.add_argument(
         "--annotations",

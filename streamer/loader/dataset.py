@@ -194,12 +194,25 @@ class StreamingDataset(FixedArguments, EpochDataset):
     def get(self, key: str) -> object:
         """Reads the first sample with this "__key__".
 
-        The names of tar entries are in the archives only, which are read chunk by chunk until the key is found.
+        The names of tar entries are in the archives only, which are read chunk by chunk until the key is found, unless
+        `streamer index --columns __key__` has read them.
 
         Raises:
             KeyError: no sample has this key.
         """
         return self._member.look(self.epoch, self._member.find(key))
+
+    def find(self, key: str) -> int:
+        """The number of the first sample with this "__key__": `dataset[dataset.find(key)]` is `dataset.get(key)`.
+
+        Reads no data: the keys of raw files are in the manifest, those of others in the column that `streamer index
+        --columns __key__` has made.
+
+        Raises:
+            KeyError: no sample has this key.
+            ConfigError: there is no such column.
+        """
+        return self._member.find(key, reads=False)
 
     def select(
         self,
@@ -211,6 +224,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         max_bytes: int | None = None,
         fraction: tuple[float, float] | None = None,
         seed: int = 0,
+        where: str | None = None,
         transform: Transform | EllipsisType | None = ...,
     ) -> StreamingDataset:
         """Returns a dataset of the samples that meet all conditions, which are applied at first use. Can be repeated.
@@ -226,12 +240,15 @@ class StreamingDataset(FixedArguments, EpochDataset):
             max_bytes: largest stored size of a sample, inclusive.
             fraction: a random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
             seed: of the random parts.
+            where: a condition on columns, "width >= 256 and lang == 'en'": fields of the annotations or of Parquet
+                files, and what `streamer index --columns` has kept (docs/select.md).
             transform: of the new dataset, None for none; left out: that of this dataset.
 
         Raises:
             ConfigError: invalid conditions.
         """
-        added = choice(indices, keys=keys, labels=labels, sizes=(min_bytes, max_bytes), fraction=fraction, seed=seed)
+        sizes = min_bytes, max_bytes
+        added = choice(indices, keys=keys, labels=labels, sizes=sizes, fraction=fraction, seed=seed, where=where)
         options = self._member.options
         other = StreamingDataset.__new__(StreamingDataset)
         other._start(self._member.part(added, options if transform is ... else replace(options, transform=transform)))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.condition import ColumnsOf, Condition
 from streamer.manifest.packing import hash_keys
 from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
@@ -40,6 +41,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
         fraction: the part `[start, stop)` of 0..1 by a hash of each sample: (0, 0.9) and (0.9, 1) together have every
             sample once, and a sample stays on its side when the dataset grows.
         seed: selects another split.
+        condition: on columns, see `streamer.manifest.condition`.
     """
 
     keys: Sequence[str] | None = None
@@ -48,6 +50,7 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     indices: Iterable[int] | None = None
     fraction: tuple[float, float] | None = None
     seed: int = 0
+    condition: str | None = None
 
 
 class Selection:
@@ -64,14 +67,22 @@ class Selection:
         self.manifest, self.ordinals, self.digest, self.path = manifest, ordinals, digest, path
 
     @classmethod
-    def create(cls, manifest: Manifest, where: Where, spare: Path | None = None) -> Self:
+    def create(
+        cls, manifest: Manifest, where: Where, spare: Path | None = None, columns: ColumnsOf | None = None
+    ) -> Self:
         """Selects the samples that meet all conditions; see `of` for the file that is written.
+
+        Args:
+            manifest: the manifest to select from.
+            where: the conditions.
+            spare: as of `of`.
+            columns: returns columns of the manifest's samples; needed for `where.condition`.
 
         Raises:
             ConfigError: a condition is invalid, or selects nothing.
             ManifestError: the file cannot be written.
         """
-        ordinals = _select(manifest, where)
+        ordinals = _select(manifest, where, columns)
         if not len(ordinals):
             raise ConfigError(f"the selection has none of the {manifest.samples} samples: {where}", field="select")
         return cls.of(manifest, ordinals, spare)
@@ -164,7 +175,7 @@ def _write(path: Path, ordinals: Int64Array) -> None:
         settle_file(place / path.name, path)
 
 
-def _select(manifest: Manifest, where: Where) -> Int64Array:
+def _select(manifest: Manifest, where: Where, columns: ColumnsOf | None) -> Int64Array:
     if where.indices is None:
         candidates = np.arange(manifest.samples, dtype=np.int64)
     else:
@@ -173,7 +184,7 @@ def _select(manifest: Manifest, where: Where) -> Int64Array:
             raise ConfigError(
                 f"indices {candidates[0]}..{candidates[-1]} of {manifest.samples} samples", field="indices"
             )
-    tests = list(_tests(manifest, where))
+    tests = list(_tests(manifest, where, columns))
     if not tests:
         return candidates
     blocks = range(0, len(candidates), _BLOCK_SAMPLES)
@@ -185,7 +196,7 @@ def _select(manifest: Manifest, where: Where) -> Int64Array:
 _Test = Callable[[Int64Array], NDArray[np.bool_]]
 
 
-def _tests(manifest: Manifest, where: Where) -> Iterable[_Test]:
+def _tests(manifest: Manifest, where: Where, columns: ColumnsOf | None) -> Iterable[_Test]:
     """The conditions, the cheap ones first."""
     if where.labels is not None:
         yield _label_test(manifest, where.labels)
@@ -193,6 +204,9 @@ def _tests(manifest: Manifest, where: Where) -> Iterable[_Test]:
         yield _size_test(manifest, where.sizes)
     if where.fraction is not None:
         yield _fraction_test(manifest, where.fraction, where.seed)
+    if where.condition is not None:
+        assert columns is not None, "a condition needs columns"
+        yield Condition(where.condition).test(columns, manifest.samples)
     if where.keys is not None:
         yield _key_test(manifest, where.keys)
 

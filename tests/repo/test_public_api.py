@@ -196,6 +196,7 @@ def test_the_dataset_has_these_methods():
         "classes",
         "close",
         "epoch",
+        "find",
         "get",
         "load_state_dict",
         "refresh",

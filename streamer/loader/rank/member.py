@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -35,6 +37,9 @@ from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import IndexProgress
+
+if TYPE_CHECKING:
+    from streamer.manifest.condition import ColumnValues
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +108,8 @@ class Member:
             decode = self.options.decode
             SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle).check(manifest.facts.fields)
             choices = (*kept(manifest, joined), *self.choices)
-            opened = OpenedDataset(manifest, choose(manifest, choices, place), joined)
+            columns = partial(self._columns, manifest, joined, place)
+            opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined)
             if (packing := self.options.packing) is not None:
                 opened.pack(packing, place, shuffle=shuffle_mode(self.options.shuffle) != "none")
             self._opened = opened
@@ -177,14 +183,19 @@ class Member:
             maker = SampleMaker(self.manifest, content, rules or self.rules(), lambda _: index)
             return maker.make(maker.places(chosen, runs=(epoch,))[0])
 
-    def find(self, key: str) -> int:
+    def find(self, key: str, *, reads: bool = True) -> int:
         """The number in the selection of the first sample of that key.
+
+        Args:
+            key: its "__key__".
+            reads: whether the data are read where the keys are nowhere else.
 
         Raises:
             KeyError: there is none.
+            ConfigError: the data would have to be read.
         """
         with self._streamed() as content:
-            ordinal = find_key(self.manifest, self.opened.selection, content, key)
+            ordinal = find_key(self.manifest, self.opened.selection, content, key, reads=reads)
         return self.opened.number(ordinal)
 
     def close(self) -> None:
@@ -222,6 +233,20 @@ class Member:
         """The folder of the current table."""
         with self.connections.for_requests() as connection:
             return find_table(connection, annotations, self._announcer)
+
+    def _columns(
+        self, manifest: Manifest, joined: JoinRules | None, spare: Path, names: Sequence[str]
+    ) -> list[ColumnValues]:
+        """Columns of the samples, for a condition."""
+        # Only here: a dataset without conditions does not load it.
+        from streamer.loader.rank.column_reader import Columns
+
+        request = self.options.manifest_request(self.rank_config())
+        with (
+            self.connections.for_requests() as connection,
+            watched(logger, lambda: f"columns {', '.join(names)} to be read"),
+        ):
+            return Columns(manifest, joined, spare, connection, request).get(names)
 
     def annotation_classes(self) -> list[str]:
         """Names of the labels of the annotations."""

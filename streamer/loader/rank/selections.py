@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from streamer.errors import ConfigError
 from streamer.loader import checks
+from streamer.manifest.condition import ColumnsOf, Condition
 from streamer.manifest.selection import Selection, Where, check_fraction
 from streamer.manifest.table import Manifest
 from streamer.unique import unique
@@ -33,6 +34,7 @@ def choice(
     sizes: tuple[int | None, int | None],
     fraction: tuple[float, float] | None,
     seed: int,
+    where: str | None = None,
 ) -> Choice | None:
     """The conditions of one selection, checked as far as they can be without the manifest; None: there are none.
 
@@ -42,25 +44,29 @@ def choice(
     for name, size in zip(("min_bytes", "max_bytes"), sizes, strict=True):
         if size is not None:
             checks.at_least(name, size, 0)
-    where = Where(
+    found = Where(
         keys=_texts("keys", [keys] if isinstance(keys, str) else keys),
         labels=[labels] if isinstance(labels, str | int) else labels,
         sizes=None if sizes == (None, None) else sizes,
         fraction=None if fraction is None else check_fraction(fraction),
         seed=checks.at_least("seed", seed, 0),
+        condition=None if where is None else Condition(where).text,
     )
-    if indices is None and where == Where(seed=where.seed):
+    if indices is None and found == Where(seed=found.seed):
         return None
-    return _numbers(indices), where
+    return _numbers(indices), found
 
 
-def choose(manifest: Manifest, choices: Sequence[Choice], spare: Path | None = None) -> Selection | None:
+def choose(
+    manifest: Manifest, choices: Sequence[Choice], spare: Path | None = None, columns: ColumnsOf | None = None
+) -> Selection | None:
     """Applies selections one after the other; None if there are none.
 
     Args:
         manifest: of the dataset.
         choices: in order.
         spare: the folder of selections if the cache folder is read-only for this process.
+        columns: returns columns of the manifest, for conditions on them.
 
     Raises:
         ConfigError: an invalid condition, or no sample is left.
@@ -71,7 +77,7 @@ def choose(manifest: Manifest, choices: Sequence[Choice], spare: Path | None = N
         candidates = None if selection is None else selection.ordinals
         if indices is not None:
             candidates = pick(np.arange(manifest.samples) if candidates is None else candidates, indices)
-        selection = Selection.create(manifest, msgspec.structs.replace(where, indices=candidates), spare)
+        selection = Selection.create(manifest, msgspec.structs.replace(where, indices=candidates), spare, columns)
     return selection
 
 

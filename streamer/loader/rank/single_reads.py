@@ -7,17 +7,23 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from streamer.client.engine_client import EngineClient
+from streamer.errors import ConfigError
 from streamer.formats.registry import open_format
 from streamer.loader.samples.maker import SampleLocation
+from streamer.manifest.column_files import ColumnFiles
+from streamer.manifest.condition import Condition
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
+
+KEY = "__key__"
 
 # More than one looks at.
 _MANY_READS = 64
@@ -59,6 +65,11 @@ class StreamedBytes:
         self._dataset = manifest.digest
         self._manifest = manifest
 
+    @property
+    def spare(self) -> Path:
+        """The folder of columns where that of the manifest is read-only for this process."""
+        return self._connection.settings.runtime_dir / "selections"
+
     def read(self, place: SampleLocation) -> memoryview:
         """The sample's bytes."""
         return self.read_chunk(place.chunk, place.start, place.stop)
@@ -81,16 +92,38 @@ class StreamedBytes:
         return memoryview(bytearray(b"".join(pieces)))
 
 
-def find_key(manifest: Manifest, selection: Selection | None, content: StreamedBytes, key: str) -> int:
+def find_key(
+    manifest: Manifest, selection: Selection | None, content: StreamedBytes, key: str, *, reads: bool = True
+) -> int:
     """The manifest ordinal of the first sample with this key.
+
+    Args:
+        manifest: of the samples.
+        selection: samples outside it do not count.
+        content: of the samples.
+        key: looked for in the column of keys if `streamer index --columns __key__` has made one.
+        reads: whether the data are read where keys are nowhere else.
 
     Raises:
         KeyError: there is none.
+        ConfigError: the data would have to be read.
     """
+    if (column := ColumnFiles(manifest, content.spare).find(KEY)) is not None:
+        candidates = np.arange(manifest.samples) if selection is None else selection.ordinals
+        found = np.flatnonzero(Condition(f"{KEY} == {key!r}").test(lambda _: [column], manifest.samples)(candidates))
+        if found.size:
+            return int(candidates[found[0]])
+        raise KeyError(f"no sample has the key {key!r}")
+    if not reads and not manifest.whole_objects:
+        raise ConfigError(
+            f"find({key!r:.100}): the keys of these samples are in the samples: `streamer index "
+            f"{' '.join(manifest.urls[:1])} --columns {KEY}` reads them once; get(key) reads until it finds one",
+            field="key",
+        )
     named: Iterator[tuple[int, str]]
     if manifest.whole_objects:
-        candidates: Iterable[int] = range(manifest.samples) if selection is None else selection.ordinals.tolist()
-        named = ((ordinal, manifest.name(ordinal).object_key) for ordinal in candidates)
+        ordinals: Iterable[int] = range(manifest.samples) if selection is None else selection.ordinals.tolist()
+        named = ((ordinal, manifest.name(ordinal).object_key) for ordinal in ordinals)
     else:
         named = _names_in_chunks(manifest, selection, content)
     for ordinal, name in named:

@@ -1,0 +1,318 @@
+"""Conditions on columns: "width >= 256 and lang == 'en'", parsed to a few operations of numpy.
+
+The text is parsed as an expression of Python, of which only these parts are allowed; nothing of it is ever executed.
+
+    and, or, not, ( )                      of conditions
+    == != < <= > >=, also 0 < width < 9    of columns, numbers and texts
+    in ('en', 'de'), not in (1, 2)         of a column and values
+    is None, is not None                   whether a column has a value
+    + - * /                                of numbers, as 64-bit floats
+    flag                                   a column of truth values by itself
+    json.width                             a part of a field
+
+A comparison with a missing value is unknown, as in SQL: neither it nor its `not` selects the sample. NaN is a value,
+for which all comparisons but `!=` are false. Texts are compared by their code points.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError
+from streamer.manifest.columns import BinaryColumn
+
+Int64Array = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Kind = Literal["bool", "int", "float", "text"]
+
+_LONGEST = 10_000
+# Levels of a condition; Python's own limit of recursion is at a thousand.
+_DEEPEST = 100
+_Compared = Callable[[Any, Any], Any]
+_COMPARED: dict[type[ast.cmpop], _Compared] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_SWAPPED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+_CALCULATED: dict[type[ast.operator], np.ufunc] = {
+    ast.Add: np.add,
+    ast.Sub: np.subtract,
+    ast.Mult: np.multiply,
+    ast.Div: np.true_divide,
+}
+
+
+class ColumnValues(msgspec.Struct, frozen=True, eq=False):
+    """A column, one value per sample.
+
+    Attributes:
+        kind: of the values.
+        valid: bool, shape (n,): the sample has a value.
+        values: int64 (of "bool" 0 and 1) or float64, shape (n,); of texts their UTF-8.
+    """
+
+    kind: Kind
+    valid: Flags
+    values: NDArray[np.generic] | BinaryColumn
+
+
+ColumnsOf = Callable[[Sequence[str]], Sequence[ColumnValues]]
+
+
+class _Truth(msgspec.Struct, frozen=True, eq=False):
+    """A condition for some samples: where it is true, and where it is known."""
+
+    true: Flags
+    known: Flags
+
+
+class _Numbers(msgspec.Struct, frozen=True, eq=False):
+    """Numbers of some samples, or one number for all."""
+
+    values: NDArray[Any] | int | float
+    valid: Flags | bool = True
+
+
+class _Texts(msgspec.Struct, frozen=True, eq=False):
+    """Texts of some samples."""
+
+    column: BinaryColumn
+    rows: Int64Array
+    valid: Flags
+
+    def compare(self, compared: _Compared, text: str) -> Flags:
+        """Compares each with a text."""
+        wanted = text.encode("utf-8", "surrogatepass")
+        if compared in {operator.eq, operator.ne}:
+            equal = self._equal(wanted)
+            return equal if compared is operator.eq else ~equal
+        column = self.column
+        return np.fromiter((compared(column[row], wanted) for row in self.rows.tolist()), np.bool_, len(self.rows))
+
+    def _equal(self, wanted: bytes) -> Flags:
+        offsets, content = self.column.offsets, self.column.content
+        first = offsets[self.rows].astype(np.int64)
+        equal: Flags = offsets[self.rows + 1] - first == len(wanted)
+        some = np.flatnonzero(equal)
+        # Byte by byte over all rows that are still alike: as much memory as rows, whatever the length.
+        for at, byte in enumerate(wanted):
+            some = some[content[first[some] + at] == byte]
+        equal[:] = False
+        equal[some] = True
+        return equal
+
+
+Operand = _Numbers | _Texts | str
+
+
+class Condition:
+    """A parsed condition.
+
+    Args:
+        text: as the user writes it.
+
+    Attributes:
+        columns: names of the columns that it uses, each once.
+
+    Raises:
+        ConfigError: it is no such condition; says where.
+    """
+
+    def __init__(self, text: object) -> None:
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(
+                f"where={text!r:.100}: give a condition as \"width >= 256 and lang == 'en'\"", field="where"
+            )
+        if len(text) > _LONGEST:
+            raise ConfigError(f"where= has {len(text)} characters, more than {_LONGEST}", field="where")
+        self.text = text
+        try:
+            self._tree = ast.parse(text.strip(), mode="eval").body
+        except SyntaxError as error:
+            hint = "; conditions are written with ==, and, or, not, in, is None"
+            raise self.error(f"{error.msg} at character {error.offset}{hint}") from error
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise self.error(f"cannot be parsed: {type(error).__name__} {error}") from error
+        self.columns = self._check(self._tree)
+
+    def __repr__(self) -> str:
+        return f"Condition({self.text!r})"
+
+    def test(self, columns_of: ColumnsOf, samples: int) -> Callable[[Int64Array], Flags]:
+        """Returns the test of samples by their ordinals.
+
+        Args:
+            columns_of: returns columns by their names.
+            samples: of the dataset.
+
+        Raises:
+            ConfigError: values that cannot be compared.
+        """
+        columns = dict(zip(self.columns, columns_of(self.columns), strict=True))
+        for name, column in columns.items():
+            assert len(column.valid) == samples, f"column {name} has {len(column.valid)} values"
+        # Types are wrong for all samples or none: said before any is looked at.
+        _Evaluation(self, columns, np.empty(0, np.int64)).truth(self._tree)
+        return lambda ordinals: _Evaluation(self, columns, ordinals).truth(self._tree).true
+
+    def _check(self, tree: ast.expr) -> list[str]:
+        """The names of a tree of allowed parts."""
+        names: dict[str, None] = {}
+        open_nodes: list[tuple[ast.AST, int]] = [(tree, 0)]
+        while open_nodes:
+            node, depth = open_nodes.pop()
+            if depth > _DEEPEST:
+                raise self.error(f"more than {_DEEPEST} levels deep")
+            if isinstance(node, ast.Name | ast.Attribute):
+                names[self.name(node)] = None
+                continue
+            if not isinstance(node, _ALLOWED):
+                what = type(node).__name__
+                raise self.error(f"{what} is not part of conditions (and, or, not, comparisons, in, is None, + - * /)")
+            open_nodes += [(child, depth + 1) for child in ast.iter_child_nodes(node)]
+        if not names:
+            raise self.error("it names no column")
+        return sorted(names)
+
+    def name(self, node: ast.expr) -> str:
+        """The name of a column, with the names of its parts."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.insert(0, node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            raise self.error(f"{type(node).__name__} is no column: only names, and parts of them as json.width")
+        return ".".join([node.id, *parts])
+
+    def error(self, what: str) -> ConfigError:
+        """The error that names the condition."""
+        return ConfigError(f"where={self.text!r:.200}: {what}", field="where")
+
+
+_ALLOWED = (
+    *(ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.BinOp, ast.Constant),
+    *(ast.Load, ast.Tuple, ast.List, ast.Set, ast.In, ast.NotIn, ast.Is, ast.IsNot, *_COMPARED, *_CALCULATED),
+)
+
+
+class _Evaluation:
+    """Evaluates a condition for some samples."""
+
+    def __init__(self, condition: Condition, columns: dict[str, ColumnValues], ordinals: Int64Array) -> None:
+        self._condition, self._columns, self._ordinals = condition, columns, ordinals
+
+    def truth(self, node: ast.expr) -> _Truth:
+        """A node that is true or false."""
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                return self._joined([self.truth(value) for value in values], every=isinstance(op, ast.And))
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                found = self.truth(inner)
+                return _Truth(found.known & ~found.true, found.known)
+            case ast.Compare(left=left, ops=ops, comparators=rights):
+                sides = [left, *rights]
+                pairs = zip(pairwise(sides), ops, strict=True)
+                return self._joined([self._compared(*pair, op) for pair, op in pairs], every=True)
+            case ast.Name() | ast.Attribute():
+                column = self._columns[self._condition.name(node)]
+                if column.kind != "bool":
+                    raise self._condition.error(
+                        f"{ast.unparse(node)} is a {column.kind}, no truth value: compare it with something"
+                    )
+                valid = column.valid[self._ordinals]
+                return _Truth(valid & (self._taken(column) != 0), valid)
+            case _:
+                raise self._condition.error(f"{ast.unparse(node)!r:.100} is not true or false")
+
+    def _joined(self, parts: Sequence[_Truth], *, every: bool) -> _Truth:
+        """`and` or `or` of some conditions: known as soon as one decides."""
+        combine = np.logical_and if every else np.logical_or
+        true = combine.reduce([part.true for part in parts])
+        decided = [part.known & (~part.true if every else part.true) for part in parts]
+        known = np.logical_and.reduce([part.known for part in parts]) | np.logical_or.reduce(decided)
+        return _Truth(true, known)
+
+    def _compared(self, left: ast.expr, right: ast.expr, op: ast.cmpop) -> _Truth:
+        if isinstance(op, ast.Is | ast.IsNot):
+            return self._is_none(left, right, present=isinstance(op, ast.IsNot))
+        if isinstance(op, ast.In | ast.NotIn):
+            if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
+                raise self._condition.error(f"{ast.unparse(right)!r:.100} after `in`: give values as ('en', 'de')")
+            found = self._joined([self._compared(left, value, ast.Eq()) for value in right.elts], every=False)
+            return found if isinstance(op, ast.In) else _Truth(found.known & ~found.true, found.known)
+        first, second = self._operand(left), self._operand(right)
+        if isinstance(first, str) or (isinstance(first, _Numbers) and not isinstance(first.values, np.ndarray)):
+            first, second, op = second, first, _SWAPPED.get(type(op), type(op))()
+        return self._result(first, second, _COMPARED[type(op)], f"{ast.unparse(left)} and {ast.unparse(right)}")
+
+    def _result(self, first: Operand, second: Operand, compared: _Compared, both: str) -> _Truth:
+        if isinstance(first, _Texts) and isinstance(second, str):
+            return _Truth(first.valid & first.compare(compared, second), first.valid)
+        if isinstance(first, _Texts) and isinstance(second, _Texts):
+            column, other = first.column, second.column
+            pairs = zip(first.rows.tolist(), second.rows.tolist(), strict=True)
+            valid = first.valid & second.valid
+            flags = (compared(column[row], other[same]) for row, same in pairs)
+            return _Truth(valid & np.fromiter(flags, np.bool_, len(valid)), valid)
+        if isinstance(first, _Numbers) and isinstance(second, _Numbers):
+            valid = np.ones(len(self._ordinals), np.bool_) & first.valid & second.valid
+            return _Truth(valid & np.asarray(compared(first.values, second.values)), valid)
+        raise self._condition.error(f"{both:.200} cannot be compared: one is a text and one a number")
+
+    def _is_none(self, left: ast.expr, right: ast.expr, *, present: bool) -> _Truth:
+        none = isinstance(right, ast.Constant) and right.value is None
+        if not none or not isinstance(left, ast.Name | ast.Attribute):
+            raise self._condition.error("`is` is for a column and None; compare values with ==")
+        valid = self._columns[self._condition.name(left)].valid[self._ordinals]
+        return _Truth(valid if present else ~valid, np.ones(len(valid), np.bool_))
+
+    def _operand(self, node: ast.expr) -> Operand:
+        match node:
+            case ast.Constant(value=str(value)):
+                return value
+            case ast.Constant(value=int() | float() as value):
+                if isinstance(value, float) and not value.is_integer():
+                    return _Numbers(value)
+                # A whole number stays one: 64-bit floats cannot tell those above 2^53 apart.
+                if not -(2**63) <= int(value) < 2**63:
+                    raise self._condition.error(f"{value:.3g} does not fit into 64 bits")
+                return _Numbers(int(value))
+            case ast.Constant(value=None):
+                raise self._condition.error("a comparison with None is never known: write `is None` or `is not None`")
+            case ast.Name() | ast.Attribute():
+                column = self._columns[self._condition.name(node)]
+                if isinstance(column.values, BinaryColumn):
+                    return _Texts(column.values, self._ordinals, column.valid[self._ordinals])
+                return _Numbers(self._taken(column), column.valid[self._ordinals])
+            case ast.UnaryOp(op=ast.USub(), operand=inner):
+                found = self._number(inner)
+                return _Numbers(-found.values, found.valid)
+            case ast.BinOp(left=left, op=op, right=right):
+                first, second = self._number(left), self._number(right)
+                with np.errstate(all="ignore"):
+                    values = _CALCULATED[type(op)](np.float64(first.values), np.float64(second.values))
+                return _Numbers(values, first.valid & second.valid)
+            case _:
+                raise self._condition.error(f"{ast.unparse(node)!r:.100} is not a column, a number or a text")
+
+    def _number(self, node: ast.expr) -> _Numbers:
+        found = self._operand(node)
+        if not isinstance(found, _Numbers):
+            raise self._condition.error(f"{ast.unparse(node)!r:.100} is no number")
+        return found
+
+    def _taken(self, column: ColumnValues) -> NDArray[Any]:
+        assert isinstance(column.values, np.ndarray)
+        return column.values[self._ordinals]
