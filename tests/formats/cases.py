@@ -12,11 +12,9 @@ import random
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ManifestError, RecodeError
@@ -35,9 +33,10 @@ from streamer.formats.base import (
     Span,
     Survey,
 )
+from streamer.formats.chunkfile import RecordTable, encode_table
 from streamer.formats.registry import find_format
 from streamer.manifest.builder.build import BuildOptions, build
-from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.model import Codec, Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from tests.formats.summary import EXPECTED, KEY, summary
 
@@ -226,10 +225,15 @@ def block_bytes(block: Block, whole: bytes, objects: Mapping[str, bytes] | None 
 def recode(chosen: Format, found: Found, block: Block, content: bytes) -> list[bytes]:
     """The records of a block."""
     made = chosen.recoder(facts_of(found)).recode(memoryview(content), block.samples, block.hint)
-    joined = b"".join(bytes(memoryview(part).cast("B")) for part in made.parts)
-    edges = np.concatenate([[0], np.cumsum(made.lengths)]).tolist()
-    assert edges[-1] == len(joined), "the lengths are those of the parts"
-    return [joined[start:stop] for start, stop in pairwise(edges)]
+    heads, shared = (
+        b"".join(bytes(memoryview(part).cast("B")) for part in parts) for parts in (made.parts, made.shared_parts)
+    )
+    assert (made.lengths.sum(), made.part_lengths.sum()) == (len(heads), len(shared)), "lengths are those of the parts"
+    assert made.part_ranges.shape[1] == block.part_ranges, "the index says how many ranges of parts a sample has"
+    content = memoryview(shared + heads + encode_table(made.lengths, made.part_lengths, made.part_ranges))
+    codec = Codec.SHARED if block.part_ranges else Codec.RECORDS
+    table = RecordTable.decode(content, len(made.lengths), codec, len(content))
+    return [bytes(table.record(sample, content)) for sample in range(table.samples)]
 
 
 def opened(case: Case, opener: Opener, content: memoryview, name: SampleName) -> Sample:

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 
 from streamer.errors import ConfigError, DecodeError, ManifestError
-from streamer.formats.base import Facts, Field, FieldSpec, Format, Opener, SampleName
+from streamer.formats.base import Facts, Field, FieldSpec, Opener, SampleName
 from streamer.formats.failures import refused
 from streamer.formats.names import COMPANIONS, base_name, is_hidden
 from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.formats.table.records import fixed_dtype, is_dtype
+from streamer.formats.windows.format import RowFormat
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Answer, Indexing, Need, Source, Span, Survey, Surveying
 
@@ -47,13 +48,13 @@ class Head(msgspec.Struct, frozen=True):
     kind: str
 
 
-class Npy(Format, frozen=True, forbid_unknown_fields=True):
+class Npy(RowFormat, frozen=True, forbid_unknown_fields=True):
     """`.npy` files: a sample is a row along axis 0, the field "array". All files have rows of one dtype and shape."""
 
     name = "npy"
     endings = (".npy",)
 
-    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+    def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the headers of all files, whose rows must be of one kind."""
         found = yield from read_heads(accepted)
         kind = found[0][1].kind
@@ -67,16 +68,16 @@ class Npy(Format, frozen=True, forbid_unknown_fields=True):
         sources = [Source(record, msgspec.msgpack.encode(head.rows)) for record, head in found]
         return Survey(sources, Facts(fields=(FieldSpec(FIELD, kind),)), read_bytes=0)
 
-    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+    def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the rows; reads nothing."""
         yield from msgspec.msgpack.decode(source.notes, type=Rows).spans(start)
 
-    def opener(self, facts: Facts) -> Opener:
+    def open_rows(self, facts: Facts) -> Opener:
         """Opens rows."""
         return RowOpener(facts.fields[0].kind)
 
 
-class RawArrays(Format, frozen=True, forbid_unknown_fields=True):
+class RawArrays(RowFormat, frozen=True, forbid_unknown_fields=True):
     """Files of numbers in C order: a sample is an array of one dtype and shape, the field "array".
 
     Attributes:
@@ -92,6 +93,7 @@ class RawArrays(Format, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuses a dtype that is not of numbers, and lengths that are not positive."""
+        super().__post_init__()
         if not is_dtype(self.dtype, "biufc"):
             raise ConfigError(f"RawArrays: dtype={self.dtype!r} is not a type of numbers", field="format")
         if any(length < 1 for length in self.shape):
@@ -108,7 +110,7 @@ class RawArrays(Format, frozen=True, forbid_unknown_fields=True):
         """Accepts all but hidden files and documents."""
         return not is_hidden(key) and base_name(key).lower().rpartition(".")[2] not in COMPANIONS
 
-    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+    def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the rows of a file, which must be as long as whole samples; reads nothing."""
         record = source.record
         count, rest = divmod(record.size - self.header_bytes, self.row_bytes)
@@ -121,14 +123,20 @@ class RawArrays(Format, frozen=True, forbid_unknown_fields=True):
             )
         yield from Rows(self.header_bytes, self.row_bytes, count).spans(start)
 
-    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+    def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Takes all objects, and reads nothing."""
         yield from ()
-        return Survey([Source(record) for record in accepted], read_bytes=0)
+        # Without windows the options say it; manifests of version 0.1 have no fields.
+        fields = (FieldSpec(FIELD, self._kind),) if self.window is not None else ()
+        return Survey([Source(record) for record in accepted], Facts(fields=fields), read_bytes=0)
 
-    def opener(self, facts: Facts) -> Opener:
+    def open_rows(self, facts: Facts) -> Opener:
         """Opens samples as the options describe them."""
-        return RowOpener(kind_of_rows(np.dtype(self.dtype), self.shape))
+        return RowOpener(self._kind)
+
+    @property
+    def _kind(self) -> str:
+        return kind_of_rows(np.dtype(self.dtype), self.shape)
 
 
 class RowOpener:

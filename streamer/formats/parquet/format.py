@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.formats.base import Block, Facts, Format, Recoder
+from streamer.formats.base import Block, Facts, Recoder
 from streamer.formats.failures import DamagedError, damaged, needing, refused
 from streamer.formats.parquet.facts import Wanted, describe, mismatch
 from streamer.formats.parquet.footer import ENCRYPTED_MAGIC, MAGIC, TAIL_BYTES, ColumnChunk, Footer, read_footer
 from streamer.formats.parquet.pages import Group, Pages, Primitive, blocks_of, needs_pages, read_pages
 from streamer.formats.reading import Range, Reading, near_needs, read_range, read_ranges
 from streamer.formats.table.records import TableOpener, head_bytes
+from streamer.formats.windows.format import RowFormat
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
@@ -40,7 +41,7 @@ class Tail(msgspec.Struct, frozen=True):
     footer_start: int
 
 
-class Parquet(Format, frozen=True, forbid_unknown_fields=True):
+class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
     """Parquet files.
 
     Attributes:
@@ -56,7 +57,7 @@ class Parquet(Format, frozen=True, forbid_unknown_fields=True):
         lower = key.lower()
         return lower.endswith(SUFFIXES) and not any(part[:1] in {".", "_"} for part in lower.split("/"))
 
-    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+    def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the schema of the first file.
 
         Raises:
@@ -82,7 +83,7 @@ class Parquet(Format, frozen=True, forbid_unknown_fields=True):
         expected = 2 * len(tail.content) * len(accepted)
         return Survey(sources, facts, read_bytes=min(expected, sum(record.size for record in accepted)))
 
-    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+    def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the blocks of one file, which must have the columns of the first one."""
         record = source.record
         # Larger chunks are of several blocks.
@@ -112,15 +113,19 @@ class Parquet(Format, frozen=True, forbid_unknown_fields=True):
         except DamagedError as error:
             raise damaged(record, str(error), tail.footer_start) from error
 
-    def opener(self, facts: Facts) -> TableOpener:
+    def open_rows(self, facts: Facts) -> TableOpener:
         """Opens records of a table."""
         return TableOpener(facts.fields)
 
-    def recoder(self, facts: Facts) -> Recoder:
+    def recode_rows(self, facts: Facts) -> Recoder:
         """Decodes pages with pyarrow."""
         with needing("Parquet is decoded with pyarrow", "parquet"):
             from streamer.formats.parquet.recode import ParquetRecoder
         return ParquetRecoder(facts)
+
+    def has_tables(self, facts: Facts) -> bool:
+        """All records are those of a table."""
+        return True
 
 
 def _read_end(record: ObjectRecord, known: bytes = b"") -> Reading[tuple[Tail, Footer]]:

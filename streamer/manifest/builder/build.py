@@ -120,11 +120,17 @@ async def build(
         rows = await _containers(listed, reader, options)
     if not rows.samples:
         raise ManifestError(
-            f"{len(rows.listing)} objects below {', '.join(wanted)} have no sample in them",
+            f"{len(rows.listing)} objects below {', '.join(wanted)} have no sample in them{_as_read(listed.indexer)}",
             urls=", ".join(wanted),
             objects=len(rows.listing),
         )
     return Manifest.open(await asyncio.to_thread(publish, rows, root))
+
+
+def _as_read(indexer: Indexer) -> str:
+    """Names the options, which may be why: a window of more rows than any object has."""
+    options = ", ".join(f"{name}={value!r}" for name, value in indexer.options.items())
+    return f" (format {indexer.name!r} with {options})" if options else ""
 
 
 async def _whole_objects(listed: Listed, options: BuildOptions) -> Rows:

@@ -20,9 +20,10 @@ from streamer.formats.arrays.hdf5.held import UNDEFINED, Held
 from streamer.formats.arrays.hdf5.objects import Header, read_group, read_header, read_root
 from streamer.formats.arrays.recode import Decode, TileRecoder
 from streamer.formats.arrays.tiles import NO_TILES, ArraysError, Column, ColumnHint, Tiles
-from streamer.formats.base import Block, Facts, Format, Opener, Recoder
+from streamer.formats.base import Block, Facts, Opener, Recoder
 from streamer.formats.failures import DamagedError, UnreadError, damaged, needing, refused
 from streamer.formats.reading import Reading
+from streamer.formats.windows.format import RowFormat
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 
@@ -50,7 +51,7 @@ class _Dataset(msgspec.Struct, frozen=True):
         return Column(self.dtype, self.shape, self.layout.chunk, tiles, codecs=self.filters, fill=self.fill)
 
 
-class HDF5(Format, frozen=True, forbid_unknown_fields=True):
+class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
     """HDF5 files: a sample is a row along axis 0 of one dataset, or of several ones of the same length.
 
     Attributes:
@@ -63,7 +64,7 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
     endings = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4", ".mat")
     datasets: dict[str, str] = msgspec.field(default_factory=dict)
 
-    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+    def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the headers of the first file's datasets."""
         if not accepted:
             return Survey([])
@@ -79,7 +80,7 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
         sources = [Source(record) for record in accepted]
         return Survey(sources, tiles.facts_of_columns(columns), read_bytes=min(sizes, expected))
 
-    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+    def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the rows of one file, whose dtypes and shapes must be those of the first one."""
         record, held = source.record, Held(source.record)
         there: list[str] = []
@@ -97,11 +98,11 @@ class HDF5(Format, frozen=True, forbid_unknown_fields=True):
                 if isinstance(item, Block) or item.start >= start:
                     yield item
 
-    def opener(self, facts: Facts) -> Opener:
+    def open_rows(self, facts: Facts) -> Opener:
         """Opens rows."""
         return tiles.opener_of(facts)
 
-    def recoder(self, facts: Facts) -> Recoder:
+    def recode_rows(self, facts: Facts) -> Recoder:
         """Decodes chunks."""
         return TileRecoder(facts, _decoder)
 

@@ -21,10 +21,11 @@ from streamer.formats.arrays.tiles import ArraysError, blocks_of, common_rows, f
 from streamer.formats.arrays.zarr.codecs import ChunkDecoder
 from streamer.formats.arrays.zarr.metadata import CHUNK_NAME, NAMES, ZarrArray, nodes_of, read_metadata
 from streamer.formats.arrays.zarr.shards import Stored
-from streamer.formats.base import Facts, Format, Opener, Recoder
+from streamer.formats.base import Facts, Opener, Recoder
 from streamer.formats.failures import refused
 from streamer.formats.names import base_name
 from streamer.formats.reading import Reading, read_ranges
+from streamer.formats.windows.format import RowFormat
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
 
@@ -49,7 +50,7 @@ class _Notes(msgspec.Struct, frozen=True):
         return json.dumps(msgspec.to_builtins(self)).encode()
 
 
-class Zarr(Format, frozen=True, forbid_unknown_fields=True):
+class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
     """Zarr stores: a sample is a row along axis 0 of one array, or of several ones of a group, of the same length.
 
     Attributes:
@@ -64,7 +65,7 @@ class Zarr(Format, frozen=True, forbid_unknown_fields=True):
         """Accepts objects with names of chunks."""
         return CHUNK_NAME.fullmatch(base_name(key)) is not None
 
-    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+    def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the metadata; the listing says which chunks there are."""
         nodes = nodes_of(others)
         if not nodes:
@@ -83,12 +84,12 @@ class Zarr(Format, frozen=True, forbid_unknown_fields=True):
                 if sources and own != facts:
                     raise ArraysError(f"it has rows of {own.fields}, a store before it of {facts.fields}")
                 facts = own
-                sources += _sources(stored, sidecar)
+                sources += _sources(stored, sidecar, together=self.window is not None)
             # The shards of other arrays than the longest may be read in two places.
             read_bytes += 2 * sum(each.array.index_bytes * len(each.objects) for each in stored.values())
         return Survey(sources, facts, read_bytes=read_bytes)
 
-    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+    def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the rows whose first object this is."""
         if not source.notes:
             return
@@ -102,11 +103,11 @@ class Zarr(Format, frozen=True, forbid_unknown_fields=True):
                 columns[name] = stored.column((yield from stored.chunks()))
             yield from blocks_of(columns, notes.rows, source.chunk_bytes)
 
-    def opener(self, facts: Facts) -> Opener:
+    def open_rows(self, facts: Facts) -> Opener:
         """Opens rows."""
         return opener_of(facts)
 
-    def recoder(self, facts: Facts) -> Recoder:
+    def recode_rows(self, facts: Facts) -> Recoder:
         """Unpacks chunks."""
         return TileRecoder(facts, ChunkDecoder)
 
@@ -160,12 +161,15 @@ def _stored(objects: Sequence[ObjectRecord], node: str, array: ZarrArray) -> Sto
     return Stored(array, [origin for origin, _ in found], [record for _, record in found])
 
 
-def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord) -> list[Source]:
-    """Returns the objects with which runs of rows are indexed, in the order of the rows, then the others."""
+def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord, *, together: bool) -> list[Source]:
+    """Returns the objects with which runs of rows are indexed, in the order of the rows, then the others.
+
+    `together`: all rows are indexed with the first one, because samples go on from object to object.
+    """
     columns = {name: each.column() for name, each in stored.items()}
     rows = common_rows(columns)
     longest = max(stored.values(), key=lambda each: each.column().row_bytes)
-    if len(stored) == 1 and not longest.array.shard:
+    if len(stored) == 1 and not longest.array.shard and not together:
         runs = longest.column(longest.tiles()).plain_rows()
         if runs is not None:
             pairs = zip(longest.objects, runs, strict=True)
@@ -175,7 +179,7 @@ def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord) -> list[Source
     firsts: list[int] = []
     before = -1
     for place, origin in enumerate(longest.origins):
-        if origin[0] != before and (not firsts or place - firsts[-1] >= _TOGETHER):
+        if origin[0] != before and (not firsts or (place - firsts[-1] >= _TOGETHER and not together)):
             firsts.append(place)
         before = origin[0]
     tops = {name: [origin[0] for origin in each.origins] for name, each in stored.items()}

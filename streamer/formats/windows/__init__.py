@@ -1,0 +1,1 @@
+"""Windows over rows: samples of several rows that follow each other."""
