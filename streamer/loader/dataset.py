@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import EllipsisType
-from typing import Never
+from typing import TYPE_CHECKING, Never
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -28,6 +28,10 @@ from streamer.loader.rows.options import Balance, Buckets, Packing, as_packing
 from streamer.loader.samples.maker import Transform
 from streamer.loader.skipping import OnError
 from streamer.order.growing import Growing
+
+if TYPE_CHECKING:
+    from streamer.loader.rank.joins.making import MissingRows
+    from streamer.loader.samples.joins import How
 
 
 class StreamingDataset(FixedArguments, EpochDataset):
@@ -250,9 +254,47 @@ class StreamingDataset(FixedArguments, EpochDataset):
         sizes = min_bytes, max_bytes
         added = choice(indices, keys=keys, labels=labels, sizes=sizes, fraction=fraction, seed=seed, where=where)
         options = self._member.options
-        other = StreamingDataset.__new__(StreamingDataset)
-        other._start(self._member.part(added, options if transform is ... else replace(options, transform=transform)))
-        return other
+        return self._of(
+            self._member.part(added, options if transform is ... else replace(options, transform=transform))
+        )
+
+    def join(
+        self,
+        other: StreamingDataset,
+        *,
+        on: str | tuple[str, str],
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        missing: MissingRows = "error",
+        how: How = "one",
+    ) -> StreamingDataset:
+        """Returns a dataset whose samples have the fields of another one, too, joined by key (docs/joins.md).
+
+        The order, the epochs and what a state keeps are those of this dataset. The keys of both are read at the first
+        use; what other samples and fields the other one has costs nothing. Can be repeated.
+
+        Args:
+            other: any dataset, of any size, with its own format, credentials, decoders and selections. The transform of
+                this one gets the fields of both.
+            on: the key: "__key__", a field, or a part of a JSON field ("json.uid"), of the same name in both; or a
+                pair: in this dataset, in the other. Texts or whole numbers.
+            columns: fields of the other dataset that samples get, or their new names by name; None: all but the key.
+            missing: a sample without a row is an "error", gets None ("null"), or is left out ("drop").
+            how: "one": a sample has one row, of which it gets the fields; "many": any number, in the order of the other
+                dataset, of which it gets lists.
+
+        Raises:
+            ConfigError: an invalid argument. Keys that do not fit are a ManifestError at the first use.
+        """
+        from streamer.loader.rank.joins.making import Join, JoinArguments
+
+        if not isinstance(other, StreamingDataset):
+            raise ConfigError(f"join({type(other).__name__}): give a StreamingDataset", field="join")
+        own, right = self._member, other._member
+        if right.joins:
+            raise ConfigError("join() with a dataset that is joined itself: join each to this one", field="join")
+        given = JoinArguments(on, columns, missing, how)
+        join = Join.of(own.options, (right.options, right.choices), given, after=len(own.choices))
+        return self._of(own.part(None, own.options, (join,)))
 
     def refresh(self) -> bool:
         """Lists the objects again; True: they have changed, and the next epoch uses the new ones. Collective.
@@ -269,6 +311,12 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     # ------------------------------------------------------------ inside
 
+    @staticmethod
+    def _of(member: Member) -> StreamingDataset:
+        made = StreamingDataset.__new__(StreamingDataset)
+        made._start(member)
+        return made
+
     def _start(self, member: Member) -> None:
         self._member = member
         self._begin_at_zero(Opening(member.options, [member], member.job, member.shared))
@@ -283,6 +331,6 @@ class StreamingDataset(FixedArguments, EpochDataset):
         settings, epochs = state["settings"], state["epochs"]
         assert isinstance(settings, bytes)
         assert isinstance(epochs, EpochCell)
-        (options, choices, job), resume = cloudpickle.loads(settings)
-        self._start(Member(options, choices, job, epochs))
+        of_member, resume = cloudpickle.loads(settings)
+        self._start(Member.of_settings(of_member, epochs))
         self._resume = resume

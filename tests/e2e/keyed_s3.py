@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -27,6 +28,7 @@ class KeyedS3:
         slow_down: the bucket whose reads are answered 503 at present.
         bytes_per_second: what all reads together may take; 0: no limit.
         sent_bytes: of all reads so far.
+        sent: the same by bucket.
     """
 
     def __init__(self, buckets: dict[str, dict[str, bytes]], keys: dict[str, str]) -> None:
@@ -36,6 +38,7 @@ class KeyedS3:
         self.slow_down = ""
         self.bytes_per_second = 0.0
         self.sent_bytes = 0
+        self.sent: Counter[str] = Counter()
         self._link = threading.Lock()
         store = self
 
@@ -96,6 +99,7 @@ class KeyedS3:
         self.reads.append((bucket, key, status))
         with self._link:  # one after the other, as on a link that is full
             self.sent_bytes += len(part)
+            self.sent[bucket] += len(part)
             if self.bytes_per_second:
                 time.sleep(len(part) / self.bytes_per_second)
         self._send(request, status, part, headers)

@@ -198,6 +198,7 @@ def test_the_dataset_has_these_methods():
         "epoch",
         "find",
         "get",
+        "join",
         "load_state_dict",
         "refresh",
         "repeated",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -24,6 +25,7 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.transforms import as_transform
 from streamer.errors import ConfigError, StreamerError
 from streamer.loader.rank.agreement import agree, detect, gather_for
+from streamer.loader.rank.arguments import Index
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
@@ -34,12 +36,17 @@ from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.opened import MemberRecipe, OpenedDataset
 from streamer.loader.waiting import NOTICE_SECONDS, watched
 from streamer.manifest.reader_lock import open_held
+from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import IndexProgress
 
 if TYPE_CHECKING:
+    from streamer.loader.rank.joins.keys import KeyReader
+    from streamer.loader.rank.joins.making import Join
+    from streamer.loader.samples.joins import OpenedJoin
     from streamer.manifest.condition import ColumnValues
+    from streamer.manifest.selection import Selection
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +59,27 @@ class Member:
         choices: selections, in order.
         job: name of the job if the environment has none.
         shared: the state shared by all processes of the dataset.
+        joins: the datasets that its samples are joined to.
 
     Attributes:
         connections: to the engine; members of a mix may share them.
+        rights: the right side of each join.
     """
 
-    def __init__(self, options: DatasetOptions, choices: tuple[Choice, ...], job: str, shared: EpochCell) -> None:
+    def __init__(
+        self,
+        options: DatasetOptions,
+        choices: tuple[Choice, ...],
+        job: str,
+        shared: EpochCell,
+        joins: tuple[Join, ...] = (),
+    ) -> None:
         self.options = options
         self.choices = choices
         self.job = job
         self.shared = shared
+        self.joins = joins
+        self.rights = [Member(join.other, join.choices, job, EpochCell()) for join in joins]
         # Not a method: the connections are kept by open sessions, and must not keep this object.
         self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
         self._found: Manifest | None = None
@@ -71,15 +89,35 @@ class Member:
     def __repr__(self) -> str:
         return f"Member({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
 
-    def part(self, choice: Choice | None, options: DatasetOptions) -> Member:
-        """A part of this dataset, which shares what is known of it; None: all of it."""
+    def part(self, choice: Choice | None, options: DatasetOptions, joins: tuple[Join, ...] = ()) -> Member:
+        """A part of this dataset, which shares what is known of it; None: all of it. `joins` come after its own."""
         choices = self.choices if choice is None else (*self.choices, choice)
         known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
-        return Member(options, choices, self.job, known)
+        return Member(options, choices, self.job, known, (*self.joins, *joins)).knowing(self._known_rights())
 
-    def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str]:
-        """The arguments for the same member in another process, which cannot detect its rank."""
-        return self.options.with_rank(self.rank_config()), self.choices, self.job
+    def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str, tuple[Join, ...], tuple[str, ...]]:
+        """What makes the same member in another process, which cannot detect its rank; see `of_settings`."""
+        options = self.options.with_rank(self.rank_config())
+        return options, self.choices, self.job, self.joins, self._known_rights()
+
+    @classmethod
+    def of_settings(
+        cls,
+        settings: tuple[DatasetOptions, tuple[Choice, ...], str, tuple[Join, ...], tuple[str, ...]],
+        shared: EpochCell,
+    ) -> Self:
+        """Makes the member of another process again."""
+        options, choices, job, joins, known = settings
+        return cls(options, choices, job, shared, joins).knowing(known)
+
+    def knowing(self, manifests: Sequence[str]) -> Self:
+        """Takes over which manifests of the right sides are in use; returns itself."""
+        for right, digest in zip(self.rights, manifests, strict=False):
+            right.shared.replace(digest, "")
+        return self
+
+    def _known_rights(self) -> tuple[str, ...]:
+        return tuple(right.shared.manifest for right in self.rights)
 
     def rank_config(self) -> RankConfig:
         """Rank and world size of this process."""
@@ -107,9 +145,11 @@ class Member:
                 place = connection.settings.runtime_dir / "selections"
             decode = self.options.decode
             SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle).check(manifest.facts.fields)
-            choices = (*kept(manifest, joined), *self.choices)
             columns = partial(self._columns, manifest, joined, place)
-            opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined)
+            joins = [self._open_join(number, manifest, place) for number in range(len(self.joins))]
+            first = [*kept(manifest, joined), *self.choices]
+            choices = self._with_joined(first, joins, lambda some: choose(manifest, some, place, columns))
+            opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined, joins)
             if (packing := self.options.packing) is not None:
                 opened.pack(packing, place, shuffle=shuffle_mode(self.options.shuffle) != "none")
             self._opened = opened
@@ -149,9 +189,12 @@ class Member:
         digest = self._common(digest, failure)
         if digest in ("", self._digests()):
             return False
-        manifest, _, annotations = digest.partition("+")
+        own, *rights = digest.split(" ")
+        manifest, _, annotations = own.partition("+")
         self.shared.replace(manifest, annotations)
-        self._opened = self._found = None
+        self.knowing(rights)
+        for member in (self, *self.rights):
+            member._opened = member._found = None
         logger.info("%s changed: %d samples now", self.options.place, self.samples)
         return True
 
@@ -179,8 +222,12 @@ class Member:
             raise IndexError(f"sample {index} of {self.samples}")
         index %= self.samples
         chosen = self.opened.to_manifest(np.array([index], np.int64))
-        with self._streamed() as content:
-            maker = SampleMaker(self.manifest, content, rules or self.rules(), lambda _: index)
+        with self._streamed() as content, ExitStack() as held:
+            joins = [
+                join.reader(held.enter_context(right.streamed(join.manifest)))
+                for join, right in zip(self.opened.joins, self.rights, strict=True)
+            ]
+            maker = SampleMaker(self.manifest, content, rules or self.rules(), lambda _: index, joins)
             return maker.make(maker.places(chosen, runs=(epoch,))[0])
 
     def find(self, key: str, *, reads: bool = True) -> int:
@@ -201,6 +248,8 @@ class Member:
     def close(self) -> None:
         """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
         self.connections.close()
+        for right in self.rights:
+            right.close()
 
     def found(self, folder: Path) -> Manifest:
         """Opens the manifest that the engine has answered with; if another process was faster, its result counts."""
@@ -208,14 +257,16 @@ class Member:
         return self._found
 
     def _digests(self) -> str:
-        """Returns the digests of the manifest and the annotations in use."""
-        return both_digests(self.manifest.digest, table_digest(self.opened.joined))
+        """Returns the digests of the manifest and the annotations in use, and of the manifests of the right sides."""
+        own = both_digests(self.manifest.digest, table_digest(self.opened.joined))
+        return " ".join([own, *(right.manifest.digest for right in self.rights)])
 
     def _current(self) -> str:
         """Returns the digests of the manifest and the annotations that are there now."""
         path = self._listed()
         given = annotations_of(Manifest.open(path), self.options.annotations, self.options.urls)
-        return both_digests(path.name, None if given is None else self._table(given).name)
+        own = both_digests(path.name, None if given is None else self._table(given).name)
+        return " ".join([own, *(right._listed().name for right in self.rights)])
 
     def _join(self, manifest: Manifest) -> JoinRules | None:
         """Returns the rules by which annotations are joined to samples."""
@@ -309,17 +360,65 @@ class Member:
         """All that a worker process needs to make samples by these rules."""
         data = self.opened
         rows = None if data.rows is None else data.rows.recipe
-        return MemberRecipe(manifest_path=data.manifest.path, selection=data.selection_file, rules=rules, rows=rows)
+        return MemberRecipe(
+            manifest_path=data.manifest.path,
+            selection=data.selection_file,
+            rules=rules,
+            rows=rows,
+            joins=tuple(join.recipe for join in data.joins),
+        )
 
     def encoded_options(self, environment: Environment) -> bytes:
         """The storage options, for the engine."""
         return self.options.client_settings(environment, self.job).encoded_options()
 
     @contextmanager
-    def _streamed(self) -> Iterator[StreamedBytes]:
-        manifest = self.manifest
+    def streamed(self, manifest: Manifest) -> Iterator[StreamedBytes]:
+        """Reads the bytes of a manifest with the credentials of this dataset."""
         with self.connections.for_requests() as connection:
             yield StreamedBytes(connection, manifest)
+
+    def _streamed(self) -> AbstractContextManager[StreamedBytes]:
+        return self.streamed(self.manifest)
+
+    # ------------------------------------------------------------ joins
+
+    def _open_join(self, number: int, manifest: Manifest, spare: Path) -> OpenedJoin:
+        """Opens a join; the first process makes its table."""
+        # Only here: a dataset without joins does not load it.
+        from streamer.loader.rank.joins.making import JoinMaker
+
+        join, right = self.joins[number], self.rights[number]
+        left = self.key_reader(manifest, None, join.on[0])
+        return JoinMaker(join, left, right.key_reader(right.manifest, right.opened.selection, join.on[1]), spare).open()
+
+    def key_reader(self, manifest: Manifest, selection: Selection | None, on: str) -> KeyReader:
+        """What reads the keys of this dataset; of Parquet only the column that has them."""
+        from streamer.loader.rank.joins.keys import KeyReader, column_of
+
+        read_from = manifest
+        if (column := column_of(manifest, on)) is not None:
+            from streamer.formats.parquet.format import Parquet
+
+            narrow = replace(self.options, format=Parquet(columns=(column,)), manifest=Index())
+            with closing(Member(narrow, (), self.job, EpochCell())) as keys:
+                read_from = keys.manifest if keys.manifest.samples == manifest.samples else manifest
+        return KeyReader(read_from, self.connections, on, manifest, selection)
+
+    def _with_joined(
+        self, choices: list[Choice], joins: Sequence[OpenedJoin], choose: Callable[[Sequence[Choice]], Selection | None]
+    ) -> list[Choice]:
+        """Adds the selections of the samples that have rows, where the others are left out."""
+        own = len(choices) - len(self.choices)
+        # From the last one on, so that the places of the others stay.
+        for join, opened in reversed(list(zip(self.joins, joins, strict=True))):
+            if join.missing != "drop" or not opened.table.head.matched.missing:
+                continue
+            at = own + join.after
+            before = choose(choices[:at])
+            found = opened.table.found if before is None else opened.table.found[before.ordinals]
+            choices.insert(at, (found, Where()))
+        return choices
 
 
 class Announcer:

@@ -138,9 +138,13 @@ class Opening:
             stream=self._stream_name(batch_size, plain),
             skip_rules=options.skip_rules,
             peers=self._only.order.peers if self._mixing is None else "off",
-            options=tuple(member.encoded_options(environment) for member in self._datasets),
+            options=tuple(each.encoded_options(environment) for each in self._parts()),
         )
         return RankStream(self.connections, recipe, members, identity, request)
+
+    def _parts(self) -> list[Member]:
+        """The members, then what they are joined to, in their order."""
+        return [*self._datasets, *(right for member in self._datasets for right in member.rights)]
 
     @property
     def _only(self) -> DatasetOptions:
@@ -227,6 +231,11 @@ class Opening:
             words = mixing.in_words(mix, each, global_batch, nodes)
             cautions = mixing.cautions(mix, global_batch, local_batch, nodes)
         logger.info("%s", words)
+        for _, join in self.members.joins:
+            # Only here: a dataset without joins does not load it.
+            from streamer.loader.samples.join_cost import in_words
+
+            logger.info("%s", in_words(join))
         for caution in cautions:
             logger.warning("%s", caution)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -55,7 +54,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         stream: distinguishes the loaders of one job.
         skip_rules: for samples that cannot be made.
         peers: whether the ranks' engines share their caches, as the user says it.
-        options: the storage options of each member, encoded.
+        options: the storage options of each member, then of each join, encoded.
     """
 
     rank_config: RankConfig
@@ -250,6 +249,7 @@ class RankStream:
             "last_batch": self._recipe.last_batch,
             "annotations": " ".join(table_digest(member.rules.joined) or "none" for member in self._recipe.members),
             "peers": self._identity.peers,
+            **self.members.facts_of_joins(),
             **({} if self.growth is None else self.growth.facts()),
         }
 
@@ -414,16 +414,13 @@ class RankStream:
         chunks = EpochSchedule(epoch, whole.chunk[mine], first[mine], last[mine])
         if self._request.mix is not None:
             passes, values = whole.passes[mine].astype(np.uint32), self._mix_spec.passes(epoch)
-            chunks = msgspec.structs.replace(chunks, passes=passes, values=values)
-        return chunks, steps
+            chunks = msgspec.structs.replace(chunks, passes=passes, values=self.members.part_values(values))
+        return self.members.with_joins(chunks), steps
 
     def _session_spec(self, epoch: int, share: Share) -> SessionSpec:
         rank, worker = self.rank_config, f" worker {share.worker} of {share.workers}"
-        digests = [member.manifest.digest for member in self.members.each]
-        # A name for the data of all members together, the same on every rank.
-        common = blake2b(" ".join(digests).encode(), digest_size=16).hexdigest()
         return SessionSpec(
-            dataset=digests[0] if self._request.mix is None else common,
+            dataset=self.members.manifests[0].digest if self._request.mix is None else self.members.digest,
             consumer=f"rank {rank.rank}{worker if share.workers > 1 else ''}",
             order_id=self.spec.order_id,
             global_batch=self.global_batch,
@@ -436,15 +433,17 @@ class RankStream:
 
     def _with_open_bytes(self, spec: SessionSpec, epoch: int, schedule: EpochSchedule) -> SessionSpec:
         """Returns the same consumer with the bytes that it has open at once; in a mix, of each part."""
-        opened = open_bytes(schedule, self.members.chunk_bytes, self.members.first_chunks).tolist()
-        if self._request.mix is None:
+        opened = open_bytes(schedule, self.members.chunk_bytes, self.members.first_chunks_of_parts).tolist()
+        if len(opened) == 1 and self._request.mix is None:
             return msgspec.structs.replace(spec, open_bytes=opened[0])
-        return msgspec.structs.replace(spec, parts=self._parts(self._mix_spec.passes(epoch), opened))
+        values = [1.0] if self._request.mix is None else self._mix_spec.passes(epoch)
+        return msgspec.structs.replace(spec, parts=self._parts(self.members.part_values(values), opened))
 
     def _parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[Part, ...]:
         """The members as parts of a session, each with its credentials."""
-        columns = (self.members.each, self.names or [""], self._identity.options, values, opened)
+        names = [*(self.names or [""]), *(join.recipe.name for _, join in self.members.joins)]
+        columns = (self.members.manifests, names, self._identity.options, values, opened)
         return tuple(
-            Part(dataset=member.manifest.digest, name=name, options=options, value=value, open_bytes=open_bytes)
-            for member, name, options, value, open_bytes in zip(*columns, strict=True)
+            Part(dataset=manifest.digest, name=name, options=options, value=value, open_bytes=open_bytes)
+            for manifest, name, options, value, open_bytes in zip(*columns, strict=True)
         )

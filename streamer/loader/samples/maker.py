@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Protocol
 
@@ -59,6 +59,14 @@ class ByteSource(Protocol):
 
     def read(self, place: SampleLocation) -> memoryview:
         """The sample's bytes, checked."""
+        ...
+
+
+class RowSource(Protocol):
+    """Reads the fields that samples get from another dataset."""
+
+    def values(self, ordinal: int) -> Mapping[str, object]:
+        """The fields of a sample, by its ordinal; errors as of `JoinReader.values`."""
         ...
 
 
@@ -152,15 +160,22 @@ class SampleMaker:
         content: reads the bytes.
         rules: of making samples.
         number: ordinal in the manifest -> the number that `dataset[i]` takes.
+        joins: what reads the fields of other datasets.
     """
 
     def __init__(
-        self, manifest: Manifest, content: ByteSource, rules: SampleRules, number: Callable[[int], int] = int
+        self,
+        manifest: Manifest,
+        content: ByteSource,
+        rules: SampleRules,
+        number: Callable[[int], int] = int,
+        joins: Sequence[RowSource] = (),
     ) -> None:
         self._number = number
         self._manifest = manifest
         self._content = content
         self._rules = rules
+        self._joins = joins
         self._opener = open_format(manifest)
         self.decoder = SampleDecoder(rules.decode, allow_pickle=rules.allow_pickle)
         self._joiner = Joiner(rules.joined, rules.decode) if rules.joined is not None else None
@@ -184,12 +199,7 @@ class SampleMaker:
         Raises:
             ChunkUnreadableError: a recoded chunk, which says itself where its samples are, is missing or wrong.
         """
-        chunks, starts, stops = self._manifest.locate(ordinals)
-        samples = ordinals - self._manifest.chunk_first[chunks]
-        if self._manifest.recoded:
-            for index, (chunk, sample) in enumerate(zip(chunks.tolist(), samples.tolist(), strict=True)):
-                starts[index], stops[index] = self._content.boundaries(chunk)[sample : sample + 2]
-        columns = [column.tolist() for column in (samples, starts, stops, ordinals, chunks)]
+        columns = located(self._manifest, self._content, ordinals)
         numbers = columns[3] if codes is None else codes.tolist()
         return [SampleLocation(*row) for row in zip(*columns, numbers, runs, repeat(member), strict=False)]
 
@@ -313,6 +323,8 @@ class SampleMaker:
             sample["label"] = label
         if self._joiner is not None:
             sample |= self._joiner.values(key, fields)
+        for join in self._joins:
+            sample |= checked_apart(sample, join.values(place.ordinal))
         if self._rules.source_key is not None:
             sample[self._rules.source_key] = self._rules.member
         return sample
@@ -390,6 +402,26 @@ class SampleMaker:
         """The names of a sample, as users know it."""
         where = _where(self._manifest, place.ordinal)
         return f"{self._label(place.ordinal)}, {f'key {key!r}, ' if key else ''}{where}"
+
+
+def checked_apart(sample: Sample, joined: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns the fields of a join; raises DecodeError where the sample has one of that name."""
+    if twice := sample.keys() & joined.keys():
+        raise DecodeError(
+            f"both sides of the join have the field {min(twice)!r}; columns={{{min(twice)!r}: 'another name'}} renames "
+            "that of the right side"
+        )
+    return joined
+
+
+def located(manifest: Manifest, content: ByteSource, ordinals: Integers) -> list[list[int]]:
+    """Locates samples: their numbers in their chunks, starts, stops, ordinals and chunks; errors as of `places`."""
+    chunks, starts, stops = manifest.locate(ordinals)
+    samples = ordinals - manifest.chunk_first[chunks]
+    if manifest.recoded:
+        for index, (chunk, sample) in enumerate(zip(chunks.tolist(), samples.tolist(), strict=True)):
+            starts[index], stops[index] = content.boundaries(chunk)[sample : sample + 2]
+    return [column.tolist() for column in (samples, starts, stops, ordinals, chunks)]
 
 
 def sample_key(manifest: Manifest, ordinal: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -18,9 +19,11 @@ from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 
 if TYPE_CHECKING:
+    from streamer.client.session import EpochSchedule
     from streamer.loader.rows.costs import DocumentCosts
     from streamer.loader.rows.options import Buckets, Packing
     from streamer.loader.rows.planned import Documents, PlannedRows, RowsRecipe
+    from streamer.loader.samples.joins import JoinRecipe, OpenedJoin
     from streamer.manifest.selection import Selection
 
 Integers = npt.NDArray[np.int64]
@@ -34,24 +37,39 @@ class OpenedDataset:
 
     Attributes:
         rows: the rows that the samples are packed into; None: they are not.
+        joins: the datasets that samples are joined to.
     """
 
     rows: PlannedRows | None = None
 
-    def __init__(self, manifest: Manifest, selection: Selection | None, joined: JoinRules | None = None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        selection: Selection | None,
+        joined: JoinRules | None = None,
+        joins: Sequence[OpenedJoin] = (),
+    ) -> None:
         self.manifest = manifest
         self.selection = selection
         self.joined = joined
+        self.joins = tuple(joins)
 
     @classmethod
-    def open(cls, path: Path, selection_file: tuple[str, Path] | None, rows: RowsRecipe | None = None) -> Self:
+    def open(
+        cls,
+        path: Path,
+        selection_file: tuple[str, Path] | None,
+        rows: RowsRecipe | None = None,
+        joins: Sequence[JoinRecipe] = (),
+    ) -> Self:
         """Opens a manifest's folder, and a selection by its digest and the folder of its file; None: all samples.
 
         Raises:
             ManifestError: there is no manifest.
         """
         manifest = open_held(path)
-        opened = cls(manifest, None if selection_file is None else _open_selection(manifest, *selection_file))
+        selection = None if selection_file is None else _open_selection(manifest, *selection_file)
+        opened = cls(manifest, selection, joins=[join.open() for join in joins])
         if rows is not None:
             # Only here and below: without packing nothing of this is loaded (14 ms with -X importtime, 2026-11-26).
             from streamer.loader.rows.planned import PlannedRows
@@ -162,12 +180,14 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
         selection: digest of the selection, and the folder of its file; None: all samples.
         rules: of making samples.
         rows: the rows that the samples are packed into; None: they are not.
+        joins: the datasets that samples are joined to.
     """
 
     manifest_path: Path
     selection: tuple[str, Path] | None
     rules: SampleRules
     rows: RowsRecipe | None = None
+    joins: tuple[JoinRecipe, ...] = ()
 
     def open(self) -> OpenedDataset:
         """Opens the manifest in this process.
@@ -175,11 +195,14 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ManifestError: there is none.
         """
-        return OpenedDataset.open(self.manifest_path, self.selection, self.rows)
+        return OpenedDataset.open(self.manifest_path, self.selection, self.rows, self.joins)
 
 
 class Members:
-    """The members in their order. The chunks of each are numbered after those of the members before it."""
+    """The members in their order. The chunks of each are numbered after those of the members before it.
+
+    Those of the datasets that they are joined to follow, in the order of the members and of their joins.
+    """
 
     def __init__(self, members: Sequence[OpenedDataset]) -> None:
         self.each = list(members)
@@ -214,9 +237,49 @@ class Members:
         return [0, *np.cumsum(counts).tolist()]
 
     @cached_property
+    def joins(self) -> list[tuple[int, OpenedJoin]]:
+        """The joins, each with the number of its member."""
+        return [(number, join) for number, member in enumerate(self.each) for join in member.joins]
+
+    @cached_property
+    def first_chunks_of_parts(self) -> list[int]:
+        """(parts + 1,) number of the first chunk of each member, then of each join."""
+        counts = [join.manifest.chunks for _, join in self.joins]
+        return [*self.first_chunks, *(self.first_chunks[-1] + np.cumsum(counts)).tolist()]
+
+    @cached_property
     def chunk_bytes(self) -> Integers:
-        """Bytes of each chunk, over all members."""
-        return np.concatenate([member.manifest.chunk_local_bytes for member in self.each])
+        """Bytes of each chunk, over all members and joins."""
+        return np.concatenate([manifest.chunk_local_bytes for manifest in self.manifests])
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """The manifests of the members, then of the joins."""
+        return [*(member.manifest for member in self.each), *(join.manifest for _, join in self.joins)]
+
+    @property
+    def digest(self) -> str:
+        """A name for the data of all members together, the same on every rank."""
+        digests = [member.manifest.digest for member in self.each]
+        return blake2b(" ".join(digests).encode(), digest_size=16).hexdigest()
+
+    def facts_of_joins(self) -> dict[str, str]:
+        """What must be equal on all ranks besides the members."""
+        return {"joins": " ".join(join.table.digest for _, join in self.joins)} if self.joins else {}
+
+    def part_values(self, values: Sequence[float]) -> tuple[float, ...]:
+        """The values of the members, then of the joins, of which a kept chunk serves all its uses."""
+        return (*values, *(values[number] * join.mean_uses for number, join in self.joins))
+
+    def with_joins(self, schedule: EpochSchedule) -> EpochSchedule:
+        """Adds what the joins need to the schedule of the members."""
+        if not self.joins:
+            return schedule
+        from streamer.loader.samples.joins import joined_schedule
+
+        first, starts = self.first_chunks, self.first_chunks_of_parts[len(self.each) :]
+        spans = [(first[number], first[number + 1]) for number, _ in self.joins]
+        return joined_schedule(schedule, list(zip([join for _, join in self.joins], spans, starts, strict=False)))
 
 
 def _open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:

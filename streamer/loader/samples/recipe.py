@@ -17,7 +17,7 @@ from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
 from streamer.loader.rows.options import ROW_COST
 from streamer.loader.samples.codes import StreamCodes
-from streamer.loader.samples.maker import CachedBytes, Integers, SampleLocation, SampleMaker
+from streamer.loader.samples.maker import CachedBytes, Integers, RowSource, SampleLocation, SampleMaker
 from streamer.loader.samples.opened import Members
 from streamer.loader.samples.plans import BatchRecipe, Plans
 from streamer.loader.samples.row_reader import RowReader
@@ -53,9 +53,18 @@ class StreamMaker:
         if member not in self._readers:
             own = self._members.each[member]
             content = CachedBytes(own.manifest, self._chunks, self._members.first_chunks[member])
-            maker = SampleMaker(own.manifest, content, self._recipe.members[member].rules, own.number)
-            self._readers[member] = RowReader(maker, content)
+            rules, joins = self._recipe.members[member].rules, self._joins(member)
+            self._readers[member] = RowReader(SampleMaker(own.manifest, content, rules, own.number, joins), content)
         return self._readers[member]
+
+    def _joins(self, member: int) -> list[RowSource]:
+        """What reads the fields that samples of a member get from other datasets."""
+        starts = self._members.first_chunks_of_parts[len(self._members.each) :]
+        return [
+            join.reader(CachedBytes(join.manifest, self._chunks, start))
+            for (number, join), start in zip(self._members.joins, starts, strict=False)
+            if number == member
+        ]
 
     def every(self) -> list[SampleMaker]:
         """The makers of all members."""

@@ -1,0 +1,103 @@
+"""What an epoch fetches of the right side of a join, as far as it follows from manifests."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.config import FetchConfig, format_bytes
+from streamer.loader.samples.joins import OpenedJoin
+from streamer.manifest.table import Manifest
+
+Integers = npt.NDArray[np.int64]
+
+# More runs of rows for a chunk of the left side are a sign of unlike orders.
+_USUAL_RUNS = 4.0
+# A chunk of the right side that is used more often has to be kept, or is fetched again and again.
+_USUAL_USES = 4.0
+
+
+class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes and requests of one epoch.
+
+    Attributes:
+        row_bytes: of the rows; of recoded ones their share of the bytes of their chunks.
+        fetched_bytes, requests: of an empty cache with room for what is used more than once.
+        most_bytes, most_requests: where nothing is kept from one use to the next.
+        uses: of a chunk of the right side, in the mean.
+        runs: requests for a chunk of the left side, in the mean.
+    """
+
+    row_bytes: int
+    fetched_bytes: int
+    requests: int
+    most_bytes: int
+    most_requests: int
+    uses: float
+    runs: float
+
+    @property
+    def is_unlike(self) -> bool:
+        """Whether the sides lie in unlike order, or in chunks of very unlike length."""
+        return self.runs > _USUAL_RUNS or self.uses > _USUAL_USES
+
+
+def join_cost(join: OpenedJoin) -> JoinCost:
+    """Counts what an epoch needs."""
+    table, part = join.table, join.manifest
+    uses = np.bincount(table.use_chunk, minlength=part.chunks)
+    fetch = part.column("chunks", "fetch_bytes").astype(np.int64)
+    requests, used = _requests(part), uses > 0
+    rows = part.chunk_first.searchsorted(np.unique(table.rows), "right") - 1
+    needed = np.bincount(rows, minlength=part.chunks)
+    return JoinCost(
+        row_bytes=int((fetch * needed / part.chunk_samples).sum()),
+        fetched_bytes=int(fetch[used].sum()),
+        requests=int(requests[used].sum()),
+        most_bytes=int((fetch * uses).sum()),
+        most_requests=int((requests * uses).sum()),
+        uses=float(uses[used].mean()) if used.any() else 0.0,
+        runs=float((requests * uses).sum() / max(1, table.head.chunks)),
+    )
+
+
+def in_words(join: OpenedJoin) -> str:
+    """What is said before the training."""
+    cost, head = join_cost(join), join.table.head
+    text = (
+        f"join     {join.recipe.name}: {head.samples - head.matched.missing:,} of {head.samples:,} samples have rows; "
+        f"an epoch fetches {format_bytes(cost.fetched_bytes)} in {cost.requests:,} requests for them, "
+        f"{cost.fetched_bytes / max(1, cost.row_bytes):.2f} times the bytes of the rows"
+    )
+    if cost.most_bytes > cost.fetched_bytes:
+        text += (
+            f"; without room for that in the cache up to {format_bytes(cost.most_bytes)} in {cost.most_requests:,} "
+            f"requests, as each chunk is used {cost.uses:.1f} times"
+        )
+    if cost.is_unlike:
+        text += (
+            "\nadvice   the orders or the chunks of the two sides are unlike; streamer.pack() of the joined samples "
+            "writes them side by side (docs/joins.md)"
+        )
+    return text
+
+
+def _requests(part: Manifest) -> Integers:
+    """(chunks,) the ranges that a fetch of each chunk asks for."""
+    if part.whole_objects:
+        sizes = part.column("objects", "size").astype(np.int64)
+        return np.add.reduceat(_pieces(sizes), part.chunk_first[:-1])
+    number, start, stop = (part.column("extents", name).astype(np.int64) for name in ("object", "start", "stop"))
+    first = part.column("chunks", "first_extent").astype(np.int64)
+    # Extents that touch are one range.
+    begins = np.append(True, (number[1:] != number[:-1]) | (start[1:] != stop[:-1]))
+    begins[first] = True
+    at = np.flatnonzero(begins)
+    lengths = np.add.reduceat(stop - start, at)
+    return np.add.reduceat(_pieces(lengths), np.searchsorted(at, first))
+
+
+def _pieces(lengths: Integers) -> Integers:
+    """The ranges of extents of these lengths."""
+    return np.where(lengths > 0, np.maximum(1, lengths // FetchConfig().range_bytes), 0)

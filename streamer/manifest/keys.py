@@ -1,0 +1,309 @@
+"""Tables of keys: which samples of a dataset have a key, sorted on the disk and mapped.
+
+    <folder>/head.json     kind of the keys, number of rows, and what is known of repeated keys
+    <folder>/high.u64      first half of the hash of each row's key, ascending
+    <folder>/low.u64       second half, ascending where the first halves are equal
+    <folder>/ordinal.i64   the sample, ascending among equal keys
+
+A text is hashed to 128 bits by BLAKE2: among 10^8 keys, two have one hash with a probability of 10^-23. A whole number
+has a hash that no other number has. So the keys themselves, of any length, are not kept: 24 bytes a row.
+
+The rows are sorted in buckets by the first bits of their hash, one after the other, so that memory does not grow with
+their number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO, Literal, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.manifest.mmap_file import map_file
+from streamer.splitmix import mix
+
+Int64Array = NDArray[np.int64]
+Words = NDArray[np.uint64]
+Kind = Literal["text", "number", ""]
+
+HEAD_NAME, HIGH_NAME, LOW_NAME, ORDINAL_NAME = "head.json", "high.u64", "low.u64", "ordinal.i64"
+_ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
+# 10^8 rows are 9.4 MB in each.
+_BUCKET_BITS = 8
+# Keys that are looked up together.
+_BATCH = 1 << 20
+_LISTED = (HIGH_NAME, LOW_NAME, "missing.u8")
+_COLUMNS = ((HIGH_NAME, "high"), (LOW_NAME, "low"), (ORDINAL_NAME, "ordinal"))
+
+
+class Keys(msgspec.Struct, frozen=True, eq=False):
+    """The hashes of some keys.
+
+    Attributes:
+        kind: of the keys; "": there are none.
+        high, low: uint64, shape (n,).
+        missing: bool, shape (n,): the sample has no key.
+    """
+
+    kind: Kind
+    high: Words
+    low: Words
+    missing: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.high)
+
+
+class KeyHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Facts about a table.
+
+    Attributes:
+        kind: of its keys; "": it has none.
+        rows: samples with a key.
+        missing: samples without one.
+        repeated: keys that several samples have.
+        example: two samples with one key; empty: each key is of one sample.
+    """
+
+    kind: Kind
+    rows: int
+    missing: int
+    repeated: int = 0
+    example: tuple[int, ...] = ()
+
+
+class KeyTable:
+    """The samples by key. Immutable, safe to use from any thread; takes no memory per row."""
+
+    def __init__(self, path: Path, head: KeyHead, high: Words, low: Words, ordinals: Int64Array) -> None:
+        self.path, self.head, self.ordinals = path, head, ordinals
+        self._high, self._low = high, low
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Maps the table in a folder.
+
+        Raises:
+            ManifestError: there is none.
+            ManifestCorruptError: a file is missing or malformed.
+        """
+        try:
+            head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=KeyHead)
+        except OSError as error:
+            raise ManifestError(f"no table of keys at {path}: {error.strerror}", path=str(path)) from error
+        except msgspec.MsgspecError as error:
+            raise ManifestCorruptError(f"{path / HEAD_NAME}: {error}", path=str(path)) from error
+        high, low, ordinals = (map_numbers(path / name, head.rows, "<u8") for name, _ in _COLUMNS)
+        return cls(path, head, high, low, ordinals.view(np.int64))
+
+    def __len__(self) -> int:
+        return self.head.rows
+
+    def __repr__(self) -> str:
+        return f"KeyTable({self.path}, {len(self)} rows)"
+
+    def find(self, keys: Keys) -> tuple[Int64Array, Int64Array]:
+        """Finds keys: the first row of each, and the number of its rows, 0 for a key that is not there; (n,) each."""
+        # In the order of the table: neighbours are in one page.
+        order = np.argsort(keys.high)
+        wanted = keys.high[order]
+        first = np.empty(len(keys), np.int64)
+        stop = np.empty(len(keys), np.int64)
+        first[order] = self._high.searchsorted(wanted, "left")
+        stop[order] = self._high.searchsorted(wanted, "right")
+        # Numbers have no second half, and no two of them one first half.
+        if self.head.kind == "text":
+            self._narrow(keys, first, stop)
+        counts = stop - first
+        counts[keys.missing] = 0
+        if keys.kind != self.head.kind:
+            counts[:] = 0
+        return first, counts
+
+    def rows_of(self, key: object) -> Int64Array:
+        """Returns the samples with a key, ascending."""
+        first, counts = self.find(hash_values([key]))
+        return self.ordinals[int(first[0]) : int(first[0] + counts[0])]
+
+    def _narrow(self, keys: Keys, first: Int64Array, stop: Int64Array) -> None:
+        """Leaves of the rows with a first half those with the second half, too."""
+        some = np.flatnonzero(stop > first)
+        low, wanted = self._low, keys.low[some]
+        same = (low[first[some]] == wanted) & (low[stop[some] - 1] == wanted)
+        for place in some[~same].tolist():
+            run = low[first[place] : stop[place]]
+            begin = first[place]
+            first[place] = begin + run.searchsorted(keys.low[place], "left")
+            stop[place] = begin + run.searchsorted(keys.low[place], "right")
+
+
+def hash_values(values: Iterable[object]) -> Keys:
+    """Hashes keys: texts or bytes, or whole numbers; None is no key.
+
+    Raises:
+        ManifestError: a key of another type, as NaN is, or numbers among texts; `details` has its place, `index`.
+    """
+    texts: list[bytes | None] = []
+    numbers: list[int | None] = []
+    for index, value in enumerate(values):
+        if value is None:
+            texts.append(None)
+            numbers.append(None)
+        elif isinstance(value, str):
+            texts.append(value.encode("utf-8", "surrogateescape"))
+        elif isinstance(value, bytes | memoryview):
+            texts.append(bytes(value))
+        elif isinstance(value, int | np.integer) and not isinstance(value, bool):
+            numbers.append(int(value))
+        else:
+            raise ManifestError(
+                f"{value!r:.100} is a {type(value).__name__}; keys are texts or whole numbers", index=index
+            )
+        if len(texts) <= index and len(numbers) <= index:
+            raise ManifestError(f"{value!r:.100} after keys of the other kind: texts, or whole numbers", index=index)
+    if len(numbers) > len(texts):
+        return _of_numbers(numbers)
+    return _of_texts(texts)
+
+
+def _of_texts(texts: list[bytes | None]) -> Keys:
+    missing = np.fromiter((text is None for text in texts), np.bool_, len(texts))
+    raw = b"".join([blake2b(text or b"", digest_size=16).digest() for text in texts])
+    words = np.frombuffer(raw, "<u8").reshape(-1, 2)
+    kind: Kind = "" if missing.all() else "text"
+    return Keys(kind, words[:, 0].astype(np.uint64), words[:, 1].astype(np.uint64), missing)
+
+
+def _of_numbers(numbers: list[int | None]) -> Keys:
+    missing = np.fromiter((number is None for number in numbers), np.bool_, len(numbers))
+    masked = ((number or 0) & (2**64 - 1) for number in numbers)
+    return number_keys(np.fromiter(masked, np.uint64, len(numbers)), missing)
+
+
+def number_keys(numbers: Words, missing: NDArray[np.bool_] | None = None) -> Keys:
+    """Hashes whole numbers, modulo 2^64."""
+    none = np.zeros(len(numbers), np.bool_) if missing is None else missing
+    return Keys("" if none.all() else "number", mix(numbers.astype(np.uint64)), np.zeros(len(numbers), np.uint64), none)
+
+
+def write_keys(batches: Iterable[Keys], place: Path) -> None:
+    """Writes keys in the order of their samples: `high.u64`, `low.u64` and `missing.u8` of a folder."""
+    with ExitStack() as files:
+        high, low, missing = (files.enter_context((place / name).open("wb")) for name in _LISTED)
+        for keys in batches:
+            high.write(keys.high.tobytes())
+            low.write(keys.low.tobytes())
+            # 2: a text, which is not told from a number by its hash.
+            missing.write((keys.missing | np.uint8(2 * (keys.kind == "text"))).astype(np.uint8).tobytes())
+
+
+def read_keys(place: Path, samples: int) -> Iterator[Keys]:
+    """Yields what `write_keys` has written, in batches.
+
+    Raises:
+        ManifestCorruptError: a file is missing, or has another length.
+    """
+    high, low = (map_numbers(place / name, samples, "<u8") for name in _LISTED[:2])
+    flags = map_numbers(place / _LISTED[2], samples, "u1")
+    for first in range(0, samples, _BATCH):
+        some = slice(first, first + _BATCH)
+        missing = (flags[some] & np.uint8(1)).astype(np.bool_)
+        kind: Kind = "" if missing.all() else "text" if (flags[some] >= 2).any() else "number"
+        yield Keys(kind, high[some], low[some], missing)
+
+
+def build_keys(batches: Iterable[tuple[int, Keys]], place: Path) -> KeyHead:
+    """Sorts keys into a new folder.
+
+    Args:
+        batches: the keys of consecutive samples, each with the number of its first sample.
+        place: the folder, which exists.
+
+    Raises:
+        ManifestError: some keys are numbers and some texts.
+    """
+    buckets = place / "buckets"
+    buckets.mkdir()
+    kind: Kind = ""
+    missing = 0
+    with ExitStack() as files:
+        opened = [files.enter_context((buckets / f"{number}").open("w+b")) for number in range(1 << _BUCKET_BITS)]
+        for first, keys in batches:
+            if kind and keys.kind and kind != keys.kind:
+                raise ManifestError(f"from sample {first} on, keys are {keys.kind}s, those before are {kind}s")
+            kind = kind or keys.kind
+            missing += int(keys.missing.sum())
+            _spread(first, keys, opened)
+        head = _sorted(opened, place, kind, missing)
+    for file in buckets.iterdir():
+        file.unlink()
+    buckets.rmdir()
+    (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
+    return head
+
+
+def _spread(first: int, keys: Keys, buckets: Sequence[BinaryIO]) -> None:
+    """Appends rows to the buckets of their hashes."""
+    rows = np.empty(len(keys), _ROW)
+    rows["high"], rows["low"] = keys.high, keys.low
+    rows["ordinal"] = np.arange(first, first + len(keys))
+    rows = rows[~keys.missing]
+    bucket = rows["high"] >> np.uint64(64 - _BUCKET_BITS)
+    order = np.argsort(bucket, kind="stable")
+    edges = np.searchsorted(bucket[order], np.arange(len(buckets) + 1, dtype=np.uint64))
+    rows = rows[order]
+    for number in np.flatnonzero(np.diff(edges)).tolist():
+        buckets[number].write(rows[edges[number] : edges[number + 1]].tobytes())
+
+
+def _sorted(buckets: Sequence[BinaryIO], place: Path, kind: Kind, missing: int) -> KeyHead:
+    rows = repeated = 0
+    example: tuple[int, ...] = ()
+    with ExitStack() as files:
+        columns = [(files.enter_context((place / name).open("wb")), field) for name, field in _COLUMNS]
+        for bucket in buckets:
+            found = _read(bucket)
+            found = found[np.lexsort((found["ordinal"], found["low"], found["high"]))]
+            same = (found["high"][1:] == found["high"][:-1]) & (found["low"][1:] == found["low"][:-1])
+            if same.any():
+                # Where a run of equal keys begins.
+                begins = same & ~np.append(False, same[:-1])
+                repeated += int(begins.sum())
+                at = int(np.argmax(same))
+                example = example or tuple(found["ordinal"][at : at + 2].tolist())
+            for file, field in columns:
+                file.write(np.ascontiguousarray(found[field]).tobytes())
+            rows += len(found)
+    return KeyHead(kind, rows, missing, repeated, example)
+
+
+def _read(bucket: BinaryIO) -> NDArray[np.void]:
+    bucket.seek(0)
+    found = np.fromfile(bucket, _ROW)
+    # Its bytes are not needed again.
+    os.ftruncate(bucket.fileno(), 0)
+    return found
+
+
+def map_numbers(path: Path, count: int, dtype: str) -> NDArray[np.uint64]:
+    """Maps a file of numbers.
+
+    Raises:
+        ManifestCorruptError: it is missing, or has another length.
+    """
+    if count == 0:
+        return np.empty(0, dtype)
+    try:
+        found = np.frombuffer(map_file(path), dtype)
+    except (OSError, ValueError) as error:
+        raise ManifestCorruptError(f"{path} cannot be mapped: {error}", path=str(path)) from error
+    if len(found) != count:
+        raise ManifestCorruptError(f"{path} has {len(found)} numbers, expected {count}", path=str(path))
+    return found

@@ -1,0 +1,201 @@
+"""The order, a resume on other ranks, a mix; versions and bytes of the right side, from an S3 of real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
+from streamer.errors import ObjectChangedError
+from streamer.loader.samples.join_cost import join_cost
+from tests.e2e.keyed_s3 import KeyedS3
+from tests.joins import sides
+
+Closing = Callable[[Any], Any]
+BATCH = 24
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sides")
+    sides.write_left(folder / "left")
+    numbers = np.random.default_rng(5).permutation(sides.COUNT)
+    sides.parquet(folder / "parquet", numbers)
+    sides.tars(folder / "tars", numbers)
+    return folder
+
+
+def both(sample: dict[str, Any]) -> dict[str, Any]:
+    """The number of the left side, and of the row."""
+    return {"n": sample["json"]["n"], "row": np.asarray(sample["vector"])[0]}
+
+
+def joined(data: Path, closing: Closing, kind: str = "parquet", **options: Any) -> StreamingDataset:
+    """The left side with the rows of one kind."""
+    on, name = ("json.uid", "uid"), "vector"
+    if kind == "tars":
+        on, name = ("json.uid", "meta.json.id.uid"), "vector.npy"
+    left = closing(StreamingDataset(data / "left", transform=both, **options))
+    return closing(left.join(closing(StreamingDataset(data / kind)), on=on, columns={name: "vector"}))
+
+
+def numbers_of(batch: dict[str, Any]) -> list[int]:
+    """The numbers in a batch, whose rows are theirs."""
+    assert batch["n"].tolist() == batch["row"].tolist()
+    return batch["n"].tolist()
+
+
+def test_the_order_is_that_of_the_left_side(data: Path, closing: Closing):
+    """Sample for sample, with and without the join."""
+    alone = closing(StreamingDataset(data / "left", transform=lambda sample: {"n": sample["json"]["n"]}))
+    with StreamingDataLoader(alone, BATCH) as loader:
+        expected = [batch["n"].tolist() for batch in loader]
+    for kind in ("parquet", "tars"):
+        with StreamingDataLoader(joined(data, closing, kind), BATCH) as loader:
+            assert [numbers_of(batch) for batch in loader] == expected
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tars"])
+def test_a_resume_on_fewer_ranks(kind: str, data: Path, closing: Closing):
+    """Four ranks, then two, then one: the global batches are those of one run."""
+
+    def run(world: int, state: object, batches: int | None) -> tuple[list[set[int]], object]:
+        found: list[set[int]] = []
+        for rank in range(world):
+            dataset = joined(data, closing, kind, rank=rank, world_size=world)
+            with StreamingDataLoader(dataset, BATCH // world) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                for number, batch in enumerate(loader):
+                    found += [set()] if number == len(found) else []
+                    found[number] |= set(numbers_of(batch))
+                    if number + 1 == batches:
+                        break
+                saved = loader.state_dict()
+        return found, saved
+
+    whole, _ = run(1, None, None)
+    first, state = run(4, None, 3)
+    second, state = run(2, state, 4)
+    third, _ = run(1, state, None)
+    assert [*first, *second, *third] == whole
+    assert set().union(*whole) == set(range(sides.COUNT))
+
+
+def test_a_mix_of_a_joined_and_a_plain_dataset(data: Path, closing: Closing):
+    """Each has its share, and the rows of the joined one are its own."""
+    plain = closing(StreamingDataset(data / "left", transform=lambda sample: {"n": -1, "row": np.float32(-1)}, seed=3))
+    members = {"joined": joined(data, closing), "plain": plain, "tars": joined(data, closing, "tars", seed=5)}
+    mix = closing(MixedDataset(members, weights={"joined": 2, "plain": 1, "tars": 1}, seed=1))
+    with StreamingDataLoader(mix, BATCH, num_workers=2) as loader:
+        for _ in range(2):
+            found: list[int] = []
+            for batch in loader:
+                found += numbers_of(batch)
+            assert len(found) == mix.samples
+            assert found.count(-1) == mix.quotas()["plain"]
+
+
+# ---------------------------------------------------------------- bytes, counted by the server
+
+
+class Buckets:
+    """Both sides in buckets with keys of their own, and an engine with a small cache."""
+
+    def __init__(self, data: Path, root: Path, kind: str, cache_bytes: int) -> None:
+        self.contents = {"left": _contents(data / "left"), "right": _contents(data / kind)}
+        self.store = KeyedS3(self.contents, {"left": "one", "right": "two"})
+        self.cache_bytes = cache_bytes
+        self.kind = kind
+        settings = ClientSettings(cache_dir=root / "cache", runtime_dir=root / "run", cache_bytes=cache_bytes)
+        self.client = EngineClient(settings)
+        self.client.roots()
+
+    def joined(self, closing: Closing, root: Path, **options: Any) -> StreamingDataset:
+        left = self._dataset("left", "one", root, transform=both, **options)
+        on, name = (("json.uid", "uid"), "vector")
+        if self.kind == "tars":
+            on, name = (("json.uid", "meta.json.id.uid"), "vector.npy")
+        right = closing(self._dataset("right", "two", root))
+        return closing(closing(left).join(right, on=on, columns={name: "vector"}))
+
+    def _dataset(self, bucket: str, key: str, root: Path, **options: Any) -> StreamingDataset:
+        return StreamingDataset(
+            f"s3://{bucket}/",
+            storage_options=self.store.options(key),
+            cache_dir=root / "cache",
+            cache_bytes=self.cache_bytes,
+            **options,
+        )
+
+    def change(self) -> None:
+        """Another version of the first object of the right side."""
+        name = min(self.contents["right"])
+        self.contents["right"][name] += bytes(512)
+
+    def close(self) -> None:
+        self.client.close()
+        self.store.close()
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture
+def buckets(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], Buckets]]:
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    made: list[Buckets] = []
+
+    def make(kind: str, cache_bytes: int) -> Buckets:
+        made.append(Buckets(data, tmp_path, kind, cache_bytes))
+        return made[-1]
+
+    yield make
+    while made:
+        made.pop().close()
+
+
+def test_a_new_version_of_the_right_side(buckets: Callable[[str, int], Buckets], closing: Closing, tmp_path: Path):
+    """Both have credentials of their own. Nothing of the left side is fetched again."""
+    made = buckets("tars", 200_000_000)
+    for _ in range(2):
+        with StreamingDataLoader(made.joined(closing, tmp_path), BATCH) as loader:
+            assert sum(len(numbers_of(batch)) for batch in loader) == sides.COUNT
+        left, right = made.store.sent["left"], made.store.sent["right"]
+    made.change()
+    with StreamingDataLoader(made.joined(closing, tmp_path), BATCH) as loader:
+        assert sum(len(numbers_of(batch)) for batch in loader) == sides.COUNT
+    assert made.store.sent["right"] > right
+    assert made.store.sent["left"] == left
+
+
+def test_a_change_within_an_epoch(buckets: Callable[[str, int], Buckets], closing: Closing, tmp_path: Path):
+    """A typed error that names the right side; never rows of two versions."""
+    made = buckets("tars", 200_000_000)
+    dataset = made.joined(closing, tmp_path)
+    assert dataset.samples == sides.COUNT
+    made.change()
+    with StreamingDataLoader(dataset, BATCH) as loader, pytest.raises(ObjectChangedError, match="s3://right"):
+        list(loader)
+
+
+def test_the_bytes_of_the_right_side(buckets: Callable[[str, int], Buckets], closing: Closing, tmp_path: Path):
+    """Of a plain one those of its rows, once an epoch; what the log says before is what the server counts."""
+    made = buckets("tars", 200_000_000)
+    dataset = made.joined(closing, tmp_path)
+    (join,) = dataset._member.opened.joins
+    cost = join_cost(join)
+    before, reads = made.store.sent["right"], len(made.store.reads)
+    with StreamingDataLoader(dataset, BATCH) as loader:
+        assert sum(len(numbers_of(batch)) for batch in loader) == sides.COUNT
+    asked = [bucket for bucket, _, _ in made.store.reads[reads:]]
+    rows = sum(len(content) for content in made.contents["right"].values()) - 3 * 10240
+    assert rows * 0.9 <= cost.row_bytes <= made.store.sent["right"] - before == cost.fetched_bytes <= rows * 1.01
+    assert asked.count("right") == cost.requests
