@@ -254,7 +254,7 @@ async def test_a_window_that_is_longer_than_every_file(tmp_path: Path) -> None:
 def test_rows_of_other_things_than_numbers() -> None:
     """Texts, and lists of any length, have no windows; the field is named. Nulls are an error of the sample."""
     table = {"x": np.arange(40), "caption": np.array(["a"] * 40)}
-    with pytest.raises(ConfigError, match=r"the field 'caption' is not: name the others \(columns=\)"):
+    with pytest.raises(ManifestError, match=r"a field 'caption' of kind 'txt', and window= takes numbers"):
         find(Parquet(window=WINDOW), {"a.parquet": parquet(table, 40)})
     chosen = Parquet(columns=("x",), window=(2, 1))
     file = io.BytesIO()

@@ -14,11 +14,12 @@ import numpy as np
 
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Opener, Recoder
+from streamer.formats.failures import refused
 from streamer.formats.table.records import fixed_dtype, head_dtype
 from streamer.formats.windows.blocks import PIECES, Pieces, WindowRecoder, windows_of
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord, SampleName
-from streamer.manifest.protocols import Answer, Indexing, Source, Span, Surveying
+from streamer.manifest.protocols import Answer, Indexing, Source, Span, Survey, Surveying
 
 
 class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,7 +45,7 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
         found = yield from self.survey_rows(accepted, others)
         if self.window is None:
             return found
-        return msgspec.structs.replace(found, facts=_windowed(found.facts, self.window[0]))
+        return msgspec.structs.replace(found, facts=_windowed(found, self.window[0]))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds rows, and puts them together to windows."""
@@ -143,15 +144,15 @@ def _is_window(window: object) -> bool:
     )
 
 
-def _windowed(facts: Facts, length: int) -> Facts:
-    """The facts of windows of this many rows; raises ConfigError for rows of no fixed length."""
-    if other := next((field for field in facts.fields if fixed_dtype(field.kind) is None), None):
-        raise ConfigError(
-            f"window= takes rows of numbers, and arrays of one shape; the field {other.name!r} is not: name the others "
-            "(columns=)",
-            field="format",
+def _windowed(found: Survey, length: int) -> Facts:
+    """The facts of windows of this many rows; raises ManifestError for rows of no fixed length."""
+    if other := next((field for field in found.facts.fields if fixed_dtype(field.kind) is None), None):
+        raise refused(
+            found.sources[0].record,
+            f"has a field {other.name!r} of kind {other.kind!r}, and window= takes numbers and arrays whose shape the "
+            "file says: name the other fields (columns=)",
         )
-    return _with_kinds(facts, lambda dtype, lengths: f"{dtype}[{','.join([str(length), *lengths])}]")
+    return _with_kinds(found.facts, lambda dtype, lengths: f"{dtype}[{','.join([str(length), *lengths])}]")
 
 
 def _of_rows(facts: Facts) -> Facts:
