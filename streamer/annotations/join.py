@@ -102,7 +102,8 @@ class Joiner:
 
     def _name(self, key: str, fields: Sequence[Field]) -> str:
         if self._rules.on is None:
-            return key
+            # A row is for all windows of a file ("a.wav#t=10,20").
+            return key.partition("#t=")[0]
         found = [field for field in fields if field.name == self._rules.on]
         if not found:
             raise DecodeError(

@@ -7,6 +7,7 @@
 | json jsn, jsonl | the JSON document; list of the lines |
 | txt text transcript | str |
 | npy, npz, safetensors | numpy array; dict of arrays |
+| wav flac mp3 ... | bytes; with `decode={"flac": AudioClip()}`: samples and their rate |
 | numbers without a header | with `decode={"bin": ArrayDecoder("<f4", (64, 64))}`: numpy array |
 | pt pth, pkl pickle | refused unless `decode=Decode(allow_pickle=True)` |
 | txt.gz, json.gz, ... | unpacked (at most 1 GiB), then as the extension before .gz; others: the unpacked bytes |
@@ -21,11 +22,13 @@ from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.images import ImageDecoder, decode_image
 from streamer.decode.masks import coco_masks
+from streamer.decode.media.audio_clip import AudioClip
 from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import Decode, DecodeRule, FieldDecoder
 
 __all__ = [
     "ArrayDecoder",
+    "AudioClip",
     "Decode",
     "DecodeRule",
     "FieldDecoder",

@@ -12,8 +12,10 @@ import numpy as np
 from streamer.decode import images
 from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.foreign import foreign_decoder
+from streamer.decode.media.audio import decode_audio
 from streamer.decode.nested import decode_nested
 from streamer.errors import ConfigError
+from streamer.formats.audio.sounds import AUDIO
 from streamer.formats.tfrecord.example import byte_strings
 from streamer.manifest.model import NESTED
 
@@ -27,8 +29,8 @@ _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
     """Returns the decoder of a kind other than an extension; None if there is none.
 
-    "image" returns an array as images do, "bytes" bytes, "null" None, "nested" a list or dict, a dtype a Python number,
-    a dtype with a shape an array; for other libraries' layouts see `foreign`.
+    "image" returns an array as images do, "audio" an array of floats, "bytes" bytes, "null" None, "nested" a list or
+    dict, a dtype a Python number, a dtype with a shape an array; for other libraries' layouts see `foreign`.
     """
     if (known := _NAMED.get(kind) or foreign_decoder(kind)) is not None:
         return known
@@ -72,6 +74,7 @@ def _byte_strings(content: memoryview) -> list[bytes]:
 _NAMED: dict[str, Callable[[memoryview], object]] = {
     "image": images.decode_image,
     "bytes": bytes,
+    AUDIO: decode_audio,
     NULL: nothing,
     "tf-bytes": _byte_strings,
     NESTED: decode_nested,

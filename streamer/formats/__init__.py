@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from streamer.formats.arrays.rows import RawArrays as RawArrays
     from streamer.formats.arrays.zarr.format import Zarr as Zarr
     from streamer.formats.arrow_ipc.format import ArrowIPC as ArrowIPC
+    from streamer.formats.audio.format import Audio as Audio
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
@@ -59,6 +60,7 @@ class BuiltIn(NamedTuple):
 
 BUILT_IN = {
     "arrow": BuiltIn("arrow_ipc.format", "ArrowIPC", "Arrow", ("arrow", "feather", "ipc")),
+    "audio": BuiltIn("audio.format", "Audio"),
     "folder": BuiltIn("folder", "Folder"),
     "webdataset": BuiltIn("webdataset", "WebDataset"),
     "mds": BuiltIn("mds", "Mds", "MDS (MosaicML Streaming)", ("mds",)),

@@ -70,12 +70,14 @@ class Source(msgspec.Struct, frozen=True):
         notes: facts from the survey about it (its entry in an index of the whole dataset).
         sidecar: the object that contains an index of it.
         chunk_bytes: size of its chunks; set by the builder, for formats that choose the size of a block.
+        key: its path below the dataset's url; set by the builder, for formats whose samples are named by it.
     """
 
     record: ObjectRecord
     notes: bytes = b""
     sidecar: ObjectRecord | None = None
     chunk_bytes: int = 8 << 20
+    key: str = ""
 
 
 class Survey(msgspec.Struct, frozen=True):

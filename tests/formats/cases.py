@@ -133,7 +133,8 @@ def find(chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int = 8 << 2
         found.survey = run(chosen.survey(accepted, others), objects, None, found.survey_needs, _refuse)
         sources = found.survey.sources
     for surveyed in sources:
-        source = msgspec.structs.replace(surveyed, chunk_bytes=chunk_bytes)
+        key = surveyed.record.url.removeprefix(URL)
+        source = msgspec.structs.replace(surveyed, chunk_bytes=chunk_bytes, key=key)
         items: list[Span | Block] = []
         asked = found.needs.setdefault(source.record.url, [])
         walked = found.walked.setdefault(source.record.url, [])

@@ -257,7 +257,8 @@ class _Indexed:
     def _container(self, number: int) -> Container:
         source, logs = self._survey.sources[number], self._options.logs
         log = logs.of(source, self._chosen, self._chunk_bytes) if logs else None
-        return Container(source, self._survey.facts, self._chosen.name, self._chunk_bytes, log)
+        named = msgspec.structs.replace(source, key=source.record.url.removeprefix(self._listing.base))
+        return Container(named, self._survey.facts, self._chosen.name, self._chunk_bytes, log)
 
     async def _index(self, number: int) -> Cut | list[Block]:
         passed = 0

@@ -1,0 +1,76 @@
+"""Decodes windows of sound: float32 [channels, samples] from -1 to 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.decode.media.contexts import context_of
+from streamer.formats.audio.sounds import PCM, Head, packets_of, split_record
+from streamer.formats.media.entries import Codec
+
+if TYPE_CHECKING:
+    from av import AudioFrame
+
+Wave = NDArray[np.float32]
+
+
+def decode_audio(content: memoryview) -> Wave:
+    """Decodes a record of `streamer.formats.audio`; raises ValueError for one that does not have its window."""
+    head, pieces = split_record(content)
+    is_pcm = head.sound.name == PCM
+    return _window(numbers(pieces, head.sound) if is_pcm else _decoded(packets_of(pieces), head.sound), head)
+
+
+def _window(found: Wave, head: Head) -> Wave:
+    first, stop = head.start - head.first, head.stop - head.first
+    if found.shape[1] < stop:
+        raise ValueError(f"{found.shape[1]} samples are decoded of {stop}")
+    wave = found[:, first:stop]
+    return wave if stop - first >= head.length else np.pad(wave, ((0, 0), (0, head.length - (stop - first))))
+
+
+def numbers(content: memoryview, sound: Codec) -> Wave:
+    """Converts the numbers of a WAV file, as soundfile does."""
+    dtype = sound.extradata.decode()
+    stored = _of_three_bytes(content) if dtype == "i3" else np.frombuffer(content, dtype)
+    wave = np.empty((sound.channels, len(stored) // sound.channels), np.float32)
+    scale = {"f": 1.0, "u": 2.0**-7, "i": 2.0 ** (1 - 8 * stored.itemsize)}[stored.dtype.kind]
+    np.multiply(stored.reshape(-1, sound.channels).T, scale, out=wave, dtype=np.float32, casting="unsafe")
+    if stored.dtype.kind == "u":
+        wave -= 1
+    return wave
+
+
+def _of_three_bytes(content: memoryview) -> NDArray[np.int32]:
+    wide = np.zeros((len(content) // 3, 4), np.uint8)
+    wide[:, 1:] = np.frombuffer(content, np.uint8).reshape(-1, 3)
+    return wide.view("<i4")[:, 0]
+
+
+def _decoded(packets: Sequence[memoryview], sound: Codec) -> Wave:
+    """Decodes packets from the first to the last."""
+    context = context_of(sound)
+    import av
+
+    assert isinstance(context, av.AudioCodecContext)
+    frames = [frame for packet in packets for frame in context.decode(av.Packet(bytes(packet)))]
+    return joined_frames([*frames, *context.decode(None)], sound.channels)
+
+
+def joined_frames(frames: Sequence[AudioFrame], channels: int) -> Wave:
+    """Joins decoded frames."""
+    waves = [_wave(frame) for frame in frames]
+    return np.concatenate(waves, axis=1) if waves else np.empty((channels, 0), np.float32)
+
+
+def _wave(frame: AudioFrame) -> Wave:
+    values = frame.to_ndarray()
+    if not frame.format.is_planar:
+        values = values.reshape(-1, frame.layout.nb_channels).T
+    if values.dtype.kind == "i":
+        return np.multiply(values, 2.0 ** (1 - 8 * values.itemsize), dtype=np.float32, casting="unsafe")
+    return values.astype(np.float32, copy=False)

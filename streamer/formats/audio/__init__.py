@@ -1,0 +1,1 @@
+"""Windows out of long recordings."""

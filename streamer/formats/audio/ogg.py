@@ -1,0 +1,223 @@
+"""Opus in Ogg: pages that say which samples end in them, so that the beginnings of chunks are enough. No I/O.
+
+Source: RFC 3533 (pages), RFC 7845 (Opus in Ogg), RFC 6716, section 3.1 (the lengths of packets).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from struct import Struct
+
+import msgspec
+import numpy as np
+
+from streamer.formats.audio.flac import PROBE_BYTES, Edge
+from streamer.formats.audio.frames import Frames
+from streamer.formats.audio.sounds import Integers
+from streamer.formats.failures import DamagedError, damaged, refused
+from streamer.formats.media.entries import Codec
+from streamer.formats.reading import Reading, read_range, read_ranges
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Need
+
+MAGIC = b"OggS"
+_RATE = 48_000
+_HEAD_BYTES, _GRANULE = 27, Struct("<qI")
+# What is read of a file until there is sound: comments may have pictures.
+_STARTS = (PROBE_BYTES, 1 << 20, 16 << 20)
+# With the 80 ms of RFC 7845 27 of 42 windows are equal to those of a decoder that began at the start, with a second all
+# (2026-11-24).
+_LEAD = _RATE
+# Bytes of a second of a stream of two channels, at most (RFC 6716, 2.1.1), and a page, which is read as a whole.
+_MOST_PER_SECOND, _LONGEST_PAGE = 64_000, 65_307
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page: its place and length, what its head says, the lengths of the pieces of packets in it.
+
+    Attributes:
+        granule: the sample behind the last packet that ends in it, pre-skip included; -1: none ends.
+        goes_on: whether it begins with the rest of a packet.
+        is_cut: whether its last piece goes on in the next page.
+    """
+
+    byte: int
+    body: int
+    granule: int
+    serial: int
+    goes_on: bool
+    pieces: tuple[int, ...]
+    is_cut: bool
+
+    @property
+    def stop(self) -> int:
+        """Where it ends."""
+        return self.body + sum(self.pieces)
+
+
+class Opus(msgspec.Struct, frozen=True):
+    """A stream of packets.
+
+    Attributes:
+        sound: how it is encoded; the extradata is its OpusHead, without pre-skip.
+        total: samples of all channels that are played.
+        edges: some pages, with the first packet that begins in each: the first one, one near the beginning of each
+            chunk, and the end.
+    """
+
+    sound: Codec
+    total: int
+    edges: tuple[Edge, ...]
+
+    @property
+    def near_bytes(self) -> int:
+        """All ranges of a block are one: where packets begin in it is not known."""
+        return self.edges[-1].byte
+
+    def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
+        """From the last known page before the samples and their lead to what they take at most."""
+        bytes_, samples = (np.array([getattr(edge, name) for edge in self.edges]) for name in ("byte", "sample"))
+        begin = np.maximum(np.searchsorted(samples, starts - _LEAD, "right") - 1, 0)
+        end = np.searchsorted(samples, stops, "left")
+        most = (stops - samples[end - 1]) * _MOST_PER_SECOND * -(-self.sound.channels // 2) // _RATE
+        # The last packet may end in the page of the edge.
+        behind = np.minimum(bytes_[end], bytes_[end - 1] + most + _LONGEST_PAGE) + _LONGEST_PAGE
+        return bytes_[begin], np.minimum(behind, bytes_[-1])
+
+    def sample_at(self, byte: int) -> int:
+        """The number of the first sample of a known page; below 0: it is decoded, but not played."""
+        return self.edges[bisect_left(self.edges, byte, key=lambda edge: edge.byte)].sample
+
+
+def read_opus(record: ObjectRecord, chunk_bytes: int) -> Reading[Opus]:
+    """Reads the head of a stream, where its chunks begin and its end; raises ManifestError."""
+    setup, serial, begin, base = yield from _read_start(record)
+    skip = int.from_bytes(setup[10:12], "little")
+    places = list(range(begin + chunk_bytes, record.size - 2 * PROBE_BYTES, chunk_bytes))
+    last = max(begin, record.size - 2 * PROBE_BYTES)
+    needs = [*(Need(place, place + PROBE_BYTES, record) for place in places), Need(last, record.size, record)]
+    *probes, end = yield from read_ranges(needs)
+    edges = {begin: -skip}
+    for place, probe in zip(places, probes, strict=True):
+        found = _first_page(record, probe, serial)
+        if found is None:  # pages are longer than those of most files
+            stop = min(record.size, place + 4 * PROBE_BYTES)
+            found = _first_page(record, (yield from read_range(place, stop, record)), serial)
+        if found is None:
+            raise damaged(record, f"there is no page in {4 * PROBE_BYTES} bytes", place)
+        edges[place + found.byte] = found.sample - base - skip
+    ends = [page.granule for page in _own(record, end, serial) if page.granule > 0]
+    edges[record.size] = total = max(0, max(ends, default=0) - base - skip)
+    if any(one >= other for one, other in pairwise(edges.values())):
+        raise damaged(record, "its pages do not follow each other", begin)
+    sound = Codec("opus", setup[:10] + b"\0\0" + setup[12:], rate=_RATE, channels=setup[9])
+    return Opus(sound, total, tuple(Edge(*edge) for edge in edges.items()))
+
+
+def _read_start(record: ObjectRecord) -> Reading[tuple[bytes, int, int, int]]:
+    """Returns OpusHead, number of the stream, byte of the first page with sound, and its first sample."""
+    for length in _STARTS:
+        head = yield from read_range(0, min(record.size, length), record)
+        pages = list(pages_of(head))
+        setup = bytes(head[pages[0].body : pages[0].stop]) if pages else b""
+        if setup[:8] != b"OpusHead" or len(setup) < 19 or not setup[9]:
+            raise refused(record, "is Ogg, but not Opus: windows are cut out of Opus; AudioClip decodes whole files")
+        # Pages of the comments, which may have pictures, end at sample 0.
+        if page := next((page for page in pages if page.granule > 0), None):
+            return setup, pages[0].serial, page.byte, max(0, _first_sample(page, head))
+    raise damaged(record, f"there is no sound in its first {len(head)} bytes", 0)
+
+
+def _first_page(record: ObjectRecord, content: memoryview, serial: int) -> Edge | None:
+    """The first page of a run in which a packet ends, and its first sample."""
+    page = next((page for page in _own(record, content, serial) if page.granule > 0), None)
+    return None if page is None else Edge(page.byte, _first_sample(page, content))
+
+
+def _own(record: ObjectRecord, content: memoryview, serial: int) -> Iterator[Page]:
+    for page in pages_of(content):
+        if page.serial != serial:
+            raise refused(record, "has several streams, of which none is chosen: store each in a file of its own")
+        yield page
+
+
+def pages_of(content: memoryview) -> Iterator[Page]:
+    """Yields the whole pages of a run, which may begin anywhere."""
+    raw, at = bytes(content), 0
+    while (at := raw.find(MAGIC, at)) >= 0 and at + _HEAD_BYTES <= len(raw):
+        table = raw[at + _HEAD_BYTES : at + _HEAD_BYTES + raw[at + 26]]
+        body = at + _HEAD_BYTES + raw[at + 26]
+        if raw[at + 4] or body + sum(table) > len(raw):
+            at += 4
+            continue
+        pieces, is_cut = _pieces(table)
+        granule, serial = _GRANULE.unpack_from(raw, at + 6)
+        yield Page(at, body, granule, serial, bool(raw[at + 5] & 1), pieces, is_cut)
+        at = body + sum(table)
+
+
+def _pieces(table: bytes) -> tuple[tuple[int, ...], bool]:
+    pieces, size = [], 0
+    for value in table:
+        size += value
+        if value < 255:
+            pieces.append(size)
+            size = 0
+    is_cut = bool(table) and table[-1] == 255
+    return (*pieces, size) if is_cut else tuple(pieces), is_cut
+
+
+def _first_sample(page: Page, content: memoryview) -> int:
+    """The first sample of the first packet that begins in a page, in which a packet ends."""
+    at, count = page.body, 0
+    for number, size in enumerate(page.pieces[: len(page.pieces) - page.is_cut]):
+        if number or not page.goes_on:
+            count += packet_samples(bytes(content[at : at + min(size, 2)]))
+        at += size
+    return page.granule - count
+
+
+def packet_samples(start: bytes) -> int:
+    """Samples of the packet that begins with these bytes."""
+    if not start:
+        return 0
+    config, code = start[0] >> 3, start[0] & 3
+    if config < 12:
+        each = (480, 960, 1920, 2880)[config & 3]
+    else:
+        each = (480, 960)[config & 1] if config < 16 else (120, 240, 480, 960)[config & 3]
+    return each * (1 if code == 0 else 2 if code < 3 else (start[1] & 63) if len(start) > 1 else 0)
+
+
+def frames_of(content: memoryview, first: int) -> Frames:
+    """The packets of a run of pages; the first one that begins in it has the sample `first`; raises DamagedError."""
+    pieces: list[memoryview] = []
+    sizes: list[int] = []
+    end, goes_on = 0, None
+    for page in pages_of(content):
+        if page.byte != end or goes_on not in {None, page.goes_on}:
+            raise DamagedError("its pages do not follow each other", page.byte)
+        at = page.body
+        for number, size in enumerate(page.pieces):
+            is_rest = page.goes_on and not number
+            if not is_rest:
+                sizes.append(size)
+            elif sizes:
+                sizes[-1] += size
+            if sizes:
+                pieces.append(content[at : at + size])
+            at += size
+        end, goes_on = page.stop, page.is_cut
+    joined = memoryview(b"".join(pieces))
+    offsets = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
+    lengths = _lengths(joined, offsets.tolist())
+    if goes_on:  # the last one is cut off
+        sizes, lengths = sizes[:-1], lengths[:-1]
+    firsts = first + np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
+    return Frames(joined, offsets[: len(sizes)], np.array(sizes, np.int64), firsts, _LEAD)
+
+
+def _lengths(joined: memoryview, offsets: Sequence[int]) -> list[int]:
+    return [packet_samples(bytes(joined[start : min(stop, start + 2)])) for start, stop in pairwise(offsets)]

@@ -1,0 +1,70 @@
+"""Windows of one length in a recording: which samples each has, and which parts of the bytes they share. No I/O."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+
+class Windows(msgspec.Struct, frozen=True, array_like=True):
+    """Windows of one recording, one after the other; numbers are of samples of all channels.
+
+    Attributes:
+        total: samples of the recording.
+        length: of a window; the last one may end behind the recording.
+        step: from the beginning of a window to that of the next one.
+        drawn: whether a window begins anywhere before the next one does, so that its bytes are those of all places.
+        first: number of the first window.
+        count: number of windows.
+    """
+
+    total: int
+    length: int
+    step: int
+    drawn: bool
+    first: int
+    count: int
+
+    @classmethod
+    def of(cls, total: int, length: int, step: int, *, drawn: bool, pad: bool) -> Windows:
+        """All windows of a recording; `pad`: until its end, else only those that are inside of it."""
+        inside = max(0, (total - length) // step + 1)
+        # One more where samples are left, unless it would begin behind the end.
+        rest = pad and inside * step < total and (inside == 0 or (inside - 1) * step + length < total)
+        return cls(total, length, step, drawn, 0, inside + rest)
+
+    def part(self, first: int, stop: int) -> Windows:
+        """Windows `first` to `stop` of these."""
+        return Windows(self.total, self.length, self.step, self.drawn, self.first + first, stop - first)
+
+    @property
+    def starts(self) -> Integers:
+        """(count,) the first sample of each window, or of the places where it may begin."""
+        return (self.first + np.arange(self.count, dtype=np.int64)) * self.step
+
+    @property
+    def stops(self) -> Integers:
+        """(count,) the sample behind each."""
+        longest = self.length + (self.step - 1 if self.drawn else 0)
+        return np.minimum(self.starts + longest, self.total)
+
+
+def shared_parts(lower: Integers, upper: Integers) -> tuple[Integers, Integers, Integers]:
+    """Cuts what ranges `[lower, upper)` cover where one of them begins or ends.
+
+    Args:
+        lower: (N,) ascending.
+        upper: (N,) ascending.
+
+    Returns:
+        Where the parts begin and where they end, and the half-open range of parts of each range: (N, 1, 2).
+    """
+    edges = np.unique(np.concatenate([lower, upper]))
+    begin, end = np.searchsorted(edges, lower), np.searchsorted(edges, upper)
+    depth = np.cumsum(np.bincount(begin, minlength=len(edges)) - np.bincount(end, minlength=len(edges)))
+    used = depth[:-1] > 0
+    number = np.concatenate([[0], np.cumsum(used)]).astype(np.int64)
+    return edges[:-1][used], edges[1:][used], np.stack([number[begin], number[end]], 1)[:, None]

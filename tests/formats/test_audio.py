@@ -1,0 +1,163 @@
+"""Windows of recordings meet the contract of the formats, and are those of a decoder of the whole file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamer.errors import ConfigError, ManifestError, RecodeError
+from streamer.formats.audio import flac as flac_files
+from streamer.formats.audio import ogg
+from streamer.formats.audio.format import Audio
+from streamer.formats.audio.windows import Windows, shared_parts
+from streamer.formats.base import Facts
+from streamer.formats.registry import find_format
+from tests.formats.cases import Case, find, recode
+from tests.formats.contract import FormatContract, samples_of
+from tests.formats.summary import summary
+from tests.sounds import decoded, flac, mp3, opus, sound, wav
+
+
+def expected(name: str, chosen: Audio, samples: np.ndarray, rate: int) -> list[dict[str, object]]:
+    """The windows of a recording, cut out of all of it."""
+    length, step = (round(rate * (each or chosen.seconds)) for each in (chosen.seconds, chosen.seconds_between_starts))
+    found, total = [], samples.shape[1]
+    for start in range(0, total, step):
+        window = samples[:, start : start + length]
+        behind = start and start - step + length >= total
+        if window.shape[1] < length and (chosen.policy == "drop" or behind):
+            break
+        stop = start + window.shape[1]
+        window = np.pad(window, ((0, 0), (0, length - window.shape[1])))
+        found.append(
+            {
+                "__key__": f"{name}#t={start / rate:.6g},{stop / rate:.6g}",
+                "audio": summary(window),
+                "sample_rate": rate,
+                "start_seconds": start / rate,
+            }
+        )
+    return found
+
+
+def case(chosen: Audio, name: str, objects: dict[str, bytes]) -> Case:
+    """A dataset whose samples PyAV tells."""
+    samples = [
+        sample for key, content in sorted(objects.items()) for sample in expected(key, chosen, *decoded(content))
+    ]
+    return Case(name, chosen, objects, samples, copied=frozenset(["sample_rate", "start_seconds"]))
+
+
+class TestAudio(FormatContract):
+    @classmethod
+    def cases(cls) -> list[Case]:
+        overlapping = Audio(seconds=1.0, seconds_between_starts=0.25)
+        return [
+            case(Audio(seconds=0.5), "wav", {"a/0.wav": wav(sound(3.2)), "b/1.wav": wav(sound(2, 2))}),
+            case(overlapping, "wav that overlap", {"0.wav": wav(sound(3.2, 2))}),
+            case(Audio(seconds=0.1, seconds_between_starts=4.5, policy="pad"), "wav apart", {"0.wav": wav(sound(50))}),
+            case(overlapping, "flac", {"0.flac": flac(), "1.flac": flac(0.5)}),
+            case(Audio(seconds=0.7, policy="pad"), "mp3", {"0.mp3": mp3(), "1.mp3": mp3(2, 44_100)}),
+            case(overlapping, "opus", {"0.opus": opus()}),
+        ]
+
+
+@pytest.mark.parametrize("make", [flac, mp3, lambda: opus(6)])
+@pytest.mark.parametrize("chunk_bytes", [3_000, 9_000])
+def test_windows_do_not_depend_on_chunks(make: Callable[[], bytes], chunk_bytes: int, monkeypatch: pytest.MonkeyPatch):
+    """However small the blocks are of which they are cut."""
+    for module in (flac_files, ogg):
+        monkeypatch.setattr(module, "PROBE_BYTES", 16_000)
+    chosen = Audio(seconds=0.5, seconds_between_starts=0.2, policy="pad")
+    one = case(chosen, "one", {"0.flac": make()})
+    found = find(chosen, one.objects, chunk_bytes)
+    assert len(found.items[0][1]) > 1
+    monkeypatch.setattr("tests.formats.contract.find", lambda chosen, objects: find(chosen, objects, chunk_bytes))
+    assert samples_of(one) == list(one.samples)
+
+
+def test_a_chunk_has_what_windows_share_once():
+    """Windows that overlap four times take no more than their heads besides the file."""
+    content = wav(sound(60))
+    ((_, (block,)),) = find(Audio(seconds=1.0, seconds_between_starts=0.25), {"0.wav": content}).items
+    made = Audio().recoder(Facts()).recode(memoryview(content)[44:], block.samples, block.hint)
+    assert block.ranges == ((44, len(content)),)
+    assert sum(map(len, made.shared_parts)) == len(content) - 44
+    assert block.record_bytes >= len(content) - 44 + sum(made.lengths)
+
+
+def test_windows_apart_are_fetched_alone():
+    """With more than 64 KiB between them; nearer ones are one range."""
+    content = wav(sound(60))
+    for between, ranges in ((0.5, 1), (5.0, 12)):
+        ((_, (block,)),) = find(Audio(seconds=0.1, seconds_between_starts=between), {"0.wav": content}).items
+        assert len(block.ranges) == ranges
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 60)), min_size=1, max_size=20))
+def test_shared_parts_are_the_ranges(spans: list[tuple[int, int]]):
+    """Joined they are each range; together they have every unit once, and no other."""
+    lower, upper = (np.array(sorted(column)) for column in zip(*((a, a + b) for a, b in spans), strict=True))
+    begin, end, ranges = shared_parts(lower, upper)
+    parts = [set(range(*edges)) for edges in zip(begin, end, strict=True)]
+    assert sum(map(len, parts)) == len(set().union(*parts, *()))
+    for first, stop, ((one, other),) in zip(lower, upper, ranges, strict=True):
+        assert set().union(*parts[one:other]) == set(range(first, stop))
+    assert set().union(*parts) == {unit for edges in zip(lower, upper, strict=True) for unit in range(*edges)}
+
+
+@pytest.mark.parametrize(
+    ("total", "length", "step", "kept", "padded"),
+    [
+        (0, 10, 10, 0, 0),
+        (9, 10, 10, 0, 1),
+        (10, 10, 10, 1, 1),
+        (21, 10, 5, 3, 4),
+        (25, 10, 10, 2, 3),
+        (21, 2, 20, 1, 2),
+    ],
+)
+def test_windows_of_a_recording(total: int, length: int, step: int, kept: int, padded: int):
+    """Those inside of it; with "pad" as many as have all its samples, if windows leave none out."""
+    assert Windows.of(total, length, step, drawn=False, pad=False).count == kept
+    assert Windows.of(total, length, step, drawn=False, pad=True).count == padded
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"RIFF\0\0\0\0WAVEfmt ", "cut off before its samples"),
+        (wav(sound(1))[:30], "its fmt chunk has 10 bytes"),
+        (wav(sound(1)).replace(b"\x01\0\x01\0", b"\x06\0\x01\0", 1), "WAV of tag 6 with 16 bits"),
+        (flac()[:20], "does not begin with STREAMINFO"),
+        (flac()[:60], "head is cut off"),
+        (opus().replace(b"OpusHead", b"\x01vorbis\0"), "Ogg, but not Opus"),
+        (b"OggS", "Ogg, but not Opus"),
+        (b"ID3\x04\0\0\0\0\0\0", "no frame of MP3"),
+        (b"something", "begins with b'some'"),
+        (b"", "it is empty"),
+    ],
+)
+def test_what_is_no_recording_is_refused(content: bytes, reason: str):
+    """By name, with what it is."""
+    with pytest.raises(ManifestError, match=reason):
+        find(Audio(), {"0.wav": content})
+
+
+def test_a_recording_that_is_cut_off_is_refused_by_the_recoder():
+    """Its head says more samples than there are."""
+    content = flac()[:-5_000]
+    found = find(Audio(seconds=1.0), {"0.flac": content})
+    with pytest.raises(RecodeError, match="samples 0 to 24000 are wanted, there are 0 to"):
+        recode(Audio(), found, found.items[0][1][0], content[8_288:])
+
+
+def test_options():
+    """Are checked, and say what is wrong."""
+    for options in ({"seconds": 0}, {"seconds_between_starts": -1.0}, {"policy": "repeat"}):
+        with pytest.raises(ConfigError, match="audio"):
+            find_format("audio", options)

@@ -1,0 +1,73 @@
+"""Files of sound become samples: all of them, or a window."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from streamer.decode import AudioClip, SampleDecoder
+from streamer.decode.media import contexts
+from streamer.errors import ConfigError, DecodeError
+from streamer.formats.base import Field
+from tests.sounds import RATE, decoded, encoded, flac, mp3, opus, sound, wav
+
+
+def m4a() -> bytes:
+    return encoded("aac", "mp4", sound(3, 2, 44_100), 44_100, bit_rate=64_000)
+
+
+@pytest.mark.parametrize("make", [lambda: wav(sound(3, 2)), flac, mp3, opus, m4a])
+def test_whole_files_and_windows_are_those_of_a_full_decode(make: Callable[[], bytes]):
+    """Every sample; a window has its length, with zeros behind the end."""
+    content = make()
+    wave, rate = decoded(content)
+    whole = AudioClip()(content)
+    assert np.array_equal(whole["audio"], wave)
+    assert (whole["sample_rate"], whole["start_seconds"]) == (rate, 0.0)
+    for start, seconds in ((0, 0.5), (1.3, 0.7), (2.8, 1.0), (9.0, 0.2)):
+        found = AudioClip(seconds, start)(content)["audio"]
+        first, length = round(start * rate), round(seconds * rate)
+        there = wave[:, first : first + length]
+        assert found.shape == (len(wave), length)
+        assert np.array_equal(found[:, : there.shape[1]], there)
+        assert not found[:, there.shape[1] :].any()
+
+
+def test_the_values_are_those_of_the_numbers():
+    """16 bits are divided by 32,768."""
+    samples = np.array([[0, 1, -1, 32767, -32768]], "<i2")
+    assert AudioClip()(wav(samples))["audio"].tolist() == (samples / 32768).tolist()
+
+
+def test_a_rule_decodes_a_field():
+    """As other decoders do; what is no sound is refused with the name of the sample."""
+    decode = SampleDecoder({"flac": AudioClip(0.5)})
+    sample = decode("a", [Field("flac", memoryview(flac())), Field("txt", memoryview(b"hello"))])
+    assert sample["flac"]["audio"].shape == (2, RATE // 2)
+    assert sample["txt"] == "hello"
+    with pytest.raises(DecodeError, match=r"sample 'a': field 'flac' .* is refused by AudioClip"):
+        decode("a", [Field("flac", memoryview(b"no sound"))])
+
+
+def test_without_pyav_only_wav_is_decoded(monkeypatch: pytest.MonkeyPatch):
+    """The error says what to install."""
+    content = flac()
+    monkeypatch.setattr(contexts, "_kept", threading.local())
+    monkeypatch.setattr("streamer.extras.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert AudioClip()(wav(sound(1)))["audio"].shape == (1, RATE)
+    with pytest.raises(ConfigError, match=r"streamer-data\[video\]"):
+        AudioClip(seconds=0.1)(content)
+
+
+@pytest.mark.parametrize(
+    "options", [{"seconds": 0}, {"seconds": 1, "start": -1}, {"start": "random"}, {"start": "end"}]
+)
+def test_options_are_checked(options: dict[str, object]):
+    """When the decoder is made."""
+    with pytest.raises(ConfigError, match="AudioClip: "):
+        AudioClip(**options)
