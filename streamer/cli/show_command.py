@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from streamer.loader.samples.maker import SampleLocation, SampleMaker
     from streamer.manifest.table import Manifest
 
-HELP = "look at one sample: its fields, where it lies, its picture"
+HELP = "look at one sample: its fields, where it lies, its picture or sound"
 
 DESCRIPTION = """\
 Reads one sample with a small ranged request, wherever it lies, and prints its fields as training gets them. On a
-terminal its first picture is drawn; --out writes it to a file. The dataset is indexed first if it has no index.
+terminal its first picture is drawn; --out writes it, or its sound, to a file. The dataset is indexed first if it has no
+index.
 """
 
 EXAMPLES = """\
@@ -35,6 +36,7 @@ examples:
   streamer show s3://bucket/train/ --sample 17
   streamer show s3://bucket/train/ --sample -1 --out last.png
   streamer show ./images/ --key dogs/0001.jpg
+  streamer show s3://bucket/talks/ --format audio --sample 17 --out window.wav
   streamer show s3://bucket/train/ --sample 17 --raw          names and sizes, nothing decoded
   streamer show s3://bucket/train2017/ --sample 17 --annotations s3://bucket/instances_train2017.json
   streamer show ./images/ --sample 17 --annotations '{"url": "labels.csv", "key": "image"}'
@@ -56,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="the first one of this __key__ (reads tars from the start, unless `streamer index --columns __key__` has)",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the picture there (.png, .jpg, ...)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the picture there (.png, .jpg, ...), or the sound (.wav)"
+    )
     parser.add_argument(
         "--annotations",
         type=url_or_mapping,
@@ -168,7 +172,11 @@ def _cut(text: str) -> str:
 
 
 def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> None:
-    """Draws the first picture, into the file or on an interactive terminal."""
+    """Draws the first picture, into the file or on an interactive terminal; writes the sound to a file of sound."""
+    if out is not None and out.suffix.lower() == ".wav":
+        _save_sound(sample, out)
+        terminal.line(f"written: {out}")
+        return
     picture = _first_picture(sample)
     if out is not None:
         if picture is None:
@@ -201,4 +209,22 @@ def _save(picture: npt.NDArray[np.uint8], out: Path) -> None:
     try:
         Image.fromarray(picture).save(out)
     except (OSError, ValueError) as error:
+        raise ConfigError(f"--out {out}: {error}", field="out") from error
+
+
+def _save_sound(sample: dict[str, object], out: Path) -> None:
+    """Writes the sound as numbers of 16 bits."""
+    import wave
+
+    import numpy as np
+
+    sound, rate = sample.get("audio"), sample.get("sample_rate")
+    if not isinstance(sound, np.ndarray) or not isinstance(rate, int):
+        raise ConfigError("--out: the sample has no sound; --format audio cuts windows out of recordings", field="out")
+    numbers = np.clip(np.round(sound * 32768), -32768, 32767).astype("<i2")
+    try:
+        with wave.open(str(out), "wb") as file:
+            file.setparams((len(numbers), numbers.itemsize, rate, numbers.shape[1], "NONE", ""))
+            file.writeframes(numbers.T.tobytes())
+    except OSError as error:
         raise ConfigError(f"--out {out}: {error}", field="out") from error

@@ -155,6 +155,17 @@ def test_bucketed_sounds_stay_within_the_budget(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_windows_of_talks_tell_the_speaker(run: Run) -> None:
+    """Each window once in all epochs, and the model learns who talks."""
+    lines = run("speech_windows").splitlines()
+    found = [re.fullmatch(r"epoch \d: 476 windows, (\d+)% right, loss [\d.]+", line) for line in lines]
+    assert len(found) == 3
+    assert all(found)
+    assert int(found[-1][1]) > 95
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_imagenet_goes_on_with_more_processes_where_it_stopped(run: Run, tmp_path: Path) -> None:
     """One process stops after 5 of 16 steps of 32 samples; two go on at sample 160 and learn the classes."""

@@ -78,6 +78,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
 
 def _most_read(record: ObjectRecord) -> int:
     """The bytes that the index reads, with chunks of 8 MiB and no pictures in the head of the file."""
-    if record.url.lower().endswith(".mp3"):
-        return HEAD_BYTES + record.size
+    name = record.url.lower()
+    if name.endswith((".mp3", ".wav")):
+        return HEAD_BYTES + (record.size if name.endswith(".mp3") else min(record.size, HEAD_BYTES))
     return HEAD_BYTES + 4 * min(record.size, PROBE_BYTES) + record.size // 100

@@ -64,6 +64,8 @@ def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Genera
     """Yields the windows whose bytes begin in one stretch of `chunk_bytes` as one block."""
     if not windows.count:
         return
+    if windows.count > source.record.size:
+        raise refused(source.record, f"has {recording.total} samples in its bytes, {windows.count} windows")
     lower, upper = recording.bounds(windows.starts, windows.stops)
     stretch = (lower - lower[0]) // source.chunk_bytes
     cuts = [0, *(np.flatnonzero(np.diff(stretch)) + 1).tolist(), windows.count]

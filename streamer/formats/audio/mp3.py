@@ -176,12 +176,12 @@ def _info(frame: bytes, shape: Shape, frames: int) -> tuple[int, int, int]:
     at = 4 + shape.side_bytes
     if frame[at : at + 4] not in {b"Xing", b"Info"}:
         return 0, 0, 0
-    flags, said = int.from_bytes(frame[at + 4 : at + 8], "big"), int.from_bytes(frame[at + 8 : at + 12], "big")
+    flags, counted = int.from_bytes(frame[at + 4 : at + 8], "big"), int.from_bytes(frame[at + 8 : at + 12], "big")
     at += 8 + 4 * (flags & 1) + 4 * (flags >> 1 & 1) + 100 * (flags >> 2 & 1) + 4 * (flags >> 3 & 1)
     if frame[at : at + 4] not in {b"LAME", b"Lavf", b"Lavc"}:
         return 0, 0, 1
     packed = int.from_bytes(frame[at + 21 : at + 24], "big")
-    padding = max(0, (packed & 0xFFF) - _DECODER_DELAY) if flags & 1 and said == frames - 1 else 0
+    padding = max(0, (packed & 0xFFF) - _DECODER_DELAY) if flags & 1 and counted == frames - 1 else 0
     return (packed >> 12) + _DECODER_DELAY, padding, 1
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import wave
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from streamer.cli.show_command import _ordinal, described, value_text
+from streamer.cli.show_command import _draw, _ordinal, described, value_text
+from streamer.cli.terminal import Terminal
 from streamer.errors import ConfigError
 from streamer.formats.detect import chooser
 from streamer.loader.samples.maker import SampleLocation
@@ -53,3 +55,14 @@ async def test_an_empty_file_is_named_itself(tmp_path: Path) -> None:
             f"sample {ordinal} of 9: {key}",
             f"  in s3://b/{key}, {int(key[2]) % 3} bytes from 0 on, chunk 0",
         ]
+
+
+def test_a_sound_is_written_as_wav(tmp_path: Path) -> None:
+    """With the numbers of 16 bits that it was; a sample without one is refused."""
+    numbers = np.array([[0, 1, -32768], [7, -7, 32767]], "<i2")
+    _draw({"audio": numbers / np.float32(32768), "sample_rate": 8_000}, tmp_path / "a.wav", Terminal())
+    with wave.open(str(tmp_path / "a.wav")) as file:
+        assert (file.getnchannels(), file.getframerate()) == (2, 8_000)
+        assert file.readframes(3) == numbers.T.tobytes()
+    with pytest.raises(ConfigError, match="has no sound"):
+        _draw({"audio": b"RIFF"}, tmp_path / "b.wav", Terminal())
