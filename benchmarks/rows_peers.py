@@ -1,7 +1,6 @@
 """Rows and buckets of other libraries on the lengths of `rows.py`: what stays empty, what is cut, what is lost.
 
     python -m venv peers && peers/bin/pip install . trl datasets transformers grain torchtitan lhotse
-    peers/bin/pip install --no-deps llm-foundry
     peers/bin/python benchmarks/rows_peers.py [--quick]
 
 Runs the libraries' own packers, in an environment that has them; one that cannot be imported is named and left out.
@@ -15,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
-import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -35,7 +31,7 @@ Integers = npt.NDArray[np.int64]
 Packed = tuple[int, int, int]
 # 4,000 documents are 260 rows and more of these lengths.
 CASES = [("web", 8192), ("code", 32768), ("chat", 8192), ("pictures", 16384)]
-LIBRARIES = ("trl", "grain", "torchtitan", "llm-foundry", "lhotse")
+LIBRARIES = ("trl", "grain", "torchtitan", "lhotse")
 
 
 def streamer(costs: Integers, length: int) -> Packed:
@@ -120,37 +116,6 @@ def torchtitan_pictures(costs: Integers, length: int) -> Packed:
     return len(rows), 0, sum(rows)
 
 
-def llm_foundry(costs: Integers, length: int, rows: int = 8) -> Packed:
-    """`BinPackCollator` with the packing_ratio that `auto_packing_ratio` looks for: the largest without waste."""
-    # Its rule of packing needs none of what its module imports for loading data.
-    for name in ("composer", "composer.utils", "llmfoundry", "llmfoundry.utils", "llmfoundry.utils.consts"):
-        sys.modules.setdefault(name, types.ModuleType(name))
-    sys.modules["composer.utils"].dist = None  # type: ignore[attr-defined]
-    sys.modules["llmfoundry.utils.consts"].CROSS_ENTROPY_IGNORE_INDEX = -100  # type: ignore[attr-defined]
-    place = importlib.metadata.distribution("llm-foundry").locate_file("llmfoundry/data/packing.py")
-    spec = importlib.util.spec_from_file_location("packing", str(place))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    def packed(ratio: float, sizes: list[int]) -> object:
-        collator = module.BinPackCollator(list, rows, length, 0, "right", is_profiling=True)
-        taken = int(ratio * rows)
-        for first in range(0, len(sizes) - taken + 1, taken):
-            own = sizes[first : first + taken]
-            collator._pack_trimmed_examples([{} for _ in own], own)
-        return collator
-
-    best, sizes = 1.0, costs.tolist()
-    for ratio in np.unique(np.round(np.linspace(1, length / 100, 20), 1)).tolist():
-        if packed(ratio, sizes[: 100 * int(ratio * rows)]).waste > 0:  # type: ignore[attr-defined]
-            break
-        best = ratio
-    found = packed(best, sizes)
-    return found.n_packed_examples, 0, found.n_packed_tokens  # type: ignore[attr-defined]
-
-
 def _cut(rows: list[Integers]) -> int:
     """Documents that are in several rows."""
     return int((np.unique(np.concatenate(rows), return_counts=True)[1] > 1).sum())
@@ -164,7 +129,6 @@ RULES: dict[str, Callable[[Integers, int], Packed]] = {
     "Grain, best fit of 64 rows": lambda costs, length: grain(costs, length, "BestFitPack", 64),
     "torchtitan, ChatDataset": torchtitan_chats,
     "torchtitan, MMSamplePacker": torchtitan_pictures,
-    "llm-foundry, auto ratio": llm_foundry,
 }
 
 
