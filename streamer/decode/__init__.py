@@ -18,6 +18,8 @@
 Imports neither torch nor any decoder until a field needs one.
 """
 
+from typing import TYPE_CHECKING
+
 from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.images import ImageDecoder, decode_image
@@ -26,15 +28,30 @@ from streamer.decode.media.audio_clip import AudioClip
 from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import Decode, DecodeRule, FieldDecoder
 
+if TYPE_CHECKING:
+    from streamer.decode.media.video import Frames as Frames
+    from streamer.decode.media.video import VideoClip as VideoClip
+
 __all__ = [
     "ArrayDecoder",
     "AudioClip",
     "Decode",
     "DecodeRule",
     "FieldDecoder",
+    "Frames",
     "ImageDecoder",
     "NestedDecoder",
     "SampleDecoder",
+    "VideoClip",
     "coco_masks",
     "decode_image",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in {"Frames", "VideoClip"}:
+        raise AttributeError(f"module 'streamer.decode' has no attribute {name!r}")
+    # Most workers decode no films.
+    from streamer.decode.media import video
+
+    return getattr(video, name)

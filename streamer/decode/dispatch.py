@@ -12,6 +12,7 @@ from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.gzipped import unpacking
 from streamer.decode.kinds import NULL, decoder_of, nothing
 from streamer.decode.media.audio_clip import AudioClip
+from streamer.decode.media.decoder import Draws, MediaDecoder
 from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import DecodeRule, FieldDecoder, check_rule
 from streamer.errors import ConfigError, DecodeError
@@ -87,6 +88,7 @@ class SampleDecoder:
         in_place: Row = NO_ROW,
         *,
         raw: Callable[[memoryview], object] = bytes,
+        draws: Draws | None = None,
     ) -> dict[str, object]:
         """Returns `{"__key__": key, field name: value, ...}`.
 
@@ -96,6 +98,7 @@ class SampleDecoder:
             row: target arrays; a field whose array has the same dtype and shape is written there.
             in_place: arrays that are already in their rows, by the name of their field.
             raw: converts fields without a decoder.
+            draws: for decoders that draw, see `MediaDecoder`.
 
         Raises:
             DecodeError: the bytes of a field do not match its name; the decoder's error is the cause.
@@ -108,13 +111,21 @@ class SampleDecoder:
             elif (reader := self.reader(field)) is bytes:
                 sample[field.name] = raw(field.content)
             else:
-                sample[field.name] = _value(key, field, reader, row.get(field.name))
+                sample[field.name] = _value(key, field, reader, (row.get(field.name), draws))
         return sample
 
     def check(self, fields: Iterable[FieldSpec]) -> None:
-        """Refuses a dataset with pickles that are not allowed, before the first sample is read; raises ConfigError."""
-        for spec in fields:
-            if self.reader(Field(spec.name, _NO_BYTES, spec.kind)) is arrays.refuse_pickle:
+        """Refuses a dataset before its first sample is read: pickles that are not allowed, libraries that are missing.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        readers = [(spec, self.reader(Field(spec.name, _NO_BYTES, spec.kind))) for spec in fields]
+        for reader in [*self._given.values(), *(reader for _, reader in readers)]:
+            if isinstance(reader, MediaDecoder):
+                reader.check()
+        for spec, reader in readers:
+            if reader is arrays.refuse_pickle:
                 raise ConfigError(
                     f"field {spec.name!r} is a pickle, which runs code when it is read; pass "
                     "decode=streamer.Decode(allow_pickle=True) if you wrote the data yourself, or "
@@ -166,8 +177,11 @@ class SampleDecoder:
         return reader
 
 
-def _value(key: str, field: Field, reader: _Reader, place: Array | None) -> object:
+def _value(key: str, field: Field, reader: _Reader, given: tuple[Array | None, Draws | None]) -> object:
+    place, draws = given
     try:
+        if isinstance(reader, MediaDecoder):
+            return reader.decode(field.content, place, draws)
         if type(reader) is images.ImageDecoder:
             fits = place is not None and place.dtype == np.uint8
             picture, damage = reader.decode(field.content, place if fits else None)  # type: ignore[arg-type]
@@ -210,7 +224,7 @@ def _is_own(reader: object) -> bool:
         return reader.picture is bytes or _is_own(reader.picture)
     if type(reader) is AudioClip:
         return reader.start != "random"
-    return type(reader) in (images.ImageDecoder, ArrayDecoder)
+    return type(reader) in (images.ImageDecoder, ArrayDecoder) or isinstance(reader, MediaDecoder)
 
 
 def _name_of(reader: _Reader) -> str:

@@ -21,6 +21,8 @@ from streamer.manifest.model import NESTED
 
 # The kind of a field without a value, whatever a rule says about its name.
 NULL = "null"
+# How the kinds of `streamer.formats.media` begin.
+_CLIP = "clip"
 # "<f4[3,224,224]", "<i8", "?".
 _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 
@@ -30,10 +32,16 @@ def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
     """Returns the decoder of a kind other than an extension; None if there is none.
 
     "image" returns an array as images do, "audio" an array of floats, "bytes" bytes, "null" None, "nested" a list or
-    dict, a dtype a Python number, a dtype with a shape an array; for other libraries' layouts see `foreign`.
+    dict, a dtype a Python number, a dtype with a shape an array; for other libraries' layouts see `foreign`, for "clip"
+    and others that begin so `media.video`.
     """
     if (known := _NAMED.get(kind) or foreign_decoder(kind)) is not None:
         return known
+    if kind.startswith(_CLIP):
+        # Most workers decode none.
+        from streamer.decode.media.video import CLIP_DECODERS
+
+        return CLIP_DECODERS[kind]() if kind in CLIP_DECODERS else None
     if (found := _NUMBERS.fullmatch(kind)) is None:
         return None
     try:

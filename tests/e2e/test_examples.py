@@ -200,6 +200,15 @@ def test_lightning_trains_and_validates(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_video_clips_are_drawn_anew_and_exact(run: Run) -> None:
+    """Six clips of each of four films, elsewhere in each epoch; every frame is the one of its time."""
+    lines = run("video_clips").splitlines()
+    assert all("24 clips of (8, 3, 48, 64)" in line and line.endswith("at their times: True") for line in lines)
+    assert len({line.partition(":")[2] for line in lines}) == len(lines) == 2
+
+
+@pytest.mark.slow
 def test_three_sets_come_in_their_shares(run: Run) -> None:
     """28, 8 and 4 of each batch of 40; 840 of 600, 240 of 100 and 120 of 20 images in three epochs."""
     lines = run("three_sets").splitlines()

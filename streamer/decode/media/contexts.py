@@ -25,13 +25,13 @@ def check_installed() -> None:
     require("decoding films and compressed sounds", "video", "av", field="decode")
 
 
-def context_of(codec: Codec) -> av.CodecContext:
+def context_of(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:
     """Returns a context for these parameters, which has no packets in it, for the calling thread.
 
     Raises:
         ConfigError: PyAV is not installed, or has no such decoder.
     """
-    contexts: dict[Codec, av.CodecContext] = _kept.__dict__.setdefault("contexts", {})
+    contexts: dict[Codec, av.VideoCodecContext | av.AudioCodecContext] = _kept.__dict__.setdefault("contexts", {})
     if (context := contexts.pop(codec, None)) is None:
         context = _opened(codec)
     else:
@@ -42,7 +42,7 @@ def context_of(codec: Codec) -> av.CodecContext:
     return context
 
 
-def _opened(codec: Codec) -> av.CodecContext:
+def _opened(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:
     check_installed()
     import av
 
@@ -63,6 +63,8 @@ def _opened(codec: Codec) -> av.CodecContext:
         if codec.colour is not None:
             context.color_primaries, context.color_trc, context.colorspace = codec.colour[:3]
             context.color_range = 2 if codec.colour[3] else 1
-    elif isinstance(context, av.AudioCodecContext) and codec.rate:
+        return context
+    assert isinstance(context, av.AudioCodecContext), codec.name
+    if codec.rate:
         context.sample_rate = codec.rate
     return context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Protocol
 
@@ -21,8 +22,9 @@ from streamer.errors import DecodeError, IntegrityError, WorkerError
 from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import open_format
 from streamer.loader.contracts import ChunkUnreadableError
-from streamer.loader.samples.seeding import SampleDraws, SeededCode, sample_seeds
+from streamer.loader.samples.seeding import TAG_CLIP, SampleDraws, SeededCode, sample_seeds
 from streamer.manifest.table import Manifest
+from streamer.order.hashing import fold
 
 Integers = npt.NDArray[np.int64]
 Sample = dict[str, object]
@@ -179,7 +181,10 @@ class SampleMaker:
         self._opener = open_format(manifest)
         self.decoder = SampleDecoder(rules.decode, allow_pickle=rules.allow_pickle)
         self._joiner = Joiner(rules.joined, rules.decode) if rules.joined is not None else None
-        self._draws = SampleDraws(rules.seed) if takes(rules.transform, "rng") else None
+        self._takes_rng = takes(rules.transform, "rng")
+        self._draws = SampleDraws(rules.seed)
+        # Apart from those of the transform.
+        self._clip_draws = SampleDraws(fold(rules.seed, TAG_CLIP))
         self._takes_out = takes(rules.transform, "out")
         self._named: tuple[int, SampleName] = (-1, SampleName())
         self._seeded: SeededCode | None = None
@@ -318,7 +323,8 @@ class SampleMaker:
         Raises:
             DecodeError: a field does not have the type of its name.
         """
-        sample = self.decoder(key, fields, row, in_place, raw=raw)
+        draws = partial(self._clip_draws.at, place.run, place.ordinal)
+        sample = self.decoder(key, fields, row, in_place, raw=raw, draws=draws)
         if (label := self._name(place.ordinal).label) >= 0:
             sample["label"] = label
         if self._joiner is not None:
@@ -344,7 +350,7 @@ class SampleMaker:
         if transform is None:
             return sample
         arguments: dict[str, object] = {}
-        if self._draws is not None:
+        if self._takes_rng:
             arguments["rng"] = self._draws.at(place.run, place.ordinal)
         if self._takes_out:
             arguments["out"] = row

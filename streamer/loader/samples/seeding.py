@@ -19,9 +19,10 @@ import numpy.typing as npt
 from streamer.loader.samples.generators import OwnGenerators
 from streamer.order.hashing import fold, fold_each
 
-# Separate the draws of transforms and of collate functions from those of the order.
+# Separate the draws of transforms, of collate functions and of clips from those of the order.
 TAG_TRANSFORM = 16
 TAG_COLLATE = 17
+TAG_CLIP = 18
 
 Argument = TypeVar("Argument")
 Made = TypeVar("Made")
@@ -66,11 +67,17 @@ class SampleDraws:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._bits = np.random.Philox(0)
         self._epoch = -1
         # Lists: numpy reads them item by item, and arrays take six times as long.
         self._key = [0, 0]
-        self._blank = {**self._bits.state, "state": {"counter": [0] * 4, "key": self._key}, "buffer": [0] * 4}
+
+    @cached_property
+    def _bits(self) -> np.random.Philox:
+        return np.random.Philox(0)
+
+    @cached_property
+    def _blank(self) -> dict[str, object]:
+        return {**self._bits.state, "state": {"counter": [0] * 4, "key": self._key}, "buffer": [0] * 4}
 
     @cached_property
     def _generator(self) -> np.random.Generator:

@@ -1,0 +1,48 @@
+"""What decoders of films and sounds have in common. Imports no library, so that every worker may."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.decode.media.contexts import check_installed
+
+Array = NDArray[Any]
+# Returns a generator that depends on seed, epoch and sample alone; each call one that begins anew.
+Draws = Callable[[], np.random.Generator]
+
+
+class MediaDecoder(ABC):
+    """Decodes a field to an array, in the memory that is given where it fits."""
+
+    @abstractmethod
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
+        """Decodes a field.
+
+        Args:
+            content: its bytes.
+            out: written and returned if the array has its shape and type.
+            draws: where something is drawn; None: the middle is taken.
+
+        Raises:
+            ValueError: other bytes.
+            ConfigError: a library is not installed.
+        """
+
+    def check(self) -> None:
+        """Raises ConfigError if PyAV is not installed; imports nothing."""
+        check_installed()
+
+    def __call__(self, content: bytes | memoryview) -> Array:
+        """Decodes a field of a sample that is in no epoch."""
+        return self.decode(memoryview(content))
+
+
+def memory_for(shape: tuple[int, ...], dtype: type[np.generic], out: Array | None) -> Array:
+    """Returns `out` if it has this shape and type, else new memory."""
+    fits = out is not None and out.shape == shape and out.dtype == dtype
+    return out if fits and out is not None else np.empty(shape, dtype)

@@ -1,0 +1,210 @@
+"""Clips as RGB: of records of `streamer.formats.media`, and of whole films."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from streamer.decode.media.contexts import context_of
+from streamer.decode.media.decoder import Array, Draws, MediaDecoder, memory_for
+from streamer.decode.media.films import Film, read_film
+from streamer.decode.media.pictures import turned, write_rgb
+from streamer.errors import ConfigError
+from streamer.formats.media.clips import Pattern
+from streamer.formats.media.records import Head, open_record, read_head
+from streamer.formats.media.tables import Integers
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+
+_ORDERS = ("NCHW", "NHWC")
+_STARTS = ("first", "middle", "random")
+_POLICIES = ("error", "repeat_last")
+
+
+@dataclass(frozen=True)
+class Frames(MediaDecoder):
+    """Decodes the clips of `Video`: uint8, RGB, [frames, 3, height, width].
+
+        StreamingDataset(url, format=Video(), decode={"frames": Frames((224, 224))})
+
+    Attributes:
+        size: height and width to which pictures are resized (bicubic); None: as they are.
+        dimension_order: "NCHW", or "NHWC": [frames, height, width, 3].
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    size: tuple[int, int] | None = None
+    dimension_order: Literal["NCHW", "NHWC"] = "NCHW"
+
+    def __post_init__(self) -> None:
+        _check_output(type(self).__name__, self.size, self.dimension_order)
+
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
+        """Decodes a record; see `MediaDecoder`."""
+        try:
+            record = open_record(content)
+        except struct.error as error:
+            raise ValueError(f"a clip is cut off: {error}") from error
+        pts, _ = record.head.drawn(draws() if draws else None)
+        first, stop = record.span(pts)
+        film = Film(record.codec, record.packets[first:stop], record.pts[first:stop], record.head.timescale)
+        return self.of(film, pts, _clips(record.head, len(pts)), out)
+
+    def of(self, film: Film, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
+        """Decodes the frames of these times, which get this shape."""
+        frames = _decoded(film, pts.tolist())
+        first, rotation, planar = frames[0], film.codec.rotation, self.dimension_order == "NCHW"
+        height, width = self.size or turned((first.height, first.width), rotation) or (0, 0)
+        picture = (3, height, width) if planar else (height, width, 3)
+        made = memory_for((*shape, *picture), np.uint8, out)
+        for frame, target in zip(frames, made.reshape(-1, *picture), strict=True):
+            if (frame.height, frame.width) != (first.height, first.width):
+                raise ValueError(
+                    f"its pictures change from {first.width}x{first.height} to {frame.width}x{frame.height}"
+                )
+            write_rgb(frame, self.size, rotation, target, planar=planar)
+        return made
+
+
+@dataclass(frozen=True)
+class VideoClip(MediaDecoder):
+    """Decodes a clip of a whole film, in any container that FFmpeg reads: uint8, RGB, [frames, 3, height, width].
+
+        StreamingDataset(url, decode={"mp4": VideoClip(16, start="random", size=(224, 224))})
+
+    Attributes:
+        num_frames_per_clip: frames of the clip.
+        num_indices_between_frames: one of so many frames.
+        seconds_between_frames: instead of it: the frames shown at these distances from the first one.
+        start: where the clip begins: with the "first" frame, so that it is in the "middle", or at "random", drawn anew
+            in each epoch.
+        policy: of films shorter than a clip: "error", or "repeat_last" repeats the last frame.
+        size: height and width to which pictures are resized (bicubic); None: as they are.
+        dimension_order: "NCHW", or "NHWC": [frames, height, width, 3].
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    num_frames_per_clip: int = 16
+    _: KW_ONLY
+    num_indices_between_frames: int = 1
+    seconds_between_frames: float | None = None
+    start: Literal["first", "middle", "random"] = "middle"
+    policy: Literal["error", "repeat_last"] = "error"
+    size: tuple[int, int] | None = None
+    dimension_order: Literal["NCHW", "NHWC"] = "NCHW"
+
+    def __post_init__(self) -> None:
+        _check_output("VideoClip", self.size, self.dimension_order)
+        for name, value, known in (("start", self.start, _STARTS), ("policy", self.policy, _POLICIES)):
+            if value not in known:
+                raise ConfigError(f"VideoClip: {name}={value!r} is none of {', '.join(known)}", field="decode")
+        between = self.seconds_between_frames
+        if min(self.num_frames_per_clip, self.num_indices_between_frames) < 1 or (between is not None and between <= 0):
+            raise ConfigError("VideoClip: numbers of frames and seconds between them are positive", field="decode")
+
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
+        """Decodes a clip of a film; see `MediaDecoder`."""
+        film, frames = read_film(content)
+        between = self.seconds_between_frames
+        every = 0 if between is not None else self.num_indices_between_frames
+        pattern = Pattern(self.num_frames_per_clip, every, (between or 0.0) * film.timescale)
+        begins = pattern.fits(frames.pts, int((frames.pts + frames.duration).max(initial=0)))
+        if not begins and (self.policy == "error" or not len(frames)):
+            raise ValueError(
+                f"the film has {len(frames)} frames, a clip needs more; policy='repeat_last' repeats the last one"
+            )
+        chosen = pattern.of(frames.pts, np.array([self._begin(max(begins, 1), draws)]))[0]
+        first, stop = int(frames.start[chosen].min()), int(frames.packet[chosen].max()) + 1
+        piece = Film(film.codec, film.packets[first:stop], film.pts[first:stop], film.timescale)
+        output = Frames(self.size, self.dimension_order)
+        return output.of(piece, frames.pts[chosen], (self.num_frames_per_clip,), out)
+
+    def _begin(self, begins: int, draws: Draws | None) -> int:
+        if self.start == "random" and draws is not None:
+            return int(draws().integers(begins))
+        return 0 if self.start == "first" else (begins - 1) // 2
+
+
+@dataclass(frozen=True)
+class ClipTimes(MediaDecoder):
+    """Decodes the times of frames, seconds: float64, as many as frames."""
+
+    durations: bool = False
+
+    def check(self) -> None:
+        """Needs no library."""
+
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
+        """Reads times of a record; see `MediaDecoder`."""
+        head, _ = read_head(content)
+        found = head.drawn(draws() if draws else None)[self.durations]
+        made = memory_for(_clips(head, len(found)), np.float64, out)
+        made[...] = (found / head.timescale).reshape(made.shape)
+        return made
+
+
+def _check_output(name: str, size: object, order: object) -> None:
+    if order not in _ORDERS:
+        raise ConfigError(f"{name}: dimension_order={order!r} is none of {', '.join(_ORDERS)}", field="decode")
+    is_pair = isinstance(size, tuple) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
+    if size is not None and not is_pair:
+        raise ConfigError(f"{name}: size={size!r} is not (height, width)", field="decode")
+
+
+def _clips(head: Head, frames: int) -> tuple[int, ...]:
+    """The shape of the frames of a sample."""
+    clips = frames // head.pattern.count
+    return (frames,) if clips == 1 else (clips, head.pattern.count)
+
+
+def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
+    """The frames shown at these times, of packets that are decoded from the first on."""
+    import av
+
+    context, base = context_of(film.codec), Fraction(1, film.timescale)
+    if not isinstance(context, av.VideoCodecContext):
+        raise ValueError(f"{film.codec.name} is a codec of sounds")
+    found: dict[int, VideoFrame] = {}
+    missing = set(wanted)
+    try:
+        for content, pts in zip(film.packets, film.pts, strict=True):
+            packet = av.Packet(content)  # type: ignore[arg-type]  # any buffer
+            packet.pts, packet.time_base = pts, base
+            _take(context.decode(packet), found, missing)
+            if not missing:
+                break
+        else:
+            _take(context.decode(None), found, missing)
+    except av.FFmpegError as error:
+        raise ValueError(f"FFmpeg: {error}") from error
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {len(set(wanted))} frames cannot be decoded, the first at "
+            f"{min(missing) / film.timescale:.3f} s, from {len(film.packets)} packets"
+        )
+    return [found[pts] for pts in wanted]
+
+
+def _take(frames: Sequence[VideoFrame], found: dict[int, VideoFrame], missing: set[int]) -> None:
+    for frame in frames:
+        if frame.pts in missing:
+            found[frame.pts] = frame
+            missing.discard(frame.pts)
+
+
+# By kind of a field.
+CLIP_DECODERS: dict[str, Callable[[], MediaDecoder]] = {
+    "clip": Frames,
+    "clip-pts": ClipTimes,
+    "clip-duration": lambda: ClipTimes(durations=True),
+}

@@ -1,0 +1,73 @@
+"""Whether decoding may begin with a packet that the container calls a key: looks at NAL units, decodes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from streamer.errors import RecodeError
+from streamer.formats.media.entries import Codec
+
+_H264_LEAST_BYTES, _HEVC_LEAST_BYTES = 7, 23
+# Types of NAL units: h264 (ISO/IEC 14496-10, 7.4.1), hevc (ISO/IEC 23008-2, 7.4.2.2), and of SEI messages.
+_SLICE, _IDR, _SEI = 1, 5, 6
+_RECOVERY_POINT = 6
+_HEVC_FIRST_KEY, _HEVC_LAST_KEY, _HEVC_LAST_PICTURE = 16, 23, 31
+_SEI_BYTES = 64
+
+
+def check_key(packet: memoryview, codec: Codec) -> None:
+    """Refuses a key packet after which pictures are not whole at once (intra refresh), which mp4 calls a key, too.
+
+    Raises:
+        RecodeError: it is one.
+    """
+    setup = codec.extradata
+    if codec.name == "h264" and len(setup) >= _H264_LEAST_BYTES:
+        for unit in _units(packet, (setup[4] & 3) + 1):
+            kind = unit[0] & 31
+            if kind == _SEI and (frames := _recovery_frames(bytes(unit[:_SEI_BYTES]))):
+                raise RecodeError(
+                    f"it has no whole key frames, but intra refresh over {frames} frames: encode it with key frames"
+                )
+            if kind in {_SLICE, _IDR}:
+                return
+    elif codec.name == "hevc" and len(setup) >= _HEVC_LEAST_BYTES:
+        for unit in _units(packet, (setup[21] & 3) + 1):
+            kind = unit[0] >> 1 & 63
+            if _HEVC_FIRST_KEY <= kind <= _HEVC_LAST_KEY:
+                return
+            if kind <= _HEVC_LAST_PICTURE:
+                raise RecodeError(f"it has no whole key frames: a picture of type {kind} is called one")
+
+
+def _units(packet: memoryview, length_bytes: int) -> Iterator[memoryview]:
+    at = 0
+    while at + length_bytes < len(packet):
+        size = int.from_bytes(packet[at : at + length_bytes], "big")
+        at += length_bytes
+        if size:
+            yield packet[at : at + size]
+        at += size
+
+
+def _recovery_frames(sei: bytes) -> int:
+    """recovery_frame_cnt of a SEI unit; 0 if it has none."""
+    at = 1
+    while at + 2 < len(sei):
+        kind, at = _sum(sei, at)
+        size, at = _sum(sei, at)
+        if kind == _RECOVERY_POINT:
+            # Exp-Golomb: as many zeros as bits follow the first one.
+            bits = int.from_bytes(sei[at : at + 8].ljust(8, b"\0"), "big")
+            zeros = 64 - bits.bit_length()
+            return (bits >> max(0, 63 - 2 * zeros)) - 1
+        at += size
+    return 0
+
+
+def _sum(content: bytes, at: int) -> tuple[int, int]:
+    """A number in bytes, of which all but the last are 255; and the place behind it."""
+    total = 0
+    while at < len(content) and content[at] == 255:
+        total, at = total + 255, at + 1
+    return total + (content[at] if at < len(content) else 0), at + 1

@@ -1,0 +1,65 @@
+"""Takes the packets of clips out of what was fetched: the part that runs in a recoder. Decodes nothing."""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+import numpy as np
+
+from streamer.errors import RecodeError
+from streamer.formats.base import Records
+from streamer.formats.media.blocks import Hint, Needed, read_hint
+from streamer.formats.media.keys import check_key
+from streamer.formats.media.records import PACKET, Head, encode_head, encode_part
+
+
+class ClipRecoder:
+    """Makes heads of samples, and parts that they share."""
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Makes the records of a block; see `Recoder.recode`."""
+        try:
+            described, needed = read_hint(hint)
+        except (ValueError, zlib.error, msgspec.MsgspecError) as error:
+            raise RecodeError(f"the hint of a block is damaged: {error}") from error
+        if len(needed.rows) != samples or not _is_inside(needed, len(content)):
+            raise RecodeError(f"a hint of {len(needed.rows)} samples, whose packets are not in {len(content)} bytes")
+        edges = zip(needed.start.tolist(), (needed.start + needed.size).tolist(), strict=True)
+        packets = [content[start:stop] for start, stop in edges]
+        for first in np.unique(needed.first).tolist():
+            check_key(packets[first], described.codec)
+        cuts = needed.parts()
+        parts = _parts(described, needed, packets, cuts)
+        heads = [_head(described, needed, number) for number in range(samples)]
+        ranges = np.stack(
+            [np.searchsorted(cuts, needed.first, "right") - 1, np.searchsorted(cuts, needed.stop, "left")], axis=-1
+        )
+        return Records(
+            heads,
+            np.array(list(map(len, heads)), np.int64),
+            parts,
+            np.array(list(map(len, parts)), np.int64),
+            ranges.reshape(-1, 1, 2).astype(np.int64),
+        )
+
+
+def _is_inside(needed: Needed, content_bytes: int) -> bool:
+    return bool(needed.start.min() >= 0 and (needed.start + needed.size).max() <= content_bytes)
+
+
+def _parts(described: Hint, needed: Needed, packets: list[memoryview], cuts: np.ndarray) -> list[bytes]:
+    table = np.empty(len(packets), PACKET)
+    table["size"], table["pts"] = needed.size, needed.pts
+    key = needed.key.tolist()
+    return [
+        encode_part(table[first:stop], described.codec if key[first] else None, packets[first:stop])
+        for first, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+    ]
+
+
+def _head(described: Hint, needed: Needed, number: int) -> bytes:
+    row = needed.rows[number]
+    draws = needed.draws[number].tobytes() if needed.draws else b""
+    pts, duration = needed.pts[row].tobytes(), needed.duration[row].tobytes()
+    return encode_head(Head(described.key, described.timescale, pts, duration, described.pattern, draws))

@@ -1,0 +1,163 @@
+"""The record of a sample: its head, and the parts of its packets, which clips share in the chunk file.
+
+    head   u32 bytes | MessagePack of `Head`
+    part   u32 packets | u32 bytes of codec | packets x (u32 size, i64 pts) | MessagePack of `Codec` | packets
+
+Only parts that begin with a key packet have codec parameters. Numbers are little-endian, times ticks of the track.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.formats.media.clips import Pattern
+from streamer.formats.media.entries import Codec
+from streamer.formats.media.tables import Integers
+
+PACKET = np.dtype([("size", "<u4"), ("pts", "<i8")])
+_LENGTH, _PART = struct.Struct("<I"), struct.Struct("<II")
+# Of the numbers of a head: at most 5 bytes where MessagePack has a length, 9 where it has a number.
+_HEAD_BYTES = 64
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """What a sample has besides packets.
+
+    Attributes:
+        key: path of the film.
+        timescale: ticks of a second.
+        pts: int64 of the frames of its clips one after the other; if clips are drawn, of those that they may have.
+        duration: likewise.
+        pattern: of a clip.
+        draws: of clips that are drawn, int64 (clips, 2): place of the first possible beginning in `pts`, their number;
+            else empty.
+    """
+
+    key: str
+    timescale: int
+    pts: bytes
+    duration: bytes
+    pattern: Pattern
+    draws: bytes = b""
+
+    def drawn(self, rng: np.random.Generator | None) -> tuple[Integers, Integers]:
+        """Returns times and durations of the frames, ticks: of clips that `rng` draws, or in the middle of their cells.
+
+        Fields of one sample agree where they get equal generators.
+        """
+        pts, duration = np.frombuffer(self.pts, "<i8"), np.frombuffer(self.duration, "<i8")
+        if not self.draws:
+            return pts, duration
+        base, number = np.frombuffer(self.draws, "<i8").reshape(-1, 2).T
+        chosen = self.pattern.of(pts, base + (number // 2 if rng is None else rng.integers(number))).ravel()
+        return pts[chosen], duration[chosen]
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A record whose bytes are not copied.
+
+    Attributes:
+        head: of the sample.
+        codec: parameters of its packets.
+        packets: in the order stored.
+        pts: of each packet, ticks.
+        keys: numbers of the key packets.
+    """
+
+    head: Head
+    codec: Codec
+    packets: Sequence[memoryview]
+    pts: Sequence[int]
+    keys: Sequence[int]
+
+    def span(self, wanted: Integers) -> tuple[int, int]:
+        """The packets `[first, stop)` that are decoded for the frames of these times; see `Frames`.
+
+        Raises:
+            ValueError: a frame is not in the record.
+        """
+        if not self.head.draws:
+            return 0, len(self.packets)
+        pts = np.array(self.pts)
+        order = np.argsort(pts, kind="stable")
+        places = order[np.minimum(np.searchsorted(pts[order], wanted), len(pts) - 1)]
+        if not np.array_equal(pts[places], wanted):
+            raise ValueError("a clip without the packets of its frames")
+        first, stop = int(places.min()), int(places.max()) + 1
+        keys = [key for key in self.keys if key <= first and pts[key] <= wanted.min()]
+        return (keys[-1] if keys else 0), stop
+
+
+_encode = msgspec.msgpack.encode
+_HEAD = msgspec.msgpack.Decoder(Head)
+
+
+@lru_cache(maxsize=64)
+def _codec(content: bytes) -> Codec:
+    return msgspec.msgpack.decode(content, type=Codec)
+
+
+def head_bytes(key: str, frames: int, numbers: int) -> int:
+    """The most bytes of a head."""
+    return _HEAD_BYTES + len(key.encode()) + 16 * frames + 16 * numbers
+
+
+def part_bytes(packets: int, codec: Codec | None) -> int:
+    """The bytes of a part besides its packets; None: it does not begin with a key packet."""
+    return _PART.size + PACKET.itemsize * packets + (len(_encode(codec)) if codec else 0)
+
+
+def encode_head(head: Head) -> bytes:
+    """Returns the bytes of a head."""
+    content = _encode(head)
+    return _LENGTH.pack(len(content)) + content
+
+
+def encode_part(packets: NDArray[np.void], codec: Codec | None, content: Sequence[memoryview]) -> bytes:
+    """Returns the bytes of a part; `packets` are of `PACKET`, `content` their bytes."""
+    described = _encode(codec) if codec else b""
+    return b"".join([_PART.pack(len(packets), len(described)), packets.tobytes(), described, *content])
+
+
+def read_head(record: memoryview) -> tuple[Head, memoryview]:
+    """Reads the head of a record; returns it and the parts.
+
+    Raises:
+        ValueError, struct.error, msgspec.MsgspecError: bytes that are no record.
+    """
+    [length] = _LENGTH.unpack_from(record)
+    body = record[_LENGTH.size : _LENGTH.size + length]
+    return _HEAD.decode(body), record[_LENGTH.size + length :]
+
+
+def open_record(record: memoryview) -> Opened:
+    """Reads a record.
+
+    Raises:
+        ValueError, struct.error, msgspec.MsgspecError: bytes that are no record.
+    """
+    head, rest = read_head(record)
+    codec: Codec | None = None
+    packets, pts, keys, at = list[memoryview](), list[int](), list[int](), 0
+    while at < len(rest):
+        count, codec_bytes = _PART.unpack_from(rest, at)
+        table = np.frombuffer(rest, PACKET, count, at + _PART.size)
+        at += _PART.size + table.nbytes
+        if codec is None:
+            codec = _codec(bytes(rest[at : at + codec_bytes]))
+        if codec_bytes:
+            keys.append(len(packets))
+        at += codec_bytes
+        for size in table["size"].tolist():
+            packets.append(rest[at : at + size])
+            at += size
+        pts += table["pts"].tolist()
+    if codec is None or at != len(rest):
+        raise ValueError(f"packets up to byte {at} of {len(rest)}")
+    return Opened(head, codec, packets, pts, keys)

@@ -1,0 +1,138 @@
+"""Clips out of long films: mp4 and mov files, of which only the packets of clips are fetched."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ConfigError, DecodeError
+from streamer.formats.base import Facts, Field, FieldSpec, Format, SampleName
+from streamer.formats.failures import errors_of
+from streamer.formats.media.blocks import cut_blocks
+from streamer.formats.media.clips import Pattern, Sampling, samples_of
+from streamer.formats.media.frames import Frames
+from streamer.formats.media.movie import VIDEO, read_movie
+from streamer.formats.media.recode import ClipRecoder
+from streamer.formats.media.records import read_head
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
+
+CLIP, PTS, DURATION = "clip", "clip-pts", "clip-duration"
+_FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
+_Count = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+
+
+class Video(Format, frozen=True, forbid_unknown_fields=True):
+    """Films: a sample is a clip of them, exact to the frame.
+
+        StreamingDataset(url, format=Video(16, num_indices_between_frames=2))
+
+    Its fields are "frames", uint8 [frames, 3, height, width], "pts_seconds" and "duration_seconds", float64 [frames].
+    The key is the path with the time: "a.mp4#t=12.48,13.55".
+
+    Attributes:
+        num_frames_per_clip: frames of a clip.
+        num_indices_between_frames: one of so many frames.
+        seconds_between_frames: instead of it: the frames shown at these distances from the first one, at any rate.
+        num_indices_between_clip_starts: frames from the beginning of a clip to that of the next. None: clips are one
+            behind the other.
+        seconds_between_clip_starts: instead of it.
+        start: "grid": at these beginnings. "random": anywhere from one to the next, drawn anew in each epoch. "key": at
+            the first key frame from one to the next, so that nothing before the clip is decoded; where there is none,
+            there is no clip.
+        clips_per_sample: if it is not 1, a sample is so many clips that follow each other, decoded at once: fields have
+            one more axis, [clips, frames, ...].
+        policy: "drop" leaves out clips that reach over the end of a film; "repeat_last" repeats its last frame.
+        stream_index: number of the track; None: the one with most pixels.
+
+    Raises:
+        ConfigError: options that exclude each other.
+    """
+
+    name = "video"
+    endings = (".mp4", ".m4v", ".mov")
+    num_frames_per_clip: _Count = 16
+    num_indices_between_frames: _Count = 1
+    seconds_between_frames: _Seconds | None = None
+    num_indices_between_clip_starts: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    seconds_between_clip_starts: _Seconds | None = None
+    start: Literal["grid", "random", "key"] = "grid"
+    clips_per_sample: _Count = 1
+    policy: Literal["drop", "repeat_last"] = "drop"
+    stream_index: int | None = None
+
+    def __post_init__(self) -> None:
+        for one, other in (
+            ("seconds_between_frames", "num_indices_between_frames"),
+            ("seconds_between_clip_starts", "num_indices_between_clip_starts"),
+        ):
+            if getattr(self, one) is not None and getattr(self, other) not in {None, 1}:
+                raise ConfigError(f"Video: {one} and {other} exclude each other", field="format")
+
+    @property
+    def sampling(self) -> Sampling:
+        """How films are cut into samples."""
+        seconds = self.seconds_between_frames
+        every = 0 if seconds is not None else self.num_indices_between_frames
+        return Sampling(
+            Pattern(self.num_frames_per_clip, every, seconds or 0.0),
+            self.num_indices_between_clip_starts,
+            self.seconds_between_clip_starts,
+            self.start,
+            self.clips_per_sample,
+            self.policy == "repeat_last",
+        )
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Takes all films, whose indexes are read then."""
+        yield from ()
+        notes = {"clips": self.clips_per_sample} if self.clips_per_sample != 1 else {}
+        return Survey([Source(record) for record in accepted], Facts(_FIELDS, notes))
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the clips of a film."""
+        record = source.record
+        with errors_of(record, "copy it anew"):
+            movie = yield from read_movie(record)
+            track = movie.track(VIDEO, self.stream_index)
+            packets = movie.packets(track)
+            if not len(packets):
+                return
+            codecs = [track.codec(entry) for entry in range(len(track.entries))]
+            if int(packets.entry.max()) >= len(codecs) or int(packets.entry.min()) < 0:
+                track.codec(int(packets.entry.max()))
+            frames = Frames.of(packets)
+            samples = samples_of(self.sampling, packets, frames, track.timescale)
+            described = source.key or record.url, codecs, track.timescale
+            yield from cut_blocks(packets, frames, samples, described, source.chunk_bytes)
+
+    def opener(self, facts: Facts) -> ClipOpener:
+        """Opens records of clips."""
+        return ClipOpener()
+
+    def recoder(self, facts: Facts) -> ClipRecoder:
+        """Takes packets out of what was fetched."""
+        return ClipRecoder()
+
+
+class ClipOpener:
+    """Opens records of clips: each field is the whole record, of which it is decoded."""
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
+        """Returns the key and the fields."""
+        try:
+            head, _ = read_head(content)
+            pts = np.frombuffer(head.pts, "<i8")
+            first, last = (int(value) / head.timescale for value in (pts.min(), pts.max()))
+        except (ValueError, ArithmeticError, struct.error, msgspec.MsgspecError) as error:
+            raise DecodeError(f"no record of clips: {error}") from error
+        return f"{head.key}#t={_text(first)},{_text(last)}", [Field(spec.name, content, spec.kind) for spec in _FIELDS]
+
+
+def _text(seconds: float) -> str:
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")

@@ -1,0 +1,114 @@
+"""Films meet the contract of the formats; frames are those of a full decode by PyAV; what is said of bad ones."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Mapping
+
+import av
+import numpy as np
+import pytest
+from av.video.reformatter import Interpolation
+
+from streamer.errors import ConfigError, ManifestError, RecodeError
+from streamer.formats.base import Block
+from streamer.formats.media.video import Video
+from tests.films import made
+from tests.formats.cases import Case, Found, block_bytes, facts_of, find, recode
+from tests.formats.contract import FormatContract
+from tests.formats.summary import KEY, summary
+
+
+@functools.cache
+def shown(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All frames of a film, [n, 3, height, width], their times and durations in seconds, by a full decode."""
+    with av.open(io.BytesIO(made(name))) as box:
+        stream = box.streams.video[0]
+        frames = list(box.decode(stream))
+        rgb = [frame.to_ndarray(format="rgb24", interpolation=Interpolation.BICUBIC) for frame in frames]
+        pts = np.array([frame.pts for frame in frames])
+        last = pts[-1] + frames[-1].duration
+        scale = stream.time_base.denominator
+        return np.moveaxis(np.stack(rgb), -1, 1), pts / scale, np.diff(pts, append=last) / scale
+
+
+def text(seconds: float) -> str:
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")
+
+
+def expected(name: str, chosen: np.ndarray) -> Mapping[str, object]:
+    """The sample of these frames."""
+    frames, pts, durations = shown(name)
+    times = pts[chosen]
+    return {
+        KEY: f"{name}#t={text(times.min())},{text(times.max())}",
+        "frames": summary(frames[chosen]),
+        "pts_seconds": summary(times),
+        "duration_seconds": summary(durations[chosen]),
+    }
+
+
+def case_of(name: str, chosen: Video, firsts: range, every: int, count: int, film: str) -> Case:
+    samples = [expected(film, first + np.arange(count) * every) for first in firsts]
+    return Case(name, chosen, {film: made(film)}, samples)
+
+
+class TestVideo(FormatContract):
+    @classmethod
+    def cases(cls) -> list[Case]:
+        every = Video(4, num_indices_between_frames=2, num_indices_between_clip_starts=5)
+        return [
+            case_of("clips", every, range(0, 84, 5), 2, 4, "open_gop.mp4"),
+            case_of("frames", Video(1, num_indices_between_clip_starts=3), range(0, 90, 3), 1, 1, "b_frames.mp4"),
+            case_of("sound", Video(8), range(0, 83, 8), 1, 8, "sound.mp4"),
+            case_of("fragments", Video(8), range(0, 83, 8), 1, 8, "fragments.mp4"),
+            case_of("hevc", Video(6, num_indices_between_clip_starts=4), range(0, 55, 4), 1, 6, "hevc.mp4"),
+        ]
+
+
+def blocks_of(found: Found) -> list[Block]:
+    return [item for _, items in found.items for item in items]
+
+
+def test_neighbouring_clips_share_their_bytes():
+    """Clips that begin at every frame take hardly more than the packets; each is fetched once."""
+    content = made("b_frames.mp4")
+    [block] = blocks_of(find(Video(8, num_indices_between_clip_starts=1), {"x.mp4": content}))
+    assert block.samples == 83
+    assert sum(stop - start for start, stop in block.ranges) <= len(content)
+    records = (
+        Video()
+        .recoder(facts_of(find(Video(), {})))
+        .recode(memoryview(block_bytes(block, content)), block.samples, block.hint)
+    )
+    kept, alone = sum(map(len, records.shared_parts)), recode(Video(), Found(None), block, block_bytes(block, content))
+    assert kept < 1.2 * block.fetch_bytes
+    assert sum(map(len, alone)) > 5 * kept
+    assert sum(map(len, records.parts)) + kept <= block.record_bytes
+    assert len(records.shared_parts) == block.parts
+
+
+def test_blocks_overlap_by_the_end_of_a_clip():
+    """With small chunks a film is many blocks; what is fetched twice is what clips need of the next block."""
+    content = made("b_frames.mp4")
+    blocks = blocks_of(find(Video(8), {"x.mp4": content}, 4 << 10))
+    assert len(blocks) >= 2
+    assert sum(block.samples for block in blocks) == 11
+    assert sum(block.fetch_bytes for block in blocks) < 2 * len(content)
+
+
+def test_films_that_are_not_read():
+    """Say why, and what to do."""
+    with pytest.raises(
+        ManifestError, match=r"a\.mp4 is damaged: cut off: .*index \(moov\) is missing.*on_error='skip'"
+    ):
+        find(Video(), {"a.mp4": made("b_frames.mp4")[:3000]})
+    with pytest.raises(ManifestError, match=r"a\.mp4 does not begin as mp4 and mov files do"):
+        find(Video(), {"a.mp4": b"RIFF" * 100})
+    content = made("refresh.mp4")
+    found = find(Video(), {"a.mp4": content})
+    with pytest.raises(RecodeError, match="it has no whole key frames, but intra refresh over"):
+        recode(Video(), found, blocks_of(found)[0], block_bytes(blocks_of(found)[0], content))
+    with pytest.raises(ConfigError, match="seconds_between_frames and num_indices_between_frames exclude each other"):
+        Video(seconds_between_frames=0.1, num_indices_between_frames=2)

@@ -1,0 +1,101 @@
+"""Clips of whole films: which frames, in which memory, from which containers; and the error without PyAV."""
+
+from __future__ import annotations
+
+import sys
+from importlib import util
+
+import numpy as np
+import pytest
+
+from streamer.decode import Frames, SampleDecoder, VideoClip
+from streamer.decode.media.contexts import _MOST_CONTEXTS, _kept, context_of
+from streamer.errors import ConfigError, DecodeError
+from streamer.formats.base import Field
+from streamer.formats.media.entries import Codec
+from tests.films import film, made, number_in
+
+
+def numbers(clip: np.ndarray) -> list[int]:
+    return [number_in(frame) for frame in np.moveaxis(clip, 1, -1)]
+
+
+@pytest.mark.parametrize("name", ["b_frames.mp4", "open_gop.mp4", "fragments.mp4", "sound.mov", "hevc.mp4"])
+def test_frames_of_a_whole_film(name: str):
+    """Every second one from the middle on, as their numbers say."""
+    clip = VideoClip(4, num_indices_between_frames=2)(made(name))
+    assert clip.shape == (4, 3, 96, 128)
+    first = numbers(clip)[0]
+    assert numbers(clip) == [first, first + 2, first + 4, first + 6]
+    assert 20 < first < 50
+    assert numbers(VideoClip(3, start="first")(made(name))) == [0, 1, 2]
+
+
+def test_containers_that_FFmpeg_reads():
+    """Matroska by FFmpeg's demuxer, with the same frames."""
+    content = film("libx264", 40, name="x.mkv", options={"preset": "veryfast", "g": "12"})
+    assert numbers(VideoClip(3, start="first", num_indices_between_frames=7)(content)) == [0, 7, 14]
+
+
+def test_frames_are_written_to_their_row():
+    """Memory of the right shape is used, other memory is not."""
+    row = np.zeros((4, 3, 48, 64), np.uint8)
+    decoder = VideoClip(4, size=(48, 64))
+    assert decoder.decode(memoryview(made("b_frames.mp4")), row) is row
+    assert row.any()
+    other = decoder.decode(memoryview(made("b_frames.mp4")), np.zeros((2, 2), np.uint8))
+    assert np.array_equal(other, row)
+    last = VideoClip(4, size=(48, 64), dimension_order="NHWC")(made("b_frames.mp4"))
+    assert np.array_equal(np.moveaxis(last, -1, 1), row)
+
+
+def test_clips_are_drawn_for_each_epoch():
+    """By the generator of the sample."""
+    decoder, content = VideoClip(2, start="random"), memoryview(made("b_frames.mp4"))
+    drawn = [numbers(decoder.decode(content, None, lambda s=s: np.random.default_rng(s)))[0] for s in (1, 1, 2, 3)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) > 1
+
+
+def test_films_shorter_than_a_clip():
+    """Are errors with their number of frames, or repeat the last frame."""
+    with pytest.raises(ValueError, match="the film has 90 frames, a clip needs more; policy='repeat_last'"):
+        VideoClip(200)(made("b_frames.mp4"))
+    assert numbers(VideoClip(92, policy="repeat_last")(made("b_frames.mp4")))[-3:] == [89, 89, 89]
+
+
+def test_rules_name_extensions():
+    """A sample of a tar or of a class folder: `decode={"mp4": VideoClip()}`; damage names the sample."""
+    decoder = SampleDecoder({"mp4": VideoClip(2)})
+    assert not decoder.runs_users_code
+    assert decoder("a", [Field("mp4", memoryview(made("b_frames.mp4")))])["mp4"].shape == (2, 3, 96, 128)
+    with pytest.raises(DecodeError, match="sample 'a': field 'mp4'"):
+        decoder("a", [Field("mp4", memoryview(b"\0\0\0\x20ftyp" + bytes(24)))])
+    with pytest.raises(ConfigError, match="VideoClip: start='last' is none of first, middle, random"):
+        VideoClip(start="last")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Frames: size=5 is not \(height, width\)"):
+        Frames(5)  # type: ignore[arg-type]
+
+
+def test_contexts_are_bounded():
+    """The last ones are kept; one that is used again has no packets of before."""
+    codecs = [Codec("mpeg4", bytes([number])) for number in range(_MOST_CONTEXTS + 2)]
+    contexts = [context_of(codec) for codec in codecs]
+    assert len(_kept.contexts) == _MOST_CONTEXTS
+    assert context_of(codecs[-1]) is contexts[-1]
+    _kept.contexts.clear()
+
+
+def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    """When the dataset is opened, not at the first sample."""
+    found = util.find_spec
+    monkeypatch.setattr("streamer.extras.find_spec", lambda name: None if name == "av" else found(name))
+    for decoder, specs in (
+        (SampleDecoder({"mp4": VideoClip()}), []),
+        (SampleDecoder(), [Field("frames", memoryview(b""), "clip")]),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"needs av in this environment \(.*\): pip install 'streamer-data\[video\]'"
+        ):
+            decoder.check(specs)  # type: ignore[arg-type]
+    assert sys.executable
