@@ -44,7 +44,7 @@ def test_a_row_serves_all_windows_of_a_file(talks: Path, tmp_path: Path):
     """Annotations are found by the path; keys by the window."""
     (tmp_path / "speakers.csv").write_text("file_name,speaker\n0.wav,ada\nb/1.flac,bob\n")
     table = str(tmp_path / "speakers.csv")
-    with closing(StreamingDataset(talks, format=WINDOWS, annotations=table, engine="inline")) as dataset:
+    with closing(StreamingDataset(talks, format=WINDOWS, annotations=table)) as dataset:
         samples = list(dataset)
         assert len({check(sample, talks) for sample in samples}) == len(samples) == 26
         assert "b/1.flac#t=0.25,0.75" in {sample["__key__"] for sample in samples}
@@ -56,7 +56,7 @@ def test_windows_of_files_are_drawn_anew_in_each_epoch(talks: Path):
 
     def drawn() -> list[dict[str, float]]:
         rule = dict.fromkeys(["wav", "flac"], AudioClip(seconds=0.5, start="random"))
-        with closing(StreamingDataset(talks, decode=rule, engine="inline")) as dataset:
+        with closing(StreamingDataset(talks, decode=rule)) as dataset:
             return [{sample["__key__"]: _start(sample) for sample in dataset} for _ in range(2)]
 
     first, second = drawn()
