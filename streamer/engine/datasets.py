@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from streamer.config import FetchConfig
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import ManifestError, StreamerError
+from streamer.fetch.ranges import plan_ranges
 from streamer.formats import chunkfile
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
@@ -26,7 +29,6 @@ class Dataset:
     Attributes:
         file_bytes: int64 (chunks,): the length of each chunk's file; of recoded chunks as planned.
         mean_bytes: of a chunk's file.
-        extents: of a chunk, in the mean, rounded up.
         options: storage options of the last session that opened it.
         touched: it was used since the last `Datasets.drop_idle`.
     """
@@ -40,11 +42,16 @@ class Dataset:
         )
         self.total_bytes = int(self.file_bytes.sum())
         self.mean_bytes = self.total_bytes / max(1, manifest.chunks)
-        extents = manifest.samples if manifest.whole_objects else manifest.content.count("extents")
-        self.extents = -(-extents // max(1, manifest.chunks))
 
     def __repr__(self) -> str:
         return f"Dataset({self.manifest.digest}, {self.manifest.chunks} chunks)"
+
+    @cached_property
+    def requests(self) -> int:
+        """About how many requests a chunk takes: objects in the mean, or the ranges of the first one."""
+        if self.manifest.whole_objects:
+            return -(-self.manifest.samples // max(1, self.manifest.chunks))
+        return len(plan_ranges(self.manifest.chunk(0).extents, FetchConfig().range_bytes))
 
     def key(self, chunk: int) -> bytes:
         """The name of a chunk in the cache.

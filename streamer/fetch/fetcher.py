@@ -17,7 +17,7 @@ from streamer.fetch.endpoint import Endpoint, ignore_notice
 from streamer.fetch.fair_gate import Due, Owner, WaitQueue, no_owner
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.outage import Notify
-from streamer.fetch.ranges import plan_ranges
+from streamer.fetch.ranges import close_gaps, plan_ranges
 from streamer.fetch.request import MakeView
 from streamer.fetch.statistics import FetchStatistics, Histogram, Tally
 from streamer.fetch.transfer import FetchContext, Transfer
@@ -33,16 +33,21 @@ Page = Sequence[ObjectRecord]
 class Fetched:
     """The bytes of a chunk in a buffer of the fetcher; close it when they are written.
 
+    Args:
+        buffer: begins with the bytes.
+        give_back: returns its memory.
+        length: number of bytes; None: the buffer has no others.
+
     Attributes:
         parts: views whose concatenation is the chunk's bytes. They end with `close`.
         content: the bytes as one view, or the descriptor of a file in memory that begins with them. Valid until
             `close`.
     """
 
-    def __init__(self, buffer: ChunkBuffer, give_back: Callable[[], None]) -> None:
+    def __init__(self, buffer: ChunkBuffer, give_back: Callable[[], None], length: int | None = None) -> None:
         self._buffer: ChunkBuffer | None = buffer
         self._give_back = give_back
-        self.parts = [buffer.view()]
+        self.parts = [buffer.view()[:length]]
         self.content = self.parts[0] if buffer.descriptor is None else buffer.descriptor
 
     def __repr__(self) -> str:
@@ -137,11 +142,13 @@ class Fetcher:
         """
         ranges = plan_ranges(chunk.extents, self._config.range_bytes)
         due = due or _asked_now()
-        reserved = sum(extent.length for extent in ranges)
+        length, reserved = (sum(extent.length for extent in each) for each in (chunk.extents, ranges))
         buffer, give_back = await self._budget.reserve(WaitQueue(due, owner), reserved, shared=shared)
         try:
             await self._fetch_all(ranges, partial(WaitQueue, due, owner), buffer.view)
-            return Fetched(buffer, give_back)
+            if reserved > length:
+                close_gaps(buffer.view(), chunk.extents)
+            return Fetched(buffer, give_back, length)
         except BaseException:
             give_back()
             raise

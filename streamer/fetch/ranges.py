@@ -1,4 +1,4 @@
-"""Decides which ranges to request for a chunk: merges what touches, splits what is large. Pure functions."""
+"""Decides which ranges to request for a chunk: merges what is close together, splits what is large. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from streamer.config import MiB
-from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.model import MOST_GAP_BYTES, Extent, ObjectRecord
 
 # S3's ETag of an object of N parts is "<hash>-N".
 _PARTS = re.compile(r"etag:[0-9a-f]{32}-(\d+)")
@@ -15,17 +15,36 @@ _USUAL_PARTS = (8 * MiB, 50 * MiB, 5 * MiB)
 
 
 def merged(extents: Iterable[Extent]) -> list[Extent]:
-    """Joins adjacent extents of one object, in order; drops empty ones."""
+    """Joins extents of one object that follow each other, with the bytes of small gaps; drops empty ones."""
     joined: list[Extent] = []
     for extent in extents:
         if extent.length == 0:
             continue
         last = joined[-1] if joined else None
-        if last is not None and last.stop == extent.start and last.object == extent.object:
+        if last is not None and _gap(last, extent) is not None:
             joined[-1] = Extent(last.object, last.start, extent.stop)
         else:
             joined.append(extent)
     return joined
+
+
+def _gap(last: Extent, extent: Extent) -> int | None:
+    """Returns the number of bytes between two extents that one range takes together; None if each has its own."""
+    gap = extent.start - last.stop
+    return gap if 0 <= gap <= MOST_GAP_BYTES and last.object == extent.object else None
+
+
+def close_gaps(content: memoryview, extents: Iterable[Extent]) -> None:
+    """Moves the bytes of the extents together, in place: `content` has those of `plan_ranges`, with the gaps."""
+    at = stop = 0
+    last: Extent | None = None
+    for extent in extents:
+        if extent.length == 0:
+            continue
+        at += 0 if last is None else _gap(last, extent) or 0
+        if at > stop:
+            content[stop : stop + extent.length] = content[at : at + extent.length]
+        at, stop, last = at + extent.length, stop + extent.length, extent
 
 
 def part_bytes(target: ObjectRecord) -> int | None:
@@ -79,7 +98,7 @@ def pieces(extent: Extent, range_bytes: int) -> Iterator[Extent]:
 
 
 def plan_ranges(extents: Sequence[Extent], range_bytes: int) -> list[Extent]:
-    """The ranges to request, whose concatenation is the chunk's bytes."""
+    """The ranges to request; their concatenation is the chunk's bytes with its small gaps, see `close_gaps`."""
     planned: list[Extent] = []
     for extent in merged(extents):
         if extent.stop - extent.start < 2 * range_bytes:  # most extents, for which a generator would be too expensive

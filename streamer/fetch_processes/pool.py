@@ -56,7 +56,7 @@ class Wanted(msgspec.Struct, frozen=True):
     Attributes:
         dataset: the dataset with its present storage options.
         chunk: number of the chunk in the dataset.
-        requests: number of requests that the chunk takes in the mean.
+        requests: about the number of requests that the chunk takes.
         due: returns when its first reader needs it, in seconds on the loop's clock; may change.
         owner: returns the job whose share it takes; may change.
     """

@@ -126,7 +126,7 @@ def prepared(case: Case) -> Iterator[tuple[RankStream, InstantEngine]]:
         roots=(),
     )
     manifest = SimpleNamespace(digest="x" * 32, chunk_local_bytes=sizes, chunks=case.chunks, samples=int(samples.sum()))
-    data = SimpleNamespace(manifest=manifest, samples=manifest.samples, chunk_samples=samples)
+    data = SimpleNamespace(manifest=manifest, samples=manifest.samples, chunk_samples=samples, joins=())
     engine = InstantEngine(sizes, int(case.cache_share * sizes.sum()))
     identity = Identity(
         rank_config=RankConfig(rank=0, world_size=1), stream="", skip_rules=SkipRules(), options=(b"{}",)

@@ -58,7 +58,7 @@ class StoreSource:
         dataset, allowlist = fetch.dataset, self._fetchers.allowlist
         if allowlist.restricted:
             allowlist.check_chunk(dataset.manifest.chunk(fetch.chunk), dataset.options)
-        return Wanted(self._opened(dataset), fetch.chunk, dataset.extents, fetch.due, fetch.owner)
+        return Wanted(self._opened(dataset), fetch.chunk, dataset.requests, fetch.due, fetch.owner)
 
     def _opened(self, dataset: Dataset) -> OpenDataset:
         """Returns the dataset as processes know it: another object where its options have changed."""

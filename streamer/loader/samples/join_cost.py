@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from streamer.config import FetchConfig, format_bytes
 from streamer.loader.samples.joins import OpenedJoin
+from streamer.manifest.model import MOST_GAP_BYTES
 from streamer.manifest.table import Manifest
 
 Integers = npt.NDArray[np.int64]
@@ -90,11 +91,12 @@ def _requests(part: Manifest) -> Integers:
         return np.add.reduceat(_pieces(sizes), part.chunk_first[:-1])
     number, start, stop = (part.column("extents", name).astype(np.int64) for name in ("object", "start", "stop"))
     first = part.column("chunks", "first_extent").astype(np.int64)
-    # Extents that touch are one range.
-    begins = np.append(True, (number[1:] != number[:-1]) | (start[1:] != stop[:-1]))
+    # Extents that are close together are one range.
+    gaps = start[1:] - stop[:-1]
+    begins = np.append(True, (number[1:] != number[:-1]) | (gaps < 0) | (gaps > MOST_GAP_BYTES))
     begins[first] = True
     at = np.flatnonzero(begins)
-    lengths = np.add.reduceat(stop - start, at)
+    lengths = stop[np.append(at[1:], len(stop)) - 1] - start[at]
     return np.add.reduceat(_pieces(lengths), np.searchsorted(at, first))
 
 

@@ -19,6 +19,23 @@ async def _own_url(asked: Extent, take: Take) -> None:
     take(asked.object.url.encode()[asked.start : asked.stop])
 
 
+async def test_lines_are_fetched_together() -> None:
+    """Extents with a byte between each two of them take one request, and that byte is not in the chunk."""
+    text = "".join(f"line {number}\n" for number in range(100)).encode()
+    record = ObjectRecord("s3://bucket/lines", len(text), "")
+    starts = [0, *(at + 1 for at, byte in enumerate(text[:-1]) if byte == 10)]
+    extents = tuple(Extent(record, at, text.index(b"\n", at)) for at in starts)
+    length = len(text) - len(extents)
+
+    async def send(asked: Extent, take: Take) -> None:
+        take(text[asked.start : asked.stop])
+
+    async with Fetcher(FetchConfig(), lambda root: AnsweringStore(send)) as fetcher:
+        with await fetcher.fetch(Chunk(0, bytes(16), extents, 0, len(extents), length, length)) as got:
+            assert b"".join(got.parts) == text.replace(b"\n", b"")
+        assert fetcher.statistics().requests == 1
+
+
 @pytest.mark.parametrize("buckets", ["ab", "ba"])
 async def test_the_windows_of_two_buckets_are_kept_apart(buckets: str) -> None:
     """A chunk of objects in two buckets, more than either window takes at once: all bytes, and nothing is left."""

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.config import MiB
-from streamer.fetch.ranges import merged, part_bytes, pieces, plan_ranges, step_bytes
-from streamer.manifest.model import Extent, ObjectRecord
+from streamer.fetch.ranges import close_gaps, merged, part_bytes, pieces, plan_ranges, step_bytes
+from streamer.manifest.model import MOST_GAP_BYTES, Extent, ObjectRecord
 
 A = ObjectRecord("s3://b/a", 10_000, "etag:1")
 B = ObjectRecord("s3://b/b", 10_000, "etag:2")
 
 
-def test_touching_extents_of_one_object_are_one_request() -> None:
-    """Neighbours join; a gap, another object or another version does not."""
+def test_close_extents_of_one_object_are_one_request() -> None:
+    """Neighbours join, also over a small gap; a large one, another object or another version does not."""
     newer = ObjectRecord("s3://b/a", 10_000, "etag:9")
-    extents = [Extent(A, 0, 10), Extent(A, 10, 20), Extent(A, 21, 30), Extent(B, 30, 40), Extent(newer, 40, 50)]
-    assert merged(extents) == [Extent(A, 0, 20), Extent(A, 21, 30), Extent(B, 30, 40), Extent(newer, 40, 50)]
+    far = 30 + MOST_GAP_BYTES + 1
+    extents = [Extent(A, 0, 10), Extent(A, 10, 20), Extent(A, 21, 30), Extent(A, far, 2000)]
+    others = [Extent(B, 2000, 2040), Extent(newer, 2040, 2050)]
+    assert merged(extents + others) == [Extent(A, 0, 30), Extent(A, far, 2000), *others]
+
+
+@given(st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 3000), st.integers(0, 300)), max_size=12))
+def test_gaps_are_closed(places: list[tuple[ObjectRecord, int, int]]) -> None:
+    """What is left of the ranges' bytes is the bytes of the extents, in any order, overlapping, empty or far apart."""
+    held = {A: np.arange(3300, dtype=np.uint8).tobytes(), B: bytes(reversed(range(256))) * 13}
+    extents = [Extent(record, start, start + length) for record, start, length in places]
+
+    def content(every: list[Extent]) -> bytes:
+        return b"".join(held[each.object][each.start : each.stop] for each in every)
+
+    fetched = bytearray(content(plan_ranges(extents, 10_000)))
+    close_gaps(memoryview(fetched), extents)
+    wanted = content(extents)
+    assert fetched[: len(wanted)] == wanted
 
 
 def test_empty_extents_are_never_requested() -> None:
