@@ -123,8 +123,8 @@ def test_shared_parts_are_the_ranges(spans: list[tuple[int, int]]):
 )
 def test_windows_of_a_recording(total: int, length: int, step: int, kept: int, padded: int):
     """Those inside of it; with "pad" as many as have all its samples, if windows leave none out."""
-    assert Windows.of(total, length, step, drawn=False, pad=False).count == kept
-    assert Windows.of(total, length, step, drawn=False, pad=True).count == padded
+    assert Windows.of(total, length, step, pad=False).count == kept
+    assert Windows.of(total, length, step, pad=True).count == padded
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         recording = yield from read_recording(source)
         rate = recording.sound.rate
         length, step = (max(1, round(rate * seconds)) for seconds in (self.seconds, self._step_seconds))
-        windows = Windows.of(recording.total, length, step, drawn=False, pad=self.policy == "pad")
+        windows = Windows.of(recording.total, length, step, pad=self.policy == "pad")
         yield from cut_blocks(source, recording, windows)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:

@@ -77,7 +77,7 @@ def record_of(recording: Recording, content: memoryview, start: int, stop: int, 
         return encode_head(head)
     edges = np.array([start]), np.array([stop])
     begin, end = (int(place[0]) for place in recording.bounds(*edges))
-    windows = Windows(recording.total, stop - start, 1, False, start, 1)
+    windows = Windows(recording.total, stop - start, 1, start, 1)
     note = BlockNote("", recording.sound, windows, ((begin, end),), recording.sample_at(begin))
     units = _UNITS[note.sound.name](content[begin:end], note)
     lower, upper = (int(place[0]) for place in units.between(*edges))

@@ -16,7 +16,6 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
         total: samples of the recording.
         length: of a window; the last one may end behind the recording.
         step: from the beginning of a window to that of the next one.
-        drawn: whether a window begins anywhere before the next one does, so that its bytes are those of all places.
         first: number of the first window.
         count: number of windows.
     """
@@ -24,32 +23,30 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
     total: int
     length: int
     step: int
-    drawn: bool
     first: int
     count: int
 
     @classmethod
-    def of(cls, total: int, length: int, step: int, *, drawn: bool, pad: bool) -> Windows:
+    def of(cls, total: int, length: int, step: int, *, pad: bool) -> Windows:
         """All windows of a recording; `pad`: until its end, else only those that are inside of it."""
         inside = max(0, (total - length) // step + 1)
         # One more where samples are left, unless it would begin behind the end.
         rest = pad and inside * step < total and (inside == 0 or (inside - 1) * step + length < total)
-        return cls(total, length, step, drawn, 0, inside + rest)
+        return cls(total, length, step, 0, inside + rest)
 
     def part(self, first: int, stop: int) -> Windows:
         """Windows `first` to `stop` of these."""
-        return Windows(self.total, self.length, self.step, self.drawn, self.first + first, stop - first)
+        return Windows(self.total, self.length, self.step, self.first + first, stop - first)
 
     @property
     def starts(self) -> Integers:
-        """(count,) the first sample of each window, or of the places where it may begin."""
+        """(count,) the first sample of each window."""
         return (self.first + np.arange(self.count, dtype=np.int64)) * self.step
 
     @property
     def stops(self) -> Integers:
         """(count,) the sample behind each."""
-        longest = self.length + (self.step - 1 if self.drawn else 0)
-        return np.minimum(self.starts + longest, self.total)
+        return np.minimum(self.starts + self.length, self.total)
 
 
 def shared_parts(lower: Integers, upper: Integers) -> tuple[Integers, Integers, Integers]:

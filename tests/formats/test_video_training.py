@@ -1,0 +1,128 @@
+"""Films in training: clips with annotations, selected, in a mix, drawn; resumed on other ranks; their chunk files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer import MixedDataset, Order, StreamingDataLoader, StreamingDataset
+from streamer.cli.main import main
+from streamer.formats import Video
+from streamer.formats.chunkfile import HEADER_BYTES
+from tests.films import made, number_in
+
+EVERY, STEP = 2, 6
+CLIPS = Video(3, num_indices_between_frames=EVERY, num_indices_between_clip_starts=STEP)
+DRAWN = Video(3, num_indices_between_frames=EVERY, num_indices_between_clip_starts=STEP, start="random")
+# Films have 90 frames: clips that begin with these end inside of it.
+FIRSTS = range(0, 86, STEP)
+
+
+@pytest.fixture
+def films(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A film, and one in a folder, with 15 clips each."""
+    monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
+    folder = tmp_path / "films"
+    (folder / "b").mkdir(parents=True)
+    (folder / "a.mp4").write_bytes(made("b_frames.mp4"))
+    (folder / "b" / "c.mp4").write_bytes(made("open_gop.mp4"))
+    return folder
+
+
+def begin(sample: Mapping[str, object]) -> tuple[str, int]:
+    """Compares the numbers in the pictures of a clip with their times; returns its key and its first frame."""
+    shown = [number_in(np.moveaxis(frame, 0, -1)) for frame in sample["frames"]]
+    assert shown == [shown[0] + EVERY * number for number in range(3)]
+    times = np.round(sample["pts_seconds"] * 30 - shown, 6)
+    assert (times == times[0]).all()
+    return str(sample["__key__"]), shown[0]
+
+
+def test_a_row_serves_all_clips_of_a_film(films: Path, tmp_path: Path):
+    """Annotations are found by the path before "#"; samples are chosen by numbers and by parts."""
+    (tmp_path / "labels.csv").write_text("file_name,label\na.mp4,run\nb/c.mp4,jump\n")
+    with closing(StreamingDataset(films, format=CLIPS, annotations=str(tmp_path / "labels.csv"))) as dataset:
+        samples = list(dataset)
+        assert len(samples) == len(dict(map(begin, samples))) == 2 * len(FIRSTS)
+        assert sorted(first for _, first in map(begin, samples)) == sorted([*FIRSTS, *FIRSTS])
+        assert {(sample["__key__"].partition("#")[0], sample["label"]) for sample in samples} == {
+            ("a.mp4", "run"),
+            ("b/c.mp4", "jump"),
+        }
+        assert dict(map(begin, dataset.select(indices=[2, 17]))) == dict(map(begin, (dataset[2], dataset[17])))
+        halves = [dict(map(begin, dataset.select(fraction=part))) for part in ((0, 0.5), (0.5, 1))]
+        assert len(halves[0] | halves[1]) == sum(map(len, halves)) == 2 * len(FIRSTS)
+
+
+@pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
+def test_cache_check_knows_clips(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A chunk file of clips is whole; a byte of a packet that several clips share is missed."""
+    with closing(StreamingDataset(films, format=CLIPS, engine="inline")) as dataset:
+        assert len(list(dataset)) == 2 * len(FIRSTS)
+    cache = tmp_path / "cache"
+    assert main(["cache", "check", str(cache)]) == 0
+    chunks = [path for path in cache.rglob("*") if path.is_file() and path.read_bytes()[:4] == b"STRM"]
+    assert len(chunks) == 2
+    content = bytearray(chunks[0].read_bytes())
+    content[HEADER_BYTES + len(content) // 2] ^= 1
+    chunks[0].write_bytes(content)
+    assert main(["cache", "check", str(cache)]) == 1
+    assert "checksum of its bytes" in "".join(capsys.readouterr())
+    assert main(["cache", "check", str(cache), "--repair"]) == 0
+    assert not chunks[0].exists()
+    with closing(StreamingDataset(films, format=CLIPS, engine="inline")) as dataset:
+        assert len(dict(map(begin, dataset))) == 2 * len(FIRSTS)
+
+
+def taken(loader: StreamingDataLoader, steps: int | None = None) -> Iterator[str]:
+    """The samples of the next steps, but those that fill the last batch."""
+    for number, batch in enumerate(loader):
+        yield from (sample for sample, again in zip(batch, loader.repeated, strict=True) if not again)
+        if number + 1 == steps:
+            break
+
+
+def loaders(films: Path, words: Path, ranks: int, workers: int) -> Iterator[StreamingDataLoader]:
+    """The ranks of a mix of films and texts, one after the other."""
+    for rank in range(ranks):
+        members = {
+            "films": StreamingDataset(films, format=DRAWN, transform=lambda sample: "{} {}".format(*begin(sample))),
+            "words": StreamingDataset(words, transform=lambda sample: sample["__key__"]),
+        }
+        once, filled = {"films": 1.0, "words": 1.0}, Order(last_batch="fill")
+        mix = MixedDataset(members, repeat=once, rank=rank, world_size=ranks, order=filled)
+        with StreamingDataLoader(mix, 6 // ranks, workers, reports=None) as loader:
+            yield loader
+
+
+@pytest.mark.formats
+def test_starts_agree_after_a_resume_on_other_ranks(films: Path, tmp_path: Path):
+    """Of a mix, with workers and without: two ranks, then three; drawn inside of their cells, anew in each epoch."""
+    words = tmp_path / "words"
+    words.mkdir()
+    for number in range(12):
+        (words / f"{number}.txt").write_text(str(number))
+    for loader in loaders(films, words, 1, 0):
+        expected, following = list(taken(loader)), list(taken(loader))
+    seen: list[str] = []
+    for loader in loaders(films, words, 2, 0):
+        seen += taken(loader, 3)
+        state = loader.state_dict()
+    for loader in loaders(films, words, 3, 1):
+        loader.load_state_dict(state)
+        seen += taken(loader)
+    assert sorted(seen) == sorted(expected)
+    clips, again = (dict(each.split() for each in found if "#" in each) for found in (expected, following))
+    assert clips.keys() == again.keys()
+    assert len(clips) == 2 * len(FIRSTS)
+    assert len(expected) == len(following) == 2 * len(FIRSTS) + 12
+    assert sum(clips[key] != again[key] for key in clips) > len(clips) // 2
+    for found in (clips, again):
+        assert sorted(int(first) // STEP for first in found.values()) == sorted(
+            [*range(len(FIRSTS)), *range(len(FIRSTS))]
+        )
