@@ -219,7 +219,8 @@ class _Ranks:
             if step:
                 waited[step // self._batches] += self._taken_at[step] - end
             epoch_ends[step // self._batches] = end = self._taken_at[step] + job.step_seconds
-        for step in range(len(self._taken_at), len(self._taken_at) + self._span):
+        # Of the epoch after the last one, as far as the window reaches.
+        for step in range(len(self._taken_at), len(self._taken_at) + min(self._span, self._batches)):
             if self._make(step) > end:  # after the last batch nothing begins
                 break
         seconds = np.diff([self._taken_at[0], *epoch_ends]).tolist()

@@ -253,6 +253,65 @@ def test_the_pages_about_rows(place: Place, fresh: Path) -> None:
     place.run(fresh, program("docs/migrate/packers.md") + "loader.close()\n" + EPILOGUE)
 
 
+def test_the_pages_about_sounds_and_films(place: Place, fresh: Path) -> None:
+    """A window of wav needs no other library; the other datasets are not opened."""
+    assert "12 (4, 1, 160000) 16000" in place.run(fresh, program("docs/audio.md") + EPILOGUE)
+    place.run(fresh, program("docs/video.md") + EPILOGUE)
+
+
+def test_the_page_about_choosing(place: Place, fresh: Path) -> None:
+    """Conditions are parsed where they are written; the datasets are not opened."""
+    opened = "from streamer import StreamingDataset\ndataset = StreamingDataset('images/')\n"
+    place.run(fresh, opened + program("docs/select.md") + EPILOGUE)
+
+
+SIDES = """
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+for folder in ("shards", "metadata", "latents"):
+    Path(folder).mkdir()
+picture, latent = io.BytesIO(), io.BytesIO()
+Image.new("RGB", (8, 8)).save(picture, "jpeg")
+np.save(latent, np.ones(4, np.float32))
+with tarfile.open("shards/0.tar", "w") as shards, tarfile.open("latents/0.tar", "w") as latents:
+    for number in range(300):
+        uid = json.dumps({"uid": f"u{number}"}).encode()
+        members = [(shards, "jpg", picture.getvalue()), (shards, "json", uid)]
+        for tar, extension, content in [*members, (latents, "latent.npy", latent.getvalue())]:
+            member = tarfile.TarInfo(f"{number:03}.{extension}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+numbers = list(range(299, -1, -1))
+pq.write_table(pa.table({"uid": [f"u{n}" for n in numbers], "score": numbers}), "metadata/0.parquet")
+seen = {}
+"""
+
+
+def test_the_page_about_joins(place: Place, libraries: Path) -> None:
+    """On local folders in place of its buckets: the score that a sample gets is that of its uid."""
+    text = program("docs/joins.md").replace(', storage_options={"profile": "other"}', "")
+    for url, folder in (
+        ("s3://bucket/datacomp/shards/", "shards/"),
+        ("s3://bucket/datacomp/metadata/", "metadata/"),
+        ("s3://other/latents/", "latents/"),
+    ):
+        text = text.replace(url, folder)
+    check = """
+    seen |= dict(zip((uid["uid"] for uid in batch["json"]), batch["score"].tolist()))
+    assert batch["latent.npy"].shape[1:] == (4,)
+assert seen == {f"u{number}": number for number in range(300)}
+"""
+    place.run(libraries, SIDES + text + check + EPILOGUE)
+
+
 def test_the_page_about_formats(place: Place, fresh: Path) -> None:
     """The options that it shows are taken; nothing is opened."""
     place.run(fresh, program("docs/formats.md") + EPILOGUE)

@@ -115,7 +115,6 @@ def test_data_in_order_is_read_chunk_by_chunk(manifest: Manifest) -> None:
     assert plan.epochs[0].fetched_bytes == DATA_BYTES
 
 
-@pytest.mark.slow
 def test_many_epochs_are_counted(manifest: Manifest) -> None:
     """Also those that the engine's own statistics have forgotten."""
     plan = simulate(manifest, setting(replace(JOB, epochs=10, batch_size=400, step_seconds=0.3)))
