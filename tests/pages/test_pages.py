@@ -305,7 +305,7 @@ def test_the_page_about_joins(place: Place, libraries: Path) -> None:
     ):
         text = text.replace(url, folder)
     check = """
-    seen |= dict(zip((uid["uid"] for uid in batch["json"]), batch["score"].tolist()))
+    seen |= dict(zip(batch["json"]["uid"], batch["score"].tolist()))
     assert batch["latent.npy"].shape[1:] == (4,)
 assert seen == {f"u{number}": number for number in range(300)}
 """
