@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Of every extra that users are offered, torch apart: a dataset is one of torch's.
 LATER = (
-    *("PIL", "adlfs", "aiohttp", "boto3", "botocore", "cramjam", "cv2", "distributed", "fsspec", "gcsfs"),
+    *("PIL", "adlfs", "aiohttp", "av", "boto3", "botocore", "cramjam", "cv2", "distributed", "fsspec", "gcsfs"),
     *("google_crc32c", "h5py", "hdf5plugin", "matplotlib", "moto", "numcodecs", "obstore", "prometheus_client"),
     *("pyarrow", "pycocotools", "pycurl", "ray", "rich", "s3fs", "simplejpeg"),
 )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,11 +53,8 @@ async def recoded(engine: Engine, manifest: Manifest, number: int = 0) -> list[b
     chunk = manifest.chunk(number)
     job = messages.Job.of(manifest, chunk)
     async with engine.recoders.recode(job, chunk, fetched(chunk), due=lambda: 0.0) as made:
-        assert made.offsets[-1] == len(made.content)
-        return [
-            bytes(made.content[start + 4 : stop])
-            for start, stop in zip(made.offsets[:-2].tolist(), made.offsets[1:-1].tolist(), strict=True)
-        ]
+        assert made.table.starts[-1] == len(made.content)
+        return [bytes(made.content[start + 4 : stop]) for start, stop in pairwise(made.table.bounds.tolist())]
 
 
 async def test_the_samples_of_all_blocks(engine: Engine, write: Callable[..., Path]) -> None:
@@ -78,7 +76,7 @@ async def test_fetched_bytes_in_shared_memory(engine: Engine, write: Callable[..
         buffer.view()[:] = fetched(chunk)
         assert buffer.descriptor is not None
         async with engine.recoders.recode(job, chunk, buffer.descriptor, due=lambda: 0.0) as made:
-            records = zip(made.offsets[:-2].tolist(), made.offsets[1:-1].tolist(), strict=True)
+            records = pairwise(made.table.bounds.tolist())
             assert [bytes(made.content[start + 4 : stop]) for start, stop in records] == samples[0]
         [pid] = engine.recoders.pids
         held = await asyncio.to_thread(memory_files, pid)
