@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import ManifestCorruptError, ManifestError
-from streamer.manifest.keys import Int64Array, Keys, KeyTable, map_numbers
+from streamer.errors import ManifestError
+from streamer.manifest.keys import Int64Array, Keys, KeyTable, map_numbers, read_head
 from streamer.manifest.table import Manifest
 
-HEAD_NAME, FIRST_NAME, ROW_NAME = "head.json", "first.i64", "row.i64"
+FIRST_NAME, ROW_NAME = "first.i64", "row.i64"
 USE_FIRST_NAME, USE_CHUNK_NAME = "use_first.i64", "use_chunk.u32"
 
 
@@ -92,13 +92,7 @@ class JoinTable:
             ManifestError: there is none.
             ManifestCorruptError: a file is missing or malformed.
         """
-        try:
-            head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=JoinHead)
-        except OSError as error:
-            raise ManifestError(f"no join at {path}: {error.strerror}", path=str(path)) from error
-        except msgspec.MsgspecError as error:
-            raise ManifestCorruptError(f"{path / HEAD_NAME}: {error}", path=str(path)) from error
-        return cls(path, head)
+        return cls(path, read_head(path, JoinHead, "join"))
 
     def __repr__(self) -> str:
         return f"JoinTable({self.path.name}, {self.head.matched})"

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO, Literal, Self
+from typing import BinaryIO, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ from streamer.splitmix import mix
 Int64Array = NDArray[np.int64]
 Words = NDArray[np.uint64]
 Kind = Literal["text", "number", ""]
+_Head = TypeVar("_Head")
 
 HEAD_NAME, HIGH_NAME, LOW_NAME, ORDINAL_NAME = "head.json", "high.u64", "low.u64", "ordinal.i64"
 _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
@@ -94,12 +95,7 @@ class KeyTable:
             ManifestError: there is none.
             ManifestCorruptError: a file is missing or malformed.
         """
-        try:
-            head = msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=KeyHead)
-        except OSError as error:
-            raise ManifestError(f"no table of keys at {path}: {error.strerror}", path=str(path)) from error
-        except msgspec.MsgspecError as error:
-            raise ManifestCorruptError(f"{path / HEAD_NAME}: {error}", path=str(path)) from error
+        head = read_head(path, KeyHead, "table of keys")
         high, low, ordinals = (map_numbers(path / name, head.rows, "<u8") for name, _ in _COLUMNS)
         return cls(path, head, high, low, ordinals.view(np.int64))
 
@@ -290,6 +286,21 @@ def _read(bucket: BinaryIO) -> NDArray[np.void]:
     # Its bytes are not needed again.
     os.ftruncate(bucket.fileno(), 0)
     return found
+
+
+def read_head(path: Path, kind: type[_Head], name: str) -> _Head:
+    """Reads the head of a table in a folder; `name` says in an error what is not there.
+
+    Raises:
+        ManifestError: there is none.
+        ManifestCorruptError: it is malformed.
+    """
+    try:
+        return msgspec.json.decode((path / HEAD_NAME).read_bytes(), type=kind)
+    except OSError as error:
+        raise ManifestError(f"no {name} at {path}: {error.strerror}", path=str(path)) from error
+    except msgspec.MsgspecError as error:
+        raise ManifestCorruptError(f"{path / HEAD_NAME}: {error}", path=str(path)) from error
 
 
 def map_numbers(path: Path, count: int, dtype: str) -> NDArray[np.uint64]:

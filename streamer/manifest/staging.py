@@ -97,6 +97,15 @@ def sweep(root: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Lets one process of this machine work while the others wait; `path` is the lock file, which stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Holds a lock file; removes it at the end."""
     while True:

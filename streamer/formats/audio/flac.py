@@ -6,16 +6,14 @@ Source: RFC 9639.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 
 from streamer.formats.audio.frames import Frames
-from streamer.formats.audio.sounds import Integers
+from streamer.formats.audio.sounds import Edge, Edged, Integers
 from streamer.formats.failures import damaged
 from streamer.formats.media.entries import Codec
 from streamer.formats.reading import Reading, read_range, read_ranges
@@ -33,30 +31,8 @@ _CANDIDATES = 8
 _LONGEST_HEAD = 16
 
 
-class Edge(msgspec.Struct, frozen=True):
-    """Where a frame begins, and its first sample."""
-
-    byte: int
-    sample: int
-
-
-class Flac(msgspec.Struct, frozen=True):
-    """A file of frames.
-
-    Attributes:
-        sound: how it is encoded; the extradata is its STREAMINFO.
-        total: samples of all channels.
-        edges: some frames: the first one, one near the beginning of each chunk, and the end.
-    """
-
-    sound: Codec
-    total: int
-    edges: tuple[Edge, ...]
-
-    @property
-    def near_bytes(self) -> int:
-        """All ranges of a block are one: where frames begin in it is not known."""
-        return self.edges[-1].byte
+class Flac(Edged, frozen=True):
+    """A file of frames, whose extradata is its STREAMINFO."""
 
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
         """From the last known frame before the samples to what they take at most behind the last known one."""
@@ -67,10 +43,6 @@ class Flac(msgspec.Struct, frozen=True):
         # The numbers themselves, and the frames' heads: what does not get smaller is stored as it is.
         most = (spare + _longest_block(self.sound)) * _width(self.sound) + (spare // 16 + 64 * self.sound.channels)
         return bytes_[begin], np.minimum(bytes_[end], bytes_[end - 1] + most)
-
-    def sample_at(self, byte: int) -> int:
-        """The number of the first sample of a known frame."""
-        return self.edges[bisect_left(self.edges, byte, key=lambda edge: edge.byte)].sample
 
 
 def read_flac(record: ObjectRecord, head: memoryview, chunk_bytes: int) -> Reading[Flac]:

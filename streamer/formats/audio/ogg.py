@@ -5,7 +5,6 @@ Source: RFC 3533 (pages), RFC 7845 (Opus in Ogg), RFC 6716, section 3.1 (the len
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from struct import Struct
@@ -13,9 +12,9 @@ from struct import Struct
 import msgspec
 import numpy as np
 
-from streamer.formats.audio.flac import PROBE_BYTES, Edge
+from streamer.formats.audio.flac import PROBE_BYTES
 from streamer.formats.audio.frames import Frames
-from streamer.formats.audio.sounds import Integers
+from streamer.formats.audio.sounds import Edge, Edged, Integers
 from streamer.formats.failures import DamagedError, damaged, refused
 from streamer.formats.media.entries import Codec
 from streamer.formats.reading import Reading, read_range, read_ranges
@@ -57,24 +56,8 @@ class Page(msgspec.Struct, frozen=True):
         return self.body + sum(self.pieces)
 
 
-class Opus(msgspec.Struct, frozen=True):
-    """A stream of packets.
-
-    Attributes:
-        sound: how it is encoded; the extradata is its OpusHead, without pre-skip.
-        total: samples of all channels that are played.
-        edges: some pages, with the first packet that begins in each: the first one, one near the beginning of each
-            chunk, and the end.
-    """
-
-    sound: Codec
-    total: int
-    edges: tuple[Edge, ...]
-
-    @property
-    def near_bytes(self) -> int:
-        """All ranges of a block are one: where packets begin in it is not known."""
-        return self.edges[-1].byte
+class Opus(Edged, frozen=True):
+    """A stream of packets; the extradata is its OpusHead without pre-skip, an edge is a page with its first packet."""
 
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
         """From the last known page before the samples and their lead to what they take at most."""
@@ -85,10 +68,6 @@ class Opus(msgspec.Struct, frozen=True):
         # The last packet may end in the page of the edge.
         behind = np.minimum(bytes_[end], bytes_[end - 1] + most + _LONGEST_PAGE) + _LONGEST_PAGE
         return bytes_[begin], np.minimum(behind, bytes_[-1])
-
-    def sample_at(self, byte: int) -> int:
-        """The number of the first sample of a known page; below 0: it is decoded, but not played."""
-        return self.edges[bisect_left(self.edges, byte, key=lambda edge: edge.byte)].sample
 
 
 def read_opus(record: ObjectRecord, chunk_bytes: int) -> Reading[Opus]:

@@ -9,6 +9,7 @@ A record has all that its window needs: the pieces from the one in which decodin
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -53,6 +54,36 @@ class Recording(Protocol):
     def sample_at(self, byte: int) -> int:
         """The number of the first sample whose bytes begin at a place that `bounds` has returned."""
         ...
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """Where a frame begins, and its first sample."""
+
+    byte: int
+    sample: int
+
+
+class Edged(msgspec.Struct, frozen=True):
+    """A recording of which the index knows where some frames or pages begin, and nothing between them.
+
+    Attributes:
+        sound: how it is encoded.
+        total: samples of all channels that are played.
+        edges: some beginnings: the first one, one near the beginning of each chunk, and the end.
+    """
+
+    sound: Codec
+    total: int
+    edges: tuple[Edge, ...]
+
+    @property
+    def near_bytes(self) -> int:
+        """All ranges of a block are one: what begins in it is not known."""
+        return self.edges[-1].byte
+
+    def sample_at(self, byte: int) -> int:
+        """The number of the first sample of an edge; below 0: it is decoded, but not played."""
+        return self.edges[bisect_left(self.edges, byte, key=lambda edge: edge.byte)].sample
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,6 +21,7 @@ from streamer.loader.rank.single_reads import KEY, StreamedBytes
 from streamer.manifest.column_files import ColumnFiles, column_of
 from streamer.manifest.condition import ColumnValues
 from streamer.manifest.model import SampleName
+from streamer.manifest.staging import one_at_a_time
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
@@ -85,7 +84,7 @@ class Columns:
         """
         if not names:
             return []
-        with _locked(self._spare / f"{self._manifest.digest}.columns.lock"):
+        with one_at_a_time(self._spare / f"{self._manifest.digest}.columns.lock"):
             missing = [name for name in dict.fromkeys(names) if self._files.find(name) is None]
             if missing:
                 logger.info("reads the columns %s of %d samples", ", ".join(missing), self._manifest.samples)
@@ -195,11 +194,3 @@ def _value(fields: dict[str, Field], wanted: str, decoder: SampleDecoder, ordina
         f"column {wanted!r}: sample {ordinal} has a {type(value).__name__}, which is neither a number nor a text",
         field="where",
     )
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

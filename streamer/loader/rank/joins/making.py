@@ -7,12 +7,10 @@ keys of the left side, in its order ----------------------+
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -30,7 +28,6 @@ from streamer.loader.rank.selections import Choice
 from streamer.loader.samples.joins import How, JoinRecipe, OpenedJoin
 from streamer.manifest.joined import (
     FIRST_NAME,
-    HEAD_NAME,
     ROW_NAME,
     JoinHead,
     JoinTable,
@@ -38,8 +35,8 @@ from streamer.manifest.joined import (
     match,
     write_uses,
 )
-from streamer.manifest.keys import KeyTable, build_keys, map_numbers, read_keys, write_keys
-from streamer.manifest.staging import workplace
+from streamer.manifest.keys import HEAD_NAME, KeyTable, build_keys, map_numbers, read_keys, write_keys
+from streamer.manifest.staging import one_at_a_time, workplace
 from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
@@ -168,7 +165,7 @@ class JoinMaker:
             ConfigError: the names of the fields are needed and not known.
         """
         path = self._path("join", self._left, self._right)
-        with _locked(self._spare / f"{path.name}.lock"):
+        with one_at_a_time(self._spare / f"{path.name}.lock"):
             # An arranged manifest is removed when it was not used for long.
             if path.is_dir() and not self._part(JoinTable.open(path).head).is_dir():
                 shutil.rmtree(path)
@@ -280,12 +277,3 @@ def _settle(place: Path, path: Path) -> None:
     except OSError:
         if not path.is_dir():
             raise
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lets one process of this machine make a table while the others wait for it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
