@@ -33,6 +33,11 @@ KINDS: Mapping[str, tuple[str, int, Mapping[str, object]]] = {
         {"options": {**_X264, "g": "20"}, "movie": {"movflags": "frag_keyframe+empty_moov+default_base_moof"}},
     ),
     "indexed.mp4": ("libx264", 90, {"options": {**_X264, "g": "20"}, "movie": {"movflags": "frag_keyframe+dash"}}),
+    "dash.mp4": (
+        "libx264",
+        90,
+        {"options": {**_X264, "g": "20"}, "movie": {"movflags": "frag_keyframe+dash+global_sidx"}},
+    ),
     "refresh.mp4": ("libx264", 90, {"options": {**_FAST, "g": "30", "x264-params": "intra-refresh=1"}}),
     "hevc.mp4": (
         "libx265",

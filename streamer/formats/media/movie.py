@@ -10,13 +10,11 @@ from streamer.formats.media import fragments
 from streamer.formats.media.boxes import HEADER_BYTES, LONG_HEADER_BYTES, boxes, header, name_of, numbers
 from streamer.formats.media.edits import Edit, read_edits, shift_of
 from streamer.formats.media.entries import Codec, read_codec
+from streamer.formats.media.fragment_index import HEAD_BYTES, check_whole, read_moofs
 from streamer.formats.media.tables import Packets, Tables
 from streamer.formats.reading import Reading, read_range
 from streamer.manifest.model import ObjectRecord
 
-# Read at each box on the outermost level: all of moov in files of some seconds.
-_HEAD_BYTES = 4096
-_MOST_INDEX_BYTES = 256 << 20
 _MOST_ENTRIES = 64
 _FIRST_BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot"])
 VIDEO, AUDIO = "vide", "soun"
@@ -106,35 +104,25 @@ def read_movie(record: ObjectRecord) -> Reading[Movie]:
         DamagedError: it is cut off, or its boxes contradict each other.
         UnreadError: it is no such file.
     """
-    size, at, movie = record.size, 0, None
+    size, at = record.size, 0
     held, held_at = memoryview(b""), 0
     while at + HEADER_BYTES <= size:
         if held_at + len(held) < min(size, at + LONG_HEADER_BYTES):
-            held, held_at = (yield from read_range(at, min(size, at + _HEAD_BYTES), record)), at
+            held, held_at = (yield from read_range(at, min(size, at + HEAD_BYTES), record)), at
         kind, head, length = header(held, at - held_at, size - at)
         if at == 0 and kind not in _FIRST_BOXES:
             raise UnreadError(f"does not begin as mp4 and mov files do, but with {name_of(kind)}")
-        if kind in {b"moov", b"moof", b"mdat"} and at + length > size:
-            missing = "; its index (moov) is missing" if movie is None else ""
-            raise DamagedError(
-                f"cut off: {kind.decode()} goes from byte {at} to {at + length}, the file has {size} bytes{missing}", at
-            )
-        if kind in {b"moov", b"moof"}:
-            if length > _MOST_INDEX_BYTES:
-                raise UnreadError(f"has an index of {length} bytes, at most {_MOST_INDEX_BYTES} are read", at)
+        check_whole(kind, at, at + length, size, "; its index (moov) is missing")
+        if kind == b"moov":
             kept = held[at - held_at : at - held_at + length]
             rest = yield from read_range(at + len(kept), at + length, record)
-            body = (memoryview(bytes(kept) + bytes(rest)) if rest else kept)[head:]
-            if kind == b"moov":
-                movie = _read_moov(body, size)
-                if not any(track.runs for track in movie.tracks):
-                    return movie
-            elif movie is not None:
-                fragments.read_moof(body, at, size, {t.number: t.runs for t in movie.tracks if t.runs})
+            movie = _read_moov((memoryview(bytes(kept) + bytes(rest)) if rest else kept)[head:], size)
+            if runs := {track.number: track.runs for track in movie.tracks if track.runs}:
+                for place, body in (yield from read_moofs(record, at + length, (held_at, held))):
+                    fragments.read_moof(body, place, size, runs)
+            return movie
         at += length
-    if movie is None:
-        raise DamagedError(f"cut off, or still being written: it has no index (moov) in its {size} bytes", size)
-    return movie
+    raise DamagedError(f"cut off, or still being written: it has no index (moov) in its {size} bytes", size)
 
 
 def _read_moov(content: memoryview, size: int) -> Movie:
