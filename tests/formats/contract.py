@@ -196,11 +196,9 @@ class FormatContract:
     def test_many_damaged_files(self, case: Case, unpickling_fails: None):
         """The same 2,000 times for each file, and with little memory, that of libraries included."""
         samples_of(case)  # imports what it needs
-        # From here on the peak is counted anew (man proc_pid_clear_refs). tracemalloc takes ten times as long.
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _peak_bytes()
+        more = more_memory()
         _mutate(case, MANY)
-        assert _peak_bytes() - before < MOST_BYTES + 8 * sum(map(len, case.objects.values()))
+        assert more() < MOST_BYTES + 8 * sum(map(len, case.objects.values()))
 
     def test_objects_of_no_bytes(self, case: Case):
         """Have no samples, or are refused by name."""
@@ -356,8 +354,15 @@ def _is_inside(view: memoryview, whole: memoryview) -> bool:
     return base <= first and first + view.nbytes <= base + len(whole)
 
 
+def more_memory() -> Callable[[], int]:
+    """What tells by how many bytes the peak of this process has grown since; tracemalloc takes ten times as long."""
+    # From here on the peak is counted anew (man proc_pid_clear_refs).
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _peak_bytes()
+    return lambda: _peak_bytes() - before
+
+
 def _peak_bytes() -> int:
-    """The most memory that this process has had."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
