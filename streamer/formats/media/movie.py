@@ -90,10 +90,13 @@ class Movie(msgspec.Struct):
             UnreadError: its edit list is not read.
         """
         fragmented = track.runs is not None and not track.tables.count
-        columns = track.runs.columns() if track.runs and fragmented else track.tables.columns(self.size)
-        shift = shift_of(track.edits, track.timescale, self.timescale, fragmented=fragmented)
-        packets = Packets.of(columns, shift)
-        packets.check(self.size)
+        try:
+            columns = track.runs.columns() if track.runs and fragmented else track.tables.columns(self.size)
+            shift = shift_of(track.edits, track.timescale, self.timescale, fragmented=fragmented)
+            packets = Packets.of(columns, shift)
+            packets.check(self.size)
+        except DamagedError as error:
+            raise type(error)(f"track {track.number}: {error}", error.offset) from error
         return packets
 
 

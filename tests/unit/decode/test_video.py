@@ -10,6 +10,8 @@ import pytest
 
 from streamer.decode import Frames, SampleDecoder, VideoClip
 from streamer.decode.media.contexts import _MOST_CONTEXTS, _kept, context_of
+from streamer.decode.media.films import Film, read_film
+from streamer.decode.media.video import _decoded
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
 from streamer.formats.media.entries import Codec
@@ -75,6 +77,23 @@ def test_rules_name_extensions():
         VideoClip(start="last")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Frames: size=5 is not \(height, width\)"):
         Frames(5)  # type: ignore[arg-type]
+
+
+def test_damaged_packets():
+    """Say which frames are missing, and in which sample; codecs that this PyAV does not have are named."""
+    content = bytearray(made("b_frames.mp4"))
+    begin, end = content.index(b"mdat") + 4, content.index(b"moov") - 4
+    content[begin:end] = bytes(end - begin)
+    with pytest.raises(DecodeError, match=r"sample 'a': field 'mp4'.* FFmpeg: .*Invalid data"):
+        SampleDecoder({"mp4": VideoClip(4, start="first")})("a", [Field("mp4", memoryview(content))])
+    # A time at which no picture is shown.
+    whole, _ = read_film(memoryview(made("b_frames.mp4")))
+    with pytest.raises(ValueError, match=r"1 of 2 frames cannot be decoded, the first at \d+\.\d+ s, from 24 packets"):
+        _decoded(
+            Film(whole.codec, whole.packets[:24], whole.pts[:24], whole.timescale), [whole.pts[0], whole.pts[0] + 1]
+        )
+    with pytest.raises(ConfigError, match=r"this PyAV \([\d.]+\) has no decoder 'h2640': .* pip install -U av"):
+        context_of(Codec("h2640"))
 
 
 def test_contexts_are_bounded():

@@ -59,6 +59,8 @@ def test_parameters_of_decoders():
     assert index_of(made("hevc.mp4"))[0].tracks[0].codec().name == "hevc"
     with pytest.raises(UnreadError, match="is encrypted, and streamer has no keys"):
         index_of(made("sound.mp4").replace(b"avc1", b"encv"))[0].tracks[0].codec()
+    with pytest.raises(UnreadError, match="is encrypted, and streamer has no keys"):
+        index_of(made("sound.mp4").replace(b"avcC", b"sinf"))[0].tracks[0].codec()
     with pytest.raises(UnreadError, match="is encoded as 'dvh1', which is not read"):
         index_of(made("sound.mp4").replace(b"avc1", b"dvh1"))[0].tracks[0].codec()
 
@@ -80,6 +82,8 @@ def test_what_is_cut_off_says_where():
     ):
         index_of(content[:3000])
     fast = made("sound.mp4")
+    with pytest.raises(DamagedError, match=r"cut off: moov goes from byte \d+ to \d+, the file has 600 bytes"):
+        index_of(fast[:600])
     movie, _ = index_of(fast[:-8000])
     with pytest.raises(
         DamagedError, match=r"cut off: packet \d+ of 90 goes from byte \d+ to \d+, the file has \d+ bytes"
@@ -87,6 +91,39 @@ def test_what_is_cut_off_says_where():
         movie.packets(movie.track("vide"))
     with pytest.raises(UnreadError, match="does not begin as mp4 and mov files do, but with 'ABCD'"):
         index_of(b"\0\0\0\x10ABCD" + bytes(100))
+
+
+def frames_of(content: bytes) -> Frames:
+    movie, _ = index_of(content)
+    return Frames.of(movie.packets(movie.track("vide")))
+
+
+def changed(name: str, box: bytes, at: int, number: int) -> bytes:
+    """A film with another number in the first box of this type, `at` bytes behind its type."""
+    content = bytearray(made(name))
+    start = content.index(box) + 4 + at
+    content[start : start + 4] = struct.pack(">I", number)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "box", "at", "number", "said"),
+    [
+        ("sound.mp4", b"stts", 8, 80, "stts has 80 samples, stsz 90"),
+        ("b_frames.mp4", b"ctts", 4, 1, r"ctts has \d+ samples, stsz 90"),
+        ("sound.mp4", b"stss", 8, 91, "stss names sample 91 of 90"),
+        ("sound.mp4", b"stsz", 8, 10**6, r"stsz has 1000000 entries, more than fit into its \d+ bytes"),
+        ("sound.mp4", b"stsc", 8, 2, "stsc does not ascend from chunk 1 to the last one"),
+        ("sound.mp4", b"stco", 8, 10**6, r"track 1: cut off: packet 0 of 90 goes from byte 1000000 to"),
+        ("sound.mp4", b"elst", 4, 10**6, r"elst has 1000000 entries, more than fit"),
+        ("b_frames.mp4", b"stts", 12, 0, r"two frames at -?\d+ ticks"),
+        ("sound.mp4", b"stss", 4, 0, "frames without a key frame before them"),
+    ],
+)
+def test_tables_that_contradict_each_other(name: str, box: bytes, at: int, number: int, said: str):
+    """Are refused with the table and the numbers."""
+    with pytest.raises(DamagedError, match=said):
+        frames_of(changed(name, box, at, number))
 
 
 def test_edit_lists():

@@ -1,0 +1,38 @@
+"""Packets that a container calls keys, though decoding may not begin with them, are refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from streamer.errors import RecodeError
+from streamer.formats.media.entries import Codec
+from streamer.formats.media.keys import check_key
+
+HEVC = Codec("hevc", bytes(21) + b"\x03" + bytes(10))
+AVC = Codec("h264", bytes(4) + b"\x03" + bytes(10))
+
+
+def packet(*units: bytes) -> memoryview:
+    return memoryview(b"".join(struct.pack(">I", len(unit)) + unit for unit in units))
+
+
+def hevc(kind: int) -> bytes:
+    return bytes([kind << 1, 1]) + bytes(10)
+
+
+def test_hevc():
+    """Pictures of other types than IRAP; parameter sets before them say nothing."""
+    for kind in (16, 19, 21):
+        check_key(packet(hevc(32), hevc(kind)), HEVC)
+    with pytest.raises(RecodeError, match="no whole key frames: a picture of type 1 is called one"):
+        check_key(packet(hevc(32), hevc(39), hevc(1)), HEVC)
+
+
+def test_h264():
+    """A recovery point of several frames is intra refresh; one of none is a key frame."""
+    check_key(packet(b"\x06\x06\x01\x80\x80", b"\x41rest"), AVC)
+    check_key(packet(b"\x65rest"), AVC)
+    with pytest.raises(RecodeError, match="no whole key frames, but intra refresh over 2 frames"):
+        check_key(packet(b"\x06\x06\x01\x60\x80", b"\x41rest"), AVC)
