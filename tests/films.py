@@ -14,6 +14,7 @@ import numpy as np
 from streamer.formats.base import Need
 from streamer.formats.media.movie import Movie, read_movie
 from streamer.manifest.model import ObjectRecord
+from tests.sounds import NO_NOISE
 
 SIZE = (128, 96)
 _FAST = {"preset": "ultrafast"}
@@ -95,7 +96,7 @@ def film(
         stream.codec_context.thread_count = 1
         base = Fraction(1, 1000) if times is not None else Fraction(1, rate)
         stream.codec_context.time_base = base
-        wave = box.add_stream("aac", rate=48000, layout="mono") if sound else None
+        wave = box.add_stream("aac", rate=48000, layout="mono", options=NO_NOISE) if sound else None
         at = 0
         for number in range(frames):
             frame = av.VideoFrame.from_ndarray(picture(number, *size), "rgb24")

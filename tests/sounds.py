@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import wave
+from collections.abc import Mapping
 
 import av
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 from streamer.decode.media.audio import joined_frames
 
 RATE = 8_000
+# Of the encoder of AAC, which else leaves bands to be filled with noise that each decoder draws for itself.
+NO_NOISE = {"aac_pns": "0"}
 LAYOUTS = {1: "mono", 2: "stereo", 6: "5.1"}
 
 
@@ -32,11 +35,20 @@ def wav(samples: np.ndarray, rate: int = RATE) -> bytes:
     return file.getvalue()
 
 
-def encoded(codec: str, container: str, samples: np.ndarray, rate: int = RATE, **options: int) -> bytes:
-    """What PyAV writes."""
+def encoded(
+    codec: str,
+    container: str,
+    samples: np.ndarray,
+    rate: int = RATE,
+    movie: Mapping[str, str] | None = None,
+    noise: bool = False,
+    **options: int,
+) -> bytes:
+    """What PyAV writes; `movie` are options of the container, `noise`: AAC may let decoders draw noise."""
     file, layout = io.BytesIO(), LAYOUTS[len(samples)]
-    with av.open(file, "w", format=container) as out:
-        stream = out.add_stream(codec, rate=rate, layout=layout)
+    with av.open(file, "w", format=container, options=dict(movie or {})) as out:
+        more = {} if noise or codec != "aac" else NO_NOISE
+        stream = out.add_stream(codec, rate=rate, layout=layout, options=more)
         for name, value in options.items():
             setattr(stream, name, value)
         resampler = av.AudioResampler(stream.format, layout, rate)
@@ -70,3 +82,7 @@ def mp3(seconds: float = 6, rate: int = RATE) -> bytes:
 
 def opus(seconds: float = 3) -> bytes:
     return encoded("libopus", "ogg", sound(seconds, 2, 48_000), 48_000, bit_rate=64_000)
+
+
+def m4a(seconds: float = 3, codec: str = "aac", container: str = "ipod", **movie: str) -> bytes:
+    return encoded(codec, container, sound(seconds, 2, 48_000), 48_000, movie, bit_rate=96_000)

@@ -11,7 +11,6 @@ from streamer.decode import arrays, images, texts
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.gzipped import unpacking
 from streamer.decode.kinds import NULL, decoder_of, nothing
-from streamer.decode.media.audio_clip import AudioClip
 from streamer.decode.media.decoder import Draws, MediaDecoder
 from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import DecodeRule, FieldDecoder, check_rule
@@ -222,8 +221,6 @@ def _is_own(reader: object) -> bool:
     # Not for subclasses, whose authors know what they do.
     if type(reader) is NestedDecoder:
         return reader.picture is bytes or _is_own(reader.picture)
-    if type(reader) is AudioClip:
-        return reader.start != "random"
     return type(reader) in (images.ImageDecoder, ArrayDecoder) or isinstance(reader, MediaDecoder)
 
 

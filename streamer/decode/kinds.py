@@ -12,10 +12,10 @@ import numpy as np
 from streamer.decode import images
 from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.foreign import foreign_decoder
-from streamer.decode.media.audio import decode_audio
+from streamer.decode.media.audio import Sound, SoundStart
 from streamer.decode.nested import decode_nested
 from streamer.errors import ConfigError
-from streamer.formats.audio.sounds import AUDIO
+from streamer.formats.audio.sounds import AUDIO, START
 from streamer.formats.tfrecord.example import byte_strings
 from streamer.manifest.model import NESTED
 
@@ -82,7 +82,8 @@ def _byte_strings(content: memoryview) -> list[bytes]:
 _NAMED: dict[str, Callable[[memoryview], object]] = {
     "image": images.decode_image,
     "bytes": bytes,
-    AUDIO: decode_audio,
+    AUDIO: Sound(),
+    START: SoundStart(),
     NULL: nothing,
     "tf-bytes": _byte_strings,
     NESTED: decode_nested,

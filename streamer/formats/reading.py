@@ -35,6 +35,21 @@ def read_ranges(needs: Sequence[Need]) -> Reading[tuple[memoryview, ...]]:
     return contents
 
 
+def read_in_memory(steps: Reading[Result], content: memoryview) -> Result:
+    """Answers what a reading asks for out of an object that is in memory; returns what it returns."""
+    answer: Answer = None
+    while True:
+        try:
+            needs = steps.send(answer)
+        except StopIteration as end:
+            found: Result = end.value
+            return found
+        if isinstance(needs, Need):
+            answer = content[needs.start : needs.stop]
+        else:
+            answer = tuple(content[need.start : need.stop] for need in needs)
+
+
 def read_each(
     records: Sequence[ObjectRecord],
     place: Callable[[ObjectRecord], Range],

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from streamer.decode.dispatch import SampleDecoder
+from streamer.decode.media.decoder import Draws
 from streamer.errors import ManifestError, RecodeError
 from streamer.formats.base import (
     Answer,
@@ -235,6 +236,16 @@ def recode(chosen: Format, found: Found, block: Block, content: bytes) -> list[b
     codec = Codec.SHARED if block.part_ranges else Codec.RECORDS
     table = RecordTable.decode(content, len(made.lengths), codec, len(content))
     return [bytes(table.record(sample, content)) for sample in range(table.samples)]
+
+
+def samples_in(
+    chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int = 8 << 20, draws: Draws | None = None
+) -> list[dict[str, object]]:
+    """The samples of objects, decoded."""
+    found = find(chosen, objects, chunk_bytes)
+    opener, decode = chosen.opener(facts_of(found)), SampleDecoder()
+    contents = [opener.open(memoryview(record), name) for record, name in contents_of(chosen, found, objects)]
+    return [decode(key, fields, draws=draws) for key, fields in contents]
 
 
 def opened(case: Case, opener: Opener, content: memoryview, name: SampleName) -> Sample:

@@ -17,6 +17,7 @@ from streamer.formats.chunkfile import ChunkHeader
 from tests.sounds import decoded, flac, sound, wav
 
 WINDOWS = Audio(seconds=0.5, seconds_between_starts=0.25)
+DRAWN = Audio(seconds=0.5, seconds_between_starts=0.25, start="random")
 
 
 @pytest.fixture
@@ -31,13 +32,13 @@ def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def check(sample: dict[str, object], folder: Path) -> str:
-    """Compares a window with the file; returns its key."""
+def check(sample: dict[str, object], folder: Path, *, begin: bool = False) -> str:
+    """Compares a window with the file; returns its key, and where it begins."""
     key = sample["__key__"]
     wave, rate = decoded((folder / key.partition("#")[0]).read_bytes())
     first = round(float(sample["start_seconds"]) * rate)
     assert np.array_equal(sample["audio"], wave[:, first : first + rate // 2])
-    return key
+    return f"{key} {first}" if begin else key
 
 
 def test_a_row_serves_all_windows_of_a_file(talks: Path, tmp_path: Path):
@@ -72,35 +73,41 @@ def _start(sample: dict[str, object]) -> float:
 
 
 @pytest.mark.formats
-def test_resumes_on_fewer_ranks_in_a_mix(talks: Path, tmp_path: Path):
-    """4, then 2, then one rank, and a mix with files of another kind: every sample once; chunk files are whole."""
+@pytest.mark.parametrize("chosen", [WINDOWS, DRAWN])
+def test_resumes_on_fewer_ranks_in_a_mix(chosen: Audio, talks: Path, tmp_path: Path):
+    """4, then 2, then one rank, and a mix with files of another kind: every sample once, as on one rank."""
     words = tmp_path / "words"
     words.mkdir()
     for number in range(22):
         (words / f"{number}.txt").write_text(str(number))
 
-    def loaders(ranks: int) -> Iterator[StreamingDataLoader]:
+    def loaders(ranks: int, workers: int = 1) -> Iterator[StreamingDataLoader]:
         for rank in range(ranks):
             members = {
-                "talks": StreamingDataset(talks, format=WINDOWS, transform=lambda sample: check(sample, talks)),
+                "talks": StreamingDataset(
+                    talks, format=chosen, transform=lambda sample: check(sample, talks, begin=True)
+                ),
                 "words": StreamingDataset(words, transform=lambda sample: sample["__key__"]),
             }
             once, filled = {"talks": 1.0, "words": 1.0}, Order(last_batch="fill")
             mix = MixedDataset(members, repeat=once, rank=rank, world_size=ranks, order=filled)
-            with StreamingDataLoader(mix, 4 // ranks, 1, reports=None) as loader:
+            with StreamingDataLoader(mix, 4 // ranks, workers, reports=None) as loader:
                 yield loader
 
+    for loader in loaders(1, 0):
+        expected, following = _keys(loader, None), _keys(loader, None)
+    assert (sorted(expected) == sorted(following)) == (chosen.start == "grid")
     seen: list[str] = []
     state: dict[str, object] | None = None
     for ranks, steps in ((4, 4), (2, 4), (1, None)):
-        following: dict[str, object] | None = None
+        reached: dict[str, object] | None = None
         for loader in loaders(ranks):
             if state is not None:
                 loader.load_state_dict(state)
             seen += _keys(loader, steps)
-            following = loader.state_dict()
-        state = following
-    assert sorted(seen) == sorted({*seen})
+            reached = loader.state_dict()
+        state = reached
+    assert sorted(seen) == sorted({*expected})
     assert len(seen) == 26 + 22
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and _is_chunk(path)]
     assert files

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode.media.contexts import context_of
-from streamer.formats.audio.sounds import PCM, Head, packets_of, split_record
+from streamer.decode.media.decoder import Array, Draws, MediaDecoder, memory_for
+from streamer.formats.audio.sounds import PCM, packets_of, split_record
 from streamer.formats.media.entries import Codec
 
 if TYPE_CHECKING:
@@ -18,19 +19,35 @@ if TYPE_CHECKING:
 Wave = NDArray[np.float32]
 
 
-def decode_audio(content: memoryview) -> Wave:
-    """Decodes a record of `streamer.formats.audio`; raises ValueError for one that does not have its window."""
-    head, pieces = split_record(content)
-    is_pcm = head.sound.name == PCM
-    return _window(numbers(pieces, head.sound) if is_pcm else _decoded(packets_of(pieces), head.sound), head)
+class Sound(MediaDecoder):
+    """Decodes the windows of `Audio`; those of WAV without a library."""
+
+    needs_pyav = False
+
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Wave:
+        """Decodes a record; see `MediaDecoder`."""
+        head, pieces = split_record(content)
+        start = head.drawn(draws() if draws else None)
+        stop = min(start + head.length, head.stop)
+        is_pcm = head.sound.name == PCM
+        found = numbers(pieces, head.sound) if is_pcm else _decoded(packets_of(pieces), head.sound)
+        if found.shape[1] < stop - head.first:
+            raise ValueError(f"{found.shape[1]} samples are decoded of {stop - head.first}")
+        made = memory_for((len(found), head.length), np.float32, out)
+        made[:, : stop - start] = found[:, start - head.first : stop - head.first]
+        made[:, stop - start :] = 0
+        return made
 
 
-def _window(found: Wave, head: Head) -> Wave:
-    first, stop = head.start - head.first, head.stop - head.first
-    if found.shape[1] < stop:
-        raise ValueError(f"{found.shape[1]} samples are decoded of {stop}")
-    wave = found[:, first:stop]
-    return wave if stop - first >= head.length else np.pad(wave, ((0, 0), (0, head.length - (stop - first))))
+class SoundStart(MediaDecoder):
+    """Decodes when windows begin, seconds."""
+
+    needs_pyav = False
+
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> float:
+        """Reads a record; see `MediaDecoder`."""
+        head, _ = split_record(content)
+        return head.seconds(head.drawn(draws() if draws else None))
 
 
 def numbers(content: memoryview, sound: Codec) -> Wave:
@@ -58,7 +75,10 @@ def _decoded(packets: Sequence[memoryview], sound: Codec) -> Wave:
 
     assert isinstance(context, av.AudioCodecContext)
     frames = [frame for packet in packets for frame in context.decode(av.Packet(bytes(packet)))]
-    return joined_frames([*frames, *context.decode(None)], sound.channels)
+    frames += context.decode(None)
+    if frames and frames[0].sample_rate != sound.rate:
+        raise ValueError(f"its packets are of {frames[0].sample_rate} Hz, its file says {sound.rate}")
+    return joined_frames(frames, sound.channels)
 
 
 def joined_frames(frames: Sequence[AudioFrame], channels: int) -> Wave:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from streamer.decode.media.audio import Wave, decode_audio, joined_frames
+from streamer.decode.media.audio import Sound, Wave, joined_frames
 from streamer.decode.media.contexts import check_installed
+from streamer.decode.media.decoder import Array, Draws, MediaDecoder
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.audio.index import read_recording
 from streamer.formats.audio.recode import record_of
-from streamer.formats.audio.sounds import Recording
-from streamer.formats.reading import Reading
+from streamer.formats.media.clips import drawn
+from streamer.formats.reading import read_in_memory
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Answer, Source
+from streamer.manifest.protocols import Source
 
 # How far apart places are looked for in files whose frames say where they are.
 _STRETCH_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
-class AudioClip:
+class AudioClip(MediaDecoder):
     """Reads an encoded file of sound, or a window of it.
 
         StreamingDataset(url, decode={"flac": AudioClip()})
@@ -39,10 +40,9 @@ class AudioClip:
         ConfigError: an invalid value.
     """
 
+    needs_pyav = False
     seconds: float | None = None
     start: float | Literal["random"] = 0.0
-    # The loader seeds generators that decoders hold, for each sample.
-    _draws: np.random.Generator | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.seconds is not None and not self.seconds > 0:
@@ -52,46 +52,32 @@ class AudioClip:
             raise ConfigError(f"AudioClip: start={self.start!r} is neither a time nor 'random'", field="decode")
         if is_drawn and self.seconds is None:
             raise ConfigError("AudioClip: a whole file does not begin at random: give seconds", field="decode")
-        object.__setattr__(self, "_draws", np.random.default_rng(0) if is_drawn else None)
 
-    def __call__(self, content: bytes | memoryview) -> dict[str, object]:
-        """Returns samples, rate and where they begin."""
-        whole = memoryview(content)
-        source = Source(ObjectRecord("", len(whole), ""), chunk_bytes=_STRETCH_BYTES)
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> dict[str, object]:
+        """Returns samples, rate and where they begin; see `MediaDecoder`."""
+        source = Source(ObjectRecord("", len(content), ""), chunk_bytes=_STRETCH_BYTES)
         try:
-            recording = _answered(read_recording(source), whole)
+            recording = read_in_memory(read_recording(source), content)
         except ManifestError:
-            wave, rate = _decode_file(whole)
-            start, stop, length = self._window(wave.shape[1], rate)
+            wave, rate = _decode_file(content)
+            start, stop, length = self._window(wave.shape[1], rate, draws)
             found = np.pad(wave[:, start:stop], ((0, 0), (0, length - (stop - start))))
         else:
             rate = recording.sound.rate
-            start, stop, length = self._window(recording.total, rate)
-            found = decode_audio(memoryview(record_of(recording, whole, start, stop, length)))
+            start, stop, length = self._window(recording.total, rate, draws)
+            found = Sound().decode(memoryview(record_of(recording, content, start, stop, length)))
         return {"audio": found, "sample_rate": rate, "start_seconds": start / rate}
 
-    def _window(self, total: int, rate: int) -> tuple[int, int, int]:
+    def _window(self, total: int, rate: int, draws: Draws | None) -> tuple[int, int, int]:
         """The first sample of the window, the one behind its last that there is, and its length."""
         length = total if self.seconds is None else max(1, round(self.seconds * rate))
-        if self._draws is not None:
-            start = int(self._draws.integers(max(0, total - length) + 1))
+        if self.start == "random":
+            start = int(drawn(max(0, total - length) + 1, draws() if draws else None))
         else:
             start = min(total, round(float(self.start) * rate))
         if self.seconds is None:
             length -= start
         return start, min(total, start + length), length
-
-
-def _answered(steps: Reading[Recording], content: memoryview) -> Recording:
-    answer: Answer = None
-    while True:
-        try:
-            item = steps.send(answer)
-        except StopIteration as end:
-            found: Recording = end.value
-            return found
-        parts = tuple(content[need.start : need.stop] for need in (item if isinstance(item, tuple) else (item,)))
-        answer = parts if isinstance(item, tuple) else parts[0]
 
 
 def _decode_file(content: memoryview) -> tuple[Wave, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,12 @@ Draws = Callable[[], np.random.Generator]
 
 
 class MediaDecoder(ABC):
-    """Decodes a field to an array, in the memory that is given where it fits."""
+    """Decodes a field, an array in the memory that is given where it fits."""
+
+    needs_pyav: ClassVar[bool] = True
 
     @abstractmethod
-    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> object:
         """Decodes a field.
 
         Args:
@@ -34,10 +36,11 @@ class MediaDecoder(ABC):
         """
 
     def check(self) -> None:
-        """Raises ConfigError if PyAV is not installed; imports nothing."""
-        check_installed()
+        """Raises ConfigError if PyAV is needed and not installed; imports nothing."""
+        if self.needs_pyav:
+            check_installed()
 
-    def __call__(self, content: bytes | memoryview) -> Array:
+    def __call__(self, content: bytes | memoryview) -> object:
         """Decodes a field of a sample that is in no epoch."""
         return self.decode(memoryview(content))
 

@@ -10,13 +10,11 @@ import numpy as np
 
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
-from streamer.formats.media.movie import VIDEO, read_movie
+from streamer.formats.media.movie import VIDEO, is_movie, read_movie
 from streamer.formats.media.tables import Packets
+from streamer.formats.reading import read_in_memory
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Answer, Need
 
-# Behind their length, at the beginning of mp4 and mov.
-_OWN = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 _UNKNOWN_COLOUR = 2
 
 
@@ -42,22 +40,11 @@ def read_film(content: memoryview) -> tuple[Film, Frames]:
     Raises:
         ValueError: it is no film, or damaged.
     """
-    return _own(content) if bytes(content[4:8]) in _OWN else _demuxed(content)
+    return _own(content) if is_movie(content) else _demuxed(content)
 
 
 def _own(content: memoryview) -> tuple[Film, Frames]:
-    steps = read_movie(ObjectRecord("", len(content), ""))
-    answer: Answer = None
-    while True:
-        try:
-            need = steps.send(answer)
-        except StopIteration as end:
-            movie = end.value
-            break
-        if isinstance(need, Need):
-            answer = content[need.start : need.stop]
-        else:
-            answer = tuple(content[each.start : each.stop] for each in need)
+    movie = read_in_memory(read_movie(ObjectRecord("", len(content), "")), content)
     track = movie.track(VIDEO)
     packets = movie.packets(track)
     edges = zip(packets.offset.tolist(), (packets.offset + packets.size).tolist(), strict=True)

@@ -139,10 +139,8 @@ class VideoClip(MediaDecoder):
 class ClipTimes(MediaDecoder):
     """Decodes the times of frames, seconds: float64, as many as frames."""
 
+    needs_pyav = False
     durations: bool = False
-
-    def check(self) -> None:
-        """Needs no library."""
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
         """Reads times of a record; see `MediaDecoder`."""

@@ -13,7 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from streamer.formats.audio.frames import Frames
-from streamer.formats.audio.sounds import Edge, Edged, Integers
+from streamer.formats.audio.recordings import Edge, Edged
+from streamer.formats.audio.sounds import Integers
 from streamer.formats.failures import damaged
 from streamer.formats.media.entries import Codec
 from streamer.formats.reading import Reading, read_range, read_ranges
@@ -24,7 +25,7 @@ MAGIC = b"fLaC"
 # Bytes that are read where a chunk begins: some frames of most files, 0.8 % of chunks of 8 MiB.
 PROBE_BYTES = 64 << 10
 _READ_BYTES = 4096
-_INFO_BYTES = 34
+INFO_BYTES = 34
 _SYNC = re.compile(rb"\xff[\xf8\xf9]")
 # A head is followed by a frame that goes on with its samples; candidates that are looked at for it.
 _CANDIDATES = 8
@@ -49,26 +50,36 @@ def read_flac(record: ObjectRecord, head: memoryview, chunk_bytes: int) -> Readi
     """Reads the head of a file, and where its chunks begin, all at once; raises ManifestError."""
     at, info, base = len(MAGIC), b"", 0
     while True:
-        if at + 4 + _INFO_BYTES > base + len(head):
+        if at + 4 + INFO_BYTES > base + len(head):
             base, head = at, (yield from read_range(at, min(record.size, at + _READ_BYTES), record))
         block = head[at - base :]
         if len(block) < 4:
             raise damaged(record, "its head is cut off", record.size)
         kind, length = block[0], int.from_bytes(block[1:4], "big")
         if not info:
-            info = bytes(block[4 : 4 + _INFO_BYTES])
-            if kind & 0x7F or len(info) < _INFO_BYTES:
+            info = bytes(block[4 : 4 + INFO_BYTES])
+            if kind & 0x7F or len(info) < INFO_BYTES:
                 raise damaged(record, "it does not begin with STREAMINFO", at)
         at += 4 + length
         if kind & 0x80:
             break
     if at > record.size:
         raise damaged(record, "its head is cut off", record.size)
-    packed = int.from_bytes(info[10:18], "big")
-    sound = Codec("flac", info, rate=packed >> 44, channels=(packed >> 41 & 7) + 1)
+    sound = sound_of(info)
     if not sound.rate:
         raise damaged(record, "its head says 0 Hz", at)
     return (yield from _probed(record, sound, at, chunk_bytes))
+
+
+def sound_of(info: bytes) -> Codec:
+    """Reads STREAMINFO."""
+    packed = int.from_bytes(info[10:18], "big")
+    return Codec("flac", info, rate=packed >> 44, channels=(packed >> 41 & 7) + 1)
+
+
+def block_of(info: bytes) -> int:
+    """Samples of a frame but for the last one; 0: they differ."""
+    return int.from_bytes(info[:2], "big") if info[:2] == info[2:4] else 0
 
 
 def _probed(record: ObjectRecord, sound: Codec, start: int, chunk_bytes: int) -> Reading[Flac]:
@@ -102,7 +113,7 @@ def frames_of(content: memoryview, sound: Codec, first: int | None) -> Frames:
     chain = list(_chain(content, sound, first))
     offsets = np.array([*(head[0] for head in chain), len(content)][: len(chain) + 1], np.int64)
     firsts = np.array([head[1] for head in chain] + [sum(head[1:]) for head in chain[-1:]], np.int64)
-    return Frames(content, offsets[:-1], np.diff(offsets), firsts)
+    return Frames(offsets[:-1], np.diff(offsets), firsts, content=content)
 
 
 def _chain(content: memoryview, sound: Codec, first: int | None) -> Iterator[tuple[int, int, int]]:
@@ -147,8 +158,7 @@ def frame_head(content: bytes, sound: Codec) -> tuple[int, int] | None:
         return None
     if content[1] & 1:
         return number, count
-    low, high = sound.extradata[0:2], sound.extradata[2:4]
-    return number * (int.from_bytes(low, "big") if low == high else count), count
+    return number * (block_of(sound.extradata) or count), count
 
 
 def _coded_number(content: bytes) -> tuple[int, int]:

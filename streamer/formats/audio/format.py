@@ -1,4 +1,4 @@
-"""Windows out of long recordings: WAV and RF64, FLAC, MP3, Opus."""
+"""Windows out of long recordings: WAV and RF64, FLAC, MP3, Opus, tracks of m4a, mp4 and mov."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from streamer.formats.audio.flac import PROBE_BYTES
 from streamer.formats.audio.index import HEAD_BYTES, cut_blocks, read_recording
 from streamer.formats.audio.recode import AudioRecoder
-from streamer.formats.audio.sounds import AUDIO, split_record
+from streamer.formats.audio.sounds import AUDIO, START, split_record
 from streamer.formats.audio.windows import Windows
 from streamer.formats.base import Facts, Field, FieldSpec, Format, SampleName
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 
-_RATE, _START = Struct("<i"), Struct("<d")
-_FIELDS = (FieldSpec("audio", AUDIO), FieldSpec("sample_rate", "<i4"), FieldSpec("start_seconds", "<f8"))
+_RATE = Struct("<i")
+_FIELDS = (FieldSpec("audio", AUDIO), FieldSpec("sample_rate", "<i4"), FieldSpec("start_seconds", START))
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
 
@@ -33,15 +33,19 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
     Attributes:
         seconds: length of a window.
         seconds_between_starts: from the beginning of a window to that of the next; None: one after the other.
+        start: "grid": at these beginnings. "random": anywhere from one to the next, drawn anew in each epoch.
         policy: "drop" leaves out what is shorter than a window, the end of a recording or all of it; "pad" fills such
             a window with zeros.
+        stream_index: number of the track in mp4, m4a and mov; None: the first one with sound.
     """
 
     name = "audio"
-    endings = (".wav", ".flac", ".mp3", ".opus", ".ogg")
+    endings = (".wav", ".flac", ".mp3", ".opus", ".ogg", ".m4a", ".mp4", ".m4v", ".mov")
     seconds: _Seconds = 10.0
     seconds_between_starts: _Seconds | None = None
+    start: Literal["grid", "random"] = "grid"
     policy: Literal["drop", "pad"] = "drop"
+    stream_index: int | None = None
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Takes all recordings, whose heads the index reads."""
@@ -50,21 +54,20 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the windows of a recording."""
-        recording = yield from read_recording(source)
+        recording = yield from read_recording(source, self.stream_index)
         rate = recording.sound.rate
         length, step = (max(1, round(rate * seconds)) for seconds in (self.seconds, self._step_seconds))
-        windows = Windows.of(recording.total, length, step, pad=self.policy == "pad")
+        windows = Windows.of(recording.total, length, step, pad=self.policy == "pad", random=self.start == "random")
         yield from cut_blocks(source, recording, windows)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """Returns a window and where it is."""
         head, _ = split_record(content)
-        rate = head.sound.rate
-        begin, end = (f"{sample / rate:.6f}".rstrip("0").rstrip(".") for sample in (head.start, head.stop))
+        begin, end = (f"{head.seconds(sample):.6f}".rstrip("0").rstrip(".") for sample in (head.start, head.stop))
         return f"{head.path}#t={begin},{end}", [
             Field("audio", content, AUDIO),
-            Field("sample_rate", memoryview(_RATE.pack(rate)), "<i4"),
-            Field("start_seconds", memoryview(_START.pack(head.start / rate)), "<f8"),
+            Field("sample_rate", memoryview(_RATE.pack(head.sound.rate)), "<i4"),
+            Field("start_seconds", content, START),
         ]
 
     def recoder(self, facts: Facts) -> AudioRecoder:

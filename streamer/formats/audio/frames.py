@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -9,6 +10,11 @@ import numpy as np
 
 from streamer.formats.audio.sounds import Integers, encode_piece
 from streamer.formats.failures import DamagedError
+from streamer.formats.media.columns import pack_columns, unpack_columns
+from streamer.formats.reading import Range
+
+# Size, bytes before it that are of no packet, samples.
+_COLUMNS = 3
 
 
 class Units(Protocol):
@@ -27,22 +33,30 @@ class Units(Protocol):
         ...
 
 
+class PackedFrames(msgspec.Struct, frozen=True, array_like=True):
+    """Packets in the hint of a block: their number, `Frames.lead`, and compressed columns."""
+
+    count: int
+    lead: int
+    columns: bytes
+
+
 class Frames(msgspec.Struct, frozen=True):
     """Packets, one after the other.
 
     Attributes:
-        content: the bytes.
         offsets: (n,) where packets begin.
         sizes: (n,) their bytes.
         firsts: (n + 1,) the first sample of each, and the one behind the last.
         lead: samples before the first wanted one that are decoded, too.
+        content: the bytes, where they are there.
     """
 
-    content: memoryview
     offsets: Integers
     sizes: Integers
     firsts: Integers
     lead: int = 0
+    content: memoryview = memoryview(b"")
 
     def between(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
         """The packets of samples and their lead."""
@@ -60,3 +74,27 @@ class Frames(msgspec.Struct, frozen=True):
         """Some packets."""
         spans = zip(self.offsets[begin:end].tolist(), self.sizes[begin:end].tolist(), strict=True)
         return encode_piece([self.content[offset : offset + size] for offset, size in spans])
+
+    def packed(self, ranges: Sequence[Range]) -> PackedFrames:
+        """Returns the packets in ranges of the object, for a hint."""
+        edges = np.searchsorted(self.offsets, np.array(ranges))
+        which = np.concatenate([np.arange(*edge) for edge in edges.tolist()])
+        lengths = np.array([stop - start for start, stop in ranges])
+        # From places in the object to those in the joined ranges.
+        moved = np.repeat(np.cumsum(lengths) - lengths - np.array(ranges)[:, 0], np.diff(edges)[:, 0])
+        starts, sizes = self.offsets[which] + moved, self.sizes[which]
+        gaps = np.diff(starts, prepend=0) - np.append(0, sizes[:-1])
+        firsts = np.append(self.firsts[which], self.firsts[which[-1] + 1])
+        return PackedFrames(len(which), self.lead, pack_columns([sizes, gaps, np.diff(firsts)]))
+
+    @classmethod
+    def unpacked(cls, content: memoryview, first: int, packed: PackedFrames) -> Frames:
+        """Returns the packets of a hint, of which the first one has the sample `first`; raises DamagedError."""
+        try:
+            sizes, gaps, counts = unpack_columns(packed.columns, [packed.count] * _COLUMNS)
+        except ValueError as error:
+            raise DamagedError(str(error)) from error
+        offsets = np.cumsum(gaps + np.append(0, sizes[:-1]))
+        if not packed.count or min(offsets.min(), sizes.min()) < 0 or (offsets + sizes).max() > len(content):
+            raise DamagedError(f"{packed.count} packets are not in {len(content)} bytes")
+        return cls(offsets, sizes, first + np.append(0, np.cumsum(counts)), packed.lead, content)

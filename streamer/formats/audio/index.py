@@ -9,16 +9,22 @@ import msgspec
 import numpy as np
 
 from streamer.formats.audio import flac, mp3, ogg
-from streamer.formats.audio.sounds import Head, Recording, encode_head
+from streamer.formats.audio.frames import PackedFrames
+from streamer.formats.audio.recordings import Recording
+from streamer.formats.audio.sounds import Head, encode_head
+from streamer.formats.audio.tracks import read_track
 from streamer.formats.audio.wav import is_wav, read_wav
 from streamer.formats.audio.windows import Windows, shared_parts
 from streamer.formats.base import Answer, Block
 from streamer.formats.failures import check_filled, refused
 from streamer.formats.media.entries import Codec
+from streamer.formats.media.movie import is_movie
 from streamer.formats.reading import Range, Reading, read_range
 from streamer.manifest.protocols import Source
 
 HEAD_BYTES = 4096
+# Their hint has less than 64 KiB: at most 2 bytes for each packet of sound alone, 5 where others are between them.
+_MOST_PACKETS, _MOST_BETWEEN_OTHERS = 24_576, 10_240
 
 
 class BlockNote(msgspec.Struct, frozen=True, array_like=True):
@@ -30,6 +36,8 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
         windows: of the block.
         ranges: of the object's bytes.
         first: number of the sample with which the first range begins.
+        frames: the packets, unless the recoder finds them in the bytes.
+        played_at: when sample 0 is played, seconds.
     """
 
     path: str
@@ -37,6 +45,14 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
     windows: Windows
     ranges: tuple[Range, ...]
     first: int
+    frames: PackedFrames | None = None
+    played_at: float = 0.0
+
+    @classmethod
+    def of(cls, path: str, recording: Recording, windows: Windows, ranges: tuple[Range, ...]) -> BlockNote:
+        """Describes windows of a recording."""
+        first, frames = recording.sample_at(ranges[0][0]), recording.packets_in(ranges)
+        return cls(path, recording.sound, windows, ranges, first, frames, recording.played_at)
 
     @property
     def fetch_bytes(self) -> int:
@@ -44,8 +60,13 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
         return sum(stop - start for start, stop in self.ranges)
 
 
-def read_recording(source: Source) -> Reading[Recording]:
-    """Tells by its first bytes what a file is, and reads what says where its samples are; raises ManifestError."""
+def read_recording(source: Source, stream_index: int | None = None) -> Reading[Recording]:
+    """Tells by its first bytes what a file is, and reads what says where its samples are; raises ManifestError.
+
+    Args:
+        source: the object.
+        stream_index: number of the track in files that have tracks; None: the first one with sound.
+    """
     record = source.record
     check_filled(record)
     head = yield from read_range(0, min(record.size, HEAD_BYTES), record)
@@ -55,6 +76,8 @@ def read_recording(source: Source) -> Reading[Recording]:
         return (yield from flac.read_flac(record, head, source.chunk_bytes))
     if bytes(head[:4]) == ogg.MAGIC:
         return (yield from ogg.read_opus(record, source.chunk_bytes))
+    if is_movie(head):
+        return (yield from read_track(record, head, stream_index))
     if mp3.is_mp3(head):
         return (yield from mp3.read_mp3(record))
     raise refused(record, f"begins with {bytes(head[:4])!r}, which is none of the files that windows are cut out of")
@@ -67,15 +90,15 @@ def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Genera
     if windows.count > source.record.size:
         raise refused(source.record, f"has {recording.total} samples in its bytes, {windows.count} windows")
     lower, upper = recording.bounds(windows.starts, windows.stops)
-    stretch = (lower - lower[0]) // source.chunk_bytes
+    packets = recording.packets_before(lower)
+    most = _MOST_BETWEEN_OTHERS if recording.is_interleaved else _MOST_PACKETS
+    stretch = (lower - lower[0]) // source.chunk_bytes + (packets - packets[0]) // most
     cuts = [0, *(np.flatnonzero(np.diff(stretch)) + 1).tolist(), windows.count]
     for first, stop in pairwise(cuts):
         ranges = _ranges(lower[first:stop].tolist(), upper[first:stop].tolist(), recording.near_bytes)
         begin, end, _ = shared_parts(lower[first:stop], upper[first:stop])
-        note = BlockNote(
-            source.key, recording.sound, windows.part(first, stop), ranges, recording.sample_at(ranges[0][0])
-        )
-        longest = Head(source.key, recording.sound, 1 << 62, 1 << 62, 1 << 62, windows.length)
+        note = BlockNote.of(source.key, recording, windows.part(first, stop), ranges)
+        longest = Head(source.key, recording.sound, *[1 << 62] * 5)
         planned = (stop - first) * len(encode_head(longest)) + int((end - begin).sum())
         yield Block(ranges, stop - first, planned, msgspec.msgpack.encode(note), parts=len(begin), part_ranges=1)
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from streamer.formats.audio.frames import Frames
-from streamer.formats.audio.sounds import Integers
+from streamer.formats.audio.recordings import Packeted
 from streamer.formats.failures import damaged
 from streamer.formats.media.entries import Codec
 from streamer.formats.reading import Reading
@@ -24,7 +24,7 @@ _KBITS = {
     2: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
 }
 # A frame may use bits of the nine frames before it (its main_data_begin is at most 511 bytes).
-_LEAD_FRAMES = 10
+LEAD_FRAMES = 10
 # What a decoder delays, which LAME's tag does not count.
 _DECODER_DELAY = 529
 _LONGEST_FRAME = 2048
@@ -49,42 +49,6 @@ class Shape(msgspec.Struct, frozen=True):
         return (17 if self.version == 3 else 9) if self.channels == 1 else (32 if self.version == 3 else 17)
 
 
-class Mp3(msgspec.Struct, frozen=True):
-    """A file of frames.
-
-    Attributes:
-        sound: how it is encoded.
-        total: samples of all channels that are played.
-        shape: of the first frame.
-        skip: samples that are decoded before the first one that is played.
-        offsets: (n,) where frames begin.
-        sizes: (n,) their bytes.
-    """
-
-    sound: Codec
-    total: int
-    shape: Shape
-    skip: int
-    offsets: Integers
-    sizes: Integers
-
-    @property
-    def near_bytes(self) -> int:
-        """All ranges of a block are one: frames carry no number."""
-        return int(self.offsets[-1])
-
-    def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """The bytes of frames and their lead."""
-        each = self.shape.samples
-        begin = np.maximum((starts + self.skip) // each - _LEAD_FRAMES, 0)
-        end = -(-(stops + self.skip) // each) - 1
-        return self.offsets[begin], self.offsets[end] + self.sizes[end]
-
-    def sample_at(self, byte: int) -> int:
-        """The number of the first sample of a frame; below 0: it is decoded, but not played."""
-        return int(np.searchsorted(self.offsets, byte)) * self.shape.samples - self.skip
-
-
 @lru_cache(maxsize=4096)
 def shape_of(word: bytes) -> Shape | None:
     """Reads the head of a frame; None: it is none of layer 3."""
@@ -103,7 +67,7 @@ def is_mp3(head: memoryview) -> bool:
     return bytes(head[:3]) == b"ID3" or shape_of(bytes(head[:4])) is not None
 
 
-def read_mp3(record: ObjectRecord) -> Reading[Mp3]:
+def read_mp3(record: ObjectRecord) -> Reading[Packeted]:
     """Reads all frames; raises ManifestError."""
     window, at = Window(record.size), 0
     offsets: list[int] = []
@@ -124,8 +88,10 @@ def read_mp3(record: ObjectRecord) -> Reading[Mp3]:
         raise damaged(record, "it has no frame of MP3", 0)
     skip, padding, tagged = _info(start, shape, len(offsets))
     places, lengths = np.array(offsets[tagged:], np.int64), np.array(sizes[tagged:], np.int64)
-    total = len(places) * shape.samples - skip - padding
-    return Mp3(Codec("mp3float", rate=shape.rate, channels=shape.channels), max(0, total), shape, skip, places, lengths)
+    each = shape.samples
+    firsts = each * np.arange(len(places) + 1, dtype=np.int64) - skip
+    sound = Codec("mp3float", rate=shape.rate, channels=shape.channels)
+    return Packeted(sound, max(0, int(firsts[-1]) - padding), Frames(places, lengths, firsts, LEAD_FRAMES * each))
 
 
 def scan(content: memoryview, *, last: bool) -> tuple[list[int], list[int], int]:
@@ -183,11 +149,3 @@ def _info(frame: bytes, shape: Shape, frames: int) -> tuple[int, int, int]:
     packed = int.from_bytes(frame[at + 21 : at + 24], "big")
     padding = max(0, (packed & 0xFFF) - _DECODER_DELAY) if flags & 1 and counted == frames - 1 else 0
     return (packed >> 12) + _DECODER_DELAY, padding, 1
-
-
-def frames_of(content: memoryview, first: int) -> Frames:
-    """The frames of a run that begins with one, whose first sample is `first`."""
-    offsets, sizes, _ = scan(content, last=True)
-    each = shape.samples if (shape := shape_of(bytes(content[:4]))) else 0
-    firsts = first + each * np.arange(len(offsets) + 1, dtype=np.int64)
-    return Frames(content, np.array(offsets, np.int64), np.array(sizes, np.int64), firsts, _LEAD_FRAMES * each)

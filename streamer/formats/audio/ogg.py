@@ -14,7 +14,8 @@ import numpy as np
 
 from streamer.formats.audio.flac import PROBE_BYTES
 from streamer.formats.audio.frames import Frames
-from streamer.formats.audio.sounds import Edge, Edged, Integers
+from streamer.formats.audio.recordings import Edge, Edged
+from streamer.formats.audio.sounds import Integers
 from streamer.formats.failures import DamagedError, damaged, refused
 from streamer.formats.media.entries import Codec
 from streamer.formats.reading import Reading, read_range, read_ranges
@@ -28,7 +29,7 @@ _HEAD_BYTES, _GRANULE = 27, Struct("<qI")
 _STARTS = (PROBE_BYTES, 1 << 20, 16 << 20)
 # With the 80 ms of RFC 7845 27 of 42 windows are equal to those of a decoder that began at the start, with a second all
 # (2026-11-24).
-_LEAD = _RATE
+LEAD = _RATE
 # Bytes of a second of a stream of two channels, at most (RFC 6716, 2.1.1), and a page, which is read as a whole.
 _MOST_PER_SECOND, _LONGEST_PAGE = 64_000, 65_307
 
@@ -62,7 +63,7 @@ class Opus(Edged, frozen=True):
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
         """From the last known page before the samples and their lead to what they take at most."""
         bytes_, samples = (np.array([getattr(edge, name) for edge in self.edges]) for name in ("byte", "sample"))
-        begin = np.maximum(np.searchsorted(samples, starts - _LEAD, "right") - 1, 0)
+        begin = np.maximum(np.searchsorted(samples, starts - LEAD, "right") - 1, 0)
         end = np.searchsorted(samples, stops, "left")
         most = (stops - samples[end - 1]) * _MOST_PER_SECOND * -(-self.sound.channels // 2) // _RATE
         # The last packet may end in the page of the edge.
@@ -73,7 +74,7 @@ class Opus(Edged, frozen=True):
 def read_opus(record: ObjectRecord, chunk_bytes: int) -> Reading[Opus]:
     """Reads the head of a stream, where its chunks begin and its end; raises ManifestError."""
     setup, serial, begin, base = yield from _read_start(record)
-    skip = int.from_bytes(setup[10:12], "little")
+    skip = skip_of(setup)
     places = list(range(begin + chunk_bytes, record.size - 2 * PROBE_BYTES, chunk_bytes))
     last = max(begin, record.size - 2 * PROBE_BYTES)
     needs = [*(Need(place, place + PROBE_BYTES, record) for place in places), Need(last, record.size, record)]
@@ -91,8 +92,17 @@ def read_opus(record: ObjectRecord, chunk_bytes: int) -> Reading[Opus]:
     edges[record.size] = total = max(0, max(ends, default=0) - base - skip)
     if any(one >= other for one, other in pairwise(edges.values())):
         raise damaged(record, "its pages do not follow each other", begin)
-    sound = Codec("opus", setup[:10] + b"\0\0" + setup[12:], rate=_RATE, channels=setup[9])
-    return Opus(sound, total, tuple(Edge(*edge) for edge in edges.items()))
+    return Opus(sound_of(setup), total, tuple(Edge(*edge) for edge in edges.items()))
+
+
+def skip_of(setup: bytes) -> int:
+    """The samples that OpusHead says are not played."""
+    return int.from_bytes(setup[10:12], "little")
+
+
+def sound_of(setup: bytes) -> Codec:
+    """What the decoder is told so that it skips nothing."""
+    return Codec("opus", setup[:10] + b"\0\0" + setup[12:], rate=_RATE, channels=setup[9])
 
 
 def _read_start(record: ObjectRecord) -> Reading[tuple[bytes, int, int, int]]:
@@ -195,7 +205,7 @@ def frames_of(content: memoryview, first: int) -> Frames:
     if goes_on:  # the last one is cut off
         sizes, lengths = sizes[:-1], lengths[:-1]
     firsts = first + np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
-    return Frames(joined, offsets[: len(sizes)], np.array(sizes, np.int64), firsts, _LEAD)
+    return Frames(offsets[: len(sizes)], np.array(sizes, np.int64), firsts, LEAD, joined)
 
 
 def _lengths(joined: memoryview, offsets: Sequence[int]) -> list[int]:

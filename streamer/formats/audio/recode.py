@@ -8,10 +8,11 @@ import msgspec
 import numpy as np
 
 from streamer.errors import RecodeError
-from streamer.formats.audio import flac, mp3, ogg
-from streamer.formats.audio.frames import Units
+from streamer.formats.audio import flac, ogg
+from streamer.formats.audio.frames import Frames, Units
 from streamer.formats.audio.index import BlockNote
-from streamer.formats.audio.sounds import PCM, Head, Integers, Recording, encode_head
+from streamer.formats.audio.recordings import Recording
+from streamer.formats.audio.sounds import PCM, Head, Integers, encode_head
 from streamer.formats.audio.wav import width_of
 from streamer.formats.audio.windows import Windows, shared_parts
 from streamer.formats.base import Records
@@ -47,11 +48,10 @@ class Numbers:
         return self._content[at : at + (end - begin) * self._width]
 
 
-# What finds the units of a block, by codec.
+# What finds the units of a block without the index, by codec.
 _UNITS: dict[str, Callable[[memoryview, BlockNote], Units]] = {
     PCM: Numbers,
     "flac": lambda content, note: flac.frames_of(content, note.sound, note.first),
-    "mp3float": lambda content, note: mp3.frames_of(content, note.first),
     "opus": lambda content, note: ogg.frames_of(content, note.first),
 }
 
@@ -65,24 +65,30 @@ class AudioRecoder:
             note = _NOTE.decode(hint)
             if (len(content), samples) != (note.fetch_bytes, note.windows.count):
                 raise DamagedError(f"its hint is of {note.windows.count} windows in {note.fetch_bytes} bytes")
-            return _records(_UNITS[note.sound.name](content, note), note)
+            return _records(_units(content, note), note)
         except (msgspec.MsgspecError, DamagedError, KeyError) as error:
             raise RecodeError(f"{samples} windows are not in these {len(content)} bytes: {error}") from error
 
 
 def record_of(recording: Recording, content: memoryview, start: int, stop: int, length: int) -> bytes:
     """Makes the record of a window `[start, stop)`, filled to `length`, out of a whole file; raises DamagedError."""
-    head = Head("", recording.sound, start, start, stop, length)
+    head = Head("", recording.sound, start, start, stop, length, played_at=recording.played_at)
     if start == stop:
         return encode_head(head)
     edges = np.array([start]), np.array([stop])
     begin, end = (int(place[0]) for place in recording.bounds(*edges))
     windows = Windows(recording.total, stop - start, 1, start, 1)
-    note = BlockNote("", recording.sound, windows, ((begin, end),), recording.sample_at(begin))
-    units = _UNITS[note.sound.name](content[begin:end], note)
+    note = BlockNote.of("", recording, windows, ((begin, end),))
+    units = _units(content[begin:end], note)
     lower, upper = (int(place[0]) for place in units.between(*edges))
     head = msgspec.structs.replace(head, first=units.first(lower))
     return b"".join([encode_head(head), units.piece(lower, upper)])
+
+
+def _units(content: memoryview, note: BlockNote) -> Units:
+    if note.frames is not None:
+        return Frames.unpacked(content, note.first, note.frames)
+    return _UNITS[note.sound.name](content, note)
 
 
 def _records(units: Units, note: BlockNote) -> Records:
@@ -91,10 +97,12 @@ def _records(units: Units, note: BlockNote) -> Records:
     lower, upper = units.between(starts, stops)
     begin, end, ranges = shared_parts(lower, upper)
     pieces = [units.piece(*edges) for edges in zip(begin.tolist(), end.tolist(), strict=True)]
-    spans = zip(lower.tolist(), starts.tolist(), stops.tolist(), strict=True)
+    spans = zip(lower.tolist(), starts.tolist(), stops.tolist(), windows.places.tolist(), strict=True)
     heads = [
-        encode_head(Head(note.path, note.sound, units.first(first), start, stop, windows.length))
-        for first, start, stop in spans
+        encode_head(
+            Head(note.path, note.sound, units.first(first), start, stop, windows.length, places, note.played_at)
+        )
+        for first, start, stop, places in spans
     ]
     return Records(heads, _lengths(heads), pieces, _lengths(pieces), ranges)
 

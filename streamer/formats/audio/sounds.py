@@ -1,4 +1,4 @@
-"""What is known of the recordings of an object, and the records of their windows. No I/O.
+"""The records of windows. No I/O.
 
     record   uint32 length of the head | head (MessagePack) | pieces
     piece    of numbers: the numbers; of packets: uint32 count | uint32 length of each | packets
@@ -9,81 +9,23 @@ A record has all that its window needs: the pieces from the one in which decodin
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import DecodeError
+from streamer.formats.media.clips import drawn
 from streamer.formats.media.entries import Codec
 
 Integers = NDArray[np.int64]
 
 _LENGTH = struct.Struct("<I")
-# The kind of the field of a record; see `streamer.decode.media.audio`.
-AUDIO = "audio"
+# The kinds of the fields of a record; see `streamer.decode.media.audio`.
+AUDIO, START = "audio", "audio-start"
 # The codec of recordings that are numbers, of which `extradata` is the dtype, or "i3".
 PCM = "pcm"
-
-
-class Recording(Protocol):
-    """A recording of which the index knows where its samples are."""
-
-    @property
-    def sound(self) -> Codec:
-        """How it is encoded."""
-        ...
-
-    @property
-    def total(self) -> int:
-        """Samples of all channels."""
-        ...
-
-    @property
-    def near_bytes(self) -> int:
-        """Ranges of bytes with less between them are one."""
-        ...
-
-    def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """The bytes with which samples `[start, stop)` can be decoded: (N,) first, and behind the last."""
-        ...
-
-    def sample_at(self, byte: int) -> int:
-        """The number of the first sample whose bytes begin at a place that `bounds` has returned."""
-        ...
-
-
-class Edge(msgspec.Struct, frozen=True):
-    """Where a frame begins, and its first sample."""
-
-    byte: int
-    sample: int
-
-
-class Edged(msgspec.Struct, frozen=True):
-    """A recording of which the index knows where some frames or pages begin, and nothing between them.
-
-    Attributes:
-        sound: how it is encoded.
-        total: samples of all channels that are played.
-        edges: some beginnings: the first one, one near the beginning of each chunk, and the end.
-    """
-
-    sound: Codec
-    total: int
-    edges: tuple[Edge, ...]
-
-    @property
-    def near_bytes(self) -> int:
-        """All ranges of a block are one: what begins in it is not known."""
-        return self.edges[-1].byte
-
-    def sample_at(self, byte: int) -> int:
-        """The number of the first sample of an edge; below 0: it is decoded, but not played."""
-        return self.edges[bisect_left(self.edges, byte, key=lambda edge: edge.byte)].sample
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
@@ -93,9 +35,11 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         path: of the object below the dataset's url.
         sound: how it is encoded.
         first: the number of the first sample that the pieces decode to.
-        start: the first sample of the window, or of the places where it may begin.
-        stop: the sample behind.
+        start: the first sample of the window, or the first one with which it may begin.
+        stop: the sample behind all that it may have.
         length: samples of a window.
+        places: samples with which it may begin.
+        played_at: when sample 0 is played, seconds.
     """
 
     path: str
@@ -104,6 +48,16 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     start: int
     stop: int
     length: int
+    places: int = 1
+    played_at: float = 0.0
+
+    def drawn(self, rng: np.random.Generator | None) -> int:
+        """Returns the first sample of the window that `rng` draws, or of the one in the middle."""
+        return self.start + int(drawn(self.places, rng))
+
+    def seconds(self, sample: int) -> float:
+        """When a sample is played."""
+        return self.played_at + sample / self.sound.rate
 
 
 _HEAD = msgspec.msgpack.Decoder(Head)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from struct import Struct
 
-import msgspec
-
+from streamer.formats.audio.recordings import Recording
 from streamer.formats.audio.sounds import PCM, Integers
 from streamer.formats.failures import damaged, refused
 from streamer.formats.media.entries import Codec
 from streamer.formats.reading import Reading, read_range
 from streamer.manifest.model import ObjectRecord
 
-# A request costs as much as the bytes that a connection transfers in its time; see `formats.window`.
-_NEAR_BYTES = 64 << 10
 _READ_BYTES = 4096
 _FORM = Struct("<HHIIHH")
 _DTYPES = {(1, 8): "u1", (1, 16): "<i2", (1, 24): "i3", (1, 32): "<i4", (3, 32): "<f4", (3, 64): "<f8"}
@@ -25,25 +22,16 @@ _PLAIN, _EXTENSIBLE = 16, 0xFFFE
 _UNKNOWN = 0xFFFFFFFF
 
 
-class Wav(msgspec.Struct, frozen=True):
+class Wav(Recording, frozen=True):
     """A file of numbers.
 
     Attributes:
-        sound: how it is encoded.
-        total: samples of all channels.
         start: byte at which the first one begins.
         width: bytes of a sample of all channels.
     """
 
-    sound: Codec
-    total: int
     start: int
     width: int
-
-    @property
-    def near_bytes(self) -> int:
-        """Ranges with less between them are one."""
-        return _NEAR_BYTES
 
     def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
         """The bytes of samples."""

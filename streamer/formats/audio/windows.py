@@ -18,6 +18,7 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
         step: from the beginning of a window to that of the next one.
         first: number of the first window.
         count: number of windows.
+        random: whether a window may begin with any sample until the next one begins.
     """
 
     total: int
@@ -25,28 +26,36 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
     step: int
     first: int
     count: int
+    random: bool = False
 
     @classmethod
-    def of(cls, total: int, length: int, step: int, *, pad: bool) -> Windows:
+    def of(cls, total: int, length: int, step: int, *, pad: bool, random: bool = False) -> Windows:
         """All windows of a recording; `pad`: until its end, else only those that are inside of it."""
         inside = max(0, (total - length) // step + 1)
         # One more where samples are left, unless it would begin behind the end.
         rest = pad and inside * step < total and (inside == 0 or (inside - 1) * step + length < total)
-        return cls(total, length, step, 0, inside + rest)
+        return cls(total, length, step, 0, inside + rest, random)
 
     def part(self, first: int, stop: int) -> Windows:
         """Windows `first` to `stop` of these."""
-        return Windows(self.total, self.length, self.step, self.first + first, stop - first)
+        return msgspec.structs.replace(self, first=self.first + first, count=stop - first)
 
     @property
     def starts(self) -> Integers:
-        """(count,) the first sample of each window."""
+        """(count,) the first sample of each window, or the first one with which it may begin."""
         return (self.first + np.arange(self.count, dtype=np.int64)) * self.step
 
     @property
+    def places(self) -> Integers:
+        """(count,) the samples with which each may begin, so that it is inside of the recording."""
+        most = self.step if self.random else 1
+        found: Integers = np.clip(self.total - self.length + 1 - self.starts, 1, most)
+        return found
+
+    @property
     def stops(self) -> Integers:
-        """(count,) the sample behind each."""
-        return np.minimum(self.starts + self.length, self.total)
+        """(count,) the sample behind all that each may have."""
+        return np.minimum(self.starts + self.places - 1 + self.length, self.total)
 
 
 def shared_parts(lower: Integers, upper: Integers) -> tuple[Integers, Integers, Integers]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.formats.media.clips import Pattern, Samples
+from streamer.formats.media.columns import pack_columns, unpack_columns
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
 from streamer.formats.media.records import head_bytes, part_bytes
@@ -23,7 +23,6 @@ _NEAR_BYTES = 64 << 10
 _PART_BYTES = 64 << 10
 # Their hint has less than 64 KiB: 1.9 bytes a packet (2026-11-24), at most 4.
 _MOST_PACKETS = 12_288
-_MOST_HINT_BYTES = 256 << 20
 # Columns of packets and of samples in a hint.
 _PACKET_COLUMNS, _SAMPLE_COLUMNS = 5, 3
 
@@ -176,9 +175,7 @@ def _packed(needed: Needed) -> tuple[tuple[int, int, int, int], bytes]:
     flat = np.concatenate(needed.rows)
     columns = [gaps, needed.size, _steps(needed.pts), needed.duration, needed.key.astype(np.int64)]
     columns += [_steps(needed.first), _steps(needed.stop), lengths, _steps(flat), drawn]
-    # The bytes of like weight beside each other: a third of the length.
-    raw = b"".join(column.astype("<i8").view("u1").reshape(-1, 8).T.tobytes() for column in columns)
-    return (len(gaps), len(lengths), len(flat), len(drawn)), zlib.compress(raw, 6)
+    return (len(gaps), len(lengths), len(flat), len(drawn)), pack_columns(columns)
 
 
 def _steps(column: Integers) -> Integers:
@@ -189,23 +186,12 @@ def read_hint(content: bytes) -> tuple[Hint, Needed]:
     """Reads a hint.
 
     Raises:
-        ValueError, zlib.error, msgspec.MsgspecError: the index did not write it.
+        ValueError, msgspec.MsgspecError: the index did not write it.
     """
     hint = msgspec.msgpack.decode(content, type=Hint)
     packets, samples, in_rows, drawn = hint.counts
     lengths = [packets] * _PACKET_COLUMNS + [samples] * _SAMPLE_COLUMNS + [in_rows, drawn]
-    total = 8 * sum(lengths)
-    if min(hint.counts) < 0 or total > _MOST_HINT_BYTES:
-        raise ValueError(f"a hint of {hint.counts}")
-    raw = zlib.decompressobj().decompress(hint.columns, total + 1)
-    if len(raw) != total:
-        raise ValueError(f"a hint of {hint.counts} has {len(raw)} bytes")
-    columns, at = list[Integers](), 0
-    for length in lengths:
-        column = np.frombuffer(raw, "u1", 8 * length, at).reshape(8, length).T.copy().view("<i8").reshape(length)
-        columns.append(column)
-        at += 8 * length
-    gaps, size, pts, duration, key, first, stop, row_lengths, flat, draws = columns
+    gaps, size, pts, duration, key, first, stop, row_lengths, flat, draws = unpack_columns(hint.columns, lengths)
     first, stop, flat = np.cumsum(first), np.cumsum(stop), np.cumsum(flat)
     _check(packets, size, (first, stop, flat), row_lengths, in_rows)
     rows = np.split(flat, np.cumsum(row_lengths)[:-1])

@@ -12,6 +12,13 @@ from streamer.formats.media.tables import Integers, Packets
 _ROUNDING_TICKS = 1e-6
 
 
+def drawn(numbers: Integers | int, rng: np.random.Generator | None) -> Integers:
+    """Returns whole numbers below these: those that `rng` draws, or in the middle."""
+    most = np.asarray(numbers)
+    found: Integers = most // 2 if rng is None else rng.integers(most)
+    return found
+
+
 class Pattern(msgspec.Struct, frozen=True, array_like=True):
     """The frames of one clip, from its first one on.
 

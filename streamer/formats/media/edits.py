@@ -8,7 +8,7 @@ from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.media.boxes import numbers
 
 # Media time of an edit that shows nothing, and the rate of one that is played as it is.
-_EMPTY, _PLAIN = -1, 1 << 16
+EMPTY, _PLAIN = -1, 1 << 16
 _LAST = (1 << 63) - 1
 
 
@@ -49,8 +49,8 @@ def shift_of(edits: list[Edit], timescale: int, movie_timescale: int, *, fragmen
     Raises:
         UnreadError: anything but empty edits and then one of the media at its own rate.
     """
-    empty = sum(edit.duration for edit in edits if edit.media_time == _EMPTY)
-    shown = [edit for edit in edits if edit.media_time != _EMPTY]
+    empty = sum(edit.duration for edit in edits if edit.media_time == EMPTY)
+    shown = [edit for edit in edits if edit.media_time != EMPTY]
     if len(shown) > 1 or (shown and shown[0] is not edits[-1]):
         raise UnreadError(f"an edit list of {len(edits)} edits; several edits of the media are not read")
     if shown and shown[0].rate != _PLAIN:

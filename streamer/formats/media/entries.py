@@ -9,16 +9,16 @@ import msgspec
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.media.boxes import boxes, name_of, numbers
 
-# By type of the entry: FFmpeg's decoder. dav1d and libopus decode what FFmpeg's own do not, or not as well.
+# By type of the entry: FFmpeg's decoder. dav1d decodes what FFmpeg's own does not.
 _CODECS = {
     b"avc1": "h264", b"avc3": "h264", b"hev1": "hevc", b"hvc1": "hevc", b"av01": "libdav1d", b"vp08": "vp8",
-    b"vp09": "vp9", b"mp4v": "mpeg4", b"jpeg": "mjpeg", b"mjpa": "mjpeg", b"Opus": "libopus", b"fLaC": "flac",
-    b"alac": "alac", b".mp3": "mp3", b"ac-3": "ac3", b"ec-3": "eac3", b"mp4a": "",
+    b"vp09": "vp9", b"mp4v": "mpeg4", b"jpeg": "mjpeg", b"mjpa": "mjpeg", b"Opus": "opus", b"fLaC": "flac",
+    b"alac": "alac", b".mp3": "mp3float", b"ac-3": "ac3", b"ec-3": "eac3", b"mp4a": "",
     **dict.fromkeys([b"apcn", b"apch", b"apcs", b"apco", b"ap4h"], "prores"),
 }  # fmt: skip
 # By objectTypeIndication of esds (ISO/IEC 14496-1).
 _OBJECT_TYPES = {
-    0x20: "mpeg4", 0x40: "aac", 0x6A: "mpeg1video", 0x69: "mp3", 0x6B: "mp3", 0x6C: "mjpeg", 0x6D: "png",
+    0x20: "mpeg4", 0x40: "aac", 0x6A: "mpeg1video", 0x69: "mp3float", 0x6B: "mp3float", 0x6C: "mjpeg", 0x6D: "png",
     0xA5: "ac3", 0xA6: "eac3", 0xDD: "vorbis", **dict.fromkeys(range(0x60, 0x66), "mpeg2video"),
     **dict.fromkeys([0x66, 0x67, 0x68], "aac"),
 }  # fmt: skip

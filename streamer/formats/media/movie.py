@@ -8,7 +8,7 @@ import numpy as np
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.media import fragments
 from streamer.formats.media.boxes import HEADER_BYTES, LONG_HEADER_BYTES, boxes, header, name_of, numbers
-from streamer.formats.media.edits import Edit, read_edits, shift_of
+from streamer.formats.media.edits import EMPTY, Edit, read_edits, rescaled, shift_of
 from streamer.formats.media.entries import Codec, read_codec
 from streamer.formats.media.fragment_index import HEAD_BYTES, check_whole, read_moofs
 from streamer.formats.media.tables import Packets, Tables
@@ -16,6 +16,7 @@ from streamer.formats.reading import Reading, read_range
 from streamer.manifest.model import ObjectRecord
 
 _MOST_ENTRIES = 64
+_NOTHING = memoryview(b"")
 _FIRST_BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot"])
 VIDEO, AUDIO = "vide", "soun"
 # Signs of the matrix of a track, and degrees counterclockwise.
@@ -99,16 +100,26 @@ class Movie(msgspec.Struct):
             raise type(error)(f"track {track.number}: {error}", error.offset) from error
         return packets
 
+    def shown(self, track: Track) -> tuple[int, int]:
+        """When a track begins to be shown, and how long it is; ticks, 0: to its end."""
+        empty = sum(edit.duration for edit in track.edits if edit.media_time == EMPTY)
+        length = sum(edit.duration for edit in track.edits) - empty
+        return rescaled(empty, track.timescale, self.timescale), rescaled(length, track.timescale, self.timescale)
 
-def read_movie(record: ObjectRecord) -> Reading[Movie]:
-    """Reads the index of an object.
+
+def is_movie(head: memoryview) -> bool:
+    """Whether a file begins as mp4 and mov do."""
+    return bytes(head[4:8]) in _FIRST_BOXES
+
+
+def read_movie(record: ObjectRecord, held: memoryview = _NOTHING) -> Reading[Movie]:
+    """Reads the index of an object, of which the first bytes may be held already.
 
     Raises:
         DamagedError: it is cut off, or its boxes contradict each other.
         UnreadError: it is no such file.
     """
-    size, at = record.size, 0
-    held, held_at = memoryview(b""), 0
+    size, at, held_at = record.size, 0, 0
     while at + HEADER_BYTES <= size:
         if held_at + len(held) < min(size, at + LONG_HEADER_BYTES):
             held, held_at = (yield from read_range(at, min(size, at + HEAD_BYTES), record)), at

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-
 import msgspec
 import numpy as np
 
@@ -21,7 +19,7 @@ class ClipRecoder:
         """Makes the records of a block; see `Recoder.recode`."""
         try:
             described, needed = read_hint(hint)
-        except (ValueError, zlib.error, msgspec.MsgspecError) as error:
+        except (ValueError, msgspec.MsgspecError) as error:
             raise RecodeError(f"the hint of a block is damaged: {error}") from error
         if len(needed.rows) != samples or not _is_inside(needed, len(content)):
             raise RecodeError(f"a hint of {len(needed.rows)} samples, whose packets are not in {len(content)} bytes")

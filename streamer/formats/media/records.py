@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.formats.media.clips import Pattern
+from streamer.formats.media.clips import Pattern, drawn
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.tables import Integers
 
@@ -55,7 +55,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         if not self.draws:
             return pts, duration
         base, number = np.frombuffer(self.draws, "<i8").reshape(-1, 2).T
-        chosen = self.pattern.of(pts, base + (number // 2 if rng is None else rng.integers(number))).ravel()
+        chosen = self.pattern.of(pts, base + drawn(number, rng)).ravel()
         return pts[chosen], duration[chosen]
 
 

@@ -13,11 +13,7 @@ from streamer.decode import AudioClip, SampleDecoder
 from streamer.decode.media import contexts
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field
-from tests.sounds import RATE, decoded, encoded, flac, mp3, opus, sound, wav
-
-
-def m4a() -> bytes:
-    return encoded("aac", "mp4", sound(3, 2, 44_100), 44_100, bit_rate=64_000)
+from tests.sounds import RATE, decoded, flac, m4a, mp3, opus, sound, wav
 
 
 @pytest.mark.parametrize("make", [lambda: wav(sound(3, 2)), flac, mp3, opus, m4a])
@@ -25,6 +21,9 @@ def test_whole_files_and_windows_are_those_of_a_full_decode(make: Callable[[], b
     """Every sample; a window has its length, with zeros behind the end."""
     content = make()
     wave, rate = decoded(content)
+    if make is m4a:  # FFmpeg fills the last packet
+        assert 0 < wave.shape[1] - 3 * rate < 1024
+        wave = wave[:, : 3 * rate]
     whole = AudioClip()(content)
     assert np.array_equal(whole["audio"], wave)
     assert (whole["sample_rate"], whole["start_seconds"]) == (rate, 0.0)
