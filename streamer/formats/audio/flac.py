@@ -6,7 +6,6 @@ Source: RFC 9639.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 
@@ -29,7 +28,14 @@ INFO_BYTES = 34
 _SYNC = re.compile(rb"\xff[\xf8\xf9]")
 # A head is followed by a frame that goes on with its samples; candidates that are looked at for it.
 _CANDIDATES = 8
-_LONGEST_HEAD = 16
+_LONGEST_HEAD = 17
+# By the code of a frame's samples, and bytes of the head that some codes of samples and of the rate have.
+_SIZES = np.array([0, 192, 576, 1152, 2304, 4608, 0, 0, *(256 << power for power in range(8))])
+_MORE_OF_SIZE = np.array([0] * 6 + [1, 2] + [0] * 8)
+_MORE_OF_RATE = np.array([0] * 12 + [1, 2, 2, 0])
+# By the first byte of a number: bytes behind it, -1 if none begins so; by these: the bits of the first byte.
+_MORE_OF_NUMBER = np.array([0] * 128 + [-1] * 64 + [1] * 32 + [2] * 16 + [3] * 8 + [4] * 4 + [5] * 2 + [6, -1])
+_LEAD_MASK = np.array([0x7F, 0x1F, 0x0F, 0x07, 0x03, 0x01, 0x00, 0x00])
 
 
 class Flac(Edged, frozen=True):
@@ -110,89 +116,71 @@ def frames_of(content: memoryview, sound: Codec, first: int | None) -> Frames:
         sound: of the file.
         first: the first sample, if the run begins with a frame; None: it begins anywhere.
     """
-    chain = list(_chain(content, sound, first))
-    offsets = np.array([*(head[0] for head in chain), len(content)][: len(chain) + 1], np.int64)
-    firsts = np.array([head[1] for head in chain] + [sum(head[1:]) for head in chain[-1:]], np.int64)
-    return Frames(offsets[:-1], np.diff(offsets), firsts, content=content)
+    places, starts, stops = _heads(content, sound)
+    chain = _chain(starts.tolist(), stops.tolist(), first, _total(sound))
+    offsets = np.append(places[chain], len(content))[: len(chain) + 1]
+    return Frames(offsets[:-1], np.diff(offsets), np.append(starts[chain], stops[chain[-1:]]), content=content)
 
 
-def _chain(content: memoryview, sound: Codec, first: int | None) -> Iterator[tuple[int, int, int]]:
-    """Yields place, first sample and samples of frames that go on with each other."""
-    heads = [
-        (found.start(), *head)
-        for found in _SYNC.finditer(content)
-        if (head := frame_head(bytes(content[found.start() : found.start() + _LONGEST_HEAD]), sound)) is not None
-    ]
-    expected = first
-    for number, (place, start, count) in enumerate(heads):
-        following = start + count
+def _chain(starts: list[int], stops: list[int], first: int | None, total: int) -> list[int]:
+    """The numbers of the heads that go on with each other, of which each has a first sample and one behind its last."""
+    found, expected = list[int](), first
+    for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         if expected is None:
-            later = heads[number + 1 : number + 1 + _CANDIDATES]
-            if following != _total(sound) and all(other[1] != following for other in later):
+            if stop != total and stop not in starts[number + 1 : number + 1 + _CANDIDATES]:
                 continue
         elif start != expected:
             continue
-        expected = following
-        yield place, start, count
+        expected = stop
+        found.append(number)
+    return found
 
 
-def frame_head(content: bytes, sound: Codec) -> tuple[int, int] | None:
-    """Returns the first sample of the frame with this head, and its samples; None: it is none.
+def _heads(content: memoryview, sound: Codec) -> tuple[Integers, Integers, Integers]:
+    """Returns place, first sample and the one behind the last, of all that is like the head of a frame.
 
     Source: RFC 9639, section 9.1.
     """
-    if len(content) < 6 or not content[2] >> 4 or content[2] & 15 == 15 or content[3] & 1 or content[3] >> 4 > 10:
-        return None
-    number, end = _coded_number(content)
-    if end < 0 or len(content) < end + 3:
-        return None
-    code = content[2] >> 4
-    if code in {6, 7}:
-        length = code - 5
-        count = int.from_bytes(content[end : end + length], "big") + 1
-        end += length
-    else:
-        count = 192 if code == 1 else 576 << (code - 2) if code < 6 else 256 << (code - 8)
-    end += {12: 1, 13: 2, 14: 2}.get(content[2] & 15, 0)
-    if len(content) <= end or _crc8(content[:end]) != content[end]:
-        return None
-    if content[1] & 1:
-        return number, count
-    return number * (block_of(sound.extradata) or count), count
+    places = np.array([found.start() for found in _SYNC.finditer(content)], np.int64)
+    if not len(places):
+        return places, places, places
+    # A row for each; behind the end the last byte is repeated.
+    within = np.minimum(places[:, None] + np.arange(_LONGEST_HEAD), len(content) - 1)
+    heads = np.frombuffer(content, np.uint8)[within].astype(np.int64)
+    size_code, rate_code = heads[:, 2] >> 4, heads[:, 2] & 15
+    number, end = _coded_numbers(heads)
+    is_head = (size_code > 0) & (rate_code < 15) & (heads[:, 3] & 1 == 0) & (heads[:, 3] >> 4 <= 10) & (end > 0)
+    row = np.arange(len(heads))
+    stored, following = heads[row, end], heads[row, end + 1]
+    count = np.select([size_code == 6, size_code == 7], [stored, stored << 8 | following], _SIZES[size_code] - 1) + 1
+    end += _MORE_OF_SIZE[size_code] + _MORE_OF_RATE[rate_code]
+    crc, table = np.zeros(len(heads), np.int64), _crc8_table()
+    for place in range(_LONGEST_HEAD - 1):
+        crc = np.where(place < end, table[crc ^ heads[:, place]], crc)
+    is_head &= (places + end < len(content)) & (crc == heads[row, end])
+    start = np.where(heads[:, 1] & 1, number, number * (block_of(sound.extradata) or count))
+    return places[is_head], start[is_head], (start + count)[is_head]
 
 
-def _coded_number(content: bytes) -> tuple[int, int]:
-    """The number behind the fourth byte, coded as UTF-8 does, and where it ends; -1: there is none."""
-    lead = content[4]
-    if lead < 0x80:
-        return lead, 5
-    more = 7 - (lead ^ 0xFF).bit_length()
-    if not 1 <= more <= 6:
-        return 0, -1
-    number = lead & (0x3F >> more)
-    for byte in content[5 : 5 + more]:
-        if byte & 0xC0 != 0x80:
-            return 0, -1
-        number = number << 6 | byte & 0x3F
-    return number, 5 + more
-
-
-def _crc8(content: bytes) -> int:
-    crc, table = 0, _crc8_table()
-    for byte in content:
-        crc = table[crc ^ byte]
-    return crc
+def _coded_numbers(heads: Integers) -> tuple[Integers, Integers]:
+    """The numbers behind the fourth byte, coded as UTF-8 does, and where they end; 0: there is none."""
+    lead = heads[:, 4]
+    more = _MORE_OF_NUMBER[lead]
+    number, end = lead & _LEAD_MASK[more], 5 + more
+    for place in range(1, 7):
+        byte = heads[:, 4 + place]
+        end[(more >= place) & (byte & 0xC0 != 0x80)] = 0
+        number = np.where(more >= place, number << 6 | byte & 0x3F, number)
+    end[more < 0] = 0
+    return number, end
 
 
 @cache
-def _crc8_table() -> bytes:
-    table = []
-    for number in range(256):
-        crc = number
-        for _ in range(8):
-            crc = (crc << 1 ^ 0x07) & 0xFF if crc & 0x80 else crc << 1
-        table.append(crc)
-    return bytes(table)
+def _crc8_table() -> Integers:
+    table = np.arange(256)
+    for _ in range(8):
+        table = np.where(table & 0x80, table << 1 ^ 0x07, table << 1) & 0xFF
+    return table
 
 
 def _total(sound: Codec) -> int:

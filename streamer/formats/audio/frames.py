@@ -72,8 +72,12 @@ class Frames(msgspec.Struct, frozen=True):
 
     def piece(self, begin: int, end: int) -> bytes:
         """Some packets."""
-        spans = zip(self.offsets[begin:end].tolist(), self.sizes[begin:end].tolist(), strict=True)
-        return encode_piece([self.content[offset : offset + size] for offset, size in spans])
+        offsets, sizes = self.offsets[begin:end], self.sizes[begin:end]
+        start, stop = int(offsets[0]), int(offsets[-1] + sizes[-1])
+        if stop - start == sizes.sum():
+            return encode_piece(sizes, [self.content[start:stop]])
+        spans = zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True)
+        return encode_piece(sizes, [self.content[first:behind] for first, behind in spans])
 
     def packed(self, ranges: Sequence[Range]) -> PackedFrames:
         """Returns the packets in ranges of the object, for a hint."""

@@ -30,17 +30,22 @@ _STARTS = (PROBE_BYTES, 1 << 20, 16 << 20)
 # With the 80 ms of RFC 7845 27 of 42 windows are equal to those of a decoder that began at the start, with a second all
 # (2026-11-24).
 LEAD = _RATE
+# Samples of each part of a packet, by its configuration.
+_SAMPLES = np.array([480, 960, 1920, 2880] * 3 + [480, 960] * 2 + [120, 240, 480, 960] * 4)
 # Bytes of a second of a stream of two channels, at most (RFC 6716, 2.1.1), and a page, which is read as a whole.
 _MOST_PER_SECOND, _LONGEST_PAGE = 64_000, 65_307
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A page: its place and length, what its head says, the lengths of the pieces of packets in it.
+    """A page: its place, and what its head says.
 
     Attributes:
+        byte: where it begins.
+        body: where its packets begin.
         granule: the sample behind the last packet that ends in it, pre-skip included; -1: none ends.
+        serial: of its stream.
         goes_on: whether it begins with the rest of a packet.
-        is_cut: whether its last piece goes on in the next page.
+        lacing: lengths of the pieces of its packets; one of 255 goes on in the next piece.
     """
 
     byte: int
@@ -48,13 +53,17 @@ class Page(msgspec.Struct, frozen=True):
     granule: int
     serial: int
     goes_on: bool
-    pieces: tuple[int, ...]
-    is_cut: bool
+    lacing: bytes
 
     @property
     def stop(self) -> int:
         """Where it ends."""
-        return self.body + sum(self.pieces)
+        return self.body + sum(self.lacing)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its last packet goes on in the next page."""
+        return self.lacing.endswith(b"\xff")
 
 
 class Opus(Edged, frozen=True):
@@ -109,7 +118,7 @@ def _read_start(record: ObjectRecord) -> Reading[tuple[bytes, int, int, int]]:
     """Returns OpusHead, number of the stream, byte of the first page with sound, and its first sample."""
     for length in _STARTS:
         head = yield from read_range(0, min(record.size, length), record)
-        pages = list(pages_of(head))
+        pages = list(_pages_of(head))
         setup = bytes(head[pages[0].body : pages[0].stop]) if pages else b""
         if setup[:8] != b"OpusHead" or len(setup) < 19 or not setup[9]:
             raise refused(record, "is Ogg, but not Opus: windows are cut out of Opus; AudioClip decodes whole files")
@@ -126,87 +135,58 @@ def _first_page(record: ObjectRecord, content: memoryview, serial: int) -> Edge 
 
 
 def _own(record: ObjectRecord, content: memoryview, serial: int) -> Iterator[Page]:
-    for page in pages_of(content):
+    for page in _pages_of(content):
         if page.serial != serial:
             raise refused(record, "has several streams, of which none is chosen: store each in a file of its own")
         yield page
 
 
-def pages_of(content: memoryview) -> Iterator[Page]:
+def _pages_of(content: memoryview) -> Iterator[Page]:
     """Yields the whole pages of a run, which may begin anywhere."""
     raw, at = bytes(content), 0
     while (at := raw.find(MAGIC, at)) >= 0 and at + _HEAD_BYTES <= len(raw):
-        table = raw[at + _HEAD_BYTES : at + _HEAD_BYTES + raw[at + 26]]
         body = at + _HEAD_BYTES + raw[at + 26]
-        if raw[at + 4] or body + sum(table) > len(raw):
+        lacing = raw[at + _HEAD_BYTES : body]
+        stop = body + sum(lacing)
+        if raw[at + 4] or stop > len(raw):
             at += 4
             continue
-        pieces, is_cut = _pieces(table)
         granule, serial = _GRANULE.unpack_from(raw, at + 6)
-        yield Page(at, body, granule, serial, bool(raw[at + 5] & 1), pieces, is_cut)
-        at = body + sum(table)
-
-
-def _pieces(table: bytes) -> tuple[tuple[int, ...], bool]:
-    pieces, size = [], 0
-    for value in table:
-        size += value
-        if value < 255:
-            pieces.append(size)
-            size = 0
-    is_cut = bool(table) and table[-1] == 255
-    return (*pieces, size) if is_cut else tuple(pieces), is_cut
+        yield Page(at, body, granule, serial, bool(raw[at + 5] & 1), lacing)
+        at = stop
 
 
 def _first_sample(page: Page, content: memoryview) -> int:
     """The first sample of the first packet that begins in a page, in which a packet ends."""
-    at, count = page.body, 0
-    for number, size in enumerate(page.pieces[: len(page.pieces) - page.is_cut]):
-        if number or not page.goes_on:
-            count += packet_samples(bytes(content[at : at + min(size, 2)]))
-        at += size
-    return page.granule - count
-
-
-def packet_samples(start: bytes) -> int:
-    """Samples of the packet that begins with these bytes."""
-    if not start:
-        return 0
-    config, code = start[0] >> 3, start[0] & 3
-    if config < 12:
-        each = (480, 960, 1920, 2880)[config & 3]
-    else:
-        each = (480, 960)[config & 1] if config < 16 else (120, 240, 480, 960)[config & 3]
-    return each * (1 if code == 0 else 2 if code < 3 else (start[1] & 63) if len(start) > 1 else 0)
+    return page.granule - int(_packets_of([page], content, 0).firsts[-1])
 
 
 def frames_of(content: memoryview, first: int) -> Frames:
     """The packets of a run of pages; the first one that begins in it has the sample `first`; raises DamagedError."""
-    pieces: list[memoryview] = []
-    sizes: list[int] = []
-    end, goes_on = 0, None
-    for page in pages_of(content):
-        if page.byte != end or goes_on not in {None, page.goes_on}:
-            raise DamagedError("its pages do not follow each other", page.byte)
-        at = page.body
-        for number, size in enumerate(page.pieces):
-            is_rest = page.goes_on and not number
-            if not is_rest:
-                sizes.append(size)
-            elif sizes:
-                sizes[-1] += size
-            if sizes:
-                pieces.append(content[at : at + size])
-            at += size
-        end, goes_on = page.stop, page.is_cut
-    joined = memoryview(b"".join(pieces))
-    offsets = np.concatenate([[0], np.cumsum(np.array(sizes, np.int64))])
-    lengths = _lengths(joined, offsets.tolist())
-    if goes_on:  # the last one is cut off
-        sizes, lengths = sizes[:-1], lengths[:-1]
-    firsts = first + np.concatenate([[0], np.cumsum(np.array(lengths, np.int64))])
-    return Frames(offsets[: len(sizes)], np.array(sizes, np.int64), firsts, LEAD, joined)
+    pages = list(_pages_of(content))
+    for page, following in pairwise(pages):
+        if following.byte != page.stop or following.goes_on != page.is_cut:
+            raise DamagedError("its pages do not follow each other", following.byte)
+    return _packets_of(pages, content, first)
 
 
-def _lengths(joined: memoryview, offsets: Sequence[int]) -> list[int]:
-    return [packet_samples(bytes(joined[start : min(stop, start + 2)])) for start, stop in pairwise(offsets)]
+def _packets_of(pages: Sequence[Page], content: memoryview, first: int) -> Frames:
+    """The packets that begin and end in pages."""
+    joined = b"".join([content[page.body : page.stop] for page in pages])
+    pieces = np.frombuffer(b"".join([page.lacing for page in pages]), np.uint8)
+    ends = np.cumsum(pieces, dtype=np.int64)[pieces < 255]
+    starts = np.append(0, ends[:-1])[: len(ends)]
+    if pages and pages[0].goes_on:
+        starts, ends = starts[1:], ends[1:]
+    # Of an empty packet there is no byte.
+    padded = np.frombuffer(joined + b"\0\0", np.uint8)
+    samples = np.where(ends > starts, _samples(padded[starts], np.where(ends - starts > 1, padded[starts + 1], 0)), 0)
+    firsts = first + np.append(0, np.cumsum(samples))
+    return Frames(starts, ends - starts, firsts, LEAD, memoryview(joined))
+
+
+def _samples(toc: Integers, following: Integers) -> Integers:
+    """Samples of the packets that begin with these two bytes."""
+    code = toc & 3
+    found: Integers = _SAMPLES[toc >> 3] * np.where(code == 3, following & 63, np.where(code == 0, 1, 2))
+    return found

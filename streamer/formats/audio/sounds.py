@@ -79,10 +79,9 @@ def split_record(content: memoryview) -> tuple[Head, memoryview]:
     return head, content[_LENGTH.size + length :]
 
 
-def encode_piece(packets: Sequence[memoryview | bytes]) -> bytes:
-    """Returns a piece of packets."""
-    lengths = np.fromiter(map(len, packets), "<u4", len(packets)).tobytes()
-    return b"".join([_LENGTH.pack(len(packets)), lengths, *packets])
+def encode_piece(lengths: Integers, packets: Sequence[memoryview | bytes]) -> bytes:
+    """Returns a piece of packets of these lengths, which may be joined already."""
+    return b"".join([_LENGTH.pack(len(lengths)), lengths.astype("<u4").tobytes(), *packets])
 
 
 def packets_of(content: memoryview) -> list[memoryview]:

@@ -55,7 +55,8 @@ class Windows(msgspec.Struct, frozen=True, array_like=True):
     @property
     def stops(self) -> Integers:
         """(count,) the sample behind all that each may have."""
-        return np.minimum(self.starts + self.places - 1 + self.length, self.total)
+        found: Integers = np.minimum(self.starts + self.places - 1 + self.length, self.total)
+        return found
 
 
 def shared_parts(lower: Integers, upper: Integers) -> tuple[Integers, Integers, Integers]:
