@@ -40,6 +40,8 @@ def read_track(record: ObjectRecord, head: memoryview, stream_index: int | None)
         # Packets behind the last one that is shown are left out.
         count = int(np.flatnonzero(packets.shown).max(initial=-1)) + 1
         counts = _samples(packets.duration[:count], track.timescale, sound.rate, each)
+        # As faac begins: nothing is decoded of a packet that is played when the next one is.
+        counts[:-1][np.diff(packets.pts[:count]) == 0] = 0
         begin, length = movie.shown(track)
         early = int(begin - packets.pts[0]) if count else 0
         skip = max(skip, early * sound.rate // track.timescale)
