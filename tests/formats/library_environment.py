@@ -32,6 +32,27 @@ def library_python(*packages: str) -> Path:
     return python
 
 
+def source_of(package: str) -> Path:
+    """The archive of a package's source, which has files that its wheel has not; fetched once."""
+    folder = BUILT / "sources" / package
+    if not folder.exists():
+        _run(
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "--dest",
+            folder,
+            package,
+        )
+    (archive,) = folder.iterdir()
+    return archive
+
+
 def python_with_only(*packages: str) -> Path:
     """The Python of an environment with these packages and what they ask for, nothing of this one; made once."""
     folder = BUILT / packages[0]

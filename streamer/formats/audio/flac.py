@@ -21,7 +21,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
 
 MAGIC = b"fLaC"
-# Bytes that are read where a chunk begins: some frames of most files, 0.8 % of chunks of 8 MiB.
+# Bytes that are read where a chunk begins: some frames of most files, 0.8 % of chunks of 8 MiB; two frames at least.
 PROBE_BYTES = 64 << 10
 _READ_BYTES = 4096
 INFO_BYTES = 34
@@ -90,10 +90,11 @@ def block_of(info: bytes) -> int:
 
 def _probed(record: ObjectRecord, sound: Codec, start: int, chunk_bytes: int) -> Reading[Flac]:
     total = _total(sound)
-    places = list(range(start + chunk_bytes, record.size - PROBE_BYTES, chunk_bytes))
+    length = max(PROBE_BYTES, 2 * _longest_frame(sound) + _LONGEST_HEAD)
+    places = list(range(start + chunk_bytes, record.size - length, chunk_bytes))
     if not total and start < record.size:
-        places.append(max(start, record.size - PROBE_BYTES))
-    needs = [Need(place, min(record.size, place + PROBE_BYTES), record) for place in places]
+        places.append(max(start, record.size - length))
+    needs = [Need(place, min(record.size, place + length), record) for place in places]
     probes = yield from read_ranges(needs)
     edges, after = {start: 0}, 0
     for place, probe in zip(places, probes, strict=True):
@@ -192,6 +193,11 @@ def _width(sound: Codec) -> int:
     """Bytes of a sample of all channels, at most: the difference of two channels has a bit more."""
     bits = (int.from_bytes(sound.extradata[10:18], "big") >> 36 & 31) + 1
     return -(-sound.channels * (bits + 1) // 8)
+
+
+def _longest_frame(sound: Codec) -> int:
+    """Bytes of a frame at most, as the head says; where it does not, as if nothing got smaller."""
+    return int.from_bytes(sound.extradata[7:10], "big") or _longest_block(sound) * _width(sound)
 
 
 def _longest_block(sound: Codec) -> int:
