@@ -36,19 +36,8 @@ def source_of(package: str) -> Path:
     """The archive of a package's source, which has files that its wheel has not; fetched once."""
     folder = BUILT / "sources" / package
     if not folder.exists():
-        _run(
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--no-binary",
-            ":all:",
-            "--dest",
-            folder,
-            package,
-        )
+        source = ("--no-deps", "--no-binary", ":all:", "--dest", folder, package)
+        _run(sys.executable, "-m", "pip", "download", "--quiet", *source)
     (archive,) = folder.iterdir()
     return archive
 

@@ -124,13 +124,6 @@ async def test_ten_hours_of_flac(tmp_path: Path):
         assert sum(read.stop - read.start for read in store.reads) <= len(content) / 100
         assert max(len(manifest.chunk(number).extents) for number in range(manifest.chunks)) <= 2
         assert manifest.chunks > 30
-        print(
-            len(content),
-            len(store.reads),
-            sum(read.stop - read.start for read in store.reads),
-            manifest.chunks,
-            sum(manifest.chunk(n).fetch_bytes for n in range(manifest.chunks)),
-        )
 
 
 def compare(path: Path, samples: Sequence[Mapping[str, object]], whole: np.ndarray) -> Iterator[str]:

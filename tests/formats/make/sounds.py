@@ -16,13 +16,10 @@ import numpy as np
 import soundfile
 
 RATES = {"OGG": 48_000, "MP3": 44_100}
-# Of files without names for it, the channels and the widths of samples.
+WIDTHS = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT")
+# Format, subtype, channels.
 KINDS = (
-    *(
-        ("WAV", subtype, channels)
-        for subtype in ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT")
-        for channels in (1, 2)
-    ),
+    *(("WAV", subtype, channels) for subtype in WIDTHS for channels in (1, 2)),
     *(("WAVEX", "PCM_24", 16), ("WAV", "DOUBLE", 3), ("RF64", "PCM_16", 2), ("RF64", "DOUBLE", 1)),
     *(("FLAC", subtype, channels) for subtype in ("PCM_S8", "PCM_16", "PCM_24") for channels in (1, 2, 8)),
     *(("MP3", "MPEG_LAYER_III", channels) for channels in (1, 2)),
@@ -37,9 +34,8 @@ def write(folder: Path) -> None:
     for number, (kind, subtype, channels) in enumerate(KINDS):
         rate, drawn = RATES.get(kind, 16_000), np.random.default_rng(number)
         time = np.arange(3 * rate + 77)[:, None] / rate
-        tones = 0.5 * np.sin(2 * np.pi * 200 * (1 + np.arange(channels)) * time) + drawn.normal(
-            0, 0.05, (len(time), channels)
-        )
+        tones = 0.5 * np.sin(2 * np.pi * 200 * (1 + np.arange(channels)) * time)
+        tones += drawn.normal(0, 0.05, tones.shape)
         ending = "wav" if kind in {"WAV", "WAVEX", "RF64"} else kind.lower()
         path = folder / f"{kind}-{subtype}-{channels}.{ending}".lower()
         soundfile.write(path, np.clip(tones, -1, 1), rate, subtype, format=kind)
