@@ -41,15 +41,9 @@ _LEAD_MASK = np.array([0x7F, 0x1F, 0x0F, 0x07, 0x03, 0x01, 0x00, 0x00])
 class Flac(Edged, frozen=True):
     """A file of frames, whose extradata is its STREAMINFO."""
 
-    def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """From the last known frame before the samples to what they take at most behind the last known one."""
-        bytes_, samples = (np.array([getattr(edge, name) for edge in self.edges]) for name in ("byte", "sample"))
-        begin = np.searchsorted(samples, starts, "right") - 1
-        end = np.searchsorted(samples, stops, "left")
-        spare = stops - samples[end - 1]
-        # The numbers themselves, and the frames' heads: what does not get smaller is stored as it is.
-        most = (spare + _longest_block(self.sound)) * _width(self.sound) + (spare // 16 + 64 * self.sound.channels)
-        return bytes_[begin], np.minimum(bytes_[end], bytes_[end - 1] + most)
+    def most_bytes(self, samples: Integers) -> Integers:
+        """The numbers themselves, and the frames' heads: what does not get smaller is stored as it is."""
+        return (samples + _longest_block(self.sound)) * _width(self.sound) + (samples // 16 + 64 * self.sound.channels)
 
 
 def read_flac(record: ObjectRecord, head: memoryview, chunk_bytes: int) -> Reading[Flac]:

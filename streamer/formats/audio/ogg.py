@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from struct import Struct
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -69,15 +70,13 @@ class Page(msgspec.Struct, frozen=True):
 class Opus(Edged, frozen=True):
     """A stream of packets; the extradata is its OpusHead without pre-skip, an edge is a page with its first packet."""
 
-    def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
-        """From the last known page before the samples and their lead to what they take at most."""
-        bytes_, samples = (np.array([getattr(edge, name) for edge in self.edges]) for name in ("byte", "sample"))
-        begin = np.maximum(np.searchsorted(samples, starts - LEAD, "right") - 1, 0)
-        end = np.searchsorted(samples, stops, "left")
-        most = (stops - samples[end - 1]) * _MOST_PER_SECOND * -(-self.sound.channels // 2) // _RATE
-        # The last packet may end in the page of the edge.
-        behind = np.minimum(bytes_[end], bytes_[end - 1] + most + _LONGEST_PAGE) + _LONGEST_PAGE
-        return bytes_[begin], np.minimum(behind, bytes_[-1])
+    lead: ClassVar[int] = LEAD
+    # The last packet may end in the page of the edge.
+    behind: ClassVar[int] = _LONGEST_PAGE
+
+    def most_bytes(self, samples: Integers) -> Integers:
+        """With the page in which the last one ends."""
+        return samples * _MOST_PER_SECOND * -(-self.sound.channels // 2) // _RATE + _LONGEST_PAGE
 
 
 def read_opus(record: ObjectRecord, chunk_bytes: int) -> Reading[Opus]:

@@ -65,7 +65,7 @@ class AudioRecoder:
             note = _NOTE.decode(hint)
             if (len(content), samples) != (note.fetch_bytes, note.windows.count):
                 raise DamagedError(f"its hint is of {note.windows.count} windows in {note.fetch_bytes} bytes")
-            return _records(_units(content, note), note)
+            return _records(units_of(content, note), note)
         except (msgspec.MsgspecError, DamagedError, KeyError) as error:
             raise RecodeError(f"{samples} windows are not in these {len(content)} bytes: {error}") from error
 
@@ -79,13 +79,14 @@ def record_of(recording: Recording, content: memoryview, start: int, stop: int, 
     begin, end = (int(place[0]) for place in recording.bounds(*edges))
     windows = Windows(recording.total, stop - start, 1, start, 1)
     note = BlockNote.of("", recording, windows, ((begin, end),))
-    units = _units(content[begin:end], note)
+    units = units_of(content[begin:end], note)
     lower, upper = (int(place[0]) for place in units.between(*edges))
     head = msgspec.structs.replace(head, first=units.first(lower))
     return b"".join([encode_head(head), units.piece(lower, upper)])
 
 
-def _units(content: memoryview, note: BlockNote) -> Units:
+def units_of(content: memoryview, note: BlockNote) -> Units:
+    """Finds the units of a block; raises DamagedError, or KeyError for a codec that none has."""
     if note.frames is not None:
         return Frames.unpacked(content, note.first, note.frames)
     return _UNITS[note.sound.name](content, note)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -75,14 +76,30 @@ class Edged(Recording, frozen=True):
 
     Attributes:
         edges: some beginnings: the first one, one near the beginning of each chunk, and the end.
+        lead: samples before the first wanted one that are decoded, too.
+        behind: bytes behind an edge that may belong to samples before it.
     """
 
     edges: tuple[Edge, ...]
+    lead: ClassVar[int] = 0
+    behind: ClassVar[int] = 0
 
     @property
     def near_bytes(self) -> int:
         """All ranges of a block are one: what begins in it is not known."""
         return self.edges[-1].byte
+
+    def most_bytes(self, samples: Integers) -> Integers:
+        """The bytes that samples take at most."""
+        raise NotImplementedError
+
+    def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
+        """From the last edge before the samples and their lead to what they take at most behind the last one."""
+        bytes_, samples = (np.array([getattr(edge, name) for edge in self.edges]) for name in ("byte", "sample"))
+        begin = np.maximum(np.searchsorted(samples, starts - self.lead, "right") - 1, 0)
+        end = np.searchsorted(samples, stops, "left")
+        most = bytes_[end - 1] + self.most_bytes(stops - samples[end - 1])
+        return bytes_[begin], np.minimum(np.minimum(bytes_[end], most) + self.behind, bytes_[-1])
 
     def sample_at(self, byte: int) -> int:
         """The number of the first sample of an edge."""
