@@ -85,9 +85,7 @@ def main() -> None:
     given = arguments.parse_args()
     bounds = Bounds()
     with kept("audio", f"av {av.__version__}", f"files of {given.minutes:g} minutes", keep=given.keep):
-        print(
-            "MB, packets, index s/GB, read of the file, hint bytes/packet, recoding s/GB and us/packet, decoding ms/window"
-        )
+        print("MB, packets, index s/GB, part read, hint bytes/packet, recoding s/GB and us/packet, decoding ms/window")
         for kind in KINDS:
             measure(kind, given.minutes, bounds)
         bounds.report()
