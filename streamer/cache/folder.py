@@ -351,7 +351,7 @@ def read_header(folder: Folder, key: bytes, length: int) -> ChunkHeader:
 
 
 def used_bytes(path: Path, *, chunks: bool = True) -> int:
-    """Bytes the folder occupies on the disk (`st_blocks`), folders included; without chunk files if asked.
+    """Bytes a folder, or a file, occupies on the disk (`st_blocks`), folders included; without chunk files if asked.
 
     Files that are renamed or removed meanwhile do not count, such as a manifest that another request has just built.
     """
@@ -359,7 +359,7 @@ def used_bytes(path: Path, *, chunks: bool = True) -> int:
     stack = [path]
     while stack:
         folder = stack.pop()
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             total += folder.lstat().st_blocks * 512
             for entry in os.scandir(folder):
                 if entry.is_dir(follow_symlinks=False):

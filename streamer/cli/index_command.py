@@ -17,7 +17,9 @@ from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from streamer.client.engine_client import EngineClient
     from streamer.manifest.table import Manifest
+    from streamer.wire.messages import GetManifest
 
 HELP = "find out what a dataset has, once, and write it down"
 
@@ -140,10 +142,7 @@ def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[Mani
         with EngineClient(client_settings(arguments)) as client:
             manifest = open_manifest(client, arguments, terminal, arguments.chunk_bytes)
             if arguments.columns:
-                from streamer.loader.rank.column_reader import Columns
-
-                spare = client.settings.runtime_dir / "selections"
-                Columns(manifest, None, spare, client, request_of(arguments)).read(arguments.columns)
+                _add_columns(manifest, client, request_of(arguments), arguments.columns)
                 terminal.line(f"columns: {', '.join(arguments.columns)}")
         yield manifest
         return
@@ -154,6 +153,21 @@ def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[Mani
         for note in notes:
             terminal.note(note)
         yield manifest
+
+
+def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest, names: Sequence[str]) -> None:
+    """Reads columns; the keys are sorted, too, so that one is found at once."""
+    from streamer.loader.rank.column_reader import Columns
+    from streamer.loader.rank.connections import EngineConnections
+    from streamer.loader.rank.joins.keys import KeyReader
+    from streamer.loader.rank.joins.tables import keep_keys
+    from streamer.loader.rank.single_reads import KEY
+
+    spare = client.settings.runtime_dir / "selections"
+    Columns(manifest, None, spare, client, request).read(names)
+    if KEY in names:
+        # Of the column: nothing is read again.
+        keep_keys(KeyReader(manifest, EngineConnections(lambda: client), KEY, spare=spare))
 
 
 def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes: list[str]) -> Manifest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
     from streamer.annotations.join import JoinRules
     from streamer.client.engine_client import EngineClient
-    from streamer.loader.rank.single_reads import StreamedBytes
-    from streamer.loader.samples.maker import SampleLocation, SampleMaker
+    from streamer.loader.samples.maker import SampleLocation
     from streamer.manifest.table import Manifest
 
 HELP = "look at one sample: its fields, where it lies, its picture or sound"
@@ -74,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Reads the sample and shows it."""
+    import numpy as np
+
     from streamer.cli.dataset import client_settings, open_manifest
     from streamer.client.engine_client import EngineClient
     from streamer.loader.rank.single_reads import StreamedBytes
@@ -85,7 +87,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         joined = _joined(arguments, manifest, client)
         rules = SampleRules(decode=None if arguments.raw else "auto", joined=joined)
         maker = SampleMaker(manifest, content, rules)
-        place = _place(arguments, manifest, content, maker)
+        if arguments.key is None:
+            ordinal = _ordinal(arguments.sample, manifest.samples)
+        else:
+            ordinal = _found(arguments.key, manifest, client)
+        (place,) = maker.places(np.array([ordinal], np.int64))
         sample = maker.decode(place, content.read(place))
     for line in described(sample, place, manifest):
         terminal.line(line)
@@ -130,21 +136,20 @@ def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineCli
     return None if found is None else JoinRules(find_table(client, found), "empty", found.on)
 
 
-def _place(
-    arguments: argparse.Namespace, manifest: Manifest, content: StreamedBytes, maker: SampleMaker
-) -> SampleLocation:
-    import numpy as np
+def _found(key: str, manifest: Manifest, client: EngineClient) -> int:
+    """The number of the sample with a key."""
+    from streamer.client.engine_client import EngineClient
+    from streamer.loader.rank.connections import EngineConnections
+    from streamer.loader.rank.joins.keys import KeyReader
+    from streamer.loader.rank.joins.tables import find_key
+    from streamer.loader.rank.single_reads import KEY
 
-    from streamer.loader.rank.single_reads import find_key
-
-    if arguments.key is not None:
+    spare = client.settings.runtime_dir / "selections"
+    with closing(EngineConnections(lambda: EngineClient(client.settings))) as connections:
         try:
-            ordinal = find_key(manifest, None, content, arguments.key)
+            return find_key(KeyReader(manifest, connections, KEY, spare=spare), key)
         except KeyError:
-            raise ConfigError(f"no sample has the key {arguments.key!r}", field="key") from None
-    else:
-        ordinal = _ordinal(arguments.sample, manifest.samples)
-    return maker.places(np.array([ordinal], np.int64))[0]
+            raise ConfigError(f"no sample has the key {key!r}", field="key") from None
 
 
 def _ordinal(number: int, samples: int) -> int:

@@ -4,10 +4,13 @@
     manifests/sources/<name>   "<listing> <digest>": the newest answer to one request, for that listing; then a line for
                                each note about objects that were left out
     manifests/logs/<name>/     what an unfinished index for that request has found; gone with the answer
+    manifests/<digest>.<rest>  what is made of a manifest: selections, columns, rows of documents, tables of keys;
+                               <digest>-<digest>.<rest> of two, as a join is
 
 A manifest that no source names was superseded: the bucket has changed since. It is removed once it is unused. The
 others stay, because building one may mean reading all the data again; unused ones take at most a share of the limit,
-and are removed in the order of their last use. All this state is on the disk: a kill between two steps costs nothing.
+and are removed in the order of their last use. What is made of a manifest counts as a part of it, and leaves the disk
+after it; processes that have it mapped keep it. All this state is on the disk: a kill between two steps costs nothing.
 
 Synchronous; `remove_unused` runs in a thread.
 """
@@ -150,7 +153,12 @@ class ManifestStore:
         idle = [folder for folder in self._oldest_first() if folder.name not in used]
         idle = [folder for folder in idle if not 0 <= now - folder.stat().st_mtime < QUIET_SECONDS]
         gone = [folder.name for folder in idle if folder.name not in named and remove_unread(folder)]
-        sizes = {folder: used_bytes(folder) for folder in idle if folder.name in named}
+        made = self._made()
+        sizes = {
+            folder: used_bytes(folder) + sum(map(used_bytes, made.get(folder.name, ())))
+            for folder in idle
+            if folder.name in named
+        }
         surplus = sum(sizes.values()) - most_bytes
         for folder, size in sizes.items():
             if surplus > 0 and remove_unread(folder):
@@ -158,12 +166,32 @@ class ManifestStore:
                 surplus -= size
         for digest in gone:
             self.tables.pop(digest, None)
+        self._remove_orphans()
         self._named()
         return gone
 
     def digests(self) -> set[str]:
         """Digests of the manifests on the disk."""
         return {folder.name for folder in self._oldest_first()}
+
+    def _made(self) -> dict[str, list[Path]]:
+        """What is made of manifests, by their digests."""
+        made: dict[str, list[Path]] = {}
+        with suppress(FileNotFoundError):
+            for path in self._root.iterdir():
+                first, dot, _ = path.name.partition(".")
+                for digest in first.split("-") if dot and _NAME.match(first) else ():
+                    made.setdefault(digest, []).append(path)
+        return made
+
+    def _remove_orphans(self) -> None:
+        """Removes what is made of manifests that are gone."""
+        there = self.digests()
+        for path in {path for digest, paths in self._made().items() if digest not in there for path in paths}:
+            if path.is_dir():
+                remove_unread(path)
+            else:
+                path.unlink(missing_ok=True)
 
     def _remove_old_logs(self, now: float) -> None:
         for folder in self._logs.glob("*"):

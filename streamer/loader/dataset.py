@@ -209,12 +209,12 @@ class StreamingDataset(FixedArguments, EpochDataset):
     def find(self, key: str) -> int:
         """The number of the first sample with this "__key__": `dataset[dataset.find(key)]` is `dataset.get(key)`.
 
-        Reads no data: the keys of raw files are in the manifest, those of others in the column that `streamer index
-        --columns __key__` has made.
+        Reads no data: the keys of raw files are in the manifest, those of others in the table that `streamer index
+        --columns __key__` has made, or a join by "__key__".
 
         Raises:
             KeyError: no sample has this key.
-            ConfigError: there is no such column.
+            ConfigError: there is no such table.
         """
         return self._member.find(key, reads=False)
 

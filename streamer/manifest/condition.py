@@ -67,6 +67,15 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
     valid: Flags
     values: NDArray[np.generic] | BinaryColumn
 
+    def value(self, row: int) -> str | int | float | bool | None:
+        """Returns the value of a sample; None: it has none."""
+        if not self.valid[row]:
+            return None
+        if isinstance(self.values, BinaryColumn):
+            return self.values[row].decode("utf-8", "surrogatepass")
+        found: int | float = self.values[row].item()
+        return bool(found) if self.kind == "bool" else found
+
 
 ColumnsOf = Callable[[Sequence[str]], Sequence[ColumnValues]]
 

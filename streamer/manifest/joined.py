@@ -2,12 +2,12 @@
 
     <folder>/head.json        both manifests, and the counts
     <folder>/first.i64        (samples + 1,): where the rows of each sample of the left dataset begin
-    <folder>/row.i64          the rows: ordinals in the manifest from which they are read
+    <folder>/right.i64        the rows: ordinals in the right dataset's manifest
+    <folder>/row.i64          the same in the manifest from which they are read, if it is another
     <folder>/use_first.i64    (chunks + 1,): where the uses of each chunk of the left dataset begin
     <folder>/use_chunk.u32    the uses: chunks of the other manifest, ascending
 
-That manifest is the right dataset's own, or one with its samples arranged in the order of the left dataset (see
-`builder.arrange`).
+That other manifest has the samples arranged in the order of the left dataset (see `builder.arrange`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamer.errors import ManifestError
 from streamer.manifest.keys import Int64Array, Keys, KeyTable, map_numbers, read_head
 from streamer.manifest.table import Manifest
 
-FIRST_NAME, ROW_NAME = "first.i64", "row.i64"
+FIRST_NAME, RIGHT_NAME, ROW_NAME = "first.i64", "right.i64", "row.i64"
 USE_FIRST_NAME, USE_CHUNK_NAME = "use_first.i64", "use_chunk.u32"
 
 
@@ -72,7 +72,8 @@ class JoinTable:
 
     Attributes:
         first: (samples + 1,).
-        rows: ordinals in the part's manifest.
+        right: the rows, ordinals in the right dataset's manifest.
+        rows: the same in the part's manifest.
         use_first: (chunks + 1,).
         use_chunk: uint32.
     """
@@ -80,7 +81,10 @@ class JoinTable:
     def __init__(self, path: Path, head: JoinHead) -> None:
         self.path, self.head = path, head
         self.first = map_numbers(path / FIRST_NAME, head.samples + 1, "<i8").view(np.int64)
-        self.rows = map_numbers(path / ROW_NAME, head.matched.rows, "<i8").view(np.int64)
+        self.right = map_numbers(path / RIGHT_NAME, head.matched.rows, "<i8").view(np.int64)
+        self.rows = self.right
+        if head.part != head.right:
+            self.rows = map_numbers(path / ROW_NAME, head.matched.rows, "<i8").view(np.int64)
         self.use_first = map_numbers(path / USE_FIRST_NAME, head.chunks + 1, "<i8").view(np.int64)
         self.use_chunk = map_numbers(path / USE_CHUNK_NAME, head.uses, "<u4").view(np.uint32)
 
@@ -122,7 +126,7 @@ class JoinTable:
 
 
 def match(batches: Iterable[Keys], table: KeyTable, place: Path) -> Matched:
-    """Writes which rows of the right dataset the samples of the left one have: `first.i64` and `row.i64`.
+    """Writes which rows of the right dataset the samples of the left one have: `first.i64` and `right.i64`.
 
     Args:
         batches: the keys of the left dataset, in its order.
@@ -134,7 +138,7 @@ def match(batches: Iterable[Keys], table: KeyTable, place: Path) -> Matched:
     """
     samples = 0
     found = Matched()
-    with (place / FIRST_NAME).open("wb") as firsts, (place / ROW_NAME).open("wb") as rows:
+    with (place / FIRST_NAME).open("wb") as firsts, (place / RIGHT_NAME).open("wb") as rows:
         firsts.write(np.zeros(1, np.int64).tobytes())
         for keys in batches:
             if keys.kind and table.head.kind and keys.kind != table.head.kind:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.manifest.columns import encoded
 from streamer.manifest.mmap_file import map_file
 from streamer.splitmix import mix
 
@@ -60,6 +61,12 @@ class Keys(msgspec.Struct, frozen=True, eq=False):
 
     def __len__(self) -> int:
         return len(self.high)
+
+    def places_of(self, key: object) -> Int64Array:
+        """Returns where a key is among these, ascending."""
+        wanted = hash_values([key])
+        found: Int64Array = np.flatnonzero((self.high == wanted.high) & (self.low == wanted.low) & ~self.missing)
+        return found if wanted.kind == self.kind else found[:0]
 
 
 class KeyHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,7 +160,7 @@ def hash_values(values: Iterable[object]) -> Keys:
             texts.append(None)
             numbers.append(None)
         elif isinstance(value, str):
-            texts.append(value.encode("utf-8", "surrogateescape"))
+            texts.append(_encoded(value))
         elif isinstance(value, bytes | memoryview):
             texts.append(bytes(value))
         elif isinstance(value, int | np.integer) and not isinstance(value, bool):
@@ -167,6 +174,15 @@ def hash_values(values: Iterable[object]) -> Keys:
     if len(numbers) > len(texts):
         return _of_numbers(numbers)
     return _of_texts(texts)
+
+
+def _encoded(text: str) -> bytes:
+    """A text as bytes; those of a file's name are its own."""
+    try:
+        return encoded(text)
+    except UnicodeEncodeError:
+        # Half a pair of surrogates, as JSON may have it.
+        return text.encode("utf-8", "surrogatepass")
 
 
 def _of_texts(texts: list[bytes | None]) -> Keys:

@@ -108,7 +108,7 @@ class Columns:
                 own = {field.name: field for field in fields}
                 for column, wanted in zip(columns, names, strict=True):
                     column.append(
-                        (key or str(ordinal))
+                        (ordinal if key is None else key)
                         if wanted == KEY and KEY not in own
                         else _value(own, wanted, decoder, ordinal)
                     )

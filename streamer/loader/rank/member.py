@@ -31,7 +31,7 @@ from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.joining import both_digests, find_table, kept
 from streamer.loader.rank.selections import Choice, choose
-from streamer.loader.rank.single_reads import StreamedBytes, find_key
+from streamer.loader.rank.single_reads import KEY, StreamedBytes
 from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.opened import MemberRecipe, OpenedDataset
 from streamer.loader.waiting import NOTICE_SECONDS, watched
@@ -141,12 +141,11 @@ class Member:
                 with watched(logger, self.waited_for):
                     manifest = self.settled() or self.found(self._listed())
             joined = self._join(manifest)
-            with self.connections.for_requests() as connection:
-                place = connection.settings.runtime_dir / "selections"
+            place = self._spare
             decode = self.options.decode
             SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle).check(manifest.facts.fields)
             columns = partial(self._columns, manifest, joined, place)
-            joins = [self._open_join(number, manifest, place) for number in range(len(self.joins))]
+            joins = [self._open_join(number, manifest) for number in range(len(self.joins))]
             first = [*kept(manifest, joined), *self.choices]
             choices = self._with_joined(first, joins, lambda some: choose(manifest, some, place, columns))
             opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined, joins)
@@ -241,9 +240,10 @@ class Member:
             KeyError: there is none.
             ConfigError: the data would have to be read.
         """
-        with self._streamed() as content:
-            ordinal = find_key(self.manifest, self.opened.selection, content, key, reads=reads)
-        return self.opened.number(ordinal)
+        from streamer.loader.rank.joins.tables import find_key
+
+        keys = self.key_reader(self.manifest, self.opened.selection, KEY)
+        return self.opened.number(find_key(keys, key, reads=reads))
 
     def close(self) -> None:
         """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
@@ -378,19 +378,25 @@ class Member:
         with self.connections.for_requests() as connection:
             yield StreamedBytes(connection, manifest)
 
+    @property
+    def _spare(self) -> Path:
+        """The folder of tables where that of the manifests is read-only for this process."""
+        with self.connections.for_requests() as connection:
+            return connection.settings.runtime_dir / "selections"
+
     def _streamed(self) -> AbstractContextManager[StreamedBytes]:
         return self.streamed(self.manifest)
 
     # ------------------------------------------------------------ joins
 
-    def _open_join(self, number: int, manifest: Manifest, spare: Path) -> OpenedJoin:
+    def _open_join(self, number: int, manifest: Manifest) -> OpenedJoin:
         """Opens a join; the first process makes its table."""
         # Only here: a dataset without joins does not load it.
         from streamer.loader.rank.joins.making import JoinMaker
 
         join, right = self.joins[number], self.rights[number]
         left = self.key_reader(manifest, None, join.on[0])
-        return JoinMaker(join, left, right.key_reader(right.manifest, right.opened.selection, join.on[1]), spare).open()
+        return JoinMaker(join, left, right.key_reader(right.manifest, right.opened.selection, join.on[1])).open()
 
     def key_reader(self, manifest: Manifest, selection: Selection | None, on: str) -> KeyReader:
         """What reads the keys of this dataset; of Parquet only the column that has them."""
@@ -403,7 +409,7 @@ class Member:
             narrow = replace(self.options, format=Parquet(columns=(column,)), manifest=Index())
             with closing(Member(narrow, (), self.job, EpochCell())) as keys:
                 read_from = keys.manifest if keys.manifest.samples == manifest.samples else manifest
-        return KeyReader(read_from, self.connections, on, manifest, selection)
+        return KeyReader(read_from, self.connections, on, spare=self._spare, whole=manifest, selection=selection)
 
     def _with_joined(
         self, choices: list[Choice], joins: Sequence[OpenedJoin], choose: Callable[[Sequence[Choice]], Selection | None]

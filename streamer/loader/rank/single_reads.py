@@ -5,20 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from streamer.client.engine_client import EngineClient
-from streamer.errors import ConfigError
-from streamer.formats.registry import open_format
 from streamer.loader.samples.maker import SampleLocation
-from streamer.manifest.column_files import ColumnFiles
-from streamer.manifest.condition import Condition
-from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
@@ -65,11 +59,6 @@ class StreamedBytes:
         self._dataset = manifest.digest
         self._manifest = manifest
 
-    @property
-    def spare(self) -> Path:
-        """The folder of columns where that of the manifest is read-only for this process."""
-        return self._connection.settings.runtime_dir / "selections"
-
     def read(self, place: SampleLocation) -> memoryview:
         """The sample's bytes."""
         return self.read_chunk(place.chunk, place.start, place.stop)
@@ -90,66 +79,3 @@ class StreamedBytes:
             for at in range(start, stop, _PIECE_BYTES)
         ]
         return memoryview(bytearray(b"".join(pieces)))
-
-
-def find_key(
-    manifest: Manifest, selection: Selection | None, content: StreamedBytes, key: str, *, reads: bool = True
-) -> int:
-    """The manifest ordinal of the first sample with this key.
-
-    Args:
-        manifest: of the samples.
-        selection: samples outside it do not count.
-        content: of the samples.
-        key: looked for in the column of keys if `streamer index --columns __key__` has made one.
-        reads: whether the data are read where keys are nowhere else.
-
-    Raises:
-        KeyError: there is none.
-        ConfigError: the data would have to be read.
-    """
-    if (column := ColumnFiles(manifest, content.spare).find(KEY)) is not None:
-        candidates = np.arange(manifest.samples) if selection is None else selection.ordinals
-        found = np.flatnonzero(Condition(f"{KEY} == {key!r}").test(lambda _: [column], manifest.samples)(candidates))
-        if found.size:
-            return int(candidates[found[0]])
-        raise KeyError(f"no sample has the key {key!r}")
-    if not reads and not manifest.whole_objects:
-        raise ConfigError(
-            f"find({key!r:.100}): the keys of these samples are in the samples: `streamer index "
-            f"{' '.join(manifest.urls[:1])} --columns {KEY}` reads them once; get(key) reads until it finds one",
-            field="key",
-        )
-    named: Iterator[tuple[int, str]]
-    if manifest.whole_objects:
-        ordinals: Iterable[int] = range(manifest.samples) if selection is None else selection.ordinals.tolist()
-        named = ((ordinal, manifest.name(ordinal).object_key) for ordinal in ordinals)
-    else:
-        named = _names_in_chunks(manifest, selection, content)
-    for ordinal, name in named:
-        if name == key:
-            return ordinal
-    raise KeyError(f"no sample has the key {key!r}")
-
-
-def _names_in_chunks(
-    manifest: Manifest, selection: Selection | None, content: StreamedBytes
-) -> Iterator[tuple[int, str]]:
-    """The names from all samples of all chunks: containers keep them nowhere else."""
-    opener = open_format(manifest)
-    for chunk in range(manifest.chunks):
-        first, stop = int(manifest.chunk_first[chunk]), int(manifest.chunk_first[chunk + 1])
-        wanted = np.arange(first, stop)
-        if selection is not None:
-            wanted = np.intersect1d(wanted, selection.ordinals, assume_unique=True)
-        if wanted.size == 0:
-            continue
-        bounds = content.boundaries(chunk)
-        # Records that share parts may be many times as long as their chunk: a piece at a time.
-        pieces = (bounds[wanted - first] - bounds[wanted[0] - first]) // _PIECE_BYTES
-        for some in np.split(wanted, np.flatnonzero(np.diff(pieces)) + 1):
-            base, stop = int(bounds[some[0] - first]), int(bounds[some[-1] - first + 1])
-            held = content.read_chunk(chunk, base, stop)
-            for ordinal in some.tolist():
-                sample = held[bounds[ordinal - first] - base : bounds[ordinal - first + 1] - base]
-                yield ordinal, opener.open(sample, manifest.name(ordinal))[0] or str(ordinal)

@@ -9,6 +9,7 @@ import pytest
 
 from streamer.engine.manifest_store import LOG_SECONDS, QUIET_SECONDS, ManifestStore
 from streamer.manifest import reader_lock
+from streamer.manifest.mmap_file import map_file
 
 NOW = 1_000_000.0
 
@@ -84,6 +85,36 @@ def test_unused_manifests_take_their_share(tmp_path: Path, store: ManifestStore)
     gone = store.remove_unused([digest_of(0)], 350_000, NOW)
     assert gone == [digest_of(1), digest_of(2)]
     assert len(list((tmp_path / "sources").iterdir())) == 4
+
+
+def test_what_is_made_of_a_manifest_leaves_after_it(tmp_path: Path, store: ManifestStore) -> None:
+    """Files and folders; of two manifests after either. Who has a file mapped keeps it."""
+    for number in range(3):
+        place(tmp_path, number)
+        store.remember((number,), "listing", digest_of(number))
+    a, b, c = (digest_of(number) for number in range(3))
+    selection, column = tmp_path / f"{a}.{digest_of(7)}.arrows", tmp_path / f"{b}.width.int.column"
+    keys, both, other = (tmp_path / name for name in (f"{b}.12.keys", f"{a}-{b}.34.join", f"{a}-{c}.56.join"))
+    for file in (selection, column, keys / "high.u64", both / "row.i64", other / "row.i64"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(bytes(range(256)))
+    mapped = map_file(both / "row.i64")
+    assert store.remove_unused([], 1 << 30, NOW) == []
+    store.remember((1,), "a new listing", c)
+    assert store.remove_unused([], 1 << 30, NOW) == [b]
+    assert [path.exists() for path in (selection, column, keys, both, other)] == [True, False, False, False, True]
+    assert bytes(mapped) == bytes(range(256))
+
+
+def test_what_is_made_of_a_manifest_counts_with_it(tmp_path: Path, store: ManifestStore) -> None:
+    """A small manifest with a large table is what leaves first."""
+    for number in range(2):
+        place(tmp_path, number, used_at=NOW - (10 - number) * QUIET_SECONDS)
+        store.remember((number,), "listing", digest_of(number))
+    (tmp_path / f"{digest_of(0)}.12.keys").mkdir()
+    (tmp_path / f"{digest_of(0)}.12.keys" / "high.u64").write_bytes(bytes(100_000))
+    assert store.remove_unused([], 50_000, NOW) == [digest_of(0)]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "sources"] == [digest_of(1)]
 
 
 def test_a_clock_that_was_set_back_keeps_nothing_for_ever(tmp_path: Path, store: ManifestStore) -> None:

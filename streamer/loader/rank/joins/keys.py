@@ -1,12 +1,15 @@
-"""Reads the keys of one side of a join, chunk by chunk, through the engine."""
+"""The keys of the samples of a dataset: of the manifest or a kept column, else read chunk by chunk from the data."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
@@ -15,13 +18,14 @@ from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import open_format
 from streamer.loader.rank.connections import EngineConnections
-from streamer.loader.rank.single_reads import StreamedBytes
+from streamer.loader.rank.single_reads import KEY, StreamedBytes
+from streamer.manifest.column_files import ColumnFiles
 from streamer.manifest.columns import BinaryColumn
+from streamer.manifest.condition import ColumnValues
 from streamer.manifest.keys import Keys, hash_values, number_keys
 from streamer.manifest.selection import Selection
 from streamer.manifest.table import Manifest
 
-KEY = "__key__"
 # Formats whose samples have no key unless a field is one: their keys are their numbers.
 _NUMBERED = {"npy", "raw", "parquet", "arrow", "hdf5", "zarr", "tokens"}
 # Chunks that are read at the same time; an engine shares its link among them.
@@ -36,16 +40,30 @@ class KeyReader:
         manifest: of the dataset; one with the columns that the key needs is enough.
         connections: to the engine, with the dataset's credentials.
         on: "__key__", a field, or a field and the names of its parts, "json.uid".
-        identity: of the dataset whose keys these are, as `manifest` may have fewer columns: its manifest.
+        spare: folder for tables if that of the manifests is read-only for this process, and for locks.
+        whole: the dataset's manifest, where `manifest` has fewer columns.
         selection: samples outside it have no key.
+
+    Attributes:
+        manifest: that of the dataset, with all its columns.
+        root: the folder of tables.
     """
 
     def __init__(
-        self, manifest: Manifest, connections: EngineConnections, on: str, whole: Manifest, selection: Selection | None
+        self,
+        manifest: Manifest,
+        connections: EngineConnections,
+        on: str,
+        *,
+        spare: Path,
+        whole: Manifest | None = None,
+        selection: Selection | None = None,
     ) -> None:
-        self.manifest = whole
-        self._read_from, self._connections = manifest, connections
-        self._on, self._selection = on, selection
+        self.manifest, self.selection, self.spare = whole or manifest, selection, spare
+        root = self.manifest.path.parent
+        self.root = root if os.access(root, os.W_OK) else spare
+        self._read_from, self._connections, self._on = manifest, connections, on
+        self._column = ColumnFiles(self.manifest, spare).find(on)
         self._opener = open_format(manifest)
         self._decoder = SampleDecoder()
 
@@ -55,20 +73,33 @@ class KeyReader:
     @property
     def identity(self) -> tuple[str, ...]:
         """What the keys depend on."""
-        chosen = "" if self._selection is None else self._selection.digest
+        chosen = "" if self.selection is None else self.selection.digest
         return self.manifest.digest, chosen, self._on
 
+    @property
+    def unselected(self) -> KeyReader:
+        """The keys of all samples."""
+        whole = copy(self)
+        whole.selection = None
+        return whole
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether the keys are in the samples only."""
+        of_names = self._on == KEY and self._read_from.whole_objects
+        return not (self._is_numbered or of_names or self._column is not None)
+
     def batches(self) -> Iterator[tuple[int, Keys]]:
-        """Yields the keys of all samples, each batch with the number of its first sample.
+        """Yields the keys of the samples, each batch with the number of its first sample; none outside the selection.
 
         Raises:
             ManifestError: keys that are neither texts nor whole numbers, or a sample without the field.
         """
         for first, keys in self._all():
-            if self._selection is not None:
-                begin, stop = np.searchsorted(self._selection.ordinals, (first, first + len(keys)))
+            if self.selection is not None:
+                begin, stop = np.searchsorted(self.selection.ordinals, (first, first + len(keys)))
                 chosen = np.zeros(len(keys), np.bool_)
-                chosen[self._selection.ordinals[begin:stop] - first] = True
+                chosen[self.selection.ordinals[begin:stop] - first] = True
                 keys.missing[~chosen] = True
             yield first, keys
 
@@ -79,6 +110,8 @@ class KeyReader:
             return repr(self._read_from.name(ordinal).object_key)
         if self._is_numbered:
             return str(ordinal)
+        if self._column is not None:
+            return f"{self._column.value(ordinal)!r:.100}"
         first = int(self._read_from.chunk_first[chunk])
         return f"{self._values(chunk, ordinal - first, ordinal - first + 1)[0]!r:.100}"
 
@@ -100,6 +133,8 @@ class KeyReader:
             yield from self._numbers()
         elif self._on == KEY and self._read_from.whole_objects:
             yield from self._names()
+        elif self._column is not None:
+            yield from self._kept(self._column)
         else:
             yield from self._read()
 
@@ -120,10 +155,21 @@ class KeyReader:
                 yield first, hash_values(names)
                 first += len(names)
 
+    def _kept(self, column: ColumnValues) -> Iterator[tuple[int, Keys]]:
+        for first in range(0, self.manifest.samples, _NAMES_AT_ONCE):
+            some = range(first, min(first + _NAMES_AT_ONCE, self.manifest.samples))
+            try:
+                yield first, hash_values(column.value(row) for row in some)
+            except ManifestError as error:
+                raise self._at(error, first) from error
+
     def _read(self) -> Iterator[tuple[int, Keys]]:
-        """Reads chunk after chunk, several at the same time."""
+        """Reads chunk after chunk, several at the same time; not those without a selected sample."""
         with ThreadPoolExecutor(_READERS, "streamer-keys") as threads:
-            chunks = iter(range(self._read_from.chunks))
+            wanted = np.arange(self._read_from.chunks)
+            if self.selection is not None:
+                wanted = np.flatnonzero(np.diff(self.selection.ordinals.searchsorted(self._read_from.chunk_first)))
+            chunks = iter(wanted.tolist())
             running = deque(threads.submit(self._of_chunk, chunk) for chunk in islice(chunks, 2 * _READERS))
             try:
                 while running:
@@ -138,8 +184,12 @@ class KeyReader:
         try:
             return first, hash_values(self._values(chunk, 0, samples))
         except ManifestError as error:
-            at = first + int(error.details.pop("index", 0) or 0)
-            raise ManifestError(f"the key {self._on!r} of sample {at}: {error.message}", sample=at) from error
+            raise self._at(error, first) from error
+
+    def _at(self, error: ManifestError, first: int) -> ManifestError:
+        """Names the sample of a key among those from `first` on."""
+        at = first + int(error.details.pop("index", 0) or 0)
+        return ManifestError(f"the key {self._on!r} of sample {at}: {error.message}", sample=at)
 
     def _values(self, chunk: int, start: int, stop: int) -> list[object]:
         """The keys of some samples of a chunk."""

@@ -8,11 +8,9 @@ keys of the left side, in its order ----------------------+
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, get_args
 
@@ -24,10 +22,12 @@ from streamer.formats.registry import find_format
 from streamer.loader import checks
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.joins.keys import KeyReader
+from streamer.loader.rank.joins.tables import keep, keep_keys, table_path
 from streamer.loader.rank.selections import Choice
 from streamer.loader.samples.joins import How, JoinRecipe, OpenedJoin
 from streamer.manifest.joined import (
     FIRST_NAME,
+    RIGHT_NAME,
     ROW_NAME,
     JoinHead,
     JoinTable,
@@ -35,15 +35,13 @@ from streamer.manifest.joined import (
     match,
     write_uses,
 )
-from streamer.manifest.keys import HEAD_NAME, KeyTable, build_keys, map_numbers, read_keys, write_keys
-from streamer.manifest.staging import one_at_a_time, workplace
+from streamer.manifest.keys import HEAD_NAME, KeyTable, map_numbers, read_keys, write_keys
+from streamer.manifest.staging import one_at_a_time, settle, workplace
 from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
 
 MissingRows = Literal["error", "drop", "null"]
-# Raised when other files are written for the same manifests.
-_REVISION = 1
 
 
 class JoinArguments(NamedTuple):
@@ -147,15 +145,11 @@ class JoinMaker:
     Args:
         join: the options.
         left, right: the keys of both sides.
-        spare: folder for tables if that of the manifests is read-only for this process, and for locks.
     """
 
-    def __init__(self, join: Join, left: KeyReader, right: KeyReader, spare: Path) -> None:
+    def __init__(self, join: Join, left: KeyReader, right: KeyReader) -> None:
         self._join, self._left, self._right = join, left, right
-        self._spare = spare
-        root = left.manifest.path.parent
-        self._root = root if os.access(root, os.W_OK) else spare
-        self._arranges = self._root is root and not right.manifest.recoded
+        self._arranges = left.root != left.spare and not right.manifest.recoded
 
     def open(self) -> OpenedJoin:
         """Opens the join, which is made if it is not there.
@@ -164,8 +158,9 @@ class JoinMaker:
             ManifestError: a sample lacks a row, or has several, where it must not; or keys that cannot be compared.
             ConfigError: the names of the fields are needed and not known.
         """
-        path = self._path("join", self._left, self._right)
-        with one_at_a_time(self._spare / f"{path.name}.lock"):
+        left, right = self._left, self._right
+        path = table_path("join", left, right, arranged=self._arranges)
+        with one_at_a_time(left.spare / f"{path.name}.lock"):
             # An arranged manifest is removed when it was not used for long.
             if path.is_dir() and not self._part(JoinTable.open(path).head).is_dir():
                 shutil.rmtree(path)
@@ -186,40 +181,24 @@ class JoinMaker:
         )
         return recipe.open()
 
-    def _path(self, what: str, *sides: KeyReader) -> Path:
-        """The folder of what is made of one side or of both."""
-        content = [_REVISION, self._arranges, *(each for side in sides for each in side.identity)]
-        digest = blake2b(msgspec.json.encode(content), digest_size=8).hexdigest()
-        return self._root / f"{sides[0].manifest.digest}.{digest}.{what}"
-
     def _part(self, head: JoinHead) -> Path:
         return self._left.manifest.path.parent / head.part
 
-    def _keys(self, side: KeyReader, what: str, write: Callable[[Path], object]) -> Path:
-        """The folder of the keys of one side, which other joins use as well."""
-        path = self._path(what, side)
-        if not path.is_dir():
-            logger.info("reads the keys of %s", ", ".join(side.manifest.urls[:4]))
-            with workplace(self._root) as place, side.named():
-                write(place)
-                _settle(place, path)
-        return path
-
     def _make(self, path: Path) -> None:
         left, right = self._left, self._right
-        sorted_keys = self._keys(right, "keys", lambda place: build_keys(right.batches(), place))
-        listed = self._keys(left, "listed-keys", lambda place: write_keys((keys for _, keys in left.batches()), place))
-        with workplace(self._root) as place:
+        table = KeyTable.open(keep_keys(right))
+        listed = keep("listed-keys", left, lambda place: write_keys((keys for _, keys in left.batches()), place))
+        with workplace(left.root) as place:
             with left.named():
-                matched = match(read_keys(listed, left.manifest.samples), KeyTable.open(sorted_keys), place)
+                matched = match(read_keys(listed, left.manifest.samples), table, place)
             self._write(place, matched)
-            _settle(place, path)
+            settle(place, path, check=JoinTable.open)
 
     def _write(self, place: Path, matched: Matched) -> None:
         """Writes the rest of a table whose samples are matched."""
         left, right = self._left.manifest, self._right.manifest
         first = map_numbers(place / FIRST_NAME, left.samples + 1, "<i8").view(np.int64)
-        rows = map_numbers(place / ROW_NAME, matched.rows, "<i8").view(np.int64)
+        rows = map_numbers(place / RIGHT_NAME, matched.rows, "<i8").view(np.int64)
         part = right
         if self._arranges and matched.rows:
             # Only here: processes that find the table do not need what writes manifests.
@@ -228,8 +207,6 @@ class JoinMaker:
             indexer = find_format(right.format, right.content.options)
             folder, rows = arrange(left, right, (first, rows), indexer, left.path.parent)
             part = Manifest.open(folder)
-            # Not into the file that is mapped.
-            (place / ROW_NAME).unlink()
             (place / ROW_NAME).write_bytes(rows.astype("<i8").tobytes())
         uses = write_uses(left, part, first, rows, place)
         head = JoinHead(left.digest, right.digest, part.digest, left.samples, left.chunks, uses, matched)
@@ -268,12 +245,3 @@ class JoinMaker:
                 "missing='null' columns= says which of them samples get",
                 field="columns",
             )
-
-
-def _settle(place: Path, path: Path) -> None:
-    """Gives a finished folder its name, unless another machine that shares the cache folder was faster."""
-    try:
-        os.rename(place, path)
-    except OSError:
-        if not path.is_dir():
-            raise

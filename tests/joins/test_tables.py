@@ -1,0 +1,120 @@
+"""The tables that joins and keys make: who uses them, and when they leave the disk."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamer import StreamingDataLoader, StreamingDataset
+from streamer.cli.main import main
+from streamer.client.engine_client import EngineClient
+from streamer.engine.manifest_store import ManifestStore
+from streamer.loader.rank.joins import keys as keys_module
+from tests.joins import sides
+
+Closing = Callable[[Any], Any]
+
+
+@pytest.fixture
+def folder(engine: EngineClient) -> Path:
+    """Of the manifests."""
+    return engine.roots()[0] / "manifests"
+
+
+def tables(folder: Path) -> set[str]:
+    """The kinds of tables that are there."""
+    return {path.suffix for path in folder.iterdir() if path.suffix in (".keys", ".listed-keys", ".join")}
+
+
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on nobody reads keys from data."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("keys are read")
+
+    monkeypatch.setattr(keys_module.KeyReader, "_values", refuse)
+
+
+def test_a_key_is_found_in_the_table_of_a_join(tmp_path: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch):
+    """Also within a selection, and of keys that are numbers; without a table the data are read, or it is an error."""
+    sides.write_left(tmp_path / "left")
+    left = closing(StreamingDataset(tmp_path / "left", shuffle=False))
+    assert left.get("000017")["json"]["n"] == 17
+    right = closing(StreamingDataset(sides.tars(tmp_path / "right", [5, 3, 8])))
+    rows = closing(StreamingDataset(sides.array(tmp_path / "rows", range(9)), format="npy"))
+    for other, on in ((left, "__key__"), (rows, ("json.n", "__key__"))):
+        assert (
+            closing(left.select(indices=[3]).join(other, on=on, columns={"__key__": "k"}, missing="drop"))[0]["json"][
+                "n"
+            ]
+            == 3
+        )
+    unread(monkeypatch)
+    assert left[left.find("000017")]["json"]["n"] == 17
+    some = closing(left.select(indices=range(10, 20)))
+    assert some.find("000017") == 7
+    assert rows.find("7") == 7
+    for dataset, key in ((some, "000005"), (left, "17"), (rows, "9"), (rows, "x"), (rows, "9" * 400)):
+        with pytest.raises(KeyError, match="no sample has the key"):
+            dataset.find(key)
+    with pytest.raises(AssertionError, match="keys are read"):
+        right.get("row3")
+
+
+def test_an_index_of_keys_makes_the_table(
+    tmp_path: Path, folder: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Of what the index has read; joins read such a column as well, and `streamer show` finds a key by it."""
+    sides.write_left(tmp_path / "left")
+    sides.json_lines(tmp_path / "lines", range(40))
+    assert main(["index", str(tmp_path / "left"), "--columns", "__key__,json.uid"]) == 0
+    assert main(["index", str(tmp_path / "lines"), "--columns", "__key__,uid"]) == 0
+    unread(monkeypatch)
+    left, lines = closing(StreamingDataset(tmp_path / "left")), closing(StreamingDataset(tmp_path / "lines"))
+    assert any(path.suffix == ".keys" for path in folder.glob(f"{left._member.manifest.digest}.*"))
+    assert left[left.find("000017")]["json"]["n"] == 17
+    assert lines.find("17") == 17
+    joined = closing(left.join(lines, on=("json.uid", "uid"), missing="drop", columns={"n": "row"}))
+    assert sorted(joined[number]["row"] for number in range(joined.samples)) == list(range(40))
+    assert main(["show", str(tmp_path / "left"), "--key", "000017"]) == 0
+    assert ": 000017" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_tables_leave_with_their_manifests(tmp_path: Path, folder: Path, closing: Closing):
+    """Not while a job has them open, whatever an engine thinks of them."""
+    sides.write_left(tmp_path / "left")
+    sides.tars(tmp_path / "right", range(sides.COUNT))
+    store = ManifestStore(folder)
+    before = set(folder.iterdir())
+
+    def made() -> set[str]:
+        return {path.name.partition(".")[2] for path in set(folder.iterdir()) - before if "." in path.name}
+
+    def remove() -> None:
+        gc.collect()
+        # What a later engine does, for which all is old and nothing fits.
+        store.remove_unused([], 0, time.time() + 1e6)
+
+    left = StreamingDataset(tmp_path / "left", transform=lambda sample: {"n": sample["json"]["n"]})
+    right = StreamingDataset(tmp_path / "right")
+    joined = left.join(right, on=("json.uid", "meta.json.id.uid"), columns=["vector.npy"])
+    with StreamingDataLoader(joined, 24, num_workers=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert tables(folder) == {".keys", ".listed-keys", ".join"}
+        names = made()
+        remove()
+        assert made() == names
+        assert sum(len(batch["n"]) for batch in batches) == sides.COUNT - 24
+        assert sum(len(batch["n"]) for batch in loader) == sides.COUNT
+    for dataset in (joined, left, right):
+        dataset.close()
+    del joined, left, right, loader, batches, dataset
+    remove()
+    assert not made() & names
