@@ -244,8 +244,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
             max_bytes: largest stored size of a sample, inclusive.
             fraction: a random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
             seed: of the random parts.
-            where: a condition on columns, "width >= 256 and lang == 'en'": fields of the annotations or of Parquet
-                files, and what `streamer index --columns` has kept (docs/select.md).
+            where: a condition on columns, "width >= 256 and lang == 'en'": fields of the annotations, of Parquet
+                files or of joined datasets, and what `streamer index --columns` has kept (docs/select.md).
             transform: of the new dataset, None for none; left out: that of this dataset.
 
         Raises:

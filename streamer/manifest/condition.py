@@ -61,11 +61,26 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
         kind: of the values.
         valid: bool, shape (n,): the sample has a value.
         values: int64 (of "bool" 0 and 1) or float64, shape (n,); of texts their UTF-8.
+        rows: of a column of other samples, to which these are joined: the number there, (samples,), -1 for none.
     """
 
     kind: Kind
     valid: Flags
     values: NDArray[np.generic] | BinaryColumn
+    rows: Int64Array | None = None
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.valid if self.rows is None else self.rows)
+
+    def places(self, ordinals: Int64Array) -> tuple[Int64Array, Flags]:
+        """Returns where the values of some samples are, and which of them have one."""
+        if self.rows is None:
+            return ordinals, self.valid[ordinals]
+        rows = self.rows[ordinals]
+        places = np.maximum(rows, 0)
+        return places, (rows >= 0) & self.valid[places]
 
     def value(self, row: int) -> str | int | float | bool | None:
         """Returns the value of a sample; None: it has none."""
@@ -171,7 +186,7 @@ class Condition:
         """
         columns = dict(zip(self.columns, columns_of(self.columns), strict=True))
         for name, column in columns.items():
-            assert len(column.valid) == samples, f"column {name} has {len(column.valid)} values"
+            assert column.samples == samples, f"column {name} is of {column.samples} samples"
         # Types are wrong for all samples or none: said before any is looked at.
         _Evaluation(self, columns, np.empty(0, np.int64)).truth(self._tree)
         return lambda ordinals: _Evaluation(self, columns, ordinals).truth(self._tree).true
@@ -240,8 +255,8 @@ class _Evaluation:
                     raise self._condition.error(
                         f"{ast.unparse(node)} is a {column.kind}, no truth value: compare it with something"
                     )
-                valid = column.valid[self._ordinals]
-                return _Truth(valid & (self._taken(column) != 0), valid)
+                found = self._taken(column)
+                return _Truth(found.valid & (found.values != 0), found.valid)
             case _:
                 raise self._condition.error(f"{ast.unparse(node)!r:.100} is not true or false")
 
@@ -284,7 +299,7 @@ class _Evaluation:
         none = isinstance(right, ast.Constant) and right.value is None
         if not none or not isinstance(left, ast.Name | ast.Attribute):
             raise self._condition.error("`is` is for a column and None; compare values with ==")
-        valid = self._columns[self._condition.name(left)].valid[self._ordinals]
+        _, valid = self._columns[self._condition.name(left)].places(self._ordinals)
         return _Truth(valid if present else ~valid, np.ones(len(valid), np.bool_))
 
     def _operand(self, node: ast.expr) -> Operand:
@@ -303,8 +318,8 @@ class _Evaluation:
             case ast.Name() | ast.Attribute():
                 column = self._columns[self._condition.name(node)]
                 if isinstance(column.values, BinaryColumn):
-                    return _Texts(column.values, self._ordinals, column.valid[self._ordinals])
-                return _Numbers(self._taken(column), column.valid[self._ordinals])
+                    return _Texts(column.values, *column.places(self._ordinals))
+                return self._taken(column)
             case ast.UnaryOp(op=ast.USub(), operand=inner):
                 found = self._number(inner)
                 return _Numbers(-found.values, found.valid)
@@ -322,6 +337,7 @@ class _Evaluation:
             raise self._condition.error(f"{ast.unparse(node)!r:.100} is no number")
         return found
 
-    def _taken(self, column: ColumnValues) -> NDArray[Any]:
+    def _taken(self, column: ColumnValues) -> _Numbers:
         assert isinstance(column.values, np.ndarray)
-        return column.values[self._ordinals]
+        places, valid = column.places(self._ordinals)
+        return _Numbers(column.values[places], valid)

@@ -112,6 +112,13 @@ class JoinTable:
         return found
 
     @property
+    def row(self) -> Int64Array:
+        """The row of each sample in the right dataset's manifest, the first of several, -1 for none: (samples,)."""
+        rows = np.full(self.head.samples, -1, np.int64)
+        rows[self.found] = self.right[self.first[:-1][self.found]]
+        return rows
+
+    @property
     def found(self) -> NDArray[np.bool_]:
         """Whether each sample has a row: (samples,)."""
         return np.diff(self.first) > 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -25,11 +26,15 @@ from streamer.manifest.staging import one_at_a_time
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
+if TYPE_CHECKING:
+    from streamer.loader.samples.joins import OpenedJoin
+
 logger = logging.getLogger(__name__)
 
 # Columns of Parquet are ranges of their own; anywhere else all bytes are read for one.
 _CHEAP = "parquet"
 _NAMED = 30
+Find = Callable[[Sequence[str]], Sequence[ColumnValues | None]]
 
 
 class Columns:
@@ -53,26 +58,56 @@ class Columns:
     def __repr__(self) -> str:
         return f"Columns({self._manifest!r}, {self._files!r})"
 
-    def get(self, names: Sequence[str]) -> list[ColumnValues]:
+    def get(self, names: Sequence[str], joins: Sequence[tuple[OpenedJoin, Find]] = ()) -> list[ColumnValues]:
         """Columns that are at hand, or cheap to read.
+
+        Args:
+            names: of the columns.
+            joins: the joins of the samples, and `find` of each right side.
 
         Raises:
             ConfigError: one is neither; names those that are, and how to have others.
         """
-        found = {name: self._of_annotations(name) or self._files.find(name) for name in names}
-        missing = [name for name, column in found.items() if column is None]
-        for name in missing:
-            if self._manifest.format != _CHEAP or not self._field_of(name):
-                raise self._unknown(name)
-        found |= zip(missing, self.read(missing), strict=True)
+        found = dict(zip(names, self.find(names), strict=True))
+        for join, find in joins:
+            fields = {name: join.field_of(name) for name, column in found.items() if column is None}
+            given = {name: field for name, field in fields.items() if field is not None}
+            if given and join.recipe.how == "many":
+                raise ConfigError(
+                    f"where= names {next(iter(given))!r} of the join with {join.recipe.name}: with how='many' samples "
+                    "have lists, on which there are no conditions",
+                    field="where",
+                )
+            for name, column in zip(given, find(list(given.values())), strict=True):
+                found[name] = None if column is None else msgspec.structs.replace(column, rows=join.table.row)
+        for name, column in found.items():
+            if column is None:
+                raise self._unknown(name, [join for join, _ in joins])
         return [column for column in found.values() if column is not None]
 
-    def _unknown(self, name: str) -> ConfigError:
-        urls = " ".join(self._manifest.urls[:1])
-        known = ", ".join(self._known()[:_NAMED]) or "none"
+    def find(self, names: Sequence[str]) -> list[ColumnValues | None]:
+        """The same of this dataset only; None: a column is neither."""
+        found = {name: self._of_annotations(name) or self._files.find(name) for name in names}
+        cheap = [
+            name
+            for name, column in found.items()
+            if column is None and self._manifest.format == _CHEAP and self._field_of(name)
+        ]
+        found |= zip(cheap, self.read(cheap), strict=True)
+        return [found[name] for name in names]
+
+    def _unknown(self, name: str, joins: Sequence[OpenedJoin]) -> ConfigError:
+        rights = [(join.manifest, field, join.recipe.columns) for join in joins if (field := join.field_of(name))]
+        sources = [(manifest, field) for manifest, field, _ in rights]
+        # A join that names its columns has this one; otherwise it may be of either side.
+        if all(columns is None for _, _, columns in rights):
+            sources.insert(0, (self._manifest, name))
+        commands = (f"`streamer index {manifest.urls[0]} --columns {field}`" for manifest, field in sources)
+        names = [*self._known(), *(to for join in joins for _, to in join.recipe.columns or ())]
+        known = ", ".join(names[:_NAMED]) or "none"
         return ConfigError(
-            f"where= names the column {name!r}; columns of this dataset are: {known}. `streamer index {urls} "
-            f"--columns {name}` reads others from the samples, once",
+            f"where= names the column {name!r}; columns of this dataset are: {known}. {' or '.join(commands)} reads "
+            "others from the samples, once",
             field="where",
         )
 

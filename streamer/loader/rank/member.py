@@ -42,6 +42,7 @@ from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import IndexProgress
 
 if TYPE_CHECKING:
+    from streamer.loader.rank.column_reader import Columns
     from streamer.loader.rank.joins.keys import KeyReader
     from streamer.loader.rank.joins.making import Join
     from streamer.loader.samples.joins import OpenedJoin
@@ -144,8 +145,8 @@ class Member:
             place = self._spare
             decode = self.options.decode
             SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle).check(manifest.facts.fields)
-            columns = partial(self._columns, manifest, joined, place)
             joins = [self._open_join(number, manifest) for number in range(len(self.joins))]
+            columns = partial(self._get_columns, manifest, joined, joins)
             first = [*kept(manifest, joined), *self.choices]
             choices = self._with_joined(first, joins, lambda some: choose(manifest, some, place, columns))
             opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined, joins)
@@ -285,19 +286,26 @@ class Member:
         with self.connections.for_requests() as connection:
             return find_table(connection, annotations, self._announcer)
 
-    def _columns(
-        self, manifest: Manifest, joined: JoinRules | None, spare: Path, names: Sequence[str]
-    ) -> list[ColumnValues]:
-        """Columns of the samples, for a condition."""
+    @contextmanager
+    def _columns(self, manifest: Manifest, joined: JoinRules | None) -> Iterator[Columns]:
+        """Columns of the samples, for conditions."""
         # Only here: a dataset without conditions does not load it.
         from streamer.loader.rank.column_reader import Columns
 
-        request = self.options.manifest_request(self.rank_config())
-        with (
-            self.connections.for_requests() as connection,
-            watched(logger, lambda: f"columns {', '.join(names)} to be read"),
-        ):
-            return Columns(manifest, joined, spare, connection, request).get(names)
+        request, spare = self.options.manifest_request(self.rank_config()), self._spare
+        with self.connections.for_requests() as connection, watched(logger, lambda: "columns to be read"):
+            yield Columns(manifest, joined, spare, connection, request)
+
+    def _find_columns(self, names: Sequence[str]) -> list[ColumnValues | None]:
+        with self._columns(self.manifest, None) as columns:
+            return columns.find(names)
+
+    def _get_columns(
+        self, manifest: Manifest, joined: JoinRules | None, joins: Sequence[OpenedJoin], names: Sequence[str]
+    ) -> list[ColumnValues]:
+        finds = [right._find_columns for right in self.rights]
+        with self._columns(manifest, joined) as columns:
+            return columns.get(names, list(zip(joins, finds, strict=True)))
 
     def annotation_classes(self) -> list[str]:
         """Names of the labels of the annotations."""

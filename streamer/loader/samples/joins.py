@@ -82,6 +82,18 @@ class OpenedJoin:
         used = len(np.unique(self.table.use_chunk))
         return self.table.head.uses / max(1, used)
 
+    def field_of(self, name: str) -> str | None:
+        """The field of the right side, or its part, that samples have by a name; None: they have none of that name.
+
+        It may not exist where the samples name their own fields.
+        """
+        for field, to in self.recipe.columns or ():
+            if name == to or name.startswith(f"{to}."):
+                return field + name.removeprefix(to)
+        known = {spec.name for spec in self.manifest.facts.fields}
+        given = self.recipe.columns is not None or name in (_KEY, self.recipe.key)
+        return None if given or (known and name not in known and name.partition(".")[0] not in known) else name
+
     def reader(self, content: ByteSource) -> JoinReader:
         """What reads the rows of samples."""
         return JoinReader(self, content)
