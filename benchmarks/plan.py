@@ -31,6 +31,7 @@ from stream import make_data
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.cli.bench.generate import generate
 from streamer.cli.bench.workloads import WORKLOADS
+from streamer.loader.samples.opened import OpenedDataset
 from streamer.manifest.table import Manifest
 from streamer.planning.model import Job, Link, Setting
 from streamer.planning.simulate import simulate
@@ -202,7 +203,7 @@ def predicted(case: Case, manifest: Manifest) -> dict[str, object]:
         first_byte_seconds=FIRST_BYTE_SECONDS,
         connection_bytes_per_second=CONNECTION_BYTES_PER_SECOND,
     )
-    plan = simulate(manifest, Setting(job=job, link=link, cache_bytes=cache_bytes(case, manifest)))
+    plan = simulate(OpenedDataset(manifest, None), Setting(job=job, link=link, cache_bytes=cache_bytes(case, manifest)))
     return {
         "bytes": sum(epoch.fetched_bytes for epoch in plan.epochs) + plan.ahead_bytes,
         "requests": sum(epoch.requests for epoch in plan.epochs) + plan.ahead_requests,

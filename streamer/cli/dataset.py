@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from streamer.cli.options import with_sample_choice
 from streamer.cli.terminal import Terminal
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
+from streamer.errors import ConfigError
+from streamer.formats import AUTO
+from streamer.formats.base import Format
+from streamer.formats.registry import find_format
 from streamer.loader.rank.dataset_options import absolute
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
+if TYPE_CHECKING:
+    from streamer.loader.dataset import StreamingDataset
+    from streamer.loader.samples.opened import OpenedDataset
+
 # The limit is for indexes that a training job builds in passing; here the index is what the user asked for.
 NO_LIMIT_SECONDS = 1e9
+# Of --join as JSON: arguments of StreamingDataset.join, and of the dataset that is joined.
+_OF_JOIN = {"on", "columns", "missing", "how"}
+_OF_RIGHT = {"url", "format", "format_options", "storage_options"}
 
 
 def client_settings(arguments: argparse.Namespace) -> ClientSettings:
@@ -58,3 +73,67 @@ def request_of(arguments: argparse.Namespace, chunk_bytes: int | None = None) ->
         limit_seconds=NO_LIMIT_SECONDS,
     )
     return with_sample_choice(request, arguments)
+
+
+def opened(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
+    """The samples that --where chooses, with what --join names (`options.add_join`); by default all of the manifest.
+
+    Raises:
+        ConfigError: an invalid option, or torch is missing.
+        ManifestError: keys that do not fit.
+    """
+    from streamer.loader.samples.opened import OpenedDataset
+
+    if not arguments.join and arguments.where is None:
+        return OpenedDataset(manifest, None)
+    try:
+        from streamer.loader.dataset import StreamingDataset
+        from streamer.loader.rank.arguments import Index
+    except ImportError as error:
+        raise ConfigError(f"--join and --where need torch: {error}", field="join") from error
+    from streamer.formats.folder import Folder
+
+    format_options = json.loads(arguments.format_options)
+    dataset = StreamingDataset(
+        arguments.urls,
+        format=Folder(arguments.extensions) if arguments.extensions else _format(arguments.format, format_options),
+        storage_options=arguments.storage_options,
+        manifest=Index(arguments.manifest, limit_seconds=NO_LIMIT_SECONDS, on_error=arguments.index_errors),
+        cache_dir=arguments.cache_dir,
+        shuffle=not arguments.no_shuffle,
+    )
+    for given in arguments.join:
+        dataset = _joined(dataset, {"url": given} if isinstance(given, str) else given, arguments)
+    if arguments.where is not None:
+        dataset = dataset.select(where=arguments.where)
+    with contextlib.closing(dataset):
+        return dataset._member.opened
+
+
+def _joined(dataset: StreamingDataset, given: Mapping[str, Any], arguments: argparse.Namespace) -> StreamingDataset:
+    """Joins a dataset to what one --join names."""
+    from streamer.loader.dataset import StreamingDataset
+    from streamer.loader.rank.arguments import Index
+
+    if "url" not in given or (unknown := given.keys() - _OF_JOIN - _OF_RIGHT):
+        wrong = "needs a url" if "url" not in given else f"has no {', '.join(sorted(unknown))}"
+        raise ConfigError(f"--join {wrong}; it has {', '.join(sorted(_OF_JOIN | _OF_RIGHT))}", field="join")
+    on = given.get("on", arguments.on)
+    if on is None:
+        raise ConfigError("--join needs --on, the key by which samples are joined", field="on")
+    other = StreamingDataset(
+        given["url"],
+        format=_format(given.get("format", AUTO), given.get("format_options", {})),
+        storage_options=given.get("storage_options", arguments.storage_options),
+        manifest=Index(limit_seconds=NO_LIMIT_SECONDS),
+        cache_dir=arguments.cache_dir,
+    )
+    chosen = {name: given[name] for name in _OF_JOIN - {"on"} if name in given}
+    if isinstance(on, str) and "=" in on:
+        left, _, right = on.partition("=")
+        on = left, right
+    return dataset.join(other, on=on, **chosen)
+
+
+def _format(name: str, options: Mapping[str, object]) -> str | Format:
+    return name if name == AUTO else find_format(name, options)

@@ -61,7 +61,7 @@ def url_or_mapping(text: str) -> str | dict[str, object]:
     Raises:
         argparse.ArgumentTypeError: it is not a JSON object.
     """
-    return _read(lambda: _mapping(text, "annotations")) if text.startswith("{") else text
+    return _read(lambda: _mapping(text, "the options of a url")) if text.startswith("{") else text
 
 
 def add_dataset(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +69,23 @@ def add_dataset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")
     parser.add_argument("--manifest", metavar="URL", help="of `streamer index --out`; without it the urls are listed")
     add_sample_choice(parser)
+
+
+def add_join(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for StreamingDataset.join and select(where=...)."""
+    parser.add_argument(
+        "--join",
+        type=url_or_mapping,
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a dataset that the samples are joined to; or JSON with url, on, columns, missing, how, and its format, "
+        "format_options, storage_options (docs/joins.md). Can be repeated",
+    )
+    parser.add_argument("--on", metavar="KEY", help="of --join: a name in both sides, or LEFT=RIGHT")
+    parser.add_argument(
+        "--where", metavar="CONDITION", help="only samples that match, e.g. 'width >= 256' (docs/select.md)"
+    )
 
 
 def add_format(parser: argparse.ArgumentParser, name: str = "--format") -> None:

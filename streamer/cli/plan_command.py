@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_dataset, add_storage_options, check_places, size
+from streamer.cli.options import add_cache_dir, add_dataset, add_join, add_storage_options, check_places, size
 from streamer.cli.terminal import Terminal, write_figures
 from streamer.config import MiB, counted, format_bytes
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from streamer.loader.samples.opened import OpenedDataset
     from streamer.manifest.table import Manifest
-    from streamer.planning.model import Job, Link, Plan, Prices, Setting
+    from streamer.planning.model import EpochPlan, Job, Link, Plan, Prices, Setting
     from streamer.planning.search import Limits, Needed
 
 HELP = "predict what a job fetches, costs and waits for"
@@ -34,10 +35,13 @@ examples:
   streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2
   streamer plan s3://bucket/big/ --cache-bytes 2TB --nodes 4 --ranks 8 --batch-size 256 --step-seconds 0.2 --link 3GB/s
   streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 --sample-seconds 0.004
+  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 \\
+    --join s3://bucket/latents/ --on __key__
   streamer plan gs://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 --price-per-gb 0.02
 """
 
 _HEADERS = ("epoch", "from the store", "requests", "USD", "hits", "seconds", "waiting")
+_JOINED = ("of it rows", "in requests")
 _LATENCY_REQUESTS = 20
 _MEASURED_SECONDS = 2.0
 _MEASURED_RANGE_BYTES = 8 * MiB
@@ -47,6 +51,7 @@ _MEASURED_CONNECTIONS = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_dataset(parser)
+    add_join(parser)
     parser.add_argument("--cache-bytes", type=size, required=True, metavar="SIZE", help="of each node")
     parser.add_argument("--batch-size", type=int, required=True, metavar="N", help="samples of a batch on one rank")
     parser.add_argument(
@@ -94,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class _Figures:
     """The inputs and results of a plan."""
 
-    manifest: Manifest
+    data: OpenedDataset
     setting: Setting
     prices: Prices
     plan: Plan
@@ -102,7 +107,7 @@ class _Figures:
 
     def plain(self) -> dict[str, object]:
         return {
-            "dataset": self.manifest.digest,
+            "dataset": self.data.digest,
             "setting": asdict(self.setting),
             "prices": asdict(self.prices),
             "plan": asdict(self.plan),
@@ -116,7 +121,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     Raises:
         CacheFullError: the open chunks do not fit into the cache.
     """
-    from streamer.cli.dataset import client_settings, open_manifest
+    from streamer.cli.dataset import client_settings, open_manifest, opened
     from streamer.client.engine_client import EngineClient
     from streamer.planning.model import EngineCost, Prices, Setting
     from streamer.planning.search import limits
@@ -129,6 +134,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         raise ConfigError("--plot shows what --no-search leaves out", field="plot")
     with EngineClient(client_settings(arguments)) as client:
         manifest = open_manifest(client, arguments, terminal)
+        data = opened(arguments, manifest)
     setting = Setting(
         job=_job(arguments),
         link=_link(manifest, arguments, terminal),
@@ -136,11 +142,11 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         cache_bytes=arguments.cache_bytes,
     )
     prices = Prices(per_gb=arguments.price_per_gb, per_million_gets=arguments.price_per_million_gets)
-    plan, found = simulate(manifest, setting), None
+    plan, found = simulate(data, setting), None
     if not arguments.no_search:
         with terminal.progress("searching", "simulations") as bar:
-            found = limits(manifest, setting, bar.update)
-    _show(_Figures(manifest=manifest, setting=setting, prices=prices, plan=plan, limits=found), arguments, terminal)
+            found = limits(data, setting, bar.update)
+    _show(_Figures(data=data, setting=setting, prices=prices, plan=plan, limits=found), arguments, terminal)
     return Exit.DONE
 
 
@@ -148,7 +154,7 @@ def _show(figures: _Figures, arguments: argparse.Namespace, terminal: Terminal) 
     for line in _assumptions(figures):
         terminal.line(line)
     terminal.line()
-    terminal.table(_HEADERS, _rows(figures))
+    terminal.table(_HEADERS + _JOINED * bool(figures.data.joins), _rows(figures))
     terminal.line()
     for line in _conclusions(figures):
         terminal.line(line)
@@ -226,24 +232,37 @@ def _rows(figures: _Figures) -> list[tuple[str, ...]]:
             f"{epoch.hit_share:.1%}",
             f"{epoch.seconds:,.1f}",
             f"{epoch.waiting_share:.1%}",
+            *_of_joins(epoch),
         )
         for number, epoch in enumerate(figures.plan.epochs, 1)
     ]
 
 
+def _of_joins(epoch: EpochPlan) -> tuple[str, ...]:
+    """What an epoch fetches of the datasets that samples are joined to."""
+    if not epoch.of_joins:
+        return ()
+    sizes, requests = zip(*epoch.of_joins, strict=True)
+    return format_bytes(sum(sizes)), f"{sum(requests):,}"
+
+
 def _assumptions(figures: _Figures) -> Iterator[str]:
     """Describes the data, the job, and the figures that are assumed."""
-    manifest, setting, job = figures.manifest, figures.setting, figures.setting.job
+    data, setting, job = figures.data, figures.setting, figures.setting.job
     world, link = job.nodes * job.ranks_per_node, setting.link
     yield (
-        f"{counted(manifest.samples, 'samples')} in {counted(manifest.chunks, 'chunks')}, "
-        f"{format_bytes(manifest.total_bytes)}; {counted(world, 'ranks')} on {counted(job.nodes, 'nodes')}, "
+        f"{counted(data.samples, 'samples')} in {counted(int((data.chunk_samples > 0).sum()), 'chunks')}, "
+        f"{format_bytes(data.manifest.total_bytes)}; {counted(world, 'ranks')} on {counted(job.nodes, 'nodes')}, "
         f"{job.batch_size * world:,} samples and {job.step_seconds:g} s a step"
     )
     yield (
         f"each node: a cache of {format_bytes(setting.cache_bytes)}, a link of "
         f"{format_bytes(link.bytes_per_second)}/s, {link.first_byte_seconds * 1e3:.0f} ms to the first byte"
     )
+    for join in data.joins:
+        from streamer.loader.samples.join_cost import in_words
+
+        yield in_words(join)
     cold, processes = figures.plan.epochs[0], setting.engine.fetch_processes
     carried = cold.fetched_bytes / setting.engine.seconds(cold.fetched_bytes, cold.requests)
     if carried < link.bytes_per_second:

@@ -151,7 +151,7 @@ class ManifestStore:
         for digest in used:
             self.use(digest)
         idle = [folder for folder in self._oldest_first() if folder.name not in used]
-        idle = [folder for folder in idle if not 0 <= now - folder.stat().st_mtime < QUIET_SECONDS]
+        idle = [folder for folder in idle if abs(now - folder.stat().st_mtime) > QUIET_SECONDS]
         gone = [folder.name for folder in idle if folder.name not in named and remove_unread(folder)]
         made = self._made()
         sizes = {

@@ -255,8 +255,8 @@ class _Evaluation:
                     raise self._condition.error(
                         f"{ast.unparse(node)} is a {column.kind}, no truth value: compare it with something"
                     )
-                found = self._taken(column)
-                return _Truth(found.valid & (found.values != 0), found.valid)
+                flags, valid = self._taken(column)
+                return _Truth(valid & (flags != 0), valid)
             case _:
                 raise self._condition.error(f"{ast.unparse(node)!r:.100} is not true or false")
 
@@ -319,7 +319,7 @@ class _Evaluation:
                 column = self._columns[self._condition.name(node)]
                 if isinstance(column.values, BinaryColumn):
                     return _Texts(column.values, *column.places(self._ordinals))
-                return self._taken(column)
+                return _Numbers(*self._taken(column))
             case ast.UnaryOp(op=ast.USub(), operand=inner):
                 found = self._number(inner)
                 return _Numbers(-found.values, found.valid)
@@ -337,7 +337,8 @@ class _Evaluation:
             raise self._condition.error(f"{ast.unparse(node)!r:.100} is no number")
         return found
 
-    def _taken(self, column: ColumnValues) -> _Numbers:
+    def _taken(self, column: ColumnValues) -> tuple[NDArray[Any], Flags]:
+        """The numbers of the samples, and which have one."""
         assert isinstance(column.values, np.ndarray)
         places, valid = column.places(self._ordinals)
-        return _Numbers(column.values[places], valid)
+        return column.values[places], valid

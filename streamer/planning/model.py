@@ -109,6 +109,7 @@ class EpochPlan:
         hit_share: share of the needed bytes that were not fetched for this use.
         seconds: duration; of the first epoch, from the first batch on.
         waiting_share: share of this time spent waiting for data, except for the first batch of the job.
+        of_joins: bytes and requests for the rows of each joined dataset, which are among those of the epoch.
     """
 
     fetched_bytes: int
@@ -116,6 +117,7 @@ class EpochPlan:
     hit_share: float
     seconds: float
     waiting_share: float
+    of_joins: tuple[tuple[int, int], ...] = ()
 
     def price(self, prices: Prices) -> float:
         """Returns the price in USD."""

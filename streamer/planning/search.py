@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from streamer.errors import CacheFullError
-from streamer.manifest.table import Manifest
+from streamer.loader.samples.opened import OpenedDataset
 from streamer.planning.model import WAITING_BOUND, Setting
 from streamer.planning.simulate import simulate
 
@@ -63,7 +65,7 @@ class Limits:
     link_bytes_per_second: Needed
 
 
-def limits(manifest: Manifest, setting: Setting, progress: Progress = lambda done, total: None) -> Limits:
+def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda done, total: None) -> Limits:
     """Searches both, given what does not change; reports the simulations that are done, and their number."""
     brief = replace(setting, job=replace(setting.job, epochs=_EPOCHS))
     done = 0
@@ -72,7 +74,7 @@ def limits(manifest: Manifest, setting: Setting, progress: Progress = lambda don
         nonlocal done
         progress(done := done + 1, SIMULATIONS)
         try:
-            return simulate(manifest, changed).epochs[-1].waiting_share
+            return simulate(data, changed).epochs[-1].waiting_share
         except CacheFullError:
             return 1.0
 
@@ -82,8 +84,8 @@ def limits(manifest: Manifest, setting: Setting, progress: Progress = lambda don
     def with_link(power: float) -> float:
         return waiting(replace(brief, link=replace(brief.link, bytes_per_second=rate * power)))
 
-    whole_bytes = int(manifest.total_bytes * _WHOLE_SHARE)
-    rate = needed_bytes_per_second(manifest, setting)
+    whole_bytes = int(_epoch_bytes(data) * _WHOLE_SHARE)
+    rate = needed_bytes_per_second(data, setting)
     return Limits(
         cache_bytes=_scaled(smallest(with_cache, 0.0, 1.0, lambda low, high: (low + high) / 2), whole_bytes),
         link_bytes_per_second=_scaled(
@@ -92,11 +94,18 @@ def limits(manifest: Manifest, setting: Setting, progress: Progress = lambda don
     )
 
 
-def needed_bytes_per_second(manifest: Manifest, setting: Setting) -> float:
+def _epoch_bytes(data: OpenedDataset) -> int:
+    """The bytes of the chunks that an epoch uses, each once."""
+    own = int(data.manifest.chunk_local_bytes[data.chunk_samples > 0].sum())
+    joined = (join.manifest.chunk_local_bytes[np.unique(join.table.use_chunk)] for join in data.joins)
+    return own + sum(int(sizes.sum()) for sizes in joined)
+
+
+def needed_bytes_per_second(data: OpenedDataset, setting: Setting) -> float:
     """Returns the rate at which one node reads if it never waits, from cache and store together."""
     job = setting.job
     samples_per_second = job.ranks_per_node * job.batch_size / max(job.step_seconds, 1e-6)
-    return samples_per_second * manifest.total_bytes / max(1, manifest.samples)
+    return samples_per_second * _epoch_bytes(data) / max(1, data.samples)
 
 
 def smallest(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from streamer.cache.disk_space import FIXED_BYTES
 from streamer.cache.folder import used_bytes
@@ -18,14 +19,16 @@ from streamer.cache.policy.answers import Admit, Hit
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.sessions import Opening
 from streamer.cache.policy.table import charged_bytes
+from streamer.client.session import EpochSchedule
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
+from streamer.engine.collection import Collection, PartRequest, Parts
 from streamer.engine.datasets import Dataset
 from streamer.engine.scheduler import OPEN_SHARE
 from streamer.engine.session_progress import SessionProgress
 from streamer.engine.uses import Columns, Use, affordable_lookahead, open_bytes
 from streamer.errors import ConfigError
 from streamer.fetch.ranges import plan_ranges
-from streamer.manifest.table import Manifest
+from streamer.loader.samples.opened import Members, OpenedDataset
 from streamer.order.epoch import EpochOrder
 from streamer.order.plan import RankPlan, check_last_batch
 from streamer.order.spec import OrderSpec
@@ -42,55 +45,93 @@ _PLANNED_SHARE = 3 / 4
 _SESSION = "node"
 
 
-def simulate(manifest: Manifest, setting: Setting) -> Plan:
+def simulate(data: OpenedDataset, setting: Setting) -> Plan:
     """Runs the job's epochs, from an empty cache on.
+
+    Args:
+        data: the selected samples, with what they are joined to.
+        setting: the job and its machines.
 
     Raises:
         CacheFullError: the open chunks do not fit into the cache.
         ConfigError: the ranks cannot share a batch, or a number is not above 0.
     """
     _check(setting)
-    return _Ranks(setting.job, _Node(manifest, setting)).run()
+    return _Ranks(setting.job, _Node(data, setting)).run()
 
 
 class _Node:
     """The cache of a node, with one session that reads what all its ranks read, and the link that fills it.
 
     Attributes:
-        fetched_bytes, requests: bytes and requests from the store, by the epoch that needs them.
+        fetched_bytes, requests: bytes and requests from the store, by the epoch that needs them, and the part.
         missed_bytes, needed_bytes: bytes of the chunks' files, by epoch.
     """
 
-    def __init__(self, manifest: Manifest, setting: Setting) -> None:
-        job, limit_bytes = setting.job, setting.cache_bytes - FIXED_BYTES - used_bytes(manifest.path)
-        self._setting, self._manifest, self._dataset = setting, manifest, Dataset(manifest, {})
-        self._numbers = {key.tobytes(): chunk for chunk, key in enumerate(manifest.chunk_keys)}
+    def __init__(self, data: OpenedDataset, setting: Setting) -> None:
+        job, self._setting, self._members = setting.job, setting, Members([data])
+        manifests = self._members.manifests
+        self._collection = Collection([Dataset(each, {}) for each in manifests], [""] * len(manifests))
+        requests = [
+            PartRequest(each.digest, value=value)
+            for each, value in zip(manifests, self._members.part_values([1.0]), strict=True)
+        ]
+        self._parts = Parts(_SESSION, self._collection, requests)
+        self._numbers: dict[bytes, list[int]] = {}
+        for chunk in range(len(self._collection.file_bytes)):
+            self._numbers.setdefault(self._collection.key(chunk), []).append(chunk)
         self._ranks, self._world = range(job.ranks_per_node), job.nodes * job.ranks_per_node
         self._batch_samples = job.batch_size * self._world
-        spec = OrderSpec.auto(manifest.digest, manifest.chunk_samples, self._batch_samples, job.seed, job.shuffle)
-        self._order = EpochOrder(spec, manifest.chunk_samples, 0)
+        spec = OrderSpec.auto(data.digest, data.chunk_samples, self._batch_samples, job.seed, job.shuffle)
+        self._order = EpochOrder(spec, data.chunk_samples, 0)
         self.batches = self._plan(0, 0).batches
-        self.fetched_bytes, self.requests, self.missed_bytes, self.needed_bytes = (Counter[int]() for _ in range(4))
-        self._planned = self._running = 0
+        self.fetched_bytes, self.requests = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+        self.missed_bytes, self.needed_bytes = Counter[int](), Counter[int]()
+        self._planned = 0
+        self._running = [0] * len(manifests)
         self._link_free_at = 0.0
         self._in_flight: list[tuple[float, int]] = []
-        self._policy = CachePolicy(max(0, limit_bytes))
-        self._policy.add_dataset(manifest.digest, self._dataset.file_bytes, manifest.chunk_keys)
-        self.progress = SessionProgress(self._dataset.file_bytes)
+        tables = [each.path for each in manifests] + [join.table.path for join in data.joins]
+        self._policy = CachePolicy(max(0, setting.cache_bytes - FIXED_BYTES - sum(map(used_bytes, tables))))
+        for dataset in self._collection.datasets:
+            self._policy.add_dataset(dataset.manifest.digest, dataset.file_bytes, dataset.manifest.chunk_keys)
+        self.progress = SessionProgress(self._collection.file_bytes)
         self._open_session()
 
     def _open_session(self) -> None:
         """Opens one session with the open chunks and the look-ahead of all ranks."""
-        engine, file_bytes = EngineConfig(cache=CacheConfig(directory=self._manifest.path)), self._dataset.file_bytes
-        ahead = affordable_lookahead(engine.lookahead_bytes, self._policy.limit_bytes, self._dataset.total_bytes)
+        collection, parts, limit_bytes = self._collection, self._parts, self._policy.limit_bytes
+        engine = EngineConfig(cache=CacheConfig(directory=collection.datasets[0].manifest.path))
+        total_bytes = sum(dataset.total_bytes for dataset in collection.datasets)
+        ahead = affordable_lookahead(engine.lookahead_bytes, limit_bytes, total_bytes)
         sharers = max(len(self._ranks), min(self._world, 8))
-        self._lookahead_bytes = len(self._ranks) * max(ahead // sharers, 2 * int(file_bytes.max(initial=0)))
-        opened = sum(open_bytes(self._columns(rank, 0), charged_bytes(file_bytes)) for rank in self._ranks)
-        self._most_open_bytes = max(opened + self._lookahead_bytes, int(OPEN_SHARE * self._policy.limit_bytes))
-        opening = Opening(_SESSION, self._manifest.digest, opened, self._lookahead_bytes)
-        self._policy.open_sessions("planned", [opening])
+        most_bytes = int(collection.file_bytes.max(initial=0))
+        self._lookahead_bytes = len(self._ranks) * max(ahead // sharers, 2 * most_bytes)
+        opened = np.sum([self._open_bytes(rank) for rank in self._ranks], axis=0)
+        self._most_open_bytes = max(int(opened.sum()) + self._lookahead_bytes, int(OPEN_SHARE * limit_bytes))
+        rates, values = collection.byte_rates(parts.values), parts.relative_values()
+        columns = zip(parts.names, collection.datasets, opened.tolist(), rates, strict=True)
+        self._policy.open_sessions(
+            "planned",
+            [
+                Opening(name, dataset.manifest.digest, most, int(rate * self._lookahead_bytes), values[name])
+                for name, dataset, most, rate in columns
+            ],
+        )
         self._extend()
-        self._start_epoch(0)
+        for part in range(len(parts.names)):
+            self._start_epoch(part, 0)
+
+    def _open_bytes(self, rank: int) -> npt.NDArray[np.int64]:
+        """(parts,) the most bytes that a rank has open at once."""
+        chunk, first, last = self._columns(rank, 0)
+        sizes, part_of = charged_bytes(self._collection.file_bytes), self._collection.parts_of(chunk)
+        here = [part_of == part for part in range(len(self._collection))]
+        return np.array([open_bytes((chunk[mine], first[mine], last[mine]), sizes) for mine in here])
+
+    def of_parts(self, counted: Counter[tuple[int, int]], epoch: int) -> list[int]:
+        """Returns a count of an epoch for each part."""
+        return [counted[epoch, part] for part in range(len(self._collection))]
 
     def next_arrival(self) -> float | None:
         """Returns when the next chunk in flight arrives."""
@@ -102,11 +143,13 @@ class _Node:
             self._extend()
         while self._in_flight and self._in_flight[0][0] <= now:
             arrived = heapq.heappop(self._in_flight)[1]
-            self.progress.arrived(arrived)
-            self._lose(self._policy.published(self._dataset.key(arrived)).victims)
+            key = self._collection.key(arrived)
+            for chunk in self._numbers[key]:
+                self.progress.arrived(chunk)
+            self._lose(self._policy.published(key).victims)
         self.progress.advance(done, want)
         for use in self.progress.take_finished():
-            self._lose(self._policy.release(_SESSION, use.chunk).victims)
+            self._lose(self._policy.release(*self._place(use.chunk)).victims)
         self._open_local()
         self._ask_ahead(now)
         self._open_local()
@@ -122,14 +165,14 @@ class _Node:
             use = progress.next_use()
             if use is None or (use.first > progress.want and progress.ahead_bytes >= self._lookahead_bytes):
                 return
-            self._policy.look_ahead(_SESSION, use.chunk)
+            self._policy.look_ahead(*self._place(use.chunk))
             progress.hold(use)
             if progress.is_local(use.chunk) and not self._ask(use, now):
                 progress.ask_later(use)
 
     def _ask(self, use: Use, now: float) -> bool:
         """Asks for one chunk; returns False if there is no space now."""
-        answer = self._policy.need(_SESSION, use.chunk, blocking=self.progress.is_blocking(use))
+        answer = self._policy.need(*self._place(use.chunk), blocking=self.progress.is_blocking(use))
         if isinstance(answer, Hit):
             self.progress.arrived(use.chunk)
         elif isinstance(answer, Admit):
@@ -145,7 +188,9 @@ class _Node:
         Unless their number is the limit, of the link's window or of the engine's cores.
         """
         link, engine, epoch = self._setting.link, self._setting.engine, use.first // self.batches
-        ranges = plan_ranges(self._manifest.chunk(use.chunk).extents, FetchConfig().range_bytes)
+        part, local = self._collection.locate(use.chunk)
+        extents = self._collection.datasets[part].manifest.chunk(local).extents
+        ranges = plan_ranges(extents, FetchConfig().range_bytes)
         size_bytes, requests = sum(extent.length for extent in ranges), len(ranges)
         one = link.first_byte_seconds + size_bytes / requests / link.connection_bytes_per_second
         by_engine = engine.seconds(size_bytes, requests)
@@ -153,30 +198,38 @@ class _Node:
         self._link_free_at = max(self._link_free_at, now) + taken
         arrival = self._link_free_at + max(link.first_byte_seconds, one - taken)
         heapq.heappush(self._in_flight, (arrival, use.chunk))
-        self.fetched_bytes[epoch] += size_bytes
-        self.requests[epoch] += requests
-        self.missed_bytes[epoch] += int(self._dataset.file_bytes[use.chunk])
+        self.fetched_bytes[epoch, part] += size_bytes
+        self.requests[epoch, part] += requests
+        self.missed_bytes[epoch] += int(self._collection.file_bytes[use.chunk])
 
     def _open_local(self) -> None:
         progress = self.progress
         for use in progress.openable():
-            opened = progress.open_chunks() * self._dataset.mean_bytes
+            opened = progress.open_chunks() * self._parts.mean_bytes
             if opened >= self._most_open_bytes and not progress.is_blocking(use):
                 return
-            if use.epoch > self._running:
-                self._start_epoch(use.epoch)
-            if self._policy.opened(_SESSION, use.chunk):
+            part, _ = self._collection.locate(use.chunk)
+            if use.epoch > self._running[part]:
+                self._start_epoch(part, use.epoch)
+            if self._policy.opened(*self._place(use.chunk)):
                 progress.opened(use)
             else:
                 progress.lost(use.chunk)
 
     def _lose(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self.progress.lost(self._numbers[key])
+            for chunk in self._numbers[key]:
+                self.progress.lost(chunk)
 
-    def _start_epoch(self, epoch: int) -> None:
-        self._running = epoch
-        self._policy.start_epoch(_SESSION, self.progress.remaining((0, self._manifest.chunks), epoch))
+    def _place(self, chunk: int) -> tuple[str, int]:
+        """The policy's session of a chunk, and its number there."""
+        part, local = self._collection.locate(chunk)
+        return self._parts.names[part], local
+
+    def _start_epoch(self, part: int, epoch: int) -> None:
+        self._running[part] = epoch
+        remaining = self.progress.remaining(self._collection.span(part), epoch)
+        self._policy.start_epoch(self._parts.names[part], remaining - np.uint32(self._collection.starts[part]))
 
     # ------------------------------------------------------------ what the ranks read
 
@@ -186,12 +239,13 @@ class _Node:
         chunk, first, last = map(np.concatenate, columns)
         order = np.argsort(first, kind="stable")
         self.progress.extend(self._planned, (chunk[order], first[order], last[order]), complete=True)
-        self.needed_bytes[self._planned] = int(self._dataset.file_bytes[chunk].sum())
+        self.needed_bytes[self._planned] = int(self._collection.file_bytes[chunk].sum())
         self._planned += 1
 
     def _columns(self, rank: int, epoch: int) -> Columns:
         plan = self._plan(rank, epoch)
-        schedule, base = plan.schedule(), epoch * plan.batches
+        own, base = plan.schedule(), epoch * plan.batches
+        schedule = self._members.with_joins(EpochSchedule(epoch, own.chunk, own.first, own.last))
         return schedule.chunk, schedule.first + base, schedule.last + base
 
     def _plan(self, rank: int, epoch: int) -> RankPlan:
@@ -227,8 +281,8 @@ class _Ranks:
         return Plan(
             first_batch_seconds=START_SECONDS + self._taken_at[0],
             epochs=tuple(map(self._epoch, range(job.epochs), seconds, waited)),
-            ahead_bytes=node.fetched_bytes[job.epochs] * job.nodes,
-            ahead_requests=node.requests[job.epochs] * job.nodes,
+            ahead_bytes=sum(node.of_parts(node.fetched_bytes, job.epochs)) * job.nodes,
+            ahead_requests=sum(node.of_parts(node.requests, job.epochs)) * job.nodes,
         )
 
     def _make(self, step: int) -> float:
@@ -264,9 +318,12 @@ class _Ranks:
 
     def _epoch(self, number: int, seconds: float, waited: float) -> EpochPlan:
         node, nodes = self._node, self._job.nodes
+        size_bytes = [size * nodes for size in node.of_parts(node.fetched_bytes, number)]
+        requests = [count * nodes for count in node.of_parts(node.requests, number)]
         return EpochPlan(
-            fetched_bytes=node.fetched_bytes[number] * nodes,
-            requests=node.requests[number] * nodes,
+            fetched_bytes=sum(size_bytes),
+            requests=sum(requests),
+            of_joins=tuple(zip(size_bytes[1:], requests[1:], strict=True)),
             hit_share=1.0 - node.missed_bytes[number] / max(1, node.needed_bytes[number]),
             seconds=seconds,
             waiting_share=waited / seconds if seconds else 0.0,

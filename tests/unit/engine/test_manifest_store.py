@@ -117,6 +117,12 @@ def test_what_is_made_of_a_manifest_counts_with_it(tmp_path: Path, store: Manife
     assert [path.name for path in tmp_path.iterdir() if path.name != "sources"] == [digest_of(1)]
 
 
+def test_what_was_made_since_the_removal_began_stays(tmp_path: Path, store: ManifestStore) -> None:
+    """A rank arranges the rows of a join, which no source names, while the engine looks."""
+    place(tmp_path, 1, used_at=NOW + 0.5)
+    assert store.remove_unused([], 0, NOW) == []
+
+
 def test_a_clock_that_was_set_back_keeps_nothing_for_ever(tmp_path: Path, store: ManifestStore) -> None:
     """A manifest from the future is used by nobody."""
     place(tmp_path, 1, used_at=NOW + 1e6)

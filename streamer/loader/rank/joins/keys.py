@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
@@ -89,7 +89,7 @@ class KeyReader:
         of_names = self._on == KEY and self._read_from.whole_objects
         return not (self._is_numbered or of_names or self._column is not None)
 
-    def batches(self) -> Iterator[tuple[int, Keys]]:
+    def batches(self) -> Generator[tuple[int, Keys]]:
         """Yields the keys of the samples, each batch with the number of its first sample; none outside the selection.
 
         Raises:
