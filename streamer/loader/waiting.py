@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from streamer.errors import StreamerError
+from streamer.wire.messages import IndexProgress
+
+logger = logging.getLogger(__name__)
 
 # What a user takes for a hang.
 NOTICE_SECONDS = 1.5
@@ -72,3 +75,30 @@ def watched(logger: logging.Logger, what: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         over.set()
+
+
+class Announcer:
+    """Logs the progress of an index: its cost as a warning if it takes long, the rest as information; and its notes.
+
+    Attributes:
+        so_far: the last text, in brackets; "" before the first one.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.so_far = ""
+        self._first_rank = rank == 0
+        self._warned = rank != 0
+        self._begun = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """Logs a note about objects that were left out."""
+        if self._first_rank:
+            logger.warning("%s", text)
+
+    def __call__(self, progress: IndexProgress) -> None:
+        """Logs how far the index is."""
+        self.so_far = f" ({progress.text})"
+        # What is known before is in the line about the wait.
+        warns = not self._warned and time.monotonic() - self._begun > NOTICE_SECONDS
+        logger.log(logging.WARNING if warns else logging.INFO, "indexing: %s", progress.text)
+        self._warned = self._warned or warns

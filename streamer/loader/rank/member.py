@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -34,12 +33,11 @@ from streamer.loader.rank.selections import Choice, choose
 from streamer.loader.rank.single_reads import KEY, StreamedBytes
 from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.opened import MemberRecipe, OpenedDataset
-from streamer.loader.waiting import NOTICE_SECONDS, watched
+from streamer.loader.waiting import Announcer, watched
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
 from streamer.order.spec import shuffle_mode
-from streamer.wire.messages import IndexProgress
 
 if TYPE_CHECKING:
     from streamer.loader.rank.column_reader import Columns
@@ -433,30 +431,3 @@ class Member:
             found = opened.table.found if before is None else opened.table.found[before.ordinals]
             choices.insert(at, (found, Where()))
         return choices
-
-
-class Announcer:
-    """Logs the progress of an index: its cost as a warning if it takes long, the rest as information; and its notes.
-
-    Attributes:
-        so_far: the last text, in brackets; "" before the first one.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self.so_far = ""
-        self._first_rank = rank == 0
-        self._warned = rank != 0
-        self._begun = time.monotonic()
-
-    def note(self, text: str) -> None:
-        """Logs a note about objects that were left out."""
-        if self._first_rank:
-            logger.warning("%s", text)
-
-    def __call__(self, progress: IndexProgress) -> None:
-        """Logs how far the index is."""
-        self.so_far = f" ({progress.text})"
-        # What is known before is in the line about the wait.
-        warns = not self._warned and time.monotonic() - self._begun > NOTICE_SECONDS
-        logger.log(logging.WARNING if warns else logging.INFO, "indexing: %s", progress.text)
-        self._warned = self._warned or warns

@@ -19,7 +19,7 @@ from streamer.errors import StoreTimeoutError
 from streamer.loader import waiting
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.feed.waits import who
-from streamer.loader.rank import agreement, member
+from streamer.loader.rank import agreement
 from streamer.loader.waiting import Notice, watched
 from streamer.wire.messages import IndexProgress
 from tests.fake_dataset import FakeDataset
@@ -31,7 +31,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
     monkeypatch.setattr(waiting, "NOTICE_SECONDS", 0.05)
-    monkeypatch.setattr(member, "NOTICE_SECONDS", 0.05)
 
 
 class Bell:
@@ -119,7 +118,7 @@ def test_chunks_that_are_not_local_are_waited_for_by_name(caplog, workers):
     engine = {"fetches": 3, "in_flight": 7}
 
     def allow() -> None:
-        _until(lambda: "waiting" in caplog.text)
+        _until(lambda: "waiting for" in caplog.text)
         dataset.prepared.first_session().allow(11)
 
     with StreamingDataLoader(dataset, 4, workers, worker_type="thread", reports=None) as loader:
@@ -159,7 +158,7 @@ def test_a_slow_sample_is_named(caplog):
         return {"x": ordinal}
 
     def free() -> None:
-        _until(lambda: "waiting" in caplog.text)
+        _until(lambda: "waiting for" in caplog.text)
         release.set()
 
     with StreamingDataLoader(FakeDataset(8, slow), 4, 1, worker_type="thread", reports=None) as loader:
@@ -195,7 +194,6 @@ def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, 
     caplog.set_level(logging.INFO)
     with monkeypatch.context() as patient:
         patient.setattr(waiting, "NOTICE_SECONDS", 60.0)
-        patient.setattr(member, "NOTICE_SECONDS", 60.0)
         assert make_dataset(folder).samples == 100
     _joined("streamer-notice")
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("INFO", "indexing: index it")]
@@ -204,7 +202,7 @@ def test_a_listing_is_said_with_its_progress(make_dataset, folder, fake_engine, 
 
     def slow(request):
         if asked.rank_config().rank == 0:
-            _until(lambda: "waiting" in caplog.text)
+            _until(lambda: "waiting for" in caplog.text)
         return build(request)
 
     monkeypatch.setattr(fake_engine, "build", slow)
@@ -233,12 +231,12 @@ def test_the_cost_of_a_long_index_is_a_warning(caplog, monkeypatch):
     """Once, on the first rank; later progress is information."""
     caplog.set_level(logging.INFO)
     clock = [10.0]
-    monkeypatch.setattr(member, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    announcers = [member.Announcer(rank) for rank in (0, 1)]
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    announcers = [waiting.Announcer(rank) for rank in (0, 1)]
     for at in (10.01, 12.0, 14.0):
         clock[0] = at
-        for announcer in announcers:
-            announcer(IndexProgress(0, f"at {at:g}", 0, 1))
+        for each in announcers:
+            each(IndexProgress(0, f"at {at:g}", 0, 1))
     levels = [record.levelname for record in caplog.records]
     assert levels == ["INFO", "INFO", "WARNING", "INFO", "INFO", "INFO"]
     assert announcers[0].so_far == " (at 14)"
