@@ -72,7 +72,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
             `Growing`. For `StreamingDataLoader` and bare loops.
         packing: samples are documents that share rows of one length, and the rows are the samples then: a `Packing`; or
             they make batches by a budget: `Buckets`.
-        balance: of rows: batches cost every rank the same in every step: a `Balance`.
+        balance: batches cost every rank the same in every step: a `Balance`.
         decode: "auto" (by extension), None (bytes), a function of (field name, bytes), or a dict of functions by
             extension or field; see `streamer.decode`. `Decode(allow_pickle=True)` reads pickles.
         transform: sample dict -> anything. A parameter called `rng` is given a numpy Generator that depends only on

@@ -20,7 +20,7 @@ mix/          the order of several datasets together
 rows/         documents to rows of one length
 row_order.py  the order of rows
 level.py      rows of a lane to batches of equal cost
-balanced_order.py  the order of rows of equal cost
+balanced_order.py  the order of equal cost per rank
 growing/      the order of a dataset that is trained on while it arrives
 """
 

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from streamer.errors import StateError
+from streamer.order.level import BalanceSpec
 from streamer.order.mix.places import epoch_places, lane_ends, lane_quotas
 from streamer.order.mix.request import MixRequest, MixSource, Place, Start
 from streamer.order.mix.spec import MixSpec
@@ -108,6 +109,7 @@ def _left_by_mix(state: State, spec: MixSpec) -> dict[str, _Left]:
     elif state.position == 0:
         least = used = [0] * len(drawn)
     else:
+        _check_balance(spec)
         places = epoch_places(spec, epoch).counts(lane_ends(state.position, spec.lanes))
         counts = np.minimum(places, lane_quotas(spec, epoch))
         least, used = (spec.lanes * counts.min(axis=1)).tolist(), counts.sum(axis=1).tolist()
@@ -122,6 +124,8 @@ def _left_by_dataset(state: State, spec: OrderSpec, sources: Sequence[MixSource]
     """A dataset alone is a stream whose every epoch begins in lane 0."""
     for source in sources:
         if (source.manifest_digest, source.seed) == (spec.manifest_digest, spec.seed):
+            if 0 < state.position < source.samples:
+                _check_balance(spec)
             origin = state.epoch * source.samples + min(state.position, source.samples)
             place = Place(origin, -state.epoch * source.samples % spec.lanes)
             return {source.name: _Left(spec, source.samples, place)}
@@ -130,3 +134,13 @@ def _left_by_dataset(state: State, spec: OrderSpec, sources: Sequence[MixSource]
         f"member of the mix: {[source.name for source in sources]}",
         field="manifest",
     )
+
+
+def _check_balance(spec: OrderSpec | MixSpec) -> None:
+    """Refuses a state inside an epoch whose samples change places: those before it are not the first of each member."""
+    if isinstance(spec.balance, BalanceSpec):
+        raise StateError(
+            "the state is of a run with balance=, inside an epoch: go on with the same mix, or with a state from an "
+            "epoch's end",
+            field="balance",
+        )

@@ -1,52 +1,57 @@
-"""An order of rows whose batches cost every rank the same: rows of a lane change places inside superwindows."""
+"""An order whose batches cost every rank the same: the samples of a lane change places inside superwindows.
+
+These are rows, or samples that are not packed, of one dataset or of a mix.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
 from math import gcd
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from streamer.order.epoch import EpochOrder
-from streamer.order.hashing import TAG_LEVEL, TAG_TURN, Integers, fold, fold_each
-from streamer.order.level import MOST_ROWS, BalanceSpec, level, superwindow
+from streamer.order.hashing import TAG_LEVEL, TAG_TURN, Flags, Integers, fold, fold_each
+from streamer.order.level import MOST_ROWS, BalanceSpec, level, level_members, superwindow
 from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
 from streamer.order.rank_split import RankSplit
 from streamer.order.row_order import OuterOrder, RowOrder
 from streamer.unique import unique
 
-# (rows, epoch) -> int64 cost of each.
+if TYPE_CHECKING:
+    from streamer.order.mix.order import MixOrder
+
+# (rows as the order calls them, epoch) -> int64 cost of each.
 CostOf = Callable[[Integers, int], Integers]
 
 # Superwindows of each lane that are kept: the running one, and the next one, which the look-ahead plans.
 _KEPT = 2
 
 
-class BalancedOrder(OuterOrder[RowOrder]):
-    """An `Order` of rows of equal cost per rank. Owned by one thread.
+class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
+    """An `Order` of equal cost per rank, of rows or of samples, which are rows here. Owned by one thread.
 
     A permutation of positions inside of superwindows of `window` positions, from the start of the epoch; the rows
     after the last whole batch stay where they are.
 
     Args:
-        inner: the order of rows of one epoch, shuffled; its lanes divide the batch of the spec.
+        inner: the order of one epoch, shuffled; its lanes divide the batch of the spec.
         spec: what is made level.
         cost: of rows.
     """
 
-    def __init__(self, inner: RowOrder, spec: BalanceSpec, cost: CostOf) -> None:
-        assert isinstance(inner.inner, EpochOrder), "rows of a mix are not balanced"
+    def __init__(self, inner: RowOrder | EpochOrder | MixOrder, spec: BalanceSpec, cost: CostOf) -> None:
         assert spec.batch % inner.lanes == 0, "the lanes divide the batch"
         super().__init__(inner)
-        self._epoch_order = order = inner.inner
+        self._shuffled = inner.inner if isinstance(inner, RowOrder) else inner
         self._spec, self._cost = spec, cost
         self._rows = spec.batch // inner.lanes
         self._group = gcd(spec.rows, self._rows)
-        opened = order.spec.lane_window * order.samples // max(1, int(np.count_nonzero(order.chunk_samples)))
-        self._turns = superwindow(self._rows, min(MOST_ROWS, opened))
-        self._batches = order.samples // spec.batch
+        self._turns = superwindow(self._rows, min(MOST_ROWS, self._shuffled.lane_opened))
+        self._batches = inner.samples // spec.batch
         self._kept: OrderedDict[tuple[int, int], Integers] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -66,6 +71,10 @@ class BalancedOrder(OuterOrder[RowOrder]):
         real = real_positions(np.asarray(positions, dtype=np.int64), self.samples, self.lanes)
         return self.inner.ordinals(self._sources(real))
 
+    def repeats(self, positions: Integers) -> Flags:
+        """Returns which positions only fill a batch up, (N,): rows that repeat others change places, too."""
+        return self.inner.repeats(np.where(positions < self.samples, self._sources(positions), positions))
+
     def needs(self, split: RankSplit, run: Batches) -> list[Needs]:
         """Returns the chunks that a rank uses in a run of batches; what is used in a superwindow may be used all of it.
 
@@ -77,8 +86,12 @@ class BalancedOrder(OuterOrder[RowOrder]):
         return [self._as_wide(needs, run) for needs in self.inner.needs(split, wide)]
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """Returns the lane of each chunk, (M,): that of the order of rows."""
-        return self.inner.chunk_lanes(chunks)
+        """Returns the lane of each chunk in one dataset, (M,): that of the inner order."""
+        return cast("RowOrder | EpochOrder", self.inner).chunk_lanes(chunks)
+
+    def drawn(self, position: int) -> Integers:
+        """Returns the rows of each member of a mix among the first positions; see `MixOrder.drawn`."""
+        return cast("RowOrder | MixOrder", self.inner).drawn(position)
 
     def _as_wide(self, needs: Needs, run: Batches) -> Needs:
         first, last = self._widened(run.origin + needs.first * run.size, run.origin + (needs.last + 1) * run.size - 1)
@@ -118,9 +131,13 @@ class BalancedOrder(OuterOrder[RowOrder]):
         first = window * self._turns
         turns = min(self._turns, self._batches - first)
         index = np.arange(first * self._rows, (first + turns) * self._rows)
-        costs = self._cost(self.inner.ordinals(index * self.lanes + lane), self.epoch)
-        seed = self._epoch_order.spec.seed
+        rows = self.inner.ordinals(index * self.lanes + lane)
+        costs, seed = self._cost(rows, self.epoch), self._shuffled.spec.seed
         keys = fold_each(fold(seed, TAG_LEVEL, self.epoch, lane), index[:: self._group])
         turn_keys = fold_each(fold(seed, TAG_TURN, self.epoch), np.arange(first, first + turns))
-        found: Integers = index[level(costs, turns, self._group, keys, turn_keys)]
+        if isinstance(self._shuffled, EpochOrder):
+            found: Integers = index[level(costs, turns, self._group, keys, turn_keys)]
+        else:
+            members = self._shuffled.codes.members(rows)
+            found = index[level_members(costs, members, self._group, keys, turn_keys)]
         return found

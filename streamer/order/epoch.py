@@ -93,6 +93,11 @@ class EpochOrder:
         """Positions that one call of `ordinals` should have: its fixed cost is 0.7 ms (2 cores, 2026-11)."""
         return 4096
 
+    @property
+    def lane_opened(self) -> int:
+        """Samples of the chunks that are open together in a lane, on average."""
+        return self.spec.lane_window * self.samples // max(1, int(np.count_nonzero(self.chunk_samples)))
+
     def known(self, position: int) -> tuple[int, int]:
         """All positions: nothing is decided later."""
         return ALL_POSITIONS

@@ -11,6 +11,7 @@ import numpy as np
 
 from streamer.errors import ConfigError
 from streamer.order.hashing import Integers, Words
+from streamer.unique import unique
 
 # Rows of a superwindow in a lane: with 128, 256, 512, 1,024 the dearest of 64 ranks with 4 rows of 8,192 tokens each
 # costs 1.3, 0.9, 0.6, 0.5 % more than the mean (2026-11-24).
@@ -24,6 +25,7 @@ class BalanceSpec(msgspec.Struct, frozen=True):
         rows: rows of a rank and step that are made level together.
         linear, quadratic: cost of a document of n tokens: linear x n + quadratic x n**2.
         batch: B, rows of the global batch that it is made for.
+        lengths: identity of the measured lengths of samples that are not packed; left out of the parts where empty.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -33,6 +35,7 @@ class BalanceSpec(msgspec.Struct, frozen=True):
     linear: int
     quadratic: int
     batch: int
+    lengths: str = ""
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.batch < 1:
@@ -47,7 +50,8 @@ class BalanceSpec(msgspec.Struct, frozen=True):
 
     def parts(self) -> dict[str, str | int]:
         """Returns the parts by the names that messages use."""
-        return {f"balance.{name}": getattr(self, name) for name in self.__struct_fields__}
+        parts = {f"balance.{name}": getattr(self, name) for name in self.__struct_fields__}
+        return parts if self.lengths else {name: value for name, value in parts.items() if name != "balance.lengths"}
 
 
 def superwindow(rows: int, most: int) -> int:
@@ -88,4 +92,41 @@ def level(costs: Integers, turns: int, group: int, keys: Words, turn_keys: Words
     inside = np.argsort(keys.reshape(turns, -1), axis=1, kind="stable")
     mixed = np.take_along_axis(ranked, inside[:, :, None], axis=1)
     found: Integers = mixed[np.argsort(turn_keys, kind="stable")].reshape(-1)
+    return found
+
+
+def level_members(costs: Integers, members: Integers, group: int, keys: Words, turn_keys: Words) -> Integers:
+    """Does the same as `level` in a mix: rows change places with rows of their own member, so batches keep its shares.
+
+    Args:
+        costs: (N,) of the rows; N is a multiple of batches x `group`.
+        members: (N,) number of the member in each place.
+        group: rows that are made level together.
+        keys: (N / group,) hashes of the lane, which order groups of equal sums in a batch.
+        turn_keys: (batches,) hashes that all lanes share, which order the batches.
+
+    Returns:
+        (N,) which row comes at each place, batch after batch.
+    """
+    groups = np.arange(len(costs)) // group
+    ranks = np.argsort(np.argsort(turn_keys, kind="stable"))[groups * len(turn_keys) // len(keys)]
+    sums, found = np.zeros(len(keys), np.int64), np.empty(len(costs), np.int64)
+    mean = int(costs.sum()) // len(keys)
+    kinds = unique(members).tolist()
+    # Those that cost most first: the others fill up what these leave unequal.
+    for kind in sorted(kinds, key=lambda kind: -int(costs[members == kind].sum()) // int((members == kind).sum())):
+        places = np.flatnonzero(members == kind)
+        dearest = places[np.argsort(-costs[places], kind="stable")]
+        turn = np.arange(len(places)) - np.searchsorted(groups[places], groups[places])
+        for number in range(int(turn.max()) + 1):
+            mine = places[turn == number]
+            of, batch = groups[mine], ranks[mine]
+            rows, dearest = dearest[: len(mine)], dearest[len(mine) :]
+            least = mine[np.lexsort((keys[of], batch, sums[of]))]
+            # Rows that make any group too dear are in the first batches of that order, in all lanes.
+            above = int(np.argmin(np.append(sums[groups[least]] + costs[rows] > mean, False)))
+            first = mine[np.lexsort((keys[of], sums[of], batch))][:above]
+            placed = np.append(first, least[~np.isin(least, first)])
+            found[placed] = rows
+            sums[groups[placed]] += costs[rows]
     return found

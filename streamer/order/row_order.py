@@ -6,7 +6,6 @@ at any position without the positions before it. Only what it needs from the cac
 
 from __future__ import annotations
 
-from math import gcd
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -16,7 +15,7 @@ from streamer.order.hashing import Chunks, Flags, Integers
 from streamer.order.protocol import Batches, Needs, Order
 from streamer.order.rank_split import RankSplit
 from streamer.order.rows.sets import Sets
-from streamer.order.spec import auto_lanes, auto_window
+from streamer.order.spec import auto_window
 
 if TYPE_CHECKING:
     from streamer.order.mix.order import MixOrder
@@ -127,17 +126,6 @@ def joined_sets(members: list[tuple[Sets, int]]) -> Sets:
     chunks: list[Chunks] = [(sets.all_chunks + base).astype(np.uint32) for sets, base in members]
     counts = np.concatenate([np.diff(sets.first) for sets, _ in members])
     return Sets(np.concatenate(chunks), np.append(0, np.cumsum(counts)))
-
-
-def row_lanes(sets: int, global_batch: int, together: int) -> int:
-    """Returns L for sets of rows: rows that are made level together are of one lane.
-
-    Args:
-        sets: S, with rows.
-        global_batch: B, rows over all ranks.
-        together: rows that are made level together; 1: none are.
-    """
-    return auto_lanes(sets, global_batch // gcd(together, global_batch))
 
 
 def row_window(sets: int, chunks: int, global_batch: int, lanes: int, shuffle_window: int | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cached_property
+from math import gcd
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
@@ -128,6 +129,9 @@ class OrderSpec(msgspec.Struct, frozen=True, dict=True):
                 "check the url and the selection",
                 manifest=manifest_digest,
             )
+        if isinstance(balance, BalanceSpec):
+            lanes = auto_lanes(chunks, together(batch_size, balance)) if lanes is None else lanes
+            check_lanes("balance=", lanes, batch_size)
         if mode == "none":
             return cls(manifest_digest, seed, mode, lanes or 1, window or 1, cut, rows, balance)
         return cls(
@@ -183,6 +187,19 @@ def auto_lanes(chunks: int, batch_size: int) -> int:
     """
     limit = min(max(8, min(256, batch_size // 64)), max(1, chunks // 32))
     return max(d for d in range(1, limit + 1) if batch_size % d == 0)
+
+
+def together(batch_size: int, balance: BalanceSpec | msgspec.UnsetType) -> int:
+    """Returns the units of a batch of which each is of one lane: samples, or those that are made level together."""
+    return batch_size if isinstance(balance, msgspec.UnsetType) else batch_size // gcd(balance.rows, batch_size)
+
+
+def check_lanes(what: str, lanes: int, batch_size: int) -> None:
+    """Makes sure that lanes divide the global batch, for what needs that."""
+    if batch_size % lanes:
+        raise ConfigError(
+            f"{what} needs lanes that divide the global batch: {lanes} do not divide {batch_size}", field="lanes"
+        )
 
 
 def auto_window(chunks: int, batch_size: int) -> int:

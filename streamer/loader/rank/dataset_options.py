@@ -142,17 +142,19 @@ class DatasetOptions(StreamOptions):
     def _check_packing(self) -> None:
         if self.balance is not None and not isinstance(self.balance, Balance):
             raise ConfigError(f"balance={self.balance!r} is not a streamer.Balance", field="balance")
-        if self.balance is not None and (self.packing is None or shuffle_mode(self.shuffle) == "none"):
+        if self.balance is not None and shuffle_mode(self.shuffle) == "none":
+            raise ConfigError("balance= with shuffle=False: it changes the order; leave one out", field="balance")
+        if self.balance is not None and self.balance.lengths is not None and self.packing is not None:
             raise ConfigError(
-                "balance= is for rows that are shuffled: give packing= as well, and leave shuffle=False out",
-                field="balance",
+                "Balance(lengths=...) with packing=: the lengths of packed documents are those of its cost=; leave "
+                "lengths out",
+                field="lengths",
             )
+        for name in ("packing", "balance"):
+            if self.growing is not None and getattr(self, name) is not None:
+                raise ConfigError(f"{name}= with growing=: it is planned of all samples; leave one out", field=name)
         if self.packing is None:
             return
-        if self.growing is not None:
-            raise ConfigError(
-                "packing= with growing=: rows are planned of all documents; leave one out", field="packing"
-            )
         if shuffle_mode(self.shuffle) == "sample":
             raise ConfigError(
                 'packing= with shuffle="sample": a row has the documents of several chunks, which are fetched whole; '

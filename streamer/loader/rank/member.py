@@ -150,7 +150,7 @@ class Member:
             opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined, joins)
             if (packing := self.options.packing) is not None:
                 opened.pack(packing, place, shuffle=shuffle_mode(self.options.shuffle) != "none")
-            self._opened = opened
+            self._opened = opened.measured(self.options.balance)
         return self._opened
 
     @property
@@ -371,6 +371,7 @@ class Member:
             selection=data.selection_file,
             rules=rules,
             rows=rows,
+            balance=self.options.balance,
             joins=tuple(join.recipe for join in data.joins),
         )
 

@@ -16,6 +16,7 @@ from streamer.loader import checks
 from streamer.loader.rank.arguments import Index, Order, Skip
 from streamer.loader.rank.dataset_options import DatasetOptions, StreamOptions
 from streamer.loader.removed import refuse_removed
+from streamer.loader.rows.options import Balance
 from streamer.order.mix import Batching, Homogeneous, MixRequest, Shares, Weights
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import MAX_PARTS
@@ -28,7 +29,14 @@ _OF_A_DATASET = {
     "peers": "for a mix, run the engines as services with [peers] members",
 }
 # Arguments that a file has as tables, and what they become.
-_TABLES = {"manifest": Index, "order": Order, "on_error": Skip, "decode": Decode, "batching": Homogeneous}
+_TABLES = {
+    "manifest": Index,
+    "order": Order,
+    "on_error": Skip,
+    "decode": Decode,
+    "batching": Homogeneous,
+    "balance": Balance,
+}
 # Keys that tell a table of Weights from weights by name.
 _WEIGHTS = {"values", "temperature"}
 # Equal in all members: they are read through one engine.
@@ -89,7 +97,8 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
     """
     for name, options in members.items():
         _check_member(name, options)
-    _check_packing(members)
+    _check_alike(members, "packing", "cost")
+    _check_alike(members, "balance", "lengths")
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
         for option in _IN_COMMON:
@@ -99,16 +108,17 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
             raise _differ("shuffle", (first_name, first), (name, options))
 
 
-def _check_packing(members: Mapping[str, DatasetOptions]) -> None:
-    """Makes sure that the rows of all members are alike, but for where the numbers of tokens come from."""
+def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str) -> None:
+    """Makes sure that rows of all members are alike, and balanced alike, but for the source of their lengths."""
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
-        one, other = (None if of.packing is None else replace(of.packing, cost=None) for of in (first, options))
+        given = [getattr(of, option) for of in (first, options)]
+        one, other = (None if each is None else replace(each, **{source: None}) for each in given)
         if one != other:
             raise ConfigError(
-                f"members {first_name} and {name} differ in packing: {one} and {other}; a batch has rows of one kind: "
+                f"members {first_name} and {name} differ in {option}: {one} and {other}; a batch has rows of one kind: "
                 "give all members the same, or none",
-                field="packing",
+                field=option,
                 members=f"{first_name}, {name}",
             )
 
@@ -118,12 +128,6 @@ def _check_member(name: str, options: DatasetOptions) -> None:
         raise ConfigError(
             f"member {name}: growing= is for a dataset alone; the order of a mix must not depend on what arrives",
             field="growing",
-            member=name,
-        )
-    if options.balance is not None:
-        raise ConfigError(
-            f"member {name}: balance= is for a dataset alone; rows of a mix keep their places, which have its shares",
-            field="balance",
             member=name,
         )
     for option, reason in _OF_A_DATASET.items():

@@ -9,7 +9,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace as with_parts
 
 from streamer.client.engine_client import EngineClient
 from streamer.config import Environment, RankConfig, counted
@@ -24,9 +25,10 @@ from streamer.loader.rows.options import Buckets
 from streamer.loader.samples.maker import SampleRules
 from streamer.loader.samples.opened import Members
 from streamer.loader.samples.recipe import SampleRecipe
+from streamer.order.level import BalanceSpec
 from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
-from streamer.order.spec import OrderSpec, shuffle_mode
+from streamer.order.spec import OrderSpec, auto_lanes, shuffle_mode, together
 
 if TYPE_CHECKING:
     from streamer.loader.rank.mixing import Mixing
@@ -154,23 +156,19 @@ class Opening:
     def _order(self, global_batch: int) -> tuple[OrderSpec | MixSpec, OrderRequest]:
         """The order for a global batch, and what the user has asked for."""
         if (mixing := self._mixing) is not None:
-            sources, request = mixing.sources(self.members.each), mixing.options.request
+            balance = self._balance(global_batch)
+            sources, request = mixing.sources(self.members.each), with_parts(mixing.options.request, balance=balance)
             return request.spec(sources, global_batch), OrderRequest(mix=request, sources=sources)
         options, data = self._only, self.members.each[0]
         if shuffle_mode(options.shuffle) == "sample":
             check_sample_shuffle(data.manifest.samples, data.manifest.total_bytes)
         lanes, window, rows = options.order.lanes, options.order.shuffle_window, data.rows
+        balance = self._balance(global_batch)
         if rows is not None and shuffle_mode(options.shuffle) != "none":
             sets, chunks = np.count_nonzero(data.order_samples), np.count_nonzero(data.chunk_samples)
-            from streamer.order.row_order import row_lanes, row_window
+            from streamer.order.row_order import row_window
 
-            together = 1 if options.balance is None else options.balance.rows
-            lanes = row_lanes(int(sets), global_batch, together) if lanes is None else lanes
-            if options.balance is not None and global_batch % lanes:
-                raise ConfigError(
-                    f"balance= needs lanes that divide the global batch: {lanes} do not divide {global_batch}",
-                    field="lanes",
-                )
+            lanes = auto_lanes(int(sets), together(global_batch, balance)) if lanes is None else lanes
             window = row_window(int(sets), int(chunks), global_batch, lanes, window)
         spec = OrderSpec.auto(
             data.digest,
@@ -182,9 +180,16 @@ class Opening:
             window=window,
             cut=options.order.cut or "fixed",
             rows=UNSET if rows is None else rows.recipe.spec,
-            balance=UNSET if options.balance is None else options.balance.spec(global_batch),
+            balance=balance,
         )
         return spec, OrderRequest(free_parts=options.order.free_parts, growing=options.growing)
+
+    def _balance(self, global_batch: int) -> BalanceSpec | UnsetType:
+        """What is made level; of a mix alike in all members."""
+        if (balance := self._only.balance) is None:
+            return UNSET
+        lengths = [each.lengths.identity for each in self.members.each if each.lengths is not None]
+        return balance.spec(global_batch, " ".join(lengths).strip())
 
     def _rules(self) -> list[SampleRules]:
         """The rules of making samples, of each member."""

@@ -74,8 +74,9 @@ def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
     if found and len(kinds) == 1 and manifest.format == "tokens" and not manifest.recoded:
         return int(found[0][1]), 0
     raise ConfigError(
-        f"packing: how many tokens a sample of format {manifest.format!r} has is not known before it is read; measure "
-        'it once: streamer.measure(dataset, function, to="costs.npy"), then Packing(..., cost="costs.npy")',
+        f"how many tokens a sample of format {manifest.format!r} has is not known before it is read; measure it once: "
+        'streamer.measure(dataset, function, to="costs.npy"), then Packing(..., cost="costs.npy"), or without packing '
+        'Balance(..., lengths="costs.npy")',
         field="cost",
     )
 

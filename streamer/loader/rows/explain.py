@@ -14,8 +14,8 @@ from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Integers
 from streamer.order.level import BalanceSpec
 from streamer.order.rank_split import RankSplit
-from streamer.order.row_order import RowOrder, row_lanes, row_window
-from streamer.order.spec import OrderSpec
+from streamer.order.row_order import RowOrder, row_window
+from streamer.order.spec import OrderSpec, auto_lanes
 
 # Rows of a rank that are compared.
 _ROWS = (1, 2, 4, 8)
@@ -74,7 +74,7 @@ class _Compared:
         """Returns the order of a job without `Balance`, or the one inside of `Balance(rows=together)`."""
         planned = self._planned
         sets, chunks = (int(np.count_nonzero(each)) for each in (planned.counts, planned.documents.chunk_samples))
-        lanes = row_lanes(sets, self._batch, together)
+        lanes = auto_lanes(sets, self._batch // together)
         window = row_window(sets, chunks, self._batch, lanes, None)
         spec = OrderSpec(planned.documents.digest, self._seed, "block", lanes, window, rows=planned.recipe.spec)
         return RowOrder(EpochOrder(spec, planned.counts, 0), planned.sets)

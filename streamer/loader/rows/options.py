@@ -126,16 +126,17 @@ class Buckets:
 
 @dataclass(frozen=True)
 class Balance:
-    """Makes batches of rows that cost every rank the same in every step, without communication. See docs/sequences.md.
+    """Makes batches that cost every rank the same in every step, without communication. See docs/sequences.md.
 
-    Rows of one lane change places with rows that come at about the same time. Which rows a batch has depends on the
-    global batch, not on the number of ranks; a run goes on with another one.
+    Rows of one lane, or samples that are not packed, change places with others that come at about the same time. Which
+    rows a batch has depends on the global batch, not on the number of ranks; a run goes on with another one.
 
     Args:
         rows: rows of a rank in a step; so many are made level together. For fewer ranks with more rows each it stays
             as it is. With 1, rows of like cost share a step, and batches differ more from each other.
-        cost: of a document of n tokens: (a, b) for a x n + b x n**2, whole numbers. The default is that of a
-            transformer of hidden size 4,096: 6 x 4,096 x n + n**2.
+        cost: of a document, or sample, of n tokens: (a, b) for a x n + b x n**2, whole numbers. The default is that of
+            a transformer of hidden size 4,096: 6 x 4,096 x n + n**2.
+        lengths: without packing, n of each sample: as `cost` of `Packing`. More than 2**24 count as 2**24.
 
     Raises:
         ConfigError: an invalid value.
@@ -143,6 +144,7 @@ class Balance:
 
     rows: int
     cost: tuple[int, int] = ROW_COST
+    lengths: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", checks.at_least("rows", self.rows, 1))
@@ -150,11 +152,17 @@ class Balance:
         if not isinstance(given, Sequence) or len(given) != 2:
             raise ConfigError(f"cost={given!r}: give a pair of whole numbers, as (24576, 1)", field="cost")
         object.__setattr__(self, "cost", tuple(checks.whole("cost", part) for part in given))
+        object.__setattr__(self, "lengths", _settled("lengths", self.lengths))
         self.spec(1)
 
-    def spec(self, batch: int) -> BalanceSpec:
-        """Returns the parts that decide which rows share a global batch of `batch` rows."""
-        return BalanceSpec(self.rows, *self.cost, batch)
+    def spec(self, batch: int, lengths: str = "") -> BalanceSpec:
+        """Returns the parts that decide which rows share a batch.
+
+        Args:
+            batch: rows of the global batch.
+            lengths: identity of the measured lengths.
+        """
+        return BalanceSpec(self.rows, *self.cost, batch, lengths)
 
 
 def as_packing(given: object) -> Packing | Buckets | None:
@@ -179,12 +187,16 @@ def as_packing(given: object) -> Packing | Buckets | None:
 def _settle(packing: Packing | Buckets, *numbers: str) -> None:
     """Keeps whole numbers as Python's own, the path of the costs as absolute, and the fields as a tuple or mapping."""
     settled: dict[str, object] = {name: checks.whole(name, getattr(packing, name)) for name in numbers}
-    if packing.cost is not None:
-        settled["cost"] = os.path.abspath(str(checks.path("cost", packing.cost)))
+    settled["cost"] = _settled("cost", packing.cost)
     if packing.fields is not None:
         settled["fields"] = _padded_with(packing.fields)
     for name, value in settled.items():
         object.__setattr__(packing, name, value)
+
+
+def _settled(name: str, path: str | None) -> str | None:
+    """Returns the path of measured numbers as absolute."""
+    return None if path is None else os.path.abspath(str(checks.path(name, path)))
 
 
 def _pad(fields: Sequence[str] | Mapping[str, float] | None, field: str) -> float:

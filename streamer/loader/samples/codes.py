@@ -80,10 +80,7 @@ class StreamCodes:
         """
         from streamer.loader.rows.planned import Pieces
 
-        members, numbers, turns = np.zeros_like(rows), rows, np.zeros_like(rows)
-        if self._codes is not None:
-            codes = type(self._codes)(self._members.order_samples)
-            members, numbers, turns = codes.members(rows), codes.ordinals(rows), codes.turns(rows)
+        members, numbers, turns = self._parts(rows)
         found, pieces = [], []
         for member, number, turn in zip(members.tolist(), numbers, turns.tolist(), strict=True):
             data = self._members.each[member]
@@ -96,6 +93,24 @@ class StreamCodes:
                 same = np.ones_like(part.document)
                 found.append(self._codes.encode(member * same, turn * same, part.document))
         return np.concatenate(found), Pieces.joined(pieces)
+
+    def costs(self, epoch: int, rows: Integers, coefficients: tuple[int, int]) -> Integers:
+        """Returns the costs of some rows, or samples that are not packed: (N,).
+
+        Args:
+            epoch: of the rows.
+            rows: (N,) what the order calls them.
+            coefficients: of the tokens of a document or sample, and of their square.
+        """
+        members, numbers, turns = self._parts(rows)
+        found = np.empty(len(rows), np.int64)
+        # A member has a few passes in an epoch.
+        for member, turn in sorted(set(zip(members.tolist(), turns.tolist(), strict=True))):
+            mine = (members == member) & (turns == turn)
+            run = epoch if self._codes is None else turn + self._first_run(epoch, member)
+            data = self._members.each[member]
+            found[mine] = data.costs(numbers[mine], self._seeds[member], run, coefficients)
+        return found
 
     def uses(self, epoch: int, codes: Integers) -> Iterator[Uses]:
         """Yields the samples that codes stand for in an epoch, by member; for codes that are not ordinals."""
@@ -119,6 +134,13 @@ class StreamCodes:
             return 0, self._members.each[0].number(code)
         codes = np.array([code], np.int64)
         return int(self._codes.members(codes)[0]), int(self._codes.ordinals(codes)[0])
+
+    def _parts(self, rows: Integers) -> tuple[Integers, Integers, Integers]:
+        """Returns member, number in it and pass, from the first one of the epoch on, of what the order calls rows."""
+        if self._codes is None:
+            return np.zeros_like(rows), rows, np.zeros_like(rows)
+        codes = type(self._codes)(self._members.order_samples)
+        return codes.members(rows), codes.ordinals(rows), codes.turns(rows)
 
     def _first_run(self, epoch: int, member: int) -> int:
         """The first pass of a member in an epoch of a mix; the uses of a growing dataset count over all epochs."""

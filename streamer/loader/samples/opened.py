@@ -17,11 +17,12 @@ from streamer.annotations.join import JoinRules
 from streamer.loader.samples.maker import SampleRules
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
+from streamer.order.rows.spec import MOST_LENGTH
 
 if TYPE_CHECKING:
     from streamer.client.session import EpochSchedule
     from streamer.loader.rows.costs import DocumentCosts
-    from streamer.loader.rows.options import Buckets, Packing
+    from streamer.loader.rows.options import Balance, Buckets, Packing
     from streamer.loader.rows.planned import Documents, PlannedRows, RowsRecipe
     from streamer.loader.samples.joins import JoinRecipe, OpenedJoin
     from streamer.manifest.selection import Selection
@@ -37,10 +38,12 @@ class OpenedDataset:
 
     Attributes:
         rows: the rows that the samples are packed into; None: they are not.
+        lengths: of the samples of the manifest, where samples that are not packed are balanced.
         joins: the datasets that samples are joined to.
     """
 
     rows: PlannedRows | None = None
+    lengths: DocumentCosts | None = None
 
     def __init__(
         self,
@@ -95,6 +98,28 @@ class OpenedDataset:
         spec, folder = packing.spec(costs.identity), self.manifest.path.parent
         table = find_table(folder if os.access(folder, os.W_OK) else spare, spec, documents)
         self.rows = PlannedRows(RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=table), documents)
+
+    def measured(self, balance: Balance | None) -> Self:
+        """Opens the lengths of samples that are balanced and not packed; returns itself.
+
+        Raises:
+            ConfigError: nothing says how long a sample is.
+        """
+        if balance is not None and self.rows is None:
+            from streamer.loader.rows.costs import DocumentCosts
+
+            self.lengths = DocumentCosts(self.manifest, balance.lengths)
+        return self
+
+    def costs(self, numbers: Integers, seed: int, epoch: int, coefficients: tuple[int, int]) -> Integers:
+        """Returns the cost of some rows, or samples, (N,); see `PlannedRows.costs`."""
+        if self.rows is not None:
+            return self.rows.costs(numbers, seed, epoch, coefficients)
+        assert self.lengths is not None, "costs are asked for where samples are balanced"
+        # So that the sum of a superwindow fits 63 bits, see `BalanceSpec`.
+        length = self.lengths.of(self.to_manifest(numbers)).clip(0, MOST_LENGTH)
+        cost: Integers = coefficients[0] * length + coefficients[1] * length**2
+        return cost
 
     def _documents(self, packing: Packing | Buckets, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
         from streamer.loader.rows.costs import DocumentCosts
@@ -180,6 +205,7 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
         selection: digest of the selection, and the folder of its file; None: all samples.
         rules: of making samples.
         rows: the rows that the samples are packed into; None: they are not.
+        balance: of rows or samples; None: they are not balanced.
         joins: the datasets that samples are joined to.
     """
 
@@ -187,6 +213,7 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
     selection: tuple[str, Path] | None
     rules: SampleRules
     rows: RowsRecipe | None = None
+    balance: Balance | None = None
     joins: tuple[JoinRecipe, ...] = ()
 
     def open(self) -> OpenedDataset:
@@ -195,7 +222,8 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ManifestError: there is none.
         """
-        return OpenedDataset.open(self.manifest_path, self.selection, self.rows, self.joins)
+        opened = OpenedDataset.open(self.manifest_path, self.selection, self.rows, self.joins)
+        return opened.measured(self.balance)
 
 
 class Members:

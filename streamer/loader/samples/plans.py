@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.opened import MemberRecipe, Members
 from streamer.order.epoch import EpochOrder
 from streamer.order.lane_split import LaneRun
@@ -120,20 +121,19 @@ def _first_order(
         from streamer.order.growing import GrowingOrder
 
         return GrowingOrder(rounds, recipe.growing_lanes, recipe.epoch_samples, epoch)
-    order = _shuffled(recipe, members, epoch)
-    rows = [member.rows for member in members.each if member.rows is not None]
-    if not rows:
-        return order
-    from streamer.order.row_order import RowOrder, joined_sets
+    order: EpochOrder | MixOrder | RowOrder = (shuffled := _shuffled(recipe, members, epoch))
+    if rows := [member.rows for member in members.each if member.rows is not None]:
+        from streamer.order.row_order import RowOrder, joined_sets
 
-    packed = RowOrder(order, joined_sets(list(zip([one.sets for one in rows], members.first_chunks, strict=False))))
-    balance = recipe.spec.balance if isinstance(recipe.spec, OrderSpec) else msgspec.UNSET
+        sets = joined_sets(list(zip([one.sets for one in rows], members.first_chunks, strict=False)))
+        order = RowOrder(shuffled, sets)
+    balance = recipe.spec.balance
     if not isinstance(balance, BalanceSpec):
-        return packed
+        return order
     from streamer.order.balanced_order import BalancedOrder
 
-    seed, coefficients = recipe.spec.seed, (balance.linear, balance.quadratic)
-    return BalancedOrder(packed, balance, lambda numbers, of: rows[0].costs(numbers, seed, of, coefficients))
+    codes, coefficients = StreamCodes(recipe, members), (balance.linear, balance.quadratic)
+    return BalancedOrder(order, balance, lambda rows, of: codes.costs(of, rows, coefficients))
 
 
 def _shuffled(recipe: BatchRecipe, members: Members, epoch: int) -> EpochOrder | MixOrder:

@@ -138,7 +138,7 @@ class StreamReader:
     @property
     def row_cost(self) -> tuple[int, int]:
         """Cost of a document of n tokens in a row, of n and of n**2: that of `balance=`, or the usual one."""
-        balance = self._recipe.spec.balance if isinstance(self._recipe.spec, OrderSpec) else None
+        balance = self._recipe.spec.balance
         return (balance.linear, balance.quadratic) if isinstance(balance, BalanceSpec) else ROW_COST
 
     def documents(self, epoch: int, rows: Integers) -> tuple[Integers, Pieces]:

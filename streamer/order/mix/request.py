@@ -9,11 +9,12 @@ import numpy as np
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.hashing import Integers
+from streamer.order.level import BalanceSpec
 from streamer.order.mix.quotas import Stage
 from streamer.order.mix.shares import Amount, Shares, whole_passes_as_weights
 from streamer.order.mix.spec import MOST_MEMBERS, Batching, MixMember, MixSpec
 from streamer.order.rows.spec import RowSpec
-from streamer.order.spec import Cut, OrderSpec, Shuffle, auto_lanes, auto_window
+from streamer.order.spec import Cut, OrderSpec, Shuffle, auto_lanes, auto_window, check_lanes, together
 
 # Batches that are mixed together: with 16 the counts of 100 members stray by less than 2 per batch (2026-11-22).
 _WINDOW = 16
@@ -104,6 +105,7 @@ class MixRequest(msgspec.Struct, frozen=True):
         lanes: None: chosen from the members and the batch.
         window: chunks open together, of all members over all nodes; None: chosen.
         group: samples of a homogeneous batch that are of one member together; None: all of it.
+        balance: what is made level; its batch is that of the mix.
     """
 
     shares: Shares
@@ -112,6 +114,7 @@ class MixRequest(msgspec.Struct, frozen=True):
     lanes: int | None = None
     window: int | None = None
     group: int | None = None
+    balance: BalanceSpec | msgspec.UnsetType = msgspec.UNSET
 
     def spec(self, sources: Sequence[MixSource], batch_size: int, *, like: MixSpec | None = None) -> MixSpec:
         """Resolves lanes, windows and shares.
@@ -134,11 +137,12 @@ class MixRequest(msgspec.Struct, frozen=True):
         ordered = _ordered(sources)
         lanes = self._lanes(sources, batch_size, start, ordered)
         slots = start.slots if start.slots and start.lanes == lanes else max(1, batch_size // lanes)
-        if self.batching == "homogeneous" and batch_size % lanes:
-            raise ConfigError(
-                f'batching="homogeneous" needs lanes that divide the global batch: {lanes} do not divide {batch_size}',
-                field="lanes",
-            )
+        if self.batching == "homogeneous":
+            check_lanes('batching="homogeneous"', lanes, batch_size)
+        balance = self.balance
+        if isinstance(balance, BalanceSpec):
+            check_lanes("balance=", lanes, slots * lanes if start.slots else batch_size)
+            balance = msgspec.structs.replace(balance, batch=slots * lanes)
         unit = lanes * (slots if self.batching == "homogeneous" else 1)
         all_amounts = self._amounts(sources, start)
         amounts = _from_epoch(all_amounts, start.epoch)
@@ -149,7 +153,8 @@ class MixRequest(msgspec.Struct, frozen=True):
             for source, window, passes in zip(sources, windows, amounts[0].passes, strict=True)
         )
         window, groups = _window(len(sources), lanes), self._groups(lanes * slots)
-        return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, window, start.epoch, groups)
+        place = window, start.epoch, groups, balance
+        return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, *place)
 
     def _lanes(self, sources: Sequence[MixSource], batch_size: int, start: Start, ordered: bool) -> int:
         if ordered and (self.lanes, self.window) != (None, None):
@@ -167,8 +172,9 @@ class MixRequest(msgspec.Struct, frozen=True):
 
     def _auto_lanes(self, chunks: int, batch_size: int) -> int:
         """Chooses the lanes as of one dataset, but a multiple of the groups of a batch."""
-        lanes = auto_lanes(chunks, batch_size)
         groups = self._groups(batch_size)
+        batch_size = together(batch_size, self.balance)
+        lanes = auto_lanes(chunks, batch_size)
         return max((d for d in range(groups, lanes + 1, groups) if batch_size % d == 0), default=groups)
 
     def _groups(self, batch_size: int) -> int:

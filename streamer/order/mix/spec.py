@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from streamer.errors import ConfigError
+from streamer.order.level import BalanceSpec
 from streamer.order.mix.quotas import Stage, drawn_units
 from streamer.order.spec import OrderSpec
 
@@ -90,6 +91,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         window: T, batches that are mixed together; a power of two.
         origin_epoch: the epoch at which the members are at their `origin`; not 0 after `adopt`.
         groups: of a homogeneous batch; each has L / groups consecutive lanes.
+        balance: what fixes which samples share a batch, where their costs decide it; left out of all other mixes.
 
     Raises:
         ConfigError: a part outside of these rules.
@@ -104,6 +106,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
     window: int
     origin_epoch: int = 0
     groups: int = 1
+    balance: BalanceSpec | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         _check_members(self)
@@ -213,7 +216,7 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
                 share = f"{weight / max(1, sum(stage.weights)):.6%}"
                 found[f"member {member.name}: weight from epoch {stage.epoch}"] = share
             found[f"samples of an epoch, from epoch {stage.epoch}"] = stage.units * self.unit
-        return found
+        return found if isinstance(self.balance, msgspec.UnsetType) else found | self.balance.parts()
 
 
 def _check_members(spec: MixSpec) -> None:

@@ -111,6 +111,11 @@ class MemberStream:
         """Whether its window holds all of its chunks."""
         return int(np.count_nonzero(self.chunks.samples)) <= self.member.order.window
 
+    @property
+    def lane_opened(self) -> int:
+        """See `EpochOrder.lane_opened`."""
+        return self._order(0, 0).lane_opened
+
     def add_ordinals(self, stream: Integers, turn: int, rows: Integers, together: OrdinalsTogether) -> Integers:
         """Adds the ordinals at some stream positions to those of other members.
 

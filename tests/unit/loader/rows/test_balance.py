@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from streamer import Balance, MixedDataset, Order, Packing, StreamingDataLoader, StreamingDataset
+from streamer import Balance, Growing, Order, Packing, StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError, StateError
 from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron
 
@@ -98,8 +98,9 @@ def test_a_state_names_what_has_changed(make):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"balance": Balance(rows=2)}, "balance= is for rows that are shuffled"),
-        ({"balance": Balance(rows=2), "packing": Packing(64), "shuffle": False}, "leave shuffle=False out"),
+        ({"balance": Balance(rows=2), "growing": Growing(reuse=2, epoch_samples=100)}, "balance= with growing="),
+        ({"balance": Balance(rows=2), "packing": Packing(64), "shuffle": False}, "balance= with shuffle=False"),
+        ({"balance": Balance(rows=2, lengths="a.npy"), "packing": Packing(64)}, "leave lengths out"),
         ({"balance": 4, "packing": Packing(64)}, "balance=4 is not a streamer.Balance"),
     ],
 )
@@ -121,12 +122,6 @@ def test_balances_outside_the_rules_are_refused(arguments, message):
     """The message has the value and the rule."""
     with pytest.raises(ConfigError, match=message):
         Balance(**arguments)
-
-
-def test_a_mix_is_not_balanced(make):
-    """Its rows keep their places, which have its shares."""
-    with pytest.raises(ConfigError, match="member a: balance= is for a dataset alone"):
-        MixedDataset({"a": make()})
 
 
 def test_lanes_must_divide_the_batch(make):
