@@ -10,9 +10,12 @@ rows; order and first batch of 1e9 documents in 200 ms; rows at 0.8 of the bytes
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +23,11 @@ import numpy.typing as npt
 from report import kept
 
 from streamer import Packing, StreamingDataLoader, StreamingDataset
+from streamer.cgroup import usable_cores
 from streamer.formats import Tokens
 from streamer.formats.tokens.megatron import encode_index
+from streamer.loader.rows.planned import PlannedRows, RowsRecipe
+from streamer.loader.rows.table import Documents, RowTable
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 from streamer.order.row_order import RowOrder, row_window
 from streamer.order.rows.content import RowContent, row_counts
@@ -135,6 +141,91 @@ def start_row(kind: str, length: int, documents: int, ranks: int = 64, rows: int
     )
 
 
+def documents_of(path: Path, count: int) -> Documents:
+    """The first documents of a file of costs, in chunks that all have the same costs."""
+    per_chunk = int(CHUNK_BYTES / (2 * lengths("web", 1 << 20).mean()))
+    samples, column = np.full(count // per_chunk, per_chunk), np.load(path, mmap_mode="r")
+    return Documents(
+        manifest_digest="0" * 32,
+        digest="0" * 32,
+        chunk_samples=samples,
+        chunk_first=np.append(0, np.cumsum(samples)),
+        costs=lambda numbers: column[numbers].astype(np.int64),
+        shuffle=True,
+        reopen=partial(documents_of, path, count),
+    )
+
+
+def write_costs(path: Path, count: int) -> None:
+    """An int32 for each document, chunk after chunk the same ones."""
+    per_chunk = int(CHUNK_BYTES / (2 * lengths("web", 1 << 20).mean()))
+    column = np.lib.format.open_memmap(path, "w+", np.int32, (count,))
+    for first in range(0, count, 1000 * per_chunk):
+        part = column[first : first + 1000 * per_chunk]
+        part[:] = np.resize(lengths("web", per_chunk), len(part))
+    column.flush()
+
+
+def write_table(path: Path, documents: Documents) -> None:
+    """The table, without packing each set: those of as many chunks have as many rows."""
+    spec = RowSpec(8192)
+    tokens = int(documents.costs(np.arange(int(documents.chunk_samples[0]))).sum())
+    per_set = chunks_per_set(documents.chunk_samples, tokens * len(documents.chunk_samples), spec.length, spec.set_rows)
+    sets = make_sets(documents.chunk_samples, per_set, shuffle=True)
+    sizes, last = np.diff(sets.first), len(sets) - 1
+    made = {
+        int(sizes[n]): row_counts(
+            spec, sets.part(n, n + 1), lambda _, n=n: documents.costs(documents.of_chunks(sets.chunks(n)))
+        )
+        for n in (0, last)
+    }
+    counts = np.array([made[size][0] for size in sizes.tolist()])
+    RowTable(sets, counts, sizes * tokens, 0 * counts).write(path)
+
+
+def start_given(path: Path, count: int) -> str:
+    """A resumed rank of 64 in a process of its own, to its first batch: times, and memory besides mapped files."""
+
+    def memory() -> float:
+        return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0]) / 1024
+
+    before, begin, cpu = memory(), time.perf_counter(), time.process_time()
+    documents = documents_of(path, count)
+    recipe = RowsRecipe(packing=Packing(8192), spec=RowSpec(8192), shuffle=True, table=path.with_suffix(".arrows"))
+    planned = PlannedRows(recipe, documents)
+    opened = time.perf_counter() - begin
+    sets, chunks = len(planned.counts), len(documents.chunk_samples)
+    lanes = auto_lanes(sets, 256)
+    window = row_window(sets, chunks, 256, lanes, None)
+    spec = OrderSpec("0" * 32, 17, "block", lanes, window, rows=RowSpec(8192))
+    own = RankPlan(RowOrder(EpochOrder(spec, planned.counts, 3), planned.sets), 256, 64, 32)
+    rows = own.batch(own.batches // 2).ordinals
+    for row in rows.tolist():
+        planned.pieces(row, 17, 3)
+    whole = time.perf_counter() - begin
+    return (
+        f"{count:,} documents, {planned.rows:,} rows: len {opened * 1e3:.0f} ms, first batch {whole * 1e3:.0f} ms "
+        f"({(time.process_time() - cpu) * 1e3:.0f} ms of CPU), "
+        f"{memory() - before:.0f} MB"
+    )
+
+
+def given_rows(count: int) -> Iterator[str]:
+    """A start with costs and table in their files; and the table of a part of them, in processes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "costs.npy"
+        write_costs(path, count)
+        write_table(path.with_suffix(".arrows"), documents_of(path, count))
+        for _ in range(3):
+            yield subprocess.check_output([sys.executable, __file__, "--given", str(path)], text=True).strip()
+        documents = documents_of(path, count // 10)
+        begin = time.perf_counter()
+        rows = RowTable.make(RowSpec(8192), documents).counts.sum()
+        seconds = (time.perf_counter() - begin) / documents.chunk_first[-1]
+        cores, each = usable_cores(), seconds * 1e6
+        yield f"table of {documents.chunk_first[-1]:,} documents, {rows:,} rows, {cores} processes: {each:.2f} us each"
+
+
 def write_tokens(folder: Path, costs: Integers) -> None:
     """Four files as Megatron-LM writes them."""
     folder.mkdir()
@@ -175,9 +266,20 @@ def making_rows(documents: int) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the documents; the results are not kept")
-    quick = parser.parse_args().quick
+    parser.add_argument("--given", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--only-given", action="store_true", help="only the start at 1e9 documents, and the table")
+    arguments = parser.parse_args()
+    if arguments.given is not None:
+        print(start_given(arguments.given, len(np.load(arguments.given, mmap_mode="r"))))
+        return
+    quick = arguments.quick
     scale = 10 if quick else 1
     with kept("rows", f"numpy {np.__version__}", keep=not quick):
+        print("\nstart with costs and table in files, wall; table in processes")
+        for line in given_rows(10**9 // scale):
+            print(line, flush=True)
+        if arguments.only_given:
+            return
         print("\nkind          row documents  sets  chunks rows/set  padding  cut by  us/document, CPU: ")
         print("                                     /set                   concat    table  epoch 0  epoch 1")
         for kind, length, other_bytes in CASES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from hashlib import blake2b
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ConfigError
+from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
 
 Integers = npt.NDArray[np.int64]
@@ -45,12 +47,22 @@ class DocumentCosts:
     @property
     def identity(self) -> str:
         """Digest that a state keeps: "" where costs follow from the manifest, else of the measured values."""
-        if self._column is None:
+        if self._column is None or self._measured is None:
             return ""
-        digest = blake2b(digest_size=16)
-        for first in range(0, len(self._column), _BLOCK):
-            digest.update(np.ascontiguousarray(self._column[first : first + _BLOCK], np.int64).data)
-        return digest.hexdigest()
+        if len(self._column) <= _BLOCK:
+            return _digest(self._column)
+        # Of 1e9 values it takes 10 s: kept beside the manifest for as long as their file stays as it is.
+        file, folder = os.stat(self._measured), self._manifest.path.parent
+        facts = f"{self._measured} {file.st_dev} {file.st_ino} {file.st_size} {file.st_mtime_ns}".encode()
+        kept = folder / f"{self._manifest.digest}.{blake2b(facts, digest_size=8).hexdigest()}.costs"
+        if kept.is_file():
+            return kept.read_text()
+        digest = _digest(self._column)
+        if os.access(folder, os.W_OK):
+            with workplace(folder) as place:
+                (place / kept.name).write_text(digest)
+                settle_file(place / kept.name, kept)
+        return digest
 
     def of(self, ordinals: Integers) -> Integers:
         """Returns the tokens of samples, by their ordinals in the manifest: (N,)."""
@@ -61,6 +73,13 @@ class DocumentCosts:
         _, start, stop = self._manifest.locate(ordinals)
         tokens: Integers = (stop - start) // self._token_bytes
         return tokens
+
+
+def _digest(column: npt.NDArray[np.integer]) -> str:
+    digest = blake2b(digest_size=16)
+    for first in range(0, len(column), _BLOCK):
+        digest.update(np.ascontiguousarray(column[first : first + _BLOCK], np.int64).data)
+    return digest.hexdigest()
 
 
 def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:

@@ -1,14 +1,8 @@
-"""Which documents are in which row: the table of rows in its file, and the sets that are open."""
+"""Which documents are in which row: the sets that are open."""
 
 from __future__ import annotations
 
-import fcntl
-import logging
-import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -16,192 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.config import counted
-from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.loader.rows.options import Buckets, Packing
-from streamer.manifest.arrow_ipc.reader import map_table
-from streamer.manifest.staging import settle_file, workplace
-from streamer.order.rows.content import RowContent, Rows, row_counts
-from streamer.order.rows.items import kept_costs
-from streamer.order.rows.sets import Sets, chunks_per_set, make_sets
+from streamer.loader.rows.table import Documents, Integers, RowTable
+from streamer.order.rows.content import RowContent, Rows
 from streamer.order.rows.spec import RowSpec
 from streamer.unique import unique
 
-logger = logging.getLogger(__name__)
-
-Integers = npt.NDArray[np.int64]
 Narrow = npt.NDArray[np.uint32] | Integers
-CostsOf = Callable[[Integers], Integers]
 
-_SCHEMA = {"rows": "int64", "chunks": "int64", "tokens": "int64", "left_out": "int64"}
-# Costs that are summed at once: 8 MB.
-_BLOCK = 1 << 20
-# Documents whose table takes a time that is worth a line.
-_MANY = 5_000_000
-# With best fit, on one core (benchmarks/rows.py, 2026-11-26).
-_DOCUMENT_SECONDS = 0.5e-6
 # Items of the sets that are kept open: 64 MB. A set that is opened again costs 0.5 us for each document.
 _KEPT_ITEMS = 1 << 22
-
-
-class Documents(msgspec.Struct, frozen=True, eq=False):
-    """The chunks of a dataset's documents, which are numbered through its selection.
-
-    Attributes:
-        manifest_digest: of the manifest.
-        digest: identity of the documents.
-        chunk_samples: (M,) documents of each chunk.
-        chunk_first: (M+1,) documents before each chunk.
-        costs: numbers of documents -> their tokens.
-        shuffle: whether rows are shuffled.
-    """
-
-    manifest_digest: str
-    digest: str
-    chunk_samples: Integers
-    chunk_first: Integers
-    costs: CostsOf
-    shuffle: bool
-
-    def of_chunks(self, chunks: npt.NDArray[np.uint32]) -> Integers:
-        """Returns the numbers of the documents of some chunks, chunk after chunk: (D,)."""
-        firsts, counts = self.chunk_first[chunks], self.chunk_samples[chunks]
-        before = np.cumsum(counts) - counts
-        numbers: Integers = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(firsts - before, counts)
-        return numbers
-
-
-class RowTable(msgspec.Struct, frozen=True, eq=False):
-    """The sets of a dataset, and how many rows each of them has.
-
-    Attributes:
-        sets: the chunks of each set.
-        counts: (S,) rows of each set, in every epoch.
-        tokens: (S,) tokens of them.
-        left_out: (S,) tokens of their documents that are in no row, by `overflow`.
-    """
-
-    sets: Sets
-    counts: Integers
-    tokens: Integers
-    left_out: Integers
-
-    @classmethod
-    def make(cls, spec: RowSpec, documents: Documents) -> RowTable:
-        """Packs every set once: 0.5 us for each document with best fit (2026-11-24).
-
-        Raises:
-            ManifestError: no document has a token.
-            ConfigError: a document is longer than a row, and overflow="error".
-        """
-        of_chunks = _tokens_of_chunks(spec, documents)
-        if (tokens := int(of_chunks[0].sum())) == 0:
-            raise ManifestError(
-                f"none of the {documents.chunk_first[-1]} documents has a token for a row of {spec.length}"
-            )
-        per_set = chunks_per_set(documents.chunk_samples, tokens, spec.length, spec.set_rows)
-        sets = make_sets(documents.chunk_samples, per_set, shuffle=documents.shuffle)
-        counts = row_counts(spec, sets, lambda number: documents.costs(documents.of_chunks(sets.chunks(number))))
-        kept, given = (np.add.reduceat(of_each[sets.all_chunks], sets.first[:-1]) for of_each in of_chunks)
-        return cls(sets, counts, kept, given - kept)
-
-    @classmethod
-    def open(cls, path: Path, documents: Documents) -> RowTable:
-        """Maps the file of a table.
-
-        Raises:
-            ManifestCorruptError: it is not the table of these documents.
-        """
-        columns = map_table(path, _SCHEMA)  # type: ignore[arg-type]
-        counts, chunks, tokens, left_out = (np.asarray(columns[name]).view(np.int64) for name in _SCHEMA)
-        sets = make_sets(documents.chunk_samples, int(chunks[0]) if len(chunks) else 1, shuffle=documents.shuffle)
-        if not np.array_equal(np.diff(sets.first), chunks):
-            raise ManifestCorruptError(f"{path}: not the sets of these documents", path=str(path))
-        return cls(sets, counts, tokens, left_out)
-
-    def write(self, path: Path) -> None:
-        """Writes the file.
-
-        Raises:
-            ManifestError: it cannot be written.
-        """
-        # Only here: processes that read a table do not need nanoarrow (6 ms of a start, 2026-11-22).
-        from streamer.manifest.arrow_ipc.writer import write_table
-
-        with workplace(path.parent) as place:
-            chunks = np.diff(self.sets.first)
-            columns = self.counts, chunks, self.tokens, self.left_out
-            write_table(place / path.name, dict(zip(_SCHEMA, columns, strict=True)))
-            settle_file(place / path.name, path)
-
-
-def _tokens_of_chunks(spec: RowSpec, documents: Documents) -> Integers:
-    """Returns the tokens of each chunk, (2, M): those that go to rows, and all.
-
-    Raises:
-        ConfigError: a document is longer than a row, and overflow="error".
-    """
-    ends, count = documents.chunk_first, int(documents.chunk_first[-1])
-    before = np.zeros((2, len(ends)), np.int64)
-    total = np.zeros((2, 1), np.int64)
-    for first in range(0, count, _BLOCK):
-        numbers = np.arange(first, min(first + _BLOCK, count))
-        costs = documents.costs(numbers)
-        sums = total + np.cumsum([kept_costs(costs, spec), np.maximum(costs, 0)], axis=1)
-        here = slice(*np.searchsorted(ends, [first, first + len(numbers)], side="right"))
-        before[:, here] = sums[:, ends[here] - first - 1]
-        total = sums[:, -1:]
-    return np.diff(before)
-
-
-def table_path(folder: Path, spec: RowSpec, documents: Documents) -> Path:
-    """Returns the file of the table of these documents; its name is a digest of all that decides the rows."""
-    parts = msgspec.json.encode([documents.digest, documents.shuffle, spec])
-    return folder / f"{documents.manifest_digest}.{blake2b(parts, digest_size=8).hexdigest()}.rows.arrows"
-
-
-def find_table(folder: Path, spec: RowSpec, documents: Documents) -> Path:
-    """Returns the file of the table; the first process of a machine makes it, the others wait.
-
-    Raises:
-        ManifestError: no document has a token, or the file cannot be written.
-        ConfigError: a document is longer than a row, and overflow="error".
-    """
-    path = table_path(folder, spec, documents)
-    if not _is_whole(path, documents):
-        with _one_at_a_time(folder):
-            if not _is_whole(path, documents):
-                count = int(documents.chunk_first[-1])
-                if count >= _MANY:
-                    logger.warning(
-                        "making the table of rows of %d documents once, about %.0f s", count, count * _DOCUMENT_SECONDS
-                    )
-                RowTable.make(spec, documents).write(path)
-    return path
-
-
-def _is_whole(path: Path, documents: Documents) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        RowTable.open(path, documents)
-    except ManifestCorruptError:
-        return False
-    return True
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Holds a lock on the folder; the kernel releases it when the process ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ManifestError(f"cannot write a table of rows to {folder}: {error}", path=str(folder)) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class Pieces(msgspec.Struct, frozen=True, eq=False):

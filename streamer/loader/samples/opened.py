@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from streamer.client.session import EpochSchedule
     from streamer.loader.rows.costs import DocumentCosts
     from streamer.loader.rows.options import Balance, Buckets, Packing
-    from streamer.loader.rows.planned import Documents, PlannedRows, RowsRecipe
+    from streamer.loader.rows.planned import PlannedRows, RowsRecipe
+    from streamer.loader.rows.table import Documents
     from streamer.loader.samples.joins import JoinRecipe, OpenedJoin
     from streamer.manifest.selection import Selection
 
@@ -92,7 +93,8 @@ class OpenedDataset:
             ConfigError: nothing says how many tokens a sample has, or a sample is longer than a row and must not be.
             ManifestError: no sample has a token, or the table cannot be written.
         """
-        from streamer.loader.rows.planned import PlannedRows, RowsRecipe, find_table
+        from streamer.loader.rows.planned import PlannedRows, RowsRecipe
+        from streamer.loader.rows.table import find_table
 
         documents, costs = self._documents(packing, shuffle=shuffle)
         spec, folder = packing.spec(costs.identity), self.manifest.path.parent
@@ -123,7 +125,7 @@ class OpenedDataset:
 
     def _documents(self, packing: Packing | Buckets, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
         from streamer.loader.rows.costs import DocumentCosts
-        from streamer.loader.rows.planned import Documents
+        from streamer.loader.rows.table import Documents
 
         costs = DocumentCosts(self.manifest, packing.cost, tuple(packing.fields or ()))
         documents = Documents(
@@ -133,6 +135,7 @@ class OpenedDataset:
             chunk_first=self.chunk_first,
             costs=lambda numbers: costs.of(self.to_manifest(numbers)),
             shuffle=shuffle,
+            reopen=partial(_documents_of, self.manifest.path, self.selection_file, packing, shuffle),
         )
         return documents, costs
 
@@ -308,6 +311,13 @@ class Members:
         first, starts = self.first_chunks, self.first_chunks_of_parts[len(self.each) :]
         spans = [(first[number], first[number + 1]) for number, _ in self.joins]
         return joined_schedule(schedule, list(zip([join for _, join in self.joins], spans, starts, strict=False)))
+
+
+def _documents_of(
+    path: Path, selection: tuple[str, Path] | None, packing: Packing | Buckets, shuffle: bool
+) -> Documents:
+    """Opens the documents of a dataset in another process."""
+    return OpenedDataset.open(path, selection)._documents(packing, shuffle=shuffle)[0]
 
 
 def _open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:

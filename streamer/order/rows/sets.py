@@ -30,6 +30,11 @@ class Sets(msgspec.Struct, frozen=True, eq=False):
         """Returns the chunks of a set."""
         return self.all_chunks[self.first[number] : self.first[number + 1]]
 
+    def part(self, begin: int, end: int) -> Sets:
+        """Returns the sets begin..end-1, numbered from 0."""
+        first = self.first[begin : end + 1]
+        return Sets(self.all_chunks[first[0] : first[-1]], first - first[0])
+
     def expand(self, numbers: Integers) -> tuple[Chunks, Integers]:
         """Returns the chunks of several sets, and for each chunk the place of its set among `numbers`; both (N,)."""
         counts = self.first[numbers + 1] - self.first[numbers]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from streamer import Balance, Order, Packing, StreamingDataLoader, StreamingDataset, collate_rows
 from streamer.errors import ConfigError, DecodeError, ManifestError, StateError
-from streamer.loader.rows import planned
+from streamer.loader.rows import costs, table
 from streamer.loader.stall.report import compare
 from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron
 
@@ -378,7 +378,7 @@ def test_the_table_is_made_once(make, monkeypatch, fake_engine):
     """By the first process; a table that is cut off is made again."""
     dataset = make()
     rows, (path,) = dataset.rows, fake_engine.root.rglob("*.rows.arrows")
-    monkeypatch.setattr(planned.RowTable, "make", None)
+    monkeypatch.setattr(table.RowTable, "make", None)
     assert make().rows == rows
     monkeypatch.undo()
     path.write_bytes(path.read_bytes()[:-100])
@@ -386,19 +386,53 @@ def test_the_table_is_made_once(make, monkeypatch, fake_engine):
     assert make().rows == rows
 
 
-def test_the_table_counts_tokens_of_any_block(monkeypatch):
-    """Those of each set, however many documents are summed at once, with chunks that have none."""
+def some_documents() -> table.Documents:
+    """In chunks of which some have none."""
     samples = np.array([0, 3, 0, 1, 12, 5, 0, 9, 7, 0])
     costs = np.random.default_rng(0).integers(0, 3 * ROW, int(samples.sum()))
     first = np.append(0, np.cumsum(samples))
-    documents = planned.Documents("", "", samples, first, lambda numbers: costs[numbers], shuffle=True)
-    spec = Packing(ROW, overflow="truncate", set_rows=2).spec()
+    return table.Documents("", "", samples, first, lambda numbers: costs[numbers], shuffle=True, reopen=some_documents)
+
+
+SMALL = Packing(ROW, overflow="truncate", set_rows=2).spec()
+
+
+@pytest.mark.parametrize("runs", [1, 3, 64])
+def test_the_table_counts_tokens_of_any_block(monkeypatch, runs):
+    """Those of each set, however many documents are summed at once, with chunks that have none."""
+    documents = some_documents()
+    monkeypatch.setattr(table, "_RUNS", runs)
     for block in (1, 4, 1000):
-        monkeypatch.setattr(planned, "_BLOCK", block)
-        table = planned.RowTable.make(spec, documents)
-        for number, tokens in enumerate(table.tokens.tolist()):
-            members = documents.of_chunks(table.sets.chunks(number))
-            assert tokens == np.minimum(costs[members], ROW).sum()
+        monkeypatch.setattr(table, "_BLOCK", block)
+        made = table.RowTable.make(SMALL, documents)
+        for number, tokens in enumerate(made.tokens.tolist()):
+            members = documents.of_chunks(made.sets.chunks(number))
+            assert tokens == np.minimum(documents.costs(members), ROW).sum()
+
+
+@pytest.mark.process
+def test_processes_make_the_same_table(monkeypatch):
+    """One for each core, where there are many documents."""
+    one = table.RowTable.make(SMALL, some_documents())
+    monkeypatch.setattr(table, "_MANY", 1)
+    monkeypatch.setattr(table, "usable_cores", lambda: 2)
+    other = table.RowTable.make(SMALL, some_documents())
+    for name in ("counts", "tokens", "left_out"):
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_the_digest_of_many_numbers_is_kept(make, given, tmp_path, monkeypatch, fake_engine):
+    """For as long as their file stays as it is: a job that starts again does not read it."""
+    path = tmp_path / "costs.npy"
+    np.save(path, np.array([len(one) for one in given], np.int32))
+    whole = make(Packing(ROW, set_rows=8, cost=str(path))).rows
+    monkeypatch.setattr(costs, "_BLOCK", 1)
+    assert make(Packing(ROW, set_rows=8, cost=str(path))).rows == whole
+    monkeypatch.setattr(costs, "_digest", lambda _: pytest.fail("read again"))
+    assert make(Packing(ROW, set_rows=8, cost=str(path))).rows == whole
+    monkeypatch.setattr(costs, "_digest", lambda _: "of other numbers")
+    np.save(path, np.array([len(one) + 1 for one in given], np.int32))
+    assert make(Packing(ROW, set_rows=8, cost=str(path)))._member.opened.rows.recipe.spec.costs == "of other numbers"
 
 
 def test_several_packings_of_one_job_are_told_apart(make, make_dataset, url, fake_engine):
@@ -434,10 +468,11 @@ def test_ragged_fields_need_no_argument(make):
 
 def test_a_table_that_takes_long_is_announced(make, monkeypatch, caplog):
     """Before it is made, with the number of documents; a second process finds it."""
-    monkeypatch.setattr(planned, "_MANY", 100)
+    monkeypatch.setattr(table, "_MANY", 100)
+    monkeypatch.setattr(table, "usable_cores", lambda: 1)
     assert make().rows == make().rows
     assert [record.getMessage() for record in caplog.records if "table of rows" in record.getMessage()] == [
-        "making the table of rows of 400 documents once, about 0 s"
+        "making the table of rows of 400 documents once, about 0 s on 1 core"
     ]
 
 
