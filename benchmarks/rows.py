@@ -274,7 +274,7 @@ def main() -> None:
         return
     quick = arguments.quick
     scale = 10 if quick else 1
-    with kept("rows", f"numpy {np.__version__}", keep=not quick):
+    with kept("rows_start" if arguments.only_given else "rows", f"numpy {np.__version__}", keep=not quick):
         print("\nstart with costs and table in files, wall; table in processes")
         for line in given_rows(10**9 // scale):
             print(line, flush=True)

@@ -82,7 +82,10 @@ class StateOrder:
             roots=(),
             entry=(epoch, 0),
         )
-        order, codes = Plans(recipe, members).plan(epoch).order, StreamCodes(recipe, members)
+        order, codes = (
+            Plans(recipe, members).plan(epoch).order,
+            StreamCodes(recipe.spec, members, growing=recipe.epoch_samples > 0),
+        )
         for first in range(0, stop, _BLOCK):
             positions = np.arange(first, min(stop, first + _BLOCK), dtype=np.int64)
             fresh = positions[~order.repeats(positions)]

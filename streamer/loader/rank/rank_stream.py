@@ -363,7 +363,7 @@ class RankStream:
         if self.growth is not None:
             recipe = msgspec.structs.replace(recipe, epoch_samples=self.growth.epoch_samples)
         self._recipe = recipe
-        self._codes = StreamCodes(recipe, self.members)
+        self._codes = StreamCodes(recipe.spec, self.members, growing=recipe.epoch_samples > 0)
         self._plans = Plans(recipe, self.members, None if self.growth is None else self.growth.log)
 
     # ------------------------------------------------------------ sessions

@@ -2,7 +2,8 @@
 
 options.py    how rows are made, as the user says it
 costs.py      the tokens of each document: from the format, or measured
-planned.py    which documents are in which row: the table of rows and its file, the sets that are open
+table.py      how many rows each set has: made once, on all cores, and kept in a file
+planned.py    which documents are in which row: the sets that are open
 assemble.py   made documents to the arrays of rows
 bucket.py     made documents to buckets
 collate.py    rows to a batch

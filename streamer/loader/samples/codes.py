@@ -22,7 +22,7 @@ from streamer.order.spec import OrderSpec
 
 if TYPE_CHECKING:
     from streamer.loader.rows.planned import Pieces
-    from streamer.loader.samples.plans import BatchRecipe
+    from streamer.order.mix.spec import MixSpec
 
 Integers = npt.NDArray[np.int64]
 
@@ -46,18 +46,18 @@ class Uses(msgspec.Struct, frozen=True, eq=False):
 class StreamCodes:
     """Reads the codes of one stream."""
 
-    def __init__(self, recipe: BatchRecipe, members: Members) -> None:
+    def __init__(self, spec: OrderSpec | MixSpec, members: Members, *, growing: bool = False) -> None:
         self._members = members
-        self._mix = None if isinstance(recipe.spec, OrderSpec) else recipe.spec
+        self._mix = None if isinstance(spec, OrderSpec) else spec
         # None: codes are ordinals in the manifest.
         self._codes = None
-        if self._mix is not None or recipe.epoch_samples:
+        if self._mix is not None or growing:
             # Only here: one dataset alone does not load the modules of a mix.
             from streamer.order.mix.codes import SampleCodes
 
             self._codes = SampleCodes(members.samples)
-        self._packed = isinstance(recipe.spec, OrderSpec) and recipe.spec.rows is not msgspec.UNSET
-        self._seeds = [member.order.seed for member in self._mix.members] if self._mix else [recipe.spec.seed]
+        self._packed = isinstance(spec, OrderSpec) and spec.rows is not msgspec.UNSET
+        self._seeds = [spec.seed] if isinstance(spec, OrderSpec) else [member.order.seed for member in spec.members]
         self._first: tuple[int, Sequence[int]] = (-1, ())
 
     @property

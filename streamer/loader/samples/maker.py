@@ -22,7 +22,7 @@ from streamer.errors import DecodeError, IntegrityError, WorkerError
 from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import open_format
 from streamer.loader.contracts import ChunkUnreadableError
-from streamer.loader.samples.seeding import TAG_CLIP, SampleDraws, SeededCode, sample_seeds
+from streamer.loader.samples.seeding import TAG_CLIP, UNSEEDED, SampleDraws, SeededCode, sample_seeds
 from streamer.manifest.table import Manifest
 from streamer.order.hashing import fold
 
@@ -212,7 +212,7 @@ class SampleMaker:
     def draws(self) -> bool:
         """Whether user code runs, which may draw from the global generators."""
         transform = self._rules.transform
-        own = transform is None or (type(transform) is OnField and transform.is_own)
+        own = transform is None or (type(transform) is OnField and transform.is_own) or hasattr(transform, UNSEEDED)
         return not own or self.decoder.runs_users_code
 
     @property

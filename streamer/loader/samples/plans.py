@@ -132,7 +132,7 @@ def _first_order(
         return order
     from streamer.order.balanced_order import BalancedOrder
 
-    codes, coefficients = StreamCodes(recipe, members), (balance.linear, balance.quadratic)
+    codes, coefficients = StreamCodes(recipe.spec, members), (balance.linear, balance.quadratic)
     return BalancedOrder(order, balance, lambda rows, of: codes.costs(of, rows, coefficients))
 
 

@@ -42,7 +42,7 @@ class StreamMaker:
     def __init__(self, recipe: BatchRecipe, members: Members) -> None:
         self._recipe = recipe
         self._members = members
-        self.codes = StreamCodes(recipe, members)
+        self.codes = StreamCodes(recipe.spec, members, growing=recipe.epoch_samples > 0)
         self._chunks = ChunkReader(recipe.roots)
         # Made at their first sample: a rank of a mix with many members may use few of them.
         self._readers: dict[int, RowReader] = {}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
 from streamer.loader.samples.codes import StreamCodes, Uses
-from streamer.loader.samples.maker import SampleRules
-from streamer.loader.samples.opened import MemberRecipe, Members
-from streamer.loader.samples.plans import BatchRecipe
+from streamer.loader.samples.opened import Members
 from streamer.order.mix import MixSpec
 from streamer.order.spec import OrderSpec
 from tests.mixes import request, sources
@@ -25,19 +22,8 @@ def selected(ordinals: list[int]) -> SimpleNamespace:
     )
 
 
-def codes_of(spec: OrderSpec | MixSpec, *members: SimpleNamespace, epoch_samples: int = 0) -> StreamCodes:
-    only = MemberRecipe(manifest_path=Path("/"), selection=None, rules=SampleRules())
-    recipe = BatchRecipe(
-        members=(only,) * len(members),
-        spec=spec,
-        rank=0,
-        world_size=1,
-        global_batch=4,
-        last_batch="fill",
-        roots=(),
-        epoch_samples=epoch_samples,
-    )
-    return StreamCodes(recipe, Members(members))
+def codes_of(spec: OrderSpec | MixSpec, *members: SimpleNamespace, growing: bool = False) -> StreamCodes:
+    return StreamCodes(spec, Members(members), growing=growing)
 
 
 def plain(uses: Uses) -> tuple[int, list[int], list[int], list[int]]:
@@ -67,7 +53,7 @@ def test_a_mix_has_member_and_pass() -> None:
 
 def test_a_growing_dataset_counts_the_uses() -> None:
     """Over all epochs."""
-    codes = codes_of(SPEC, selected([3, 5, 9]), epoch_samples=8)
+    codes = codes_of(SPEC, selected([3, 5, 9]), growing=True)
     (uses,) = codes.uses(5, np.array([1, 3 * 7 + 1]))
     assert plain(uses) == (0, [0, 1], [5, 5], [0, 7])
     assert codes.locate(3 * 7 + 1) == (0, 1)

@@ -1,0 +1,64 @@
+"""Of data that has grown only the new chunks are measured."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer import measure
+from streamer.errors import ConfigError
+from tests.documents import documents, lengths, write_megatron
+
+
+@pytest.fixture
+def urls(tmp_path) -> list[Path]:
+    """1,000 documents, and 100 more."""
+    return [
+        write_megatron(tmp_path / name, documents(lengths(count, 64, seed), seed), 1)
+        for seed, (name, count) in enumerate({"old": 1000, "new": 100}.items())
+    ]
+
+
+def test_only_new_chunks_are_read(make_dataset, urls, tmp_path):
+    """The numbers are those of a measure of the whole."""
+    seen: list[int] = []
+
+    def count(sample: dict) -> int:
+        seen.append(len(sample["tokens"]))
+        return len(sample["tokens"])
+
+    path = tmp_path / "costs.npy"
+    before = measure(make_dataset(urls[0], format="tokens"), count, to=path)
+    assert len(seen) == len(before) == 1000
+    seen.clear()
+    after = measure(make_dataset(urls, format="tokens"), count, to=path, known=path)
+    assert len(seen) == 100
+    assert after.tolist() == measure(make_dataset(urls, format="tokens"), "tokens", to=tmp_path / "all.npy").tolist()
+    seen.clear()
+    assert np.array_equal(measure(make_dataset(urls, format="tokens"), count, to=path, known=path), after)
+    assert not seen
+
+
+def test_numbers_of_unknown_chunks_are_refused(make_dataset, urls, tmp_path):
+    """A file of another program, and none."""
+    np.save(tmp_path / "costs.npy", np.zeros(1000, np.int32))
+    for name in ("costs.npy", "none.npy"):
+        with pytest.raises(ConfigError, match=r"was not written by measure\(\)"):
+            measure(make_dataset(urls[0], format="tokens"), "tokens", to=tmp_path / "all.npy", known=tmp_path / name)
+
+
+def test_the_global_generators_are_left_alone(make_dataset, urls, tmp_path):
+    """To seed them takes longer than to count."""
+    drawn: list[float] = []
+
+    def count(sample: dict) -> int:
+        drawn.append(random.random())
+        return len(sample["tokens"])
+
+    random.seed(5)
+    measure(make_dataset(urls[1], format="tokens"), count, to=tmp_path / "costs.npy")
+    random.seed(5)
+    assert drawn == [random.random() for _ in range(100)]
