@@ -64,6 +64,15 @@ def url_or_mapping(text: str) -> str | dict[str, object]:
     return _read(lambda: _mapping(text, "the options of a url")) if text.startswith("{") else text
 
 
+def mapping(text: str) -> dict[str, object]:
+    """Parses a JSON object.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    return _read(lambda: _mapping(text, "options"))
+
+
 def add_dataset(parser: argparse.ArgumentParser) -> None:
     """Adds the urls of a dataset, and the place of its manifest."""
     parser.add_argument("urls", nargs="+", metavar="URL", help="a prefix, an object, or a pattern")

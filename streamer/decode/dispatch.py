@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from streamer.decode.gzipped import unpacking
 from streamer.decode.kinds import NULL, decoder_of, nothing
 from streamer.decode.media.decoder import Draws, MediaDecoder
 from streamer.decode.nested import NestedDecoder
-from streamer.decode.rule import DecodeRule, FieldDecoder, check_rule
+from streamer.decode.rule import DecodeRule, FieldDecoder, StoredFields, check_rule
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import PICTURES, field_name
@@ -154,7 +155,7 @@ class SampleDecoder:
         if self.rule is None:
             return bytes
         if callable(self.rule):
-            call = self.rule
+            call = self.rule if not isinstance(self.rule, StoredFields) else partial(self.rule, kind=field.kind)
             return lambda content: call(name, bytes(content))
         known = field_name(name)
         if known not in self._given:

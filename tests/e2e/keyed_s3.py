@@ -52,7 +52,11 @@ class KeyedS3:
 
             def log_message(self, *arguments: object) -> None: ...
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            # Of connections that wait: those of a fetcher come all at once, and others are reset.
+            request_queue_size = 512
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()

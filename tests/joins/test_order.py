@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
-from streamer.client.engine_client import EngineClient
-from streamer.client.settings import ClientSettings
 from streamer.errors import ObjectChangedError
 from streamer.loader.samples.join_cost import join_cost
-from tests.e2e.keyed_s3 import KeyedS3
 from tests.joins import sides
+from tests.joins.buckets import Buckets
 
 Closing = Callable[[Any], Any]
 BATCH = 24
@@ -105,56 +103,28 @@ def test_a_mix_of_a_joined_and_a_plain_dataset(data: Path, closing: Closing):
 # ---------------------------------------------------------------- bytes, counted by the server
 
 
-class Buckets:
-    """Both sides in buckets with keys of their own, and an engine with a small cache."""
+class Sides(Buckets):
+    """Both sides in buckets."""
 
     def __init__(self, data: Path, root: Path, kind: str, cache_bytes: int) -> None:
-        self.contents = {"left": _contents(data / "left"), "right": _contents(data / kind)}
-        self.store = KeyedS3(self.contents, {"left": "one", "right": "two"})
-        self.cache_bytes = cache_bytes
+        super().__init__({"left": data / "left", "right": data / kind}, root, cache_bytes)
         self.kind = kind
-        settings = ClientSettings(cache_dir=root / "cache", runtime_dir=root / "run", cache_bytes=cache_bytes)
-        self.client = EngineClient(settings)
-        self.client.roots()
 
-    def joined(self, closing: Closing, root: Path, **options: Any) -> StreamingDataset:
-        left = self._dataset("left", "one", root, transform=both, **options)
+    def joined(self, closing: Closing) -> StreamingDataset:
         on, name = (("json.uid", "uid"), "vector")
         if self.kind == "tars":
             on, name = (("json.uid", "meta.json.id.uid"), "vector.npy")
-        right = closing(self._dataset("right", "two", root))
-        return closing(closing(left).join(right, on=on, columns={name: "vector"}))
-
-    def _dataset(self, bucket: str, key: str, root: Path, **options: Any) -> StreamingDataset:
-        return StreamingDataset(
-            f"s3://{bucket}/",
-            storage_options=self.store.options(key),
-            cache_dir=root / "cache",
-            cache_bytes=self.cache_bytes,
-            **options,
-        )
-
-    def change(self) -> None:
-        """Another version of the first object of the right side."""
-        name = min(self.contents["right"])
-        self.contents["right"][name] += bytes(512)
-
-    def close(self) -> None:
-        self.client.close()
-        self.store.close()
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        left, right = closing(self.dataset("left", transform=both)), closing(self.dataset("right"))
+        return closing(left.join(right, on=on, columns={name: "vector"}))
 
 
 @pytest.fixture
-def buckets(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], Buckets]]:
+def buckets(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], Sides]]:
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
-    made: list[Buckets] = []
+    made: list[Sides] = []
 
-    def make(kind: str, cache_bytes: int) -> Buckets:
-        made.append(Buckets(data, tmp_path, kind, cache_bytes))
+    def make(kind: str, cache_bytes: int) -> Sides:
+        made.append(Sides(data, tmp_path, kind, cache_bytes))
         return made[-1]
 
     yield make
@@ -162,40 +132,39 @@ def buckets(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         made.pop().close()
 
 
-def test_a_new_version_of_the_right_side(buckets: Callable[[str, int], Buckets], closing: Closing, tmp_path: Path):
+def test_a_new_version_of_the_right_side(buckets: Callable[[str, int], Sides], closing: Closing):
     """Both have credentials of their own. Nothing of the left side is fetched again."""
     made = buckets("tars", 200_000_000)
     for _ in range(2):
-        with StreamingDataLoader(made.joined(closing, tmp_path), BATCH) as loader:
+        with StreamingDataLoader(made.joined(closing), BATCH) as loader:
             assert sum(len(numbers_of(batch)) for batch in loader) == sides.COUNT
         left, right = made.store.sent["left"], made.store.sent["right"]
-    made.change()
-    with StreamingDataLoader(made.joined(closing, tmp_path), BATCH) as loader:
+    made.change("right")
+    with StreamingDataLoader(made.joined(closing), BATCH) as loader:
         assert sum(len(numbers_of(batch)) for batch in loader) == sides.COUNT
     assert made.store.sent["right"] > right
     assert made.store.sent["left"] == left
 
 
-def test_a_change_within_an_epoch(buckets: Callable[[str, int], Buckets], closing: Closing, tmp_path: Path):
+def test_a_change_within_an_epoch(buckets: Callable[[str, int], Sides], closing: Closing):
     """A typed error that names the right side; never rows of two versions."""
     made = buckets("tars", 200_000_000)
-    dataset = made.joined(closing, tmp_path)
+    dataset = made.joined(closing)
     assert dataset.samples == sides.COUNT
-    made.change()
+    made.change("right")
     with StreamingDataLoader(dataset, BATCH) as loader, pytest.raises(ObjectChangedError, match="s3://right"):
         list(loader)
 
 
-def test_the_bytes_of_the_right_side(buckets: Callable[[str, int], Buckets], closing: Closing, tmp_path: Path):
+def test_the_bytes_of_the_right_side(buckets: Callable[[str, int], Sides], closing: Closing):
     """Of a plain one those of its rows, once an epoch; what the log says before is what the server counts."""
     made = buckets("tars", 200_000_000)
-    dataset = made.joined(closing, tmp_path)
+    dataset = made.joined(closing)
     (join,) = dataset._member.opened.joins
     cost = join_cost(join)
     before, reads = made.store.sent["right"], len(made.store.reads)
     with StreamingDataLoader(dataset, BATCH) as loader:
         assert sum(len(numbers_of(batch)) for batch in loader) == sides.COUNT
-    asked = [bucket for bucket, _, _ in made.store.reads[reads:]]
     rows = sum(len(content) for content in made.contents["right"].values()) - 3 * 10240
     assert rows * 0.9 <= cost.row_bytes <= made.store.sent["right"] - before == cost.fetched_bytes <= rows * 1.01
-    assert asked.count("right") == cost.requests
+    assert made.requests("right", reads) == cost.requests

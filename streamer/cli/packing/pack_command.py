@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_format, add_on, add_storage_options, size, storage_options, url_or_mapping
+from streamer.cli.options import (
+    add_format,
+    add_on,
+    add_storage_options,
+    mapping,
+    size,
+    storage_options,
+    url_or_mapping,
+)
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import counted, format_bytes
 
@@ -33,6 +41,9 @@ Each shard is uploaded as a whole and then noted; a pack that was interrupted go
 again, and ends with the same bytes. Each process writes one shard at a time to the folder for temporary files
 (TMPDIR), so that folder needs a shard's size for each process.
 
+With --join, samples get the fields of other datasets, by key (docs/joins.md). They are read through the engine of this
+machine and its cache, and written by this process, in the order of SRC.
+
 To change samples on the way, or to pack what a program makes: streamer.pack(...) in Python (docs/pack.md).
 """
 
@@ -44,6 +55,7 @@ examples:
   streamer pack s3://bucket/tars/ --out s3://bucket/table/ --format parquet
   streamer pack s3://bucket/parquet/ --out s3://bucket/tokens/ --format tokens --fields input_ids --vocabulary 50257
   streamer pack s3://bucket/train2017/ --out s3://bucket/train/ --annotations s3://bucket/instances_train2017.json
+  streamer pack s3://bucket/tars/ --out s3://bucket/joined/ --join '{"url": "s3://bucket/latents/", "on": "__key__"}'
   streamer pack s3://bucket/raw/ --out s3://bucket/train/ --dry-run       how many shards, and how large
   streamer verify s3://bucket/train/                                      whether they are still what was written
 """
@@ -94,6 +106,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="a file with labels, boxes or texts, joined by key; or JSON with url, key, fields, missing, on",
     )
+    parser.add_argument(
+        "--join",
+        type=mapping,
+        action="append",
+        default=[],
+        metavar="JSON",
+        help="a dataset whose fields samples get: url, on, and columns, missing, how as StreamingDataset.join has "
+        "them; format, format_options, manifest, storage_options of its own. Can be repeated",
+    )
     parser.add_argument("--prefix", default="shard-", metavar="TEXT", help="of the shards' names (default: shard-)")
     add_on(parser)
     parser.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
@@ -105,6 +126,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Packs, or shows what would be packed."""
+    if arguments.join:
+        return _run_joined(arguments, terminal)
     from streamer.executors.runner import runner
     from streamer.shards.prepared import prepare
     from streamer.shards.prepared import run as pack
@@ -120,6 +143,35 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         with terminal.progress("packing", "bytes") as bar:
             pace = _Pace(bar)
             packed = pack(prepared, running, Callbacks(on_progress=pace.show))
+    _summary(packed, terminal)
+    return Exit.DONE
+
+
+def _run_joined(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    from streamer.cli.packing.joined import costs_of, joined_dataset, samples_of
+    from streamer.shards.pack import pack
+
+    dataset = joined_dataset(arguments)
+    try:
+        for line in costs_of(dataset):
+            terminal.line(line)
+        if arguments.dry_run:
+            terminal.line(f"would write {counted(dataset.samples, 'samples')} to {arguments.out}")
+            return Exit.DONE
+        out_options = arguments.out_storage_options
+        with terminal.progress("packing", "samples") as bar:
+            packed = pack(
+                samples_of(dataset, arguments.format, arguments.fields),
+                arguments.out,
+                shard_bytes=arguments.shard_size,
+                prefix=arguments.prefix,
+                out_storage_options=arguments.storage_options if out_options is None else out_options,
+                format=arguments.format,
+                vocabulary=arguments.vocabulary,
+                on_progress=lambda step: bar.update(step.samples_done, dataset.samples),
+            )
+    finally:
+        dataset.close()
     _summary(packed, terminal)
     return Exit.DONE
 

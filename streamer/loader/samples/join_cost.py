@@ -48,12 +48,11 @@ def join_cost(join: OpenedJoin) -> JoinCost:
     """Counts what an epoch needs."""
     table, part = join.table, join.manifest
     uses = np.bincount(table.use_chunk, minlength=part.chunks)
-    fetch = part.column("chunks", "fetch_bytes").astype(np.int64)
-    requests, used = _requests(part), uses > 0
+    (fetch, requests), used = _fetches(part), uses > 0
     rows = part.chunk_first.searchsorted(np.unique(table.rows), "right") - 1
     needed = np.bincount(rows, minlength=part.chunks)
     return JoinCost(
-        row_bytes=int((fetch * needed / part.chunk_samples).sum()),
+        row_bytes=int((part.column("chunks", "fetch_bytes") * (needed / part.chunk_samples)).sum()),
         fetched_bytes=int(fetch[used].sum()),
         requests=int(requests[used].sum()),
         most_bytes=int((fetch * uses).sum()),
@@ -78,17 +77,18 @@ def in_words(join: OpenedJoin) -> str:
         )
     if cost.is_unlike:
         text += (
-            "\nadvice   the orders or the chunks of the two sides are unlike; streamer.pack() of the joined samples "
-            "writes them side by side (docs/joins.md)"
+            "\nadvice   the orders or the chunks of the two sides are unlike; streamer pack --join writes them "
+            "side by side (docs/joins.md)"
         )
     return text
 
 
-def _requests(part: Manifest) -> Integers:
-    """(chunks,) the ranges that a fetch of each chunk asks for."""
+def _fetches(part: Manifest) -> tuple[Integers, Integers]:
+    """(chunks,) each: the bytes that a fetch of each chunk takes, with small gaps between its extents; the ranges."""
     if part.whole_objects:
         sizes = part.column("objects", "size").astype(np.int64)
-        return np.add.reduceat(_pieces(sizes), part.chunk_first[:-1])
+        first = part.chunk_first[:-1]
+        return np.add.reduceat(sizes, first), np.add.reduceat(_pieces(sizes), first)
     number, start, stop = (part.column("extents", name).astype(np.int64) for name in ("object", "start", "stop"))
     first = part.column("chunks", "first_extent").astype(np.int64)
     # Extents that are close together are one range.
@@ -97,7 +97,8 @@ def _requests(part: Manifest) -> Integers:
     begins[first] = True
     at = np.flatnonzero(begins)
     lengths = stop[np.append(at[1:], len(stop)) - 1] - start[at]
-    return np.add.reduceat(_pieces(lengths), np.searchsorted(at, first))
+    of_chunk = np.searchsorted(at, first)
+    return np.add.reduceat(lengths, of_chunk), np.add.reduceat(_pieces(lengths), of_chunk)
 
 
 def _pieces(lengths: Integers) -> Integers:

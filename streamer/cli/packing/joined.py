@@ -1,0 +1,133 @@
+"""The samples of a joined dataset, one after the other, as `streamer pack --join` writes them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from streamer import StreamingDataset
+from streamer.decode.rule import StoredFields
+from streamer.errors import ConfigError, PackError
+from streamer.formats.base import Field
+from streamer.formats.folder import Folder
+from streamer.formats.registry import find_format
+from streamer.loader.samples.join_cost import in_words
+from streamer.shards.outputs.writer import field_value
+
+# What is written as a member of its own, under its own name or with an extension.
+_MEMBERS = (bytes, memoryview, str, np.ndarray)
+
+
+class _JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The JSON of one --join: a right side, and the arguments of `StreamingDataset.join`."""
+
+    url: str | list[str]
+    on: str | tuple[str, str]
+    columns: list[str] | dict[str, str] | None = None
+    missing: Literal["error", "drop", "null"] = "error"
+    how: Literal["one", "many"] = "one"
+    format: str = "auto"
+    format_options: dict[str, Any] = {}
+    manifest: str | None = None
+    storage_options: dict[str, Any] | None = None
+
+
+def joined_dataset(arguments: argparse.Namespace) -> StreamingDataset:
+    """The dataset with the fields of all right sides, in its own order.
+
+    Raises:
+        ConfigError: an option is invalid, or does not go with --join.
+    """
+    if arguments.annotations is not None or arguments.order not in ("manifest", "name") or arguments.on != "processes":
+        raise ConfigError(
+            "--annotations, --order shuffle and --on do not go with --join: one process writes the samples in the "
+            "order of SRC",
+            field="join",
+        )
+    format_options = json.loads(arguments.format_options)
+    chosen = Folder(arguments.extensions) if arguments.extensions else arguments.source_format
+    joined = _dataset(arguments.urls, chosen, format_options, arguments.manifest, arguments.storage_options)
+    for given in arguments.join:
+        try:
+            join = msgspec.convert(given, _JoinOptions)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"--join {json.dumps(given)}: {error} (docs/joins.md)", field="join") from error
+        urls = [join.url] if isinstance(join.url, str) else join.url
+        options = arguments.storage_options if join.storage_options is None else join.storage_options
+        right = _dataset(urls, join.format, join.format_options, join.manifest, options)
+        joined = joined.join(right, on=join.on, columns=join.columns, missing=join.missing, how=join.how)
+    return joined
+
+
+def _dataset(
+    urls: list[str],
+    format: str | Folder,  # noqa: A002 - as the dataset calls it
+    format_options: Mapping[str, Any],
+    manifest: str | None,
+    storage_options: Mapping[str, Any],
+) -> StreamingDataset:
+    chosen = find_format(format, format_options) if format_options and isinstance(format, str) else format
+    return StreamingDataset(
+        urls,
+        format=chosen,  # type: ignore[arg-type]
+        manifest=manifest,
+        storage_options=storage_options,
+        shuffle=False,
+        decode=StoredFields(),
+        rank=0,
+        world_size=1,
+    )
+
+
+def costs_of(dataset: StreamingDataset) -> list[str]:
+    """What is fetched of each right side, in words."""
+    return [in_words(join) for join in dataset._member.opened.joins]
+
+
+def samples_of(dataset: StreamingDataset, output: str, fields: Mapping[str, str] | None) -> Iterator[dict[str, object]]:
+    """Yields the samples in their order, in the form that the writer of this output accepts.
+
+    Args:
+        dataset: from `joined_dataset`.
+        output: see `shards.outputs.writer`.
+        fields: the names of those that are written, with their new names; None: all.
+
+    Raises:
+        PackError: a sample lacks one of them.
+    """
+    for sample in dataset:
+        assert isinstance(sample, dict)
+        wanted = {name: name for name in sample} if fields is None else {"__key__": "__key__", **fields}
+        if lacking := wanted.keys() - sample.keys():
+            raise PackError(
+                f"sample {sample['__key__']!r} has no field {min(lacking)!r}; it has {', '.join(sample)}",
+                sample=sample["__key__"],
+            )
+        found = dict(_written(output, new, sample[name]) for name, new in wanted.items())
+        if output == "tar" and "json" in found:
+            # Numbers, lists and None would be together in one more `json`.
+            found = {_member(name, value): value for name, value in found.items()}
+        yield found
+
+
+def _written(output: str, name: str, value: object) -> tuple[str, object]:
+    """Name and value of a field, or of the list of those of several rows."""
+    if isinstance(value, list):
+        return name, [_written(output, name, each)[1] for each in value]
+    if not isinstance(value, Field):
+        return name, value
+    # Under another name its kind is not known by the extension.
+    ending = value.name.rpartition(".")[2]
+    if not value.kind and name != value.name and name.rpartition(".")[2] != ending:
+        name = f"{name}.{ending}"
+    return field_value(output, Field(name, value.content, value.kind))
+
+
+def _member(name: str, value: object) -> str:
+    plain = name.startswith("__") or isinstance(value, _MEMBERS) or name in ("label", "cls") or name.endswith("json")
+    return name if plain else f"{name}.json"
