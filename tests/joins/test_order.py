@@ -166,5 +166,7 @@ def test_the_bytes_of_the_right_side(buckets: Callable[[str, int], Sides], closi
     with StreamingDataLoader(dataset, BATCH) as loader:
         assert sum(len(numbers_of(batch)) for batch in loader) == sides.COUNT
     rows = sum(len(content) for content in made.contents["right"].values()) - 3 * 10240
-    assert rows * 0.9 <= cost.row_bytes <= made.store.sent["right"] - before == cost.fetched_bytes <= rows * 1.01
-    assert made.requests("right", reads) == cost.requests
+    assert rows * 0.9 <= cost.row_bytes <= cost.fetched_bytes <= rows * 1.01
+    # The fetcher asks again for some ranges of a slow store.
+    assert cost.fetched_bytes <= made.store.sent["right"] - before <= 1.1 * cost.fetched_bytes
+    assert cost.requests <= made.requests("right", reads) <= 1.1 * cost.requests

@@ -86,7 +86,9 @@ def _dataset(
 
 def costs_of(dataset: StreamingDataset) -> list[str]:
     """What is fetched of each right side, in words."""
-    return [in_words(join) for join in dataset._member.opened.joins]
+    joins = dataset._member.opened.joins
+    with dataset._member.connections.for_requests() as connection:
+        return [in_words(join, connection.welcome.limit_bytes) for join in joins]
 
 
 def samples_of(dataset: StreamingDataset, output: str, fields: Mapping[str, str] | None) -> Iterator[dict[str, object]]:

@@ -79,7 +79,11 @@ class StreamOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetOptions(StreamOptions):
-    """The arguments of `StreamingDataset`, which documents them."""
+    """The arguments of `StreamingDataset`, which documents them.
+
+    Attributes:
+        chunk_bytes: of the chunks of a right side of a join; 0: as the index chooses.
+    """
 
     urls: tuple[str, ...]
     manifest: Index = field(default_factory=Index)
@@ -95,6 +99,7 @@ class DatasetOptions(StreamOptions):
     annotations: Annotations | None = None
     packing: Packing | Buckets | None = None
     balance: Balance | None = None
+    chunk_bytes: int = 0
 
     def __post_init__(self) -> None:
         _check_urls(self.urls)
@@ -216,7 +221,7 @@ class DatasetOptions(StreamOptions):
             format_options=b"{}" if isinstance(self.format, str) else msgspec.json.encode(self.format.options),
             manifest="" if self.manifest.url_text is None else absolute(self.manifest.url_text),
             build=rank_config.node == 0,
-            chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else 0,
+            chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else self.chunk_bytes,
             limit_seconds=self.manifest.limit_seconds,
             extensions=None if chosen is None else sorted(chosen),
             skip_damaged=self.manifest.on_error == "skip",

@@ -399,9 +399,13 @@ class Member:
     def _open_join(self, number: int, manifest: Manifest) -> OpenedJoin:
         """Opens a join; the first process makes its table."""
         # Only here: a dataset without joins does not load it.
-        from streamer.loader.rank.joins.making import JoinMaker
+        from streamer.loader.rank.joins.making import JoinMaker, finer_chunks
 
         join, right = self.joins[number], self.rights[number]
+        if right.options.manifest.url_text is None and (chunk_bytes := finer_chunks(manifest, right.manifest)):
+            right.options = replace(right.options, chunk_bytes=chunk_bytes)
+            right.shared.replace("", "")
+            right._opened = right._found = None
         left = self.key_reader(manifest, None, join.on[0])
         return JoinMaker(join, left, right.key_reader(right.manifest, right.opened.selection, join.on[1])).open()
 
@@ -413,7 +417,7 @@ class Member:
         if (column := column_of(manifest, on)) is not None:
             from streamer.formats.parquet.format import Parquet
 
-            narrow = replace(self.options, format=Parquet(columns=(column,)), manifest=Index())
+            narrow = replace(self.options, format=Parquet(columns=(column,)), manifest=Index(), chunk_bytes=0)
             with closing(Member(narrow, (), self.job, EpochCell())) as keys:
                 read_from = keys.manifest if keys.manifest.samples == manifest.samples else manifest
         return KeyReader(read_from, self.connections, on, spare=self._spare, whole=manifest, selection=selection)

@@ -240,7 +240,7 @@ class Opening:
             # Only here: a dataset without joins does not load it.
             from streamer.loader.samples.join_cost import in_words
 
-            logger.info("%s", in_words(join))
+            logger.info("%s", in_words(join, self._limit_bytes()))
         for caution in cautions:
             logger.warning("%s", caution)
 
@@ -248,9 +248,13 @@ class Opening:
         """The order of a mix for a global batch in words; see `MixedDataset.explain`."""
         assert self._mixing is not None
         spec, _ = self._order(global_batch)
+        limit_bytes = self._limit_bytes() or None
+        return self._mixing.in_words(cast("MixSpec", spec), self.members.each, global_batch, nodes, limit_bytes)
+
+    def _limit_bytes(self) -> int:
+        """The limit of the cache."""
         with self.connections.for_requests() as connection:
-            limit_bytes = connection.welcome.limit_bytes
-        return self._mixing.in_words(cast("MixSpec", spec), self.members.each, global_batch, nodes, limit_bytes or None)
+            return connection.welcome.limit_bytes
 
     def look(self, epoch: int, member: int, index: int) -> object:
         """Makes one sample of a member, from the cache or the store; see `Member.look`."""

@@ -13,10 +13,10 @@ from streamer.manifest.table import Manifest
 
 Integers = npt.NDArray[np.int64]
 
-# More runs of rows for a chunk of the left side are a sign of unlike orders.
+# More runs of rows for a chunk of the left side are a sign of unlike orders; recoded rows have a range for each column.
 _USUAL_RUNS = 4.0
-# A chunk of the right side that is used more often has to be kept, or is fetched again and again.
-_USUAL_USES = 4.0
+# More bytes than with room for all are worth a word.
+_USUAL_BYTES = 1.5
 
 
 class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,7 @@ class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
         fetched_bytes, requests: of an empty cache with room for what is used more than once.
         most_bytes, most_requests: where nothing is kept from one use to the next.
         uses: of a chunk of the right side, in the mean.
+        local_bytes: of the chunks that are used, in the cache.
         runs: requests for a chunk of the left side, in the mean.
     """
 
@@ -35,13 +36,17 @@ class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     most_bytes: int
     most_requests: int
+    local_bytes: int
     uses: float
     runs: float
 
-    @property
-    def is_unlike(self) -> bool:
-        """Whether the sides lie in unlike order, or in chunks of very unlike length."""
-        return self.runs > _USUAL_RUNS or self.uses > _USUAL_USES
+    def expected(self, kept: float) -> tuple[int, int]:
+        """Bytes and requests where this share of the right side is kept, and each use of the rest is fetched."""
+        passing = 1.0 - kept
+        return (
+            int(self.fetched_bytes + passing * (self.most_bytes - self.fetched_bytes)),
+            int(self.requests + passing * (self.most_requests - self.requests)),
+        )
 
 
 def join_cost(join: OpenedJoin) -> JoinCost:
@@ -57,25 +62,30 @@ def join_cost(join: OpenedJoin) -> JoinCost:
         requests=int(requests[used].sum()),
         most_bytes=int((fetch * uses).sum()),
         most_requests=int((requests * uses).sum()),
+        local_bytes=int(part.chunk_local_bytes[used].sum()),
         uses=float(uses[used].mean()) if used.any() else 0.0,
         runs=float((requests * uses).sum() / max(1, table.head.chunks)),
     )
 
 
-def in_words(join: OpenedJoin) -> str:
-    """What is said before the training."""
+def in_words(join: OpenedJoin, cache_bytes: int) -> str:
+    """What is said before the training, with a cache of this size."""
     cost, head = join_cost(join), join.table.head
+    # What is kept of the right side saves more than what is kept of the left one, which comes after it.
+    kept = min(1.0, cache_bytes / max(1, cost.local_bytes))
+    fetched_bytes, requests = cost.expected(kept)
     text = (
         f"join     {join.recipe.name}: {head.samples - head.matched.missing:,} of {head.samples:,} samples have rows; "
-        f"an epoch fetches {format_bytes(cost.fetched_bytes)} in {cost.requests:,} requests for them, "
-        f"{cost.fetched_bytes / max(1, cost.row_bytes):.2f} times the bytes of the rows"
+        f"an epoch fetches {format_bytes(fetched_bytes)} in {requests:,} requests for them, "
+        f"{fetched_bytes / max(1, cost.row_bytes):.2f} times the bytes of the rows"
     )
-    if cost.most_bytes > cost.fetched_bytes:
+    passing = fetched_bytes > _USUAL_BYTES * cost.fetched_bytes
+    if passing:
         text += (
-            f"; without room for that in the cache up to {format_bytes(cost.most_bytes)} in {cost.most_requests:,} "
-            f"requests, as each chunk is used {cost.uses:.1f} times"
+            f", as each chunk is used {cost.uses:.1f} times and the cache has room for {kept:.0%} of them: with room "
+            f"for {format_bytes(cost.local_bytes)} it would be {format_bytes(cost.fetched_bytes)}"
         )
-    if cost.is_unlike:
+    if passing or (cost.runs > _USUAL_RUNS and not join.manifest.recoded):
         text += (
             "\nadvice   the orders or the chunks of the two sides are unlike; streamer pack --join writes them "
             "side by side (docs/joins.md)"

@@ -36,12 +36,15 @@ from streamer.manifest.joined import (
     write_uses,
 )
 from streamer.manifest.keys import HEAD_NAME, KeyTable, map_numbers, read_keys, write_keys
+from streamer.manifest.packing import LEAST_CHUNK_BYTES, TOO_MANY_CHUNKS
 from streamer.manifest.staging import one_at_a_time, settle, workplace
 from streamer.manifest.table import Manifest
 
 logger = logging.getLogger(__name__)
 
 MissingRows = Literal["error", "drop", "null"]
+# Formats whose index is read again in little time: footers say where row groups, pages and batches are.
+_CUT = ("parquet", "arrow")
 
 
 class JoinArguments(NamedTuple):
@@ -245,3 +248,19 @@ class JoinMaker:
                 "missing='null' columns= says which of them samples get",
                 field="columns",
             )
+
+
+def finer_chunks(left: Manifest, right: Manifest) -> int:
+    """Bytes of chunks in which a right side is to be cut, where its own have more rows than those of the left side.
+
+    Such a chunk is used by many of the left side, at times that the shuffle of these decides: unless it stays in the
+    cache, it is fetched as often. Plain formats are arranged instead; others have blocks that cannot be cut.
+
+    Returns:
+        A power of 2; 0: as they are.
+    """
+    if right.format not in _CUT or right.samples * left.chunks <= left.samples * right.chunks:
+        return 0
+    stored = int(right.column("chunks", "fetch_bytes").sum())
+    found = 1 << (max(LEAST_CHUNK_BYTES, stored // TOO_MANY_CHUNKS) - 1).bit_length()
+    return found if found < right.chunk_bytes else 0

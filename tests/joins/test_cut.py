@@ -1,0 +1,66 @@
+"""A right side of Parquet is cut into chunks no longer than those of the left side, where its pages allow it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import uvloop
+
+from streamer import StreamingDataset
+from streamer.loader.rank.joins.making import finer_chunks
+from streamer.loader.samples.join_cost import join_cost
+from streamer.manifest import packing
+from tests.tars import tar_of
+
+SAMPLES = 300
+PAGES = {"write_page_index": True, "data_page_size": 32 << 10, "use_dictionary": False, "write_batch_size": 8}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Samples of 100 kB beside rows of 6 kB, in the same order: a chunk of the rows has 16 times as many."""
+    folder, random = tmp_path_factory.mktemp("sides"), np.random.default_rng(1)
+    for name in ("left", "right"):
+        (folder / name).mkdir()
+    entries = []
+    for number in range(SAMPLES):
+        entries.append((f"{number:04}.bin", random.bytes(100_000)))
+        entries.append((f"{number:04}.json", json.dumps({"id": number}).encode()))
+    (folder / "left/0.tar").write_bytes(tar_of(entries))
+    table = pa.table({"id": range(SAMPLES), "row": [random.bytes(6000) for _ in range(SAMPLES)]})
+    pq.write_table(table, folder / "right/0.parquet", **PAGES)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _first_loop() -> None:
+    """libuv keeps a pipe for signals from the first loop of a process to its end."""
+    uvloop.new_event_loop().close()
+
+
+@pytest.mark.process
+def test_chunks_of_many_rows_are_cut(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: Callable[[Any], Any]
+):
+    """Data of this size would have short chunks at once: the rule is changed for this engine, which runs inline."""
+    monkeypatch.setattr(packing, "ENOUGH_CHUNKS", 1)
+    place: dict[str, Any] = {"engine": "inline", "cache_dir": tmp_path / "cache", "cache_bytes": "1GB"}
+    left, right = (closing(StreamingDataset(data / name, shuffle=False, **place)) for name in ("left", "right"))
+    joined = closing(left.join(right, on=("json.id", "id")))
+    (join,) = joined._member.opened.joins
+    assert right._member.manifest.chunks == 1
+    assert finer_chunks(left._member.manifest, right._member.manifest) == packing.LEAST_CHUNK_BYTES
+    assert join.manifest.chunks == 7
+    cost = join_cost(join)
+    # Each is used by one chunk of the left side, or by two where one begins.
+    assert cost.most_bytes <= 1.5 * cost.fetched_bytes
+    expected = pq.read_table(data / "right/0.parquet")["row"]
+    assert [sample["row"] for sample in joined] == expected.to_pylist()
+    assert finer_chunks(left._member.manifest, join.manifest) == 0
