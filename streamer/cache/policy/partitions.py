@@ -192,7 +192,8 @@ class Partitions:
 
     def _in_place_of_others(self, row: int, needed: int) -> list[int] | None:
         """Makes space in kept for a selected chunk: evicts unselected ones, or demotes those that are referenced."""
-        victims = self._victims.collect(needed, chain(self._victims.outranked(row), self._victims.kept_by_peers(row)))
+        find = self._victims
+        victims = find.collect(needed, chain(find.outranked(row), find.kept_by_peers(row), find.outvalued(row)))
         if victims is None and self.total_bytes + int(self.table.cost[row]) <= self.limit_bytes:
             held = self._victims.collect(needed, self._victims.referenced_unselected(row))
             if held is not None and self.transit_bytes + self._cost_of(held) <= self.staging_bytes:

@@ -101,6 +101,21 @@ class Victims:
                 if table.owner[other] == table.owner[row]:
                     yield other
 
+    def outvalued(self, row: int) -> Iterator[int]:
+        """Kept, unselected chunks of datasets whose bytes save at most half as much, needed in this epoch or not.
+
+        So a chunk that is used many times an epoch is fetched once, also if the cache is full of what is used once.
+        """
+        table = self._table
+        group = table.groups[table.owner[row]]
+        if not any(other.pool == group.pool and 2.0 * other.value <= group.value for other in table.groups):
+            return
+        for other in self._last_resort.scheduled_kept():
+            owner = table.groups[table.owner[other]]
+            less = owner.pool == group.pool and 2.0 * owner.value <= group.value
+            if less and not table.is_selected(other):
+                yield other
+
     def least_harm_first(self, queues: Queues) -> Iterator[int]:
         """Every chunk that is not open, the least harmful to evict first; never the next use of a session."""
         yield from self.finished()
