@@ -18,7 +18,9 @@ the rule for several: how they share the kept part, and S; what follows then hol
    evicted only when it is evictable, and only for a chunk that takes its place (same bytes). Evictable means: used in
    this epoch, or not needed in it. (A kept chunk that is not selected, not scheduled, and referenced makes room as
    well: a flag moves it to transit, and it is unlinked after the use for which it is referenced. Among engines that
-   share their caches, so does one that another engine keeps, for one that this engine keeps.) So every chunk that
+   share their caches, so does one that another engine keeps, for one that this engine keeps. And in a pool, so does an
+   unselected one for a selected one that saves twice as much: at the start of a join, which uses the chunks of one side
+   many times, the cache is full of the other side.) So every chunk that
    is kept when the epoch begins is still there at its use, and each such use is a hit: C - S bytes of D. The
    look-ahead may extend past the end of the epoch: it protects chunks (referenced), it never evicts a kept one.
 3. *The hits are spread evenly, and what stays is written once.* While there is room, every fetched chunk is kept (a
