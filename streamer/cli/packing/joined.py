@@ -74,7 +74,7 @@ def _dataset(
     chosen = find_format(format, format_options) if format_options and isinstance(format, str) else format
     return StreamingDataset(
         urls,
-        format=chosen,  # type: ignore[arg-type]
+        format=chosen,
         manifest=manifest,
         storage_options=storage_options,
         shuffle=False,

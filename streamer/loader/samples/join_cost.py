@@ -57,7 +57,7 @@ def join_cost(join: OpenedJoin) -> JoinCost:
     rows = part.chunk_first.searchsorted(np.unique(table.rows), "right") - 1
     needed = np.bincount(rows, minlength=part.chunks)
     return JoinCost(
-        row_bytes=int((part.column("chunks", "fetch_bytes") * (needed / part.chunk_samples)).sum()),
+        row_bytes=int((part.column("chunks", "fetch_bytes").astype(np.int64) * needed / part.chunk_samples).sum()),
         fetched_bytes=int(fetch[used].sum()),
         requests=int(requests[used].sum()),
         most_bytes=int((fetch * uses).sum()),
