@@ -20,6 +20,9 @@ LONGEST_HINT = 64 << 10
 # A block is fetched and recoded as a whole, in memory.
 MOST_FETCH_BYTES = 256 << 20
 MOST_RECORD_BYTES = 1 << 30
+# The length of records is a guess: they may be this many times as long as planned, plus this much.
+MOST_RATIO = 4
+MOST_EXTRA_BYTES = 64 << 20
 
 
 class Block(msgspec.Struct, frozen=True):

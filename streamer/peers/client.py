@@ -19,6 +19,7 @@ from streamer.fetch.fair_gate import WaitQueue
 from streamer.fetch.fetcher import Fetched
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.presence_clock import PresenceClock
+from streamer.manifest.blocks import MOST_EXTRA_BYTES, MOST_RATIO
 from streamer.peers.peer import PAUSE_SECONDS, Peer, PeerCounts
 from streamer.peers.protocol import (
     BEARER,
@@ -51,9 +52,6 @@ _MOST_COMING_SECONDS = 10.0
 _MOST_RECOVERED = 256
 # A token is not corrected within seconds.
 _UNAUTHORIZED_SECONDS = 60.0
-# The length of a recoded chunk is a guess (recode/messages.py).
-_MOST_RATIO = 4
-_MOST_EXTRA_BYTES = 64 << 20
 
 
 class Refusal(Enum):
@@ -88,7 +86,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     def takes(self, length: int) -> bool:
         """Whether the chunk file may have this length."""
-        return length == self.length if self.exact else length <= _MOST_RATIO * self.length + _MOST_EXTRA_BYTES
+        return length == self.length if self.exact else length <= MOST_RATIO * self.length + MOST_EXTRA_BYTES
 
 
 class PeerClient:

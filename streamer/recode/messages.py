@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from streamer.manifest.blocks import MOST_RECORD_BYTES, Block, encode_hints
+from streamer.manifest.blocks import MOST_EXTRA_BYTES, MOST_RATIO, MOST_RECORD_BYTES, Block, encode_hints
 from streamer.manifest.model import Chunk, Codec, Facts
 from streamer.manifest.protocols import Examine
 from streamer.manifest.table import Manifest
@@ -19,9 +19,6 @@ from streamer.manifest.table import Manifest
 # Longest answer; an error's text is cut to fit.
 MOST_ANSWER_BYTES = 16 << 10
 MOST_TEXT = 2000
-# Records may be this many times as long as planned, plus this much.
-MOST_RATIO = 4
-MOST_EXTRA_BYTES = 64 << 20
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
