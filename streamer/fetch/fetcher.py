@@ -17,6 +17,7 @@ from streamer.fetch.endpoint import Endpoint, ignore_notice
 from streamer.fetch.fair_gate import Due, Owner, WaitQueue, no_owner
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.outage import Notify
+from streamer.fetch.pacing import Pacing
 from streamer.fetch.ranges import close_gaps, plan_ranges
 from streamer.fetch.request import MakeView
 from streamer.fetch.statistics import FetchStatistics, Histogram, Tally
@@ -235,6 +236,11 @@ class Fetcher:
         """Forgets what rates the stores permit."""
         for endpoint in self._endpoints.values():
             endpoint.pace_anew()
+
+    @property
+    def pacings(self) -> list[Pacing]:
+        """The pacing of each endpoint."""
+        return [endpoint.pacing for endpoint in self._endpoints.values()]
 
     @property
     def window(self) -> int:

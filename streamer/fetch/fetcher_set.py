@@ -130,6 +130,12 @@ class FetcherSet:
             pooled.fetcher.pace_anew()
 
     @property
+    def refused_by_chance(self) -> bool:
+        """Whether trials have found that a store refuses requests by chance, and none has found a limit."""
+        pacings = [pacing for pooled in self._open.values() for pacing in pooled.fetcher.pacings]
+        return any(one.by_chance for one in pacings) and all(one.by_chance or not one.limited for one in pacings)
+
+    @property
     def window(self) -> int:
         """Requests that all fetchers may have at once."""
         return sum(pooled.fetcher.window for pooled in self._open.values())

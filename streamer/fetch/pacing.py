@@ -147,11 +147,13 @@ class Pacing:
         per_second: requests to be sent per second; inf: no limit.
         measured_limit: requests per second that the store was found to permit; inf: no limit.
         confirmations: trials that found a limit since the last one that found chance.
+        by_chance: whether the last trial that decided found that the store refuses requests by chance.
     """
 
     def __init__(self, climbing: Callable[[], bool], now: float) -> None:
         self.per_second = self.measured_limit = math.inf
         self.confirmations = 0
+        self.by_chance = False
         self._climbing = climbing
         self._chance = Chance()
         self._tally = Tally(now)
@@ -237,6 +239,7 @@ class Pacing:
             self._try(share, now)
             return
         self._tried_share = None
+        self.by_chance = result is TrialResult.CHANCE
         if result is TrialResult.LIMIT:
             self._keep_to_limit(now)
         else:

@@ -217,8 +217,15 @@ class Fetching:
         return self._fetchers.window or self._setup.fetch.window_start
 
     def _report(self) -> Report:
-        found = self._fetchers.first_bytes()
-        return Report(self._fetchers.statistics(), found.counts, found.sum_seconds, time.process_time(), self._window())
+        fetchers, found = self._fetchers, self._fetchers.first_bytes()
+        return Report(
+            fetchers.statistics(),
+            found.counts,
+            found.sum_seconds,
+            time.process_time(),
+            self._window(),
+            fetchers.refused_by_chance,
+        )
 
     async def _close_idle(self) -> None:
         """Closes fetchers and manifests that are not used, until it is cancelled."""

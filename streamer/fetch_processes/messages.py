@@ -163,6 +163,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=2):
         first_byte_seconds: sum of these times.
         cpu_seconds: CPU time of the process.
         window: how many requests the process may have at once.
+        by_chance: whether the process has found that a store refuses requests by chance, and no limit.
     """
 
     statistics: dict[str, int | float]
@@ -170,6 +171,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=2):
     first_byte_seconds: float
     cpu_seconds: float
     window: int
+    by_chance: bool
 
 
 class Notice(msgspec.Struct, frozen=True, array_like=True, tag=3):

@@ -21,7 +21,7 @@ LOOP_SHARE = 1 / 8
 REFUSED_SHARE = 0.02
 LEAST_REFUSED = 8
 CHANCE_FACTOR = 2.0
-# One process alone finds out within this time whether the store limits requests or refuses them by chance.
+# One process alone, whose pacing finds chance in less, shares with the others again if it finds nothing in this time.
 TRIAL_SECONDS = 5.0
 # Known chance is forgotten after this long: the trial may have been wrong.
 REPEAT_SECONDS = 30.0
@@ -122,17 +122,23 @@ class Refusals:
         """Whether one process alone takes chunks."""
         return self._since is not None
 
-    def look(self, requests: int, throttled: int, limited: bool, now: float) -> bool:
+    def look(self, requests: int, throttled: int, limited: bool, by_chance: bool, now: float) -> bool:
         """Returns whether one process alone takes chunks from now on.
 
         Args:
             requests: number of requests that were sent since the last look.
             throttled: number of them that were refused.
             limited: whether a process that takes chunks holds requests back.
+            by_chance: whether such a process has found chance since it was told to pace anew, and no limit.
             now: the moment, in seconds.
         """
         if self._since is not None:
-            self._try(requests, throttled, limited, self._since, now)
+            self._requests += requests
+            self._throttled += throttled
+            if limited and not by_chance:
+                self._begin(now)
+            elif by_chance or now - self._since >= TRIAL_SECONDS:
+                self._end(now)
             return self.single
         if now >= self._forget_at:
             self._chance = 0.0
@@ -144,16 +150,10 @@ class Refusals:
     def _begin(self, now: float) -> None:
         self._since, self._requests, self._throttled = now, 0, 0
 
-    def _try(self, requests: int, throttled: int, limited: bool, since: float, now: float) -> None:
-        """Ends the trial if nothing was held back for long enough."""
-        self._requests += requests
-        self._throttled += throttled
-        if limited:
-            self._begin(now)
-        elif now - since >= TRIAL_SECONDS:
-            self._since = None
-            if self._throttled > REFUSED_SHARE * self._requests:
-                self._chance, self._forget_at = self._throttled / self._requests, now + REPEAT_SECONDS
+    def _end(self, now: float) -> None:
+        self._since = None
+        if self._throttled > REFUSED_SHARE * self._requests:
+            self._chance, self._forget_at = self._throttled / self._requests, now + REPEAT_SECONDS
 
 
 class Bounds(NamedTuple):

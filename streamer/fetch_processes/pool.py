@@ -272,9 +272,11 @@ class FetchPool:
         self._resize_queue()
 
     def _look_for_refusals(self, requests: int, throttled: int) -> None:
-        limited = any(process.report.statistics.get("limited_per_second") for process in self._taking())
+        reports = [process.report for process in self._taking()]
+        limited = any(report.statistics.get("limited_per_second") for report in reports)
+        by_chance = not self._unpaced and any(report.by_chance for report in reports)
         before = self._refusals.single
-        if self._refusals.look(requests, throttled, limited, self._loop.time()) != before:
+        if self._refusals.look(requests, throttled, limited, by_chance, self._loop.time()) != before:
             logger.info("a store refuses requests: %s", "all processes ask it again" if before else "one asks it")
             self._unpaced = True
             self._divide()

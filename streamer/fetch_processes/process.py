@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
+from msgspec import structs
 
 from streamer.fetch.statistics import COUNTS, FetchStatistics, Histogram
 from streamer.fetch_processes.messages import (
@@ -41,7 +42,7 @@ from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
-_NO_REPORT = Report({}, Histogram().counts, 0.0, 0.0, 0)
+_NO_REPORT = Report({}, Histogram().counts, 0.0, 0.0, 0, False)
 # One thread for numpy's libraries, which it does not use.
 _SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -299,6 +300,7 @@ class FetchProcess:
 
     def pace_anew(self) -> None:
         """Makes the process find out again which rates stores permit."""
+        self.report = structs.replace(self.report, by_chance=False)
         self._send(PaceAnew())
 
     def _send(self, message: ToProcess) -> None:

@@ -287,8 +287,8 @@ async def test_one_process_measures_a_limit_after_the_others_have_ended(
             super().pace_anew()
 
     class Refused(policy.Refusals):
-        def look(self, requests: int, throttled: int, limited: bool, now: float) -> bool:
-            return super().look(100, 100 * refuses, refuses, now)
+        def look(self, requests: int, throttled: int, limited: bool, by_chance: bool, now: float) -> bool:
+            return super().look(100, 100 * refuses, refuses, False, now)
 
     monkeypatch.setattr(pool, "FetchProcess", Recorded)
     monkeypatch.setattr(pool, "Refusals", Refused)

@@ -208,8 +208,10 @@ def test_a_limit_that_appears_amid_chance() -> None:
         refusing = Refusing(0.05)
         store = Store(refusing, 600e6, seed=seed)
         store.run(20.0)
+        assert store.pacing.by_chance
         refusing.per_second = 300.0
         store.run(70.0)
+        assert not store.pacing.by_chance
         assert store.served(30.0, 70.0) >= 0.9 * 300.0
         assert store.over_limit(30.0, 70.0) <= 0.03 * 300.0
 

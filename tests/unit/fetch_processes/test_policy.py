@@ -82,36 +82,46 @@ def test_idle_processes_end_after_a_minute() -> None:
 def test_refusals_leave_one_process_that_takes_chunks() -> None:
     """It finds the limit by itself, and stays alone as long as it keeps to it."""
     refusals = Refusals()
-    assert not refusals.look(1000, 10, False, 0.0)  # 1 % is chance
-    assert refusals.look(1000, 30, False, 0.5)
+    assert not refusals.look(1000, 10, False, False, 0.0)  # 1 % is chance
+    assert refusals.look(1000, 30, False, False, 0.5)
     for second in range(1, 100):
-        assert refusals.look(1000, 0, True, float(second))
-    assert refusals.look(1000, 0, False, 100.0)
-    assert not refusals.look(1000, 0, False, 99.0 + TRIAL_SECONDS)
+        assert refusals.look(1000, 0, True, False, float(second))
+    assert refusals.look(1000, 0, False, False, 100.0)
+    assert not refusals.look(1000, 0, False, False, 99.0 + TRIAL_SECONDS)
 
 
 def test_refusals_by_chance_are_not_tried_again_at_once() -> None:
     """The one process was not limited, and was refused as many: the others take chunks again, for a while at least."""
     refusals = Refusals()
-    assert refusals.look(1000, 50, False, 0.0)
-    assert refusals.look(1000, 50, False, TRIAL_SECONDS - 0.5)
-    assert not refusals.look(1000, 50, False, TRIAL_SECONDS)
-    assert not refusals.look(1000, 50, False, TRIAL_SECONDS + REPEAT_SECONDS - 0.5)
-    assert refusals.look(1000, 50, False, TRIAL_SECONDS + REPEAT_SECONDS)
+    assert refusals.look(1000, 50, False, False, 0.0)
+    assert refusals.look(1000, 50, False, False, TRIAL_SECONDS - 0.5)
+    assert not refusals.look(1000, 50, False, False, TRIAL_SECONDS)
+    assert not refusals.look(1000, 50, False, False, TRIAL_SECONDS + REPEAT_SECONDS - 0.5)
+    assert refusals.look(1000, 50, False, False, TRIAL_SECONDS + REPEAT_SECONDS)
+
+
+def test_the_others_go_on_as_soon_as_chance_is_found() -> None:
+    """The one process holds requests back while it returns to full speed, which shows no limit."""
+    refusals = Refusals()
+    assert refusals.look(1000, 50, False, False, 0.0)
+    assert refusals.look(1000, 50, True, False, 0.5)
+    assert not refusals.look(1000, 50, True, True, 1.0)
+    assert not refusals.look(1000, 50, True, True, 1.5)
+    assert refusals.look(1000, 300, False, False, 2.0)
 
 
 def test_a_limit_that_begins_after_chance_was_found_is_tried_at_once() -> None:
     """Of 100 requests chance refuses 5, or 10 now and then; the store that begins to limit them refuses 30."""
     refusals = Refusals()
-    assert refusals.look(1000, 50, False, 0.0)
-    assert not refusals.look(1000, 50, False, TRIAL_SECONDS)
-    assert not refusals.look(100, 10, False, TRIAL_SECONDS + 1)
-    assert refusals.look(100, 30, False, TRIAL_SECONDS + 2)
+    assert refusals.look(1000, 50, False, False, 0.0)
+    assert not refusals.look(1000, 50, False, False, TRIAL_SECONDS)
+    assert not refusals.look(100, 10, False, False, TRIAL_SECONDS + 1)
+    assert refusals.look(100, 30, False, False, TRIAL_SECONDS + 2)
 
 
 def test_single_refusals_change_nothing() -> None:
     """Three of four requests are refused: too few to say anything."""
-    assert not Refusals().look(4, 3, False, 0.0)
+    assert not Refusals().look(4, 3, False, False, 0.0)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4, 8, 64])
