@@ -113,6 +113,8 @@ class Fetching:
                 raw = self._end.recv(MOST_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
+            except ConnectionResetError:  # messages of this process were not read any more
+                raw = b""
             if not raw:
                 # The engine is gone. What is being written stays for the next one to remove.
                 os._exit(0)
