@@ -238,7 +238,7 @@ class Fetcher:
             endpoint.pace_anew()
 
     @property
-    def pacings(self) -> list[Pacing]:
+    def pacings(self) -> Sequence[Pacing]:
         """The pacing of each endpoint."""
         return [endpoint.pacing for endpoint in self._endpoints.values()]
 
