@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import tempfile
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+from av.video.reformatter import Interpolation
 
 from streamer.formats.base import Need
 from streamer.formats.media.movie import Movie, read_movie
@@ -84,8 +86,9 @@ def film(
     movie: Mapping[str, str] | None = None,
     times: Sequence[int] | None = None,
     sound: bool = False,
+    shown: Sequence[int] | None = None,
 ) -> bytes:
-    """Encodes a film; `times` are milliseconds."""
+    """Encodes a film; `times` are milliseconds, `shown` the numbers in its pictures (else those of the frames)."""
     # Some options read the file again.
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -99,7 +102,7 @@ def film(
         wave = box.add_stream("aac", rate=48000, layout="mono", options=NO_NOISE) if sound else None
         at = 0
         for number in range(frames):
-            frame = av.VideoFrame.from_ndarray(picture(number, *size), "rgb24")
+            frame = av.VideoFrame.from_ndarray(picture(shown[number] if shown else number, *size), "rgb24")
             frame.pts, frame.time_base = (times[number] if times is not None else number), base
             box.mux(stream.encode(frame))
             while wave and at < (number + 1) * 48000 // rate:
@@ -113,6 +116,18 @@ def film(
             box.mux(wave.encode(None))
         box.close()
         return Path(path).read_bytes()
+
+
+def decoded(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All frames of a film, [n, 3, height, width], their times and durations in seconds, by a full decode."""
+    with av.open(io.BytesIO(content)) as box:
+        stream = box.streams.video[0]
+        frames = list(box.decode(stream))
+        rgb = [frame.to_ndarray(format="rgb24", interpolation=Interpolation.BICUBIC) for frame in frames]
+        pts = np.array([frame.pts for frame in frames])
+        last = pts[-1] + frames[-1].duration
+        scale = stream.time_base.denominator
+        return np.moveaxis(np.stack(rgb), -1, 1), pts / scale, np.diff(pts, append=last) / scale
 
 
 def index_of(content: bytes) -> tuple[Movie, list[tuple[int, int]]]:

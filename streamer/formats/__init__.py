@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
+    from streamer.formats.lerobot.format import LeRobot as LeRobot
     from streamer.formats.litdata.format import LitData as LitData
     from streamer.formats.lmdb.format import LMDB as LMDB
     from streamer.formats.mds import Mds as Mds
@@ -66,6 +67,8 @@ BUILT_IN = {
     "webdataset": BuiltIn("webdataset", "WebDataset"),
     "mds": BuiltIn("mds", "Mds", "MDS (MosaicML Streaming)", ("mds",)),
     "litdata": BuiltIn("litdata.format", "LitData", "LitData"),
+    # Its files are Parquet and mp4.
+    "lerobot": BuiltIn("lerobot.format", "LeRobot"),
     "lmdb": BuiltIn("lmdb.format", "LMDB", "LMDB", ("lmdb", "mdb"), files=("data.mdb",)),
     "tfrecord": BuiltIn("tfrecord.format", "TFRecord", "TFRecord", ("tfrecord", "tfrecords", "tfrec")),
     "recordio": BuiltIn("recordio", "RecordIO", "RecordIO (MXNet)", ("rec",)),

@@ -30,6 +30,8 @@ _ENDINGS = _NOT_READ | {ending: name for name, row in BUILT_IN.items() for endin
 _FILES = {file: name for name, row in BUILT_IN.items() for file in row.files}
 # Blocks of N5 have numbers for names; what they are is in the files of this name.
 _N5 = "attributes.json"
+# Data sets of LeRobot are Parquet and mp4, and have these.
+_LEROBOT_INFO, _LEROBOT_TASKS = "meta/info.json", frozenset(["meta/tasks.parquet", "meta/tasks.jsonl"])
 _TABLES, _DOCUMENTS = frozenset(["csv", "tsv"]), frozenset(["txt", "json", "xml"])
 # Formats of files that accompany other data, too.
 _COMPANIONS_OF_OTHERS = frozenset(["jsonl"])
@@ -114,6 +116,8 @@ def detect(keys: Sequence[str]) -> str:
     Raises:
         ConfigError: tars and other files together, or a dataset of another kind; says how many of which.
     """
+    if _LEROBOT_INFO in keys and not _LEROBOT_TASKS.isdisjoint(keys):
+        return "lerobot"
     if found := _special_format(keys):
         return found
     tars = WebDataset()

@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
 from streamer.formats.failures import DamagedError
+from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Answer, Need, Span
+from streamer.manifest.protocols import Answer, Examine, Indexing, Need, Span
 
 Result = TypeVar("Result")
 # A part of a survey or an index that asks for bytes and returns what it found in them.
@@ -88,6 +89,21 @@ def joined_ranges(ranges: Iterable[Range]) -> tuple[Range, ...]:
         elif stop > start:
             joined.append((start, stop))
     return tuple(joined)
+
+
+def collected(
+    steps: Indexing, add: Callable[[Span | Block], None]
+) -> Generator[Need | tuple[Need, ...] | Examine, Answer, None]:
+    """Runs an index inside of another one, which passes on its needs: `add` gets the samples."""
+    answer: Answer = None
+    with suppress(StopIteration):
+        while True:
+            item = steps.send(answer)
+            if isinstance(item, Span | Block):
+                add(item)
+                answer = None
+            else:
+                answer = yield item
 
 
 def spans_between(edges: Sequence[int], start: int) -> Generator[Span, Answer, None]:

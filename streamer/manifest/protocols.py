@@ -31,14 +31,15 @@ class Need(msgspec.Struct, frozen=True):
 
 
 class Examine(msgspec.Struct, frozen=True):
-    """An indexer asks what a recoder makes of an object as one block; it gets `Examined` by `send`.
+    """A survey or index asks what a recoder makes of an object as one block; it gets `Examined` by `send`.
 
-    For facts that can only be counted by unpacking, which the engine does not do itself.
+    For facts that can only be had by unpacking, which the engine does not do itself.
 
     Attributes:
         object: an object of at most `blocks.MOST_FETCH_BYTES`.
         format, options, facts: those of the dataset.
         hint: the recoder's input besides the bytes.
+        reads: whether the answer has the records, not only their number.
     """
 
     object: ObjectRecord
@@ -46,13 +47,15 @@ class Examine(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     facts: Facts
     hint: bytes
+    reads: bool = False
 
 
 class Examined(msgspec.Struct, frozen=True):
-    """The number of samples of an object, and the bytes of their records."""
+    """The number of samples of an object, the length of their records, and these if the index reads them."""
 
     samples: int
     record_bytes: int
+    records: bytes = b""
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -96,7 +99,7 @@ class Survey(msgspec.Struct, frozen=True):
 
 Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
 # Yield their needs (several at once as a tuple, which is answered with a tuple), and are sent the bytes.
-Surveying: TypeAlias = Generator[Need | tuple[Need, ...], Answer, Survey]
+Surveying: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Survey]
 # Also yields samples or blocks in order of position; never both in one dataset.
 Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block, Answer, None]
 

@@ -45,4 +45,4 @@ def recode_here(recoders: Recoders, job: Job, chunk: Chunk, content: memoryview)
 def examine_here(recoders: Recoders, asked: Examine, content: bytes) -> Examined:
     """Recodes an object as one block, and counts its samples; raises ManifestError with a "reason"."""
     with examining(asked) as chunk:
-        return recode_here(recoders, Job.examine(asked), chunk, memoryview(content)).examined
+        return recode_here(recoders, Job.examine(asked), chunk, memoryview(content)).examined(asked)

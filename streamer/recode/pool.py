@@ -149,7 +149,7 @@ class RecoderPool:
         now = self._loop.time()
         with examining(asked) as chunk:
             async with self.recode(Job.examine(asked), chunk, content, due=lambda: now) as made:
-                return made.examined
+                return made.examined(asked)
 
     async def _run(self, process: RecoderProcess, content: Content, job: Job, chunk: Chunk) -> Done:
         """Runs a job; tries once more in a new process."""

@@ -27,10 +27,10 @@ class Recoded(msgspec.Struct, frozen=True):
     content: memoryview
     table: RecordTable
 
-    @property
-    def examined(self) -> Examined:
-        """Number of its samples, and bytes of their records."""
-        return Examined(self.table.samples, int(self.table.starts[-2]))
+    def examined(self, asked: Examine) -> Examined:
+        """What an index has asked for."""
+        length = int(self.table.starts[-2])
+        return Examined(self.table.samples, length, bytes(self.content[:length]) if asked.reads else b"")
 
     def read(self, span: tuple[int, int] | None) -> bytes:
         """Returns the bytes `[start, stop)` of the records one after the other.

@@ -189,10 +189,11 @@ def examined(asked: Examine, content: bytes) -> Examined:
     """What a recoder says of an object, here in this process."""
     recoder = find_format(asked.format, asked.options).recoder(asked.facts)
     try:
-        lengths = recoder.recode(memoryview(content), -1, asked.hint).lengths
+        made = recoder.recode(memoryview(content), -1, asked.hint)
     except RecodeError as error:
         raise ManifestError(error.message) from error
-    return Examined(len(lengths), int(lengths.sum()))
+    records = b"".join(bytes(memoryview(part).cast("B")) for part in made.parts) if asked.reads else b""
+    return Examined(len(made.lengths), int(made.lengths.sum()), records)
 
 
 def _bytes_of(need: Need, objects: Mapping[str, bytes]) -> memoryview:

@@ -372,8 +372,8 @@ def _mutate(case: Case, times: int) -> None:
     drawn = random.Random(7)
     # A store of many small objects is read as a whole each time.
     times //= max(1, len(case.objects) // 4)
-    # A field whose name is damaged is not the one that `columns=` names.
-    refusals = (*REFUSALS, ConfigError) if case.format.options.get("columns") else REFUSALS
+    # A field whose name is damaged is not the one that an option names.
+    refusals = (*REFUSALS, ConfigError) if {"columns", "delta_timestamps"} & case.format.options.keys() else REFUSALS
     for name, content in case.objects.items():
         for _ in range(times):
             objects = {**case.objects, name: mutated(content, drawn)}

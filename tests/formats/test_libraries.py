@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from streamer import StreamingDataset
 from streamer.formats.base import Format
+from streamer.formats.lerobot.format import LeRobot
 from streamer.formats.litdata.format import LitData
 from streamer.formats.mds import Mds
 from tests.formats.cases import read_case
@@ -27,6 +29,31 @@ LIBRARIES = {
     "litdata-0.2.76": (LitData(), "litdata_chunks.py", ("litdata==0.2.76", *LITDATA)),
     "litdata-0.2.51": (LitData(), "litdata_chunks.py", ("litdata==0.2.51", *LITDATA)),
 }
+
+# What `lerobot.datasets` imports of what lerobot asks for.
+LEROBOT = ("lerobot==0.4.4", "av==15.1.0", "datasets==4.5.0", "huggingface_hub==0.35.3", "torchvision==0.28.0")
+LEROBOT_MORE = (
+    "dill==0.4.0",
+    "httpx",
+    "multiprocess==0.70.18",
+    "pandas==2.3.3",
+    "pytz",
+    "torchcodec==0.13.0",
+    "tzdata",
+    "xxhash",
+)
+
+
+def test_what_lerobot_writes(tmp_path: Path):
+    """Every window of all cameras, in AV1 and in H.264; most episodes begin in the middle of their files."""
+    make(library_python(*LEROBOT, *LEROBOT_MORE), "lerobot_sets.py", tmp_path / "made")
+    windows = json.loads((tmp_path / "made" / "windows.json").read_text())
+    for codec in ("libsvtav1", "h264"):
+        case = read_case(LeRobot(delta_timestamps=windows), str(tmp_path / "made" / codec))
+        films = [name for name in case.objects if name.endswith(".mp4")]
+        assert len(films) >= 6
+        assert len(case.samples) == 126
+        assert samples_of(case) == list(case.samples)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-import io
 from collections.abc import Mapping
 
-import av
 import numpy as np
 import pytest
-from av.video.reformatter import Interpolation
 
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.base import Block
 from streamer.formats.media.video import Video
-from tests.films import made
+from tests.films import decoded, made
 from tests.formats.cases import Case, Found, block_bytes, facts_of, find, recode
 from tests.formats.contract import FormatContract
 from tests.formats.summary import KEY, summary
@@ -22,15 +19,8 @@ from tests.formats.summary import KEY, summary
 
 @functools.cache
 def shown(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All frames of a film, [n, 3, height, width], their times and durations in seconds, by a full decode."""
-    with av.open(io.BytesIO(made(name))) as box:
-        stream = box.streams.video[0]
-        frames = list(box.decode(stream))
-        rgb = [frame.to_ndarray(format="rgb24", interpolation=Interpolation.BICUBIC) for frame in frames]
-        pts = np.array([frame.pts for frame in frames])
-        last = pts[-1] + frames[-1].duration
-        scale = stream.time_base.denominator
-        return np.moveaxis(np.stack(rgb), -1, 1), pts / scale, np.diff(pts, append=last) / scale
+    """See `decoded`."""
+    return decoded(made(name))
 
 
 def text(seconds: float) -> str:

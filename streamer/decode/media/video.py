@@ -161,6 +161,8 @@ def _check_output(name: str, size: object, order: object) -> None:
 
 def _clips(head: Head, frames: int) -> tuple[int, ...]:
     """The shape of the frames of a sample."""
+    if not head.pattern.count:
+        return ()
     clips = frames // head.pattern.count
     return (frames,) if clips == 1 else (clips, head.pattern.count)
 

@@ -109,18 +109,19 @@ def cut_blocks(
         full = ends[far - 1] - int(packets.offset[begin]) > chunk_bytes or far - begin > _MOST_PACKETS
         other = packets.entry[start] != packets.entry[begin]
         if number > first and (other or (full and start != starts[number - 1])):
-            yield _block(packets, frames, samples, slice(first, number), described)
+            yield block_of(packets, frames, samples, slice(first, number), described)
             first, far = number, stop
         furthest = far
     if starts:
-        yield _block(packets, frames, samples, slice(first, len(starts)), described)
+        yield block_of(packets, frames, samples, slice(first, len(starts)), described)
 
 
-def _block(
+def block_of(
     packets: Packets, frames: Frames, samples: Samples, run: slice, described: tuple[str, Sequence[Codec], int]
 ) -> Block:
+    """Returns the block of a run of samples; see `cut_blocks`."""
     first, stop = samples.start[run], samples.stop[run]
-    base = int(first[0])
+    base = int(first.min())
     edges = np.zeros(int(stop.max()) - base + 1, np.int64)
     np.add.at(edges, first - base, 1)
     np.add.at(edges, stop - base, -1)

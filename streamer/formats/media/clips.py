@@ -23,7 +23,7 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
     """The frames of one clip, from its first one on.
 
     Attributes:
-        count: number of frames.
+        count: number of frames; 0: one, which is a picture and no clip.
         every: one of so many frames; or, if it is 0,
         ticks: from one frame to the next: the frames shown at these times.
     """

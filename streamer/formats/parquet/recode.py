@@ -52,6 +52,11 @@ class ParquetRecoder:
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Decodes one block."""
         with decoding(content, samples, "Parquet"):
+            return write_records(self._wanted.fields, self.columns(content, samples, hint), samples)
+
+    def columns(self, content: memoryview, samples: int, hint: bytes) -> list[Column]:
+        """Decodes one block, a column for each field."""
+        with decoding(content, samples, "Parquet"):
             primitives = _HINT.decode(hint)
             edges = list(accumulate((primitive.length for primitive in primitives), initial=0))
             if edges[-1] != len(content) or len(primitives) != len(self._ways):
@@ -59,11 +64,10 @@ class ParquetRecoder:
             places = list(pairwise(edges))
             lists = self._read_lists(content, primitives, places, samples)
             tables = self._tables(content, primitives, places, samples, lists.keys())
-            columns = [
+            return [
                 lists.get(node.primitive) or column_of(spec, node, tables, samples, self._wanted.meanings)
                 for spec, node in self._pairs
             ]
-            return write_records(self._wanted.fields, columns, samples)
 
     def _read_lists(
         self, content: memoryview, primitives: Sequence[PrimitiveHint], places: Sequence[tuple[int, int]], samples: int

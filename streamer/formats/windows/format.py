@@ -15,11 +15,11 @@ import numpy as np
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Opener, Recoder
 from streamer.formats.failures import refused
+from streamer.formats.reading import collected
 from streamer.formats.table.records import fixed_dtype, head_dtype
 from streamer.formats.windows.blocks import PIECES, Pieces, WindowRecoder, windows_of
-from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord, SampleName
-from streamer.manifest.protocols import Answer, Indexing, Source, Span, Survey, Surveying
+from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 
 
 class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,17 +56,8 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
         small = max(1, source.chunk_bytes // PIECES)
         found = Pieces(small)
         finding = self.index_rows(msgspec.structs.replace(source, chunk_bytes=small), rows, 0)
-        answer: Answer = None
-        try:
-            while True:
-                item = finding.send(answer)
-                if isinstance(item, Span | Block):
-                    found.add(item)
-                    answer = None
-                else:
-                    answer = yield item
-        except StopIteration:
-            yield from windows_of(found.all(), self.window, self._row_bytes(rows), source.chunk_bytes)
+        yield from collected(finding, found.add)
+        yield from windows_of(found.all(), self.window, self._row_bytes(rows), source.chunk_bytes)
 
     def opener(self, facts: Facts) -> Opener:
         """Opens rows, or windows."""

@@ -18,11 +18,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import ManifestError
 from streamer.manifest.blocks import Block
 from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.builder.index_log import Found, IndexLog
-from streamer.manifest.builder.survey import read_needs
+from streamer.manifest.builder.survey import examine, read_needs
 from streamer.manifest.columns import encoded
 from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
@@ -30,7 +29,6 @@ from streamer.manifest.protocols import (
     Answer,
     Examine,
     Examined,
-    Examiner,
     IndexedChunk,
     Indexer,
     Indexing,
@@ -204,9 +202,7 @@ class _Windows:
 
     async def examine(self, asked: Examine) -> Examined:
         """Lets a recoder count the samples of an object."""
-        if not isinstance(self._reader, Examiner):
-            raise ManifestError(f"{asked.object.url} can be indexed by an engine only: it has to be unpacked")
-        return await self._reader.examine(asked)
+        return await examine(asked, self._reader)
 
     def cancel(self) -> None:
         """Gives up what was read ahead (the indexer jumped, or is done)."""

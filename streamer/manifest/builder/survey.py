@@ -10,7 +10,16 @@ from streamer.errors import ManifestError
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.listing import Listed, Listing
 from streamer.manifest.model import Extent
-from streamer.manifest.protocols import Answer, Need, RangeReader, Survey, Surveying
+from streamer.manifest.protocols import (
+    Answer,
+    Examine,
+    Examined,
+    Examiner,
+    Need,
+    RangeReader,
+    Survey,
+    Surveying,
+)
 
 
 class Surveyed(msgspec.Struct, frozen=True):
@@ -29,11 +38,15 @@ async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int) 
     """
     accepted = [listed.listing.record(number) for number in range(len(listed.listing))]
     steps = listed.indexer.survey(accepted, listed.others)
-    found: Survey | Need | tuple[Need, ...] = await asyncio.to_thread(_advance, steps, None)
+    found = await asyncio.to_thread(_advance, steps, None)
     while not isinstance(found, Survey):
-        needs = found if isinstance(found, tuple) else (found,)
-        contents = tuple(await read_needs(needs, reader, concurrency))
-        found = await asyncio.to_thread(_advance, steps, contents if isinstance(found, tuple) else contents[0])
+        answer: Answer
+        if isinstance(found, Examine):
+            answer = await examine(found, reader)
+        else:
+            contents = tuple(await read_needs(found if isinstance(found, tuple) else (found,), reader, concurrency))
+            answer = contents if isinstance(found, tuple) else contents[0]
+        found = await asyncio.to_thread(_advance, steps, answer)
     places = {record.url: place for place, record in enumerate(accepted)}
     chosen = [places.get(source.record.url, -1) for source in found.sources]
     if -1 in chosen or len(set(chosen)) < len(chosen):
@@ -55,7 +68,14 @@ async def read_needs(needs: tuple[Need, ...], reader: RangeReader, concurrency: 
     return await bounded_map(read, needs, concurrency)
 
 
-def _advance(steps: Surveying, answer: Answer) -> Survey | Need | tuple[Need, ...]:
+async def examine(asked: Examine, reader: RangeReader) -> Examined:
+    """Lets a recoder examine an object; raises ManifestError if the reader has none."""
+    if not isinstance(reader, Examiner):
+        raise ManifestError(f"{asked.object.url} can be indexed by an engine only: it has to be unpacked")
+    return await reader.examine(asked)
+
+
+def _advance(steps: Surveying, answer: Answer) -> Survey | Need | tuple[Need, ...] | Examine:
     try:
         return steps.send(answer)
     except StopIteration as end:

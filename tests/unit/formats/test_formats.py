@@ -34,6 +34,8 @@ from streamer.formats.registry import find_format
         (["_SUCCESS", "part-00000-aaaa.snappy.parquet"], "parquet"),
         (["a.jpg", "train.jsonl", "test.jsonl"], "folder"),
         ([".zgroup", "x/.zarray", "x/.zattrs", "x/0.0", "x/0.1", "x/1.0", "x/1.1", "README.md"], "zarr"),
+        (["meta/info.json", "meta/tasks.parquet", "data/a.parquet", "videos/a.mp4", "videos/b.mp4"], "lerobot"),
+        (["meta/info.json", "meta/tasks.jsonl", "meta/episodes.jsonl", "data/a.parquet", "videos/a.mp4"], "lerobot"),
         (["zarr.json", "x/zarr.json", "x/c/0/0", "x/c/0/1", "x/c/1/0"], "zarr"),
         (["a.HDF5", "b.hdf5", "c.h5", "LICENSE"], "hdf5"),
         (["log.1", "log.2", "1.0", "x.h5"], "folder"),

@@ -1,0 +1,213 @@
+"""Data sets of LeRobot: a sample is a frame, with its windows of all cameras and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ConfigError, DecodeError, ManifestError
+from streamer.formats.base import Facts, Field, FieldSpec, Format, Recoder, SampleName
+from streamer.formats.failures import needing, refused
+from streamer.formats.lerobot.blocks import Part, reach_of
+from streamer.formats.lerobot.episodes import EPISODE_COLUMNS, TASK_COLUMNS, Episode, File, files_of, tasks_of
+from streamer.formats.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, Info, frames_of, read_info
+from streamer.formats.lerobot.notes import Notes, lengths_of
+from streamer.formats.lerobot.windows import Film, Run, read_film
+from streamer.formats.media.tables import Integers
+from streamer.formats.media.video import CLIP
+from streamer.formats.parquet.format import Parquet
+from streamer.formats.reading import Result, collected, read_range
+from streamer.formats.table.records import TableOpener, fixed_dtype, head_dtype
+from streamer.manifest.blocks import Block
+from streamer.manifest.model import NESTED, ObjectRecord
+from streamer.manifest.protocols import Answer, Examine, Examined, Indexing, Need, Source, Span, Survey, Surveying
+
+# A part of a survey.
+Asking: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Result]
+
+
+class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
+    """Data sets of LeRobot, v3 and v2: the url is the folder that has meta/, data/ and videos/.
+
+        LeRobot(delta_timestamps={"observation.images.top": [-0.1, 0.0], "action": [0.0, 0.1, 0.2]})
+
+    A sample is a frame (a row of data/). Its fields have the names that `LeRobotDataset` gives them; pictures are uint8
+    [3, height, width], those of a window of several frames [frames, 3, height, width].
+
+    Attributes:
+        delta_timestamps: seconds from a row to those of its window, by feature. Outside of the episode its first or
+            last row is repeated, and "<feature>_is_pad" says where. Features without an entry are those of the row.
+        episodes: numbers of the wanted ones; None: all.
+        cameras: names of the wanted ones; None: all.
+    """
+
+    name = "lerobot"
+    endings = (".parquet", ".mp4")
+    delta_timestamps: Mapping[str, Sequence[float]] = msgspec.field(default_factory=dict)
+    episodes: tuple[int, ...] | None = None
+    cameras: tuple[str, ...] | None = None
+
+    def accepts(self, key: str) -> bool:
+        """Accepts files of rows and films, but not the tables of episodes and tasks."""
+        return super().accepts(key) and "/meta/" not in f"/{key}"
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Reads meta/, and the schema of the first file of rows."""
+        found = [record for url, record in others.items() if url.endswith(f"/{NAME}")]
+        if len(found) != 1:
+            raise ManifestError(f"{len(found)} of the files are {NAME}; the url names one data set of LeRobot")
+        info = read_info(found[0], (yield from read_range(0, found[0].size, found[0])))
+        root = found[0].url.removesuffix(NAME)
+        cameras = info.cameras if self.cameras is None else self.cameras
+        if unknown := set(cameras) - set(info.cameras):
+            raise ConfigError(f"cameras={sorted(unknown)}: there are {', '.join(info.cameras)}", field="format")
+        windows = frames_of(self.delta_timestamps, info.fps, [*cameras, *info.columns])
+        rows = yield from self._table("episodes", root, others, EPISODE_COLUMNS)
+        files = files_of(rows, info, root, cameras, self.episodes)
+        tasks = tasks_of((yield from self._table("tasks", root, others, TASK_COLUMNS)), root)
+        if not files:
+            raise ManifestError(f"{root} has no rows in its episodes", url=root)
+        known = {record.url: record for record in accepted}
+        films = sorted({film for file in files.values() for film in file.films})
+        if lost := next((url for url in [*files, *films] if url not in known), None):
+            raise ManifestError(f"{lost} has episodes by {root}meta/episodes, and does not exist", url=lost)
+        sources = [
+            Source(known[url], msgspec.msgpack.encode((file, {film: known[film] for film in file.films})))
+            for url, file in files.items()
+        ]
+        facts = yield from _facts(known[next(iter(files))], info, windows, cameras, tasks)
+        return Survey([*sources, *(Source(known[film]) for film in films)], facts)
+
+    def _table(
+        self, name: str, root: str, others: Mapping[str, ObjectRecord], columns: Sequence[str]
+    ) -> Asking[list[dict[str, Any]]]:
+        """Reads the rows of a table of meta/, as Parquet (v3) or JSON lines (v2.1)."""
+        place = f"{root}meta/{name}"
+        if record := others.get(f"{place}.jsonl"):
+            content = yield from read_range(0, record.size, record)
+            try:
+                return msgspec.json.Decoder(dict[str, Any]).decode_lines(content)
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+                raise ManifestError(f"{record.url} is not JSON lines: {error}", url=record.url) from error
+        rows: list[dict[str, Any]] = []
+        tables = [
+            others[url]
+            for url in sorted(others)
+            if url.startswith((f"{place}/", f"{place}.")) and url.endswith(".parquet")
+        ]
+        if not tables:
+            raise ManifestError(f"{place} is missing, so this is not a whole data set of LeRobot", url=place)
+        for record in tables:
+            hint = msgspec.msgpack.encode(columns)
+            made = yield Examine(record, self.name, {}, Facts(), hint, reads=True)
+            assert isinstance(made, Examined)
+            rows += msgspec.msgpack.decode(made.records)
+        return rows
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the blocks of a file of rows; films have none of their own."""
+        if not source.notes:
+            return
+        notes = msgspec.convert(facts.notes, Notes, strict=False)
+        file, records = msgspec.msgpack.decode(source.notes, type=tuple[File, dict[str, ObjectRecord]])
+        rows = yield from _blocks_of(source, notes, file)
+        fields = notes.fields()
+        reach = reach_of(notes.windows.get(spec.name, [0]) for spec in notes.rows.fields)
+        windows = [notes.windows.get(camera, [0]) for camera in notes.cameras]
+        sample_bytes = head_dtype(fields).itemsize + sum(block.record_bytes for block in rows) // file.rows
+        films: dict[str, Film] = {}
+        for urls, members in groupby(file.episodes, lambda episode: [url for url, _ in episode.films]):
+            episodes, known = list(members), films
+            films = {}
+            for url in urls:
+                films[url] = known.get(url) or (yield from read_film(records[url]))
+            frames = [
+                (films[url], _frames(films[url], camera, file.rows, episodes, notes.fps))
+                for camera, url in enumerate(urls)
+            ]
+            part = Part(source.record, rows, frames, windows, reach, sample_bytes)
+            yield from part.blocks(list(map(Run.of, episodes)), source.chunk_bytes)
+
+    def opener(self, facts: Facts) -> LeRobotOpener:
+        """Opens records."""
+        return LeRobotOpener(msgspec.convert(facts.notes, Notes, strict=False))
+
+    def recoder(self, facts: Facts) -> Recoder:
+        """Reads tables of meta/, and makes records of rows and packets."""
+        with needing("Files of LeRobot are read with pyarrow", "parquet"):
+            from streamer.formats.lerobot.recode import LeRobotRecoder, TableRecoder
+        return LeRobotRecoder(msgspec.convert(facts.notes, Notes, strict=False)) if facts.notes else TableRecoder()
+
+
+def _blocks_of(source: Source, notes: Notes, file: File) -> Asking[list[Block]]:
+    """Finds the blocks of all rows of a file, as `Parquet` reads them."""
+    found: list[Span | Block] = []
+    rows = Parquet(tuple(spec.name for spec in notes.rows.fields))
+    yield from collected(rows.index(msgspec.structs.replace(source, notes=b""), notes.rows), found.append)
+    blocks = [block for block in found if isinstance(block, Block)]
+    if (count := sum(block.samples for block in blocks)) != file.rows:
+        raise ManifestError(
+            f"{source.record.url} has {count} rows, and its episodes have {file.rows} by meta/episodes; write it again",
+            url=source.record.url,
+        )
+    return blocks
+
+
+def _frames(film: Film, camera: int, rows: int, episodes: Sequence[Episode], fps: float) -> Integers:
+    """The frame of each row of these episodes."""
+    found = np.full(rows, -1)
+    for episode in episodes:
+        seconds = episode.films[camera][1] + np.arange(episode.length) / fps
+        found[episode.row : episode.row + episode.length] = film.frames_at(seconds, episode.number)
+    return found
+
+
+def _facts(
+    record: ObjectRecord, info: Info, windows: dict[str, list[int]], cameras: Sequence[str], tasks: dict[int, str]
+) -> Asking[Facts]:
+    """Describes the samples by the schema of a file of rows."""
+    try:
+        found = (yield from Parquet(info.columns).survey([record], {})).facts
+    except ConfigError as error:
+        raise ManifestError(f"{record.url} contradicts {NAME}: {error.message}", url=record.url) from error
+    rows = msgspec.structs.replace(found, fields=tuple(map(info.kind, found.fields)))
+    for spec in rows.fields:
+        if spec.kind == NESTED:
+            raise refused(record, f"has a feature {spec.name!r} of structs, or of lists of texts or of varying lengths")
+        if spec.name in windows and fixed_dtype(spec.kind) is None:
+            raise ConfigError(f"delta_timestamps: feature {spec.name!r} ({spec.kind}) has no windows", field="format")
+    numbers = {spec.name for spec in rows.fields if (dtype := fixed_dtype(spec.kind)) is not None and not dtype.shape}
+    if missing := {EPISODE, FRAME, TIME, TASK} - numbers:
+        raise ManifestError(f"{record.url} has no column of numbers {', '.join(sorted(missing))}", url=record.url)
+    notes = Notes(rows, windows, list(cameras), tasks, info.fps)
+    fields = [*(FieldSpec(camera, CLIP) for camera in cameras), *notes.fields()]
+    return Facts(tuple(fields), msgspec.to_builtins(notes, str_keys=True), found.classes)
+
+
+class LeRobotOpener:
+    """Opens records: u32 lengths of the row, and of head and packets of each camera; then the row, heads, packets."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._rows = TableOpener(notes.fields())
+        self._cameras = notes.cameras
+        self._lengths = lengths_of(len(notes.cameras))
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
+        """Takes a record apart. Copies packets: a camera's head is not beside them."""
+        if len(content) < self._lengths.size:
+            raise DecodeError(f"a record of {len(content)} bytes; its head alone has {self._lengths.size}")
+        row, *lengths = self._lengths.unpack_from(content)
+        at, pieces = self._lengths.size + row, []
+        if at + sum(lengths) != len(content):
+            raise DecodeError(f"a record of {len(content)} bytes; its head says {at + sum(lengths)}")
+        key, fields = self._rows.open(content[self._lengths.size : at], name)
+        for length in lengths:
+            pieces.append(content[at : at + length])
+            at += length
+        count = len(self._cameras)
+        clips = [memoryview(b"".join(pair)) for pair in zip(pieces[:count], pieces[count:], strict=True)]
+        return key, [*(Field(c, clip, CLIP) for c, clip in zip(self._cameras, clips, strict=True)), *fields]

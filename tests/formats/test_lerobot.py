@@ -1,0 +1,184 @@
+"""Data sets of LeRobot meet the contract of the formats; windows, options, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from msgspec import structs
+
+from streamer.errors import ConfigError, ManifestError, RecodeError
+from streamer.formats import LeRobot
+from streamer.formats.base import Block, ObjectRecord
+from streamer.formats.lerobot.windows import Film
+from streamer.formats.media.entries import Codec
+from streamer.formats.media.frames import Frames
+from streamer.formats.media.tables import Packets
+from tests.films import number_in
+from tests.formats.cases import Case, contents_of, facts_of, find, opened
+from tests.formats.contract import FormatContract, samples_of
+from tests.formats.summary import summary
+from tests.lerobot_sets import CAMERAS, LENGTHS, lerobot_set, samples_of_set
+
+TOP, WRIST = CAMERAS
+# Files of the last two episodes.
+OF_OTHERS = ("data/chunk-000/file-001.parquet", f"videos/{TOP}/chunk-000/file-001.mp4")
+WINDOWS = {TOP: [-0.3, -0.1, 0.0, 0.2], "action": [0.0, 0.1, 0.2, 0.3, 0.4], "next.done": [0.1], WRIST: [-0.5]}
+
+
+def case_of(version: str, groups: bool = True) -> Case:
+    samples = [{name: summary(value) for name, value in sample.items()} for sample in samples_of_set(version, WINDOWS)]
+    chosen = LeRobot(delta_timestamps=WINDOWS)
+    return Case(version, chosen, lerobot_set(version, groups), samples, copied=frozenset(CAMERAS))
+
+
+class TestLeRobot(FormatContract):
+    @classmethod
+    def cases(cls) -> list[Case]:
+        """Of two episodes, one file of rows; each damaged set is read as a whole."""
+        whole, episodes = case_of("v3.0"), (0, 1)
+        chosen = structs.replace(whole.format, episodes=episodes)
+        objects = {name: content for name, content in whole.objects.items() if name not in OF_OTHERS}
+        return [replace(whole, format=chosen, objects=objects, samples=whole.samples[: sum(LENGTHS[:2])])]
+
+
+@pytest.mark.parametrize(("version", "groups"), [("v3.0", True), ("v3.0", False), ("v2.1", True)])
+def test_layouts(version: str, groups: bool):
+    """Several files; a row group of several episodes; a file for each episode and camera."""
+    case = case_of(version, groups)
+    assert samples_of(case) == case.samples
+
+
+def test_pictures_have_the_numbers_of_their_rows():
+    """The expected ones, which come out of a full decode."""
+    for row, sample in enumerate(samples_of_set("v3.0", {})):
+        assert [number_in(sample[camera].transpose(1, 2, 0)) for camera in CAMERAS] == [row, row + 500]
+
+
+def test_blocks_of_some_rows():
+    """Small chunks cut episodes; windows reach over the ends of blocks."""
+    case = case_of("v3.0")
+    found = find(case.format, case.objects, 1500)
+    blocks = [item for _, items in found.items for item in items if isinstance(item, Block)]
+    assert len(blocks) > 2 * len(LENGTHS)
+    opener = case.format.opener(facts_of(found))
+    contents = contents_of(case.format, found, case.objects)
+    assert [opened(case, opener, memoryview(content), name) for content, name in contents] == case.samples
+
+
+def test_chosen_episodes_and_cameras():
+    """Rows of others are not in windows; what is not chosen is no field."""
+    chosen = Case("", LeRobot(episodes=(3, 1), cameras=(WRIST,)), lerobot_set(), [])
+    expected = [
+        {name: summary(value) for name, value in sample.items() if name != TOP}
+        for sample in samples_of_set("v3.0", {})
+        if sample["episode_index"] in {1, 3}
+    ]
+    assert samples_of(chosen) == expected
+    assert all(WRIST not in sample for sample in samples_of(Case("", LeRobot(cameras=()), lerobot_set(), [])))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_nearest_frames(count: int):
+    """At their times, up to 0.1 ms away; other times have none."""
+    numbers = np.arange(count)
+    packets = Packets(*([numbers] * 7))
+    film = Film(
+        ObjectRecord("a.mp4", 0, ""), packets, Frames(numbers, 100 * numbers, numbers, numbers), Codec(""), 1000
+    )
+    for late in (-0.00009, 0.0, 0.00009):
+        assert film.frames_at(numbers / 10 + late, 0).tolist() == numbers.tolist()
+    for seconds in (-0.0002, 0.05, count / 10):
+        with pytest.raises(ManifestError, match=r"a\.mp4 has no frame at .* where episode 3 has row 1"):
+            film.frames_at(np.array([0.0, seconds]), 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delta_timestamps": {"x": [0.0]}}, "no feature 'x'"),
+        ({"delta_timestamps": {"action": [0.05]}}, "multiples of 1/10 s"),
+        ({"delta_timestamps": {"action": [float("nan"), 1e300]}}, "multiples of 1/10 s"),
+        ({"delta_timestamps": {"action": []}}, "has nothing"),
+        ({"cameras": ("x",)}, "there are observation.images.top"),
+        ({"episodes": (9,)}, "there are 4 episodes"),
+    ],
+)
+def test_options_that_do_not_fit(options: Mapping[str, object], message: str):
+    """Say what there is."""
+    with pytest.raises(ConfigError, match=message):
+        find(LeRobot(**options), lerobot_set())
+
+
+Edit = Callable[[dict[str, bytes]], object]
+EPISODES, DATA = "meta/episodes/chunk-000/file-000.parquet", "data/chunk-000/file-000.parquet"
+INFO, TASKS = "meta/info.json", "meta/tasks.parquet"
+
+
+def info(**changes: object) -> Edit:
+    return lambda objects: objects.update({INFO: json.dumps(json.loads(objects[INFO]) | changes).encode()})
+
+
+def column(file: str, name: str, change: Callable[[list[object]], list[object]] | None) -> Edit:
+    def edit(objects: dict[str, bytes]) -> None:
+        table = pq.read_table(io.BytesIO(objects[file]))
+        number = table.schema.get_field_index(name)
+        values = table[name].to_pylist()
+        table = table.remove_column(number)
+        if change is not None:
+            table = table.add_column(number, name, pa.array(change(values)))
+        pq.write_table(table, content := io.BytesIO())
+        objects[file] = content.getvalue()
+
+    return edit
+
+
+def first(value: object) -> Callable[[list[object]], list[object]]:
+    return lambda values: [value, *values[1:]]
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (info(codebase_version="v1.6"), ManifestError, "v3 and v2 are read"),
+        (info(video_path="{secret}.mp4"), ManifestError, "secret"),
+        (info(features={}), ManifestError, "lacks the features episode_index, "),
+        (info(features={"x": {"dtype": "float32", "shape": [1]}}), ManifestError, "lacks the features"),
+        (lambda objects: objects.pop(DATA), ManifestError, "does not exist"),
+        (lambda objects: objects.pop(INFO), ManifestError, "0 of the files are meta/info.json"),
+        (lambda objects: objects.pop(TASKS), ManifestError, "tasks is missing"),
+        (lambda objects: objects.update({EPISODES: b"PAR1"}), ManifestError, "not -1 rows of Parquet"),
+        (lambda objects: objects.update({INFO: b"\xff"}), ManifestError, "is not the info.json of LeRobot"),
+        (column(DATA, "action", None), ManifestError, "columns=action: no such field"),
+        (column(DATA, "action", lambda values: [["x"]] * 20), ManifestError, "has a feature 'action' of structs, or"),
+        (column(DATA, "frame_index", lambda values: ["x"] * 20), ManifestError, "no column of numbers frame_index"),
+        (column(TASKS, "task", None), ManifestError, "meta/tasks is not as LeRobot writes it"),
+        (column(TASKS, "task_index", first(2)), RecodeError, r"rows of the tasks \[0\]"),
+        (column(EPISODES, "length", None), ManifestError, "KeyError: 'length'"),
+        (column(EPISODES, "length", first(None)), ManifestError, "TypeError"),
+        (column(EPISODES, "length", first(-1)), ManifestError, "the shortest of -1"),
+        (column(EPISODES, "length", first(10)), ManifestError, "has 20 rows.* have 21"),
+        (column(EPISODES, "episode_index", first(2)), ManifestError, "4 rows with 3 numbers"),
+        (
+            column(EPISODES, f"videos/{TOP}/from_timestamp", lambda values: [0.0, 0.93, *values[2:]]),
+            ManifestError,
+            "no frame at 0.9300 s, where episode 1 has row 0: the nearest is at 0.9000 s",
+        ),
+        (column(EPISODES, f"videos/{TOP}/from_timestamp", first(float("nan"))), ManifestError, "no frame at nan s"),
+        (column(DATA, "frame_index", first(1)), RecodeError, "frame_index"),
+        (column(DATA, "episode_index", first(1)), RecodeError, "of episode 0 at 10 frames a second are others"),
+    ],
+)
+def test_sets_that_contradict_themselves(edit: Edit, error: type[Exception], message: str):
+    """Say what, and where."""
+    objects = dict(lerobot_set())
+    edit(objects)
+    with pytest.raises(error, match=re.compile(message, re.DOTALL)):
+        samples_of(Case("", LeRobot(), objects, []))
