@@ -166,6 +166,17 @@ def test_windows_of_talks_tell_the_speaker(run: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_lerobot_policy_learns_to_move_to_the_goal(run: Run) -> None:
+    """Each frame of 60 episodes in all epochs, of which the last three lack 1 + 2 + 3 actions."""
+    lines = run("lerobot_policy", "--epochs", "5").splitlines()
+    found = [re.fullmatch(r"epoch \d: 720 frames, 360 actions padded, ([\d.]+) off", line) for line in lines]
+    assert len(found) == 5
+    assert all(found)
+    assert float(found[-1][1]) < 0.6 * float(found[0][1])
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_imagenet_goes_on_with_more_processes_where_it_stopped(run: Run, tmp_path: Path) -> None:
     """One process stops after 5 of 16 steps of 32 samples; two go on at sample 160 and learn the classes."""
