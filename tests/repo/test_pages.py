@@ -39,6 +39,7 @@ resume_from_checkpoint taskRoleArn train_dataset
 train_sampling_strategy venv with_epoch write_ipc
 BinPackCollator DynamicBucketingSampler DataCollatorWithFlattening SFTConfig packing_ratio reset_position_ids
 sequence_id
+cut.load_audio cuts.cut_into_windows torchaudio.load torchaudio.transforms.Resample
 """
 FOREIGN = frozenset(_FOREIGN.split())
 NAMED_IN = ("streamer/**/*.py", "examples/*.py", "docs/**/*.py", "deploy/**/*.yaml", "deploy/**/*.json", "*.toml")
