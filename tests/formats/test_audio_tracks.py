@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 
 from streamer.errors import ManifestError
+from streamer.formats.audio import tracks
 from streamer.formats.audio.format import Audio
+from streamer.formats.audio.frames import Frames
+from streamer.formats.audio.index import cut_blocks
+from streamer.formats.audio.recordings import Packeted
+from streamer.formats.audio.windows import Windows
+from streamer.formats.failures import DamagedError
+from streamer.formats.media.entries import Codec
+from streamer.manifest.blocks import LONGEST_HINT
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Source
 from tests.films import film
 from tests.formats.cases import find, samples_in
 from tests.sounds import decoded, encoded, m4a, sound
@@ -114,3 +124,44 @@ def test_the_track_is_chosen_by_its_number():
     assert len(windows(Audio(seconds=0.1, stream_index=1), content)) == 3
     with pytest.raises(ManifestError, match="no track, number 0, of kind 'soun'"):
         find(Audio(stream_index=0), {"a.mp4": content})
+
+
+@pytest.mark.parametrize(
+    ("config", "rate", "samples"),
+    [
+        ("1210", 44_100, 1024),
+        ("1214", 44_100, 960),
+        ("118856e500", 48_000, 1024),
+        ("2b920800", 44_100, 2048),
+        ("139056e5a0", 44_100, 2048),
+        ("17800fa010", 8_000, 1024),
+    ],
+    ids=["LC", "of 960", "without SBR, said", "SBR around", "SBR behind", "any rate"],
+)
+def test_what_aac_tells_its_decoder(config: str, rate: int, samples: int):
+    """The rate that is decoded, and the samples of a packet."""
+    sound, each = tracks._aac(Codec("aac", bytes.fromhex(config), rate=1, channels=2))
+    assert (sound.rate, each) == (rate, samples)
+
+
+@pytest.mark.parametrize(("config", "reason"), [("f94c0000", "object type 42"), ("12", "ends after 1 bytes")])
+def test_other_aac_is_refused(config: str, reason: str):
+    """xHE-AAC, which FFmpeg does not read everywhere, and what is cut off."""
+    with pytest.raises(DamagedError, match=reason):
+        tracks._aac(Codec("aac", bytes.fromhex(config), rate=1, channels=2))
+
+
+@pytest.mark.parametrize("between", [0, 60_000])
+def test_hints_of_many_packets_are_short(between: int):
+    """However little their lengths, and what is between them, can be compressed."""
+    drawn, count = np.random.default_rng(0), 60_000
+    sizes, gaps = drawn.integers(30, 700, count), drawn.integers(0, between + 1, count)
+    offsets = np.cumsum(sizes + gaps) - sizes
+    firsts = 960 * np.arange(count + 1)
+    recording = Packeted(
+        Codec("opus", rate=48_000, channels=1), int(firsts[-1]), Frames(offsets, sizes, firsts, 48_000)
+    )
+    source = Source(ObjectRecord("x.mp4", int(offsets[-1] + sizes[-1]), ""), chunk_bytes=1 << 40)
+    blocks = list(cut_blocks(source, recording, Windows.of(recording.total, 480_000, 480_000, pad=True)))
+    assert len(blocks) > 2
+    assert LONGEST_HINT // 3 < max(len(block.hint) for block in blocks) < LONGEST_HINT
