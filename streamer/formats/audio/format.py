@@ -40,7 +40,7 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "audio"
-    endings = (".wav", ".flac", ".mp3", ".opus", ".ogg", ".m4a", ".mp4", ".m4v", ".mov")
+    endings = (".wav", ".flac", ".mp3", ".opus", ".ogg", ".m4a", ".m4b", ".mp4", ".m4v", ".mov")
     seconds: _Seconds = 10.0
     seconds_between_starts: _Seconds | None = None
     start: Literal["grid", "random"] = "grid"

@@ -6,13 +6,20 @@ import sys
 import threading
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 
 from streamer.decode import AudioClip, SampleDecoder
 from streamer.decode.media import contexts
+from streamer.decode.media.audio import Sound
 from streamer.errors import ConfigError, DecodeError
+from streamer.formats.audio.index import read_recording
+from streamer.formats.audio.recode import record_of
 from streamer.formats.base import Field
+from streamer.formats.reading import read_in_memory
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Source
 from tests.sounds import RATE, decoded, flac, m4a, mp3, opus, sound, wav
 
 
@@ -50,6 +57,15 @@ def test_a_rule_decodes_a_field():
     assert sample["txt"] == "hello"
     with pytest.raises(DecodeError, match=r"sample 'a': field 'flac' .* is refused by AudioClip"):
         decode("a", [Field("flac", memoryview(b"no sound"))])
+
+
+def test_another_rate_than_the_file_says_is_refused():
+    """As of AAC whose packets alone tell that they have twice the rate: the window would be another one."""
+    content = memoryview(flac())
+    recording = read_in_memory(read_recording(Source(ObjectRecord("", len(content), ""))), content)
+    other = msgspec.structs.replace(recording, sound=msgspec.structs.replace(recording.sound, rate=2 * RATE))
+    with pytest.raises(ValueError, match="its packets are of 8000 Hz, its file says 16000"):
+        Sound().decode(memoryview(record_of(other, content, 0, RATE, RATE)))
 
 
 def test_without_pyav_only_wav_is_decoded(monkeypatch: pytest.MonkeyPatch):
