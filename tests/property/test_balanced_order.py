@@ -20,7 +20,7 @@ from streamer.order.rows.sets import make_sets
 from streamer.order.rows.spec import RowSpec
 from tests.mixes import request
 
-SLOW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 class Balanced:

@@ -6,7 +6,7 @@ import math
 import operator
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.manifest.column_files import column_of
@@ -113,7 +113,6 @@ def truth(tree: tuple, row: dict[str, object]) -> bool | None:
 
 
 @given(rows=ROWS, tree=TREES, data=st.data())
-@settings(max_examples=300, deadline=None)
 def test_where_is_a_filter_by_brute_force(rows, tree, data):
     """Nulls, NaN, texts beyond ASCII and numbers beyond 2^53 included, for samples in any order."""
     columns = {name: column_of(name, [row[name] for row in rows]) for name in VALUES}

@@ -16,7 +16,7 @@ from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import auto_lanes
 from tests.documents import lengths
 
-SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 class Packed:
@@ -63,14 +63,20 @@ def packed(draw):
 def test_batches_do_not_depend_on_ranks(given_data, epoch):
     """Every row once in an epoch; the rows of a batch are the same for any number of ranks."""
     data, batch = given_data
-    whole = RankPlan(data.order(epoch), batch, 1, 0, "fill")
+    order = data.order(epoch)
+    whole = RankPlan(order, batch, 1, 0, "fill")
+    worlds = [
+        [RankPlan(order, batch, world, rank, "fill") for rank in range(world)]
+        for world in (2, 3, 4, 12)
+        if batch % world == 0
+    ]
     found = Counter()
     for number in range(whole.batches):
         rows = whole.batch(number)
         found.update(rows.ordinals[~rows.repeated].tolist())
-        for world in (w for w in (2, 3, 4, 12) if batch % w == 0):
-            parts = [RankPlan(data.order(epoch), batch, world, rank, "fill").batch(number) for rank in range(world)]
-            assert sorted(np.concatenate([p.ordinals for p in parts]).tolist()) == sorted(rows.ordinals.tolist())
+        for plans in worlds:
+            parts = [plan.batch(number).ordinals for plan in plans]
+            assert sorted(np.concatenate(parts).tolist()) == sorted(rows.ordinals.tolist())
     assert found == Counter(range(int(data.counts.sum())))
 
 

@@ -24,7 +24,7 @@ from streamer.recode.shared import Buffer
 from streamer.recode.work import recode
 
 KEY = bytes(range(16))
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Drawn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,10 +23,14 @@ def given() -> list[np.ndarray]:
     return documents(lengths(1200, ROW))
 
 
+@pytest.fixture(scope="module")
+def url(tmp_path_factory, given) -> Path:
+    return write_megatron(tmp_path_factory.mktemp("tokens"), given)
+
+
 @pytest.fixture
-def make(make_dataset, tmp_path_factory, given) -> Callable[..., StreamingDataset]:
+def make(make_dataset, url) -> Callable[..., StreamingDataset]:
     """Rows of 64 tokens; the cost of a document is the square of its tokens."""
-    url = write_megatron(tmp_path_factory.mktemp("tokens"), given)
 
     def make(rows: int | None = 2, **options: object) -> StreamingDataset:
         balance = None if rows is None else Balance(rows=rows, cost=COSTS)

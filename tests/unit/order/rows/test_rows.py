@@ -15,7 +15,7 @@ from streamer.order.rows.sets import chunks_per_set, make_sets
 from streamer.order.rows.spec import RowSpec
 from tests.documents import covered, lengths
 
-SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
