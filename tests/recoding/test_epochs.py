@@ -76,7 +76,7 @@ def test_workers_and_resume(data: Path, monkeypatch: pytest.MonkeyPatch, cache_b
     """Each sample once in each epoch, also where chunks leave in mid-epoch and come back, and after a resume."""
     with (
         opened(data, monkeypatch, cache_bytes=cache_bytes, order=Order(shuffle_window=2)) as dataset,
-        contextlib.closing(StreamingDataLoader(dataset, num_workers=2)) as loader,
+        contextlib.closing(StreamingDataLoader(dataset, 16, num_workers=2)) as loader,
     ):
         assert sorted(number for batch in loader for number in numbers(batch)) == ALL
         batches = iter(loader)
@@ -84,7 +84,7 @@ def test_workers_and_resume(data: Path, monkeypatch: pytest.MonkeyPatch, cache_b
         state = loader.state_dict()
     with (
         opened(data, monkeypatch, cache_bytes=cache_bytes, order=Order(shuffle_window=2)) as dataset,
-        contextlib.closing(StreamingDataLoader(dataset, num_workers=1)) as loader,
+        contextlib.closing(StreamingDataLoader(dataset, 16, num_workers=1)) as loader,
     ):
         loader.load_state_dict(state)
         assert sorted(first + [number for batch in loader for number in numbers(batch)]) == ALL
@@ -95,7 +95,7 @@ def test_bytes_that_are_not_decoded(data: Path, monkeypatch: pytest.MonkeyPatch)
     """Read into the slot of their batch as a whole, from the places that the chunk files say."""
     with (
         opened(data, monkeypatch, decode=None) as dataset,
-        contextlib.closing(StreamingDataLoader(dataset, num_workers=1)) as loader,
+        contextlib.closing(StreamingDataLoader(dataset, 16, num_workers=1)) as loader,
     ):
         for _ in range(2):
             assert sorted(number for batch in loader for number in numbers(batch)) == ALL
