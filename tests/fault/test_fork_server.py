@@ -169,6 +169,20 @@ def test_a_second_loader_needs_further_modules(caplog) -> None:
     assert "new interpreters" not in caplog.text
 
 
+def test_a_module_that_imports_pyarrow(caplog) -> None:
+    """Its allocator has a thread in other processes; workers are forked all the same."""
+
+    def collate(samples: list[object]) -> object:
+        return pyarrow.__name__, len(pyarrow.array(range(1000)).to_pylist())
+
+    import pyarrow
+
+    with StreamingDataLoader(FakeDataset(SAMPLES, sample), BATCH, 1, collate_fn=collate) as loader:
+        assert next(iter(loader)) == ("pyarrow", 1000)
+        assert inspect(loader).starts_by_fork
+    assert "new interpreters" not in caplog.text
+
+
 def where(epoch: int, ordinal: int) -> object:
     return {"folder": os.getcwd(), "variable": os.environ.get("SET_LATER", ""), "path": sys.path[0]}
 

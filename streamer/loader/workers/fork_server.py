@@ -45,6 +45,9 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    # The import of pyarrow starts a thread that returns memory to the system: without it, workers of every module that
+    # imports pyarrow would be new interpreters (2026-11-26).
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 # A server reports the end of a process within milliseconds, unless it is stopped or has ended.
 _EXIT_SECONDS = 2.0
