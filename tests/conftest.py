@@ -1,7 +1,7 @@
 """What holds for every test: nothing is left over, and a unit test without the marker `process` starts none.
 
 After each test there is no new task, thread, process, file descriptor, mapping of memory files or blocked signal. What
-the fixtures of a module or session opened before the test does not count. The clean case costs about 1.3 ms.
+the fixtures of a module or session opened before the test does not count. The clean case costs about 0.3 ms.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ TIMING_REPEATS = 2
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
 
 _unfinished_tasks: list[str] = []
+# The memory files that were mapped last, by the sizes of this process's memory then.
+_mapped: dict[str, set[str]] = {}
 _starts = Guard()
 
 
@@ -195,5 +197,13 @@ def _harmless(target: str) -> bool:
 
 
 def _memory_files() -> set[str]:
-    with open("/proc/self/maps") as lines:
-        return {line.split(None, 5)[5].strip() for line in lines if "/memfd:" in line or "/dev/shm/" in line}
+    """Those that are mapped; read where sizes have changed: the kernel takes 1.7 ms for 1,300 mappings (2026-11-26)."""
+    with open("/proc/self/status") as lines:
+        sizes = "".join(line for line in lines if line.startswith(("VmSize", "RssShmem")))
+    if sizes not in _mapped:
+        _mapped.clear()
+        with open("/proc/self/maps") as lines:
+            _mapped[sizes] = {
+                line.split(None, 5)[5].strip() for line in lines if "/memfd:" in line or "/dev/shm/" in line
+            }
+    return _mapped[sizes]

@@ -173,7 +173,13 @@ class SocketSource(EngineClient):
         return Manifest.open(super().manifest(GetManifest(0, [url], "auto")))
 
 
-@pytest.fixture(params=[InProcessSource, PooledSource, SocketSource], ids=["in-process", "processes", "socket"])
+@pytest.fixture(
+    params=[
+        pytest.param(InProcessSource, id="in-process"),
+        pytest.param(PooledSource, id="processes", marks=pytest.mark.slow),
+        pytest.param(SocketSource, id="socket"),
+    ]
+)
 def make_source(request, tmp_path):
     """Makes sources with a given cache limit; closes them at the end."""
     made = []

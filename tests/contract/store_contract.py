@@ -26,6 +26,8 @@ FILES = {
     "training/other": b"x",
     "odd/with space+plus&ünï.bin": RAMP[:100],
 }
+# The one that tests replace.
+REPLACED = "train/a/1.bin"
 
 
 @dataclass(frozen=True)
@@ -158,14 +160,14 @@ class StoreContract:
 
     async def test_version_is_stable_and_changes_with_the_object(self, kind: Kind) -> None:
         """Two listings agree; another content has another version."""
-        before = await record_of(kind, "train/a/1.bin")
-        assert await record_of(kind, "train/a/1.bin") == before
+        before = await record_of(kind, REPLACED)
+        assert await record_of(kind, REPLACED) == before
         await kind.replace_object(before.url, RAMP[1:1001])
-        assert (await record_of(kind, "train/a/1.bin")).version != before.version
+        assert (await record_of(kind, REPLACED)).version != before.version
 
     async def test_changed_object_is_refused(self, kind: Kind) -> None:
         """A get of an object that was replaced raises ObjectChangedError naming both versions, and no byte."""
-        record = await record_of(kind, "train/a/1.bin")
+        record = await record_of(kind, REPLACED)
         await kind.replace_object(record.url, RAMP[5:1005])
         with pytest.raises(ObjectChangedError) as caught:
             await read(kind.store, record, 0, 100)

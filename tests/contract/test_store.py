@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from aiohttp import web
@@ -28,7 +29,7 @@ from streamer.store.curl.store import CurlStore
 from streamer.store.fsspec_store import FsspecStore
 from streamer.store.local_store import LocalStore
 from streamer.store.obstore_store import ObstoreStore
-from tests.contract.store_contract import FILES, RAMP, Kind, StoreContract, listed, read
+from tests.contract.store_contract import FILES, RAMP, REPLACED, Kind, StoreContract, listed, read
 
 pytestmark = pytest.mark.usefixtures("warm_runtime", "moto_endpoint")
 
@@ -39,15 +40,17 @@ KINDS = ("local", "memory", "s3fs", "obstore", "curl")
 async def kind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kind]:
     """Each store, holding FILES."""
     options: dict[str, object] = {}
+    missing = FILES
     if request.param == "local":
         root, client = str(tmp_path), "auto"
     elif request.param == "memory":
         root, client = f"memory://{tmp_path.name}", "auto"
     else:
         root, options = "s3://contract", _s3_options(request.getfixturevalue("moto_bucket"))
+        missing = {REPLACED: FILES[REPLACED]}
         client = "fsspec" if request.param == "s3fs" else request.param
     store = open_store(root, options, client=client)  # type: ignore[arg-type]
-    for name, content in FILES.items():
+    for name, content in missing.items():
         await store.put(f"{root}/{name}", content)
     try:
         yield Kind(store, root, store.put)
@@ -57,8 +60,8 @@ async def kind(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 @pytest.fixture(scope="module")
 def moto_bucket(moto_endpoint: str) -> str:
-    """The url of a moto server that has the bucket `contract`."""
-    _make_bucket(moto_endpoint, "contract")
+    """The url of a moto server that has the bucket `contract`, with FILES in it."""
+    _make_bucket(moto_endpoint, "contract", FILES)
     return moto_endpoint
 
 
@@ -66,7 +69,7 @@ def _s3_options(endpoint: str) -> dict[str, object]:
     return {"key": "testing", "secret": "testing", "endpoint_url": endpoint}
 
 
-def _make_bucket(endpoint: str, name: str) -> None:
+def _make_bucket(endpoint: str, name: str, files: Mapping[str, bytes] = MappingProxyType({})) -> None:
     from botocore.session import Session
 
     client = Session().create_client(
@@ -77,6 +80,8 @@ def _make_bucket(endpoint: str, name: str) -> None:
         aws_secret_access_key="testing",
     )
     client.create_bucket(Bucket=name)
+    for key, content in files.items():
+        client.put_object(Bucket=name, Key=key, Body=content)
     client.close()
 
 
