@@ -75,7 +75,13 @@ def run_4_2_1(make: Callable[..., object]) -> list:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"shuffle": False}, {"order": Order(last_batch="fill")}, {"order": Order(last_batch="drop")}]
+    "options",
+    [
+        {},
+        pytest.param({"shuffle": False}, marks=pytest.mark.slow),
+        {"order": Order(last_batch="fill")},
+        pytest.param({"order": Order(last_batch="drop")}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_on_4_2_and_1_ranks(options, data, tmp_path, capsys):
     """All of an epoch, or all but a dropped rest, came once; without the states of one rank it is not proven."""

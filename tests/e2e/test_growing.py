@@ -55,7 +55,7 @@ def trained(loader: StreamingDataLoader, epochs: int) -> list[list[tuple[int, fl
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_epochs_have_the_same_steps_and_uses_stay_level(data: Path, workers: int, closing: Close) -> None:
     """Every epoch has epoch_samples / batch_size steps; no sample is used reuse + 1 times more than another one."""
     loader = StreamingDataLoader(closing(growing(data)), BATCH, workers, reports=None)
@@ -77,7 +77,10 @@ def test_epochs_have_the_same_steps_and_uses_stay_level(data: Path, workers: int
 
 @pytest.mark.process
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("batch", "workers"), [(10, 0), (10, 2), (400, 2)])
+@pytest.mark.parametrize(
+    ("batch", "workers"),
+    [(10, 0), pytest.param(10, 2, marks=pytest.mark.slow), pytest.param(400, 2, marks=pytest.mark.slow)],
+)
 def test_batches_may_be_in_rounds_that_train_samples_twice(
     tmp_path: Path, batch: int, workers: int, closing: Close
 ) -> None:
@@ -113,6 +116,7 @@ def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> No
         assert loader.admissions[: len(admissions)] == admissions
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_batches_made_far_ahead_wait_for_room(data: Path, closing: Close) -> None:
     """Those in the making span rounds of a log that fit into the cache one at a time, not together."""
@@ -123,6 +127,7 @@ def test_batches_made_far_ahead_wait_for_room(data: Path, closing: Close) -> Non
         assert trained(loader, 3) == one_by_one
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_bytes_per_round_fix_the_order(data: Path, closing: Close) -> None:
     """With grow= in bytes no run depends on what has arrived, and any epoch can be next."""
@@ -155,6 +160,7 @@ def test_a_state_goes_on_with_the_same_samples(data: Path, stop: int, closing: C
         assert trained(loader, epochs) == first[stop:]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_state_goes_on_with_another_batch_size(data: Path, closing: Close) -> None:
     """The samples of the epoch that are left are the same."""
@@ -184,6 +190,7 @@ def test_a_bare_loop_has_the_samples_of_the_loader(data: Path, closing: Close) -
         assert sorted(seen) == sorted(sample for batch in trained(loader, 1) for sample in batch)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_an_epoch_that_is_left_early_does_not_stop_the_next_one(data: Path, closing: Close) -> None:
     """The uses of the rest are lost, as with any dataset; the next epoch is whole."""

@@ -100,6 +100,7 @@ def test_every_sample_of_every_epoch_comes_from_this_process(place: Path, make: 
     check_nothing_left(place)
 
 
+@pytest.mark.slow
 def test_the_order_is_that_of_an_engine_of_its_own(place: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch for batch; and a state of one continues with the other."""
     dataset = make()
@@ -128,7 +129,7 @@ def torch_numbers(dataset: StreamingDataset, **options: object) -> list[int]:
         return numbers(DataLoader(dataset, batch_size=BATCH, **options))
 
 
-@pytest.mark.parametrize("first", ["trainer", "worker"])
+@pytest.mark.parametrize("first", ["trainer", pytest.param("worker", marks=pytest.mark.slow)])
 def test_torchs_workers_use_the_engine_of_who_comes_first(place: Path, make: Make, first: str) -> None:
     """Forked ones; the trainer's where it has looked at the dataset, else that of one of them."""
     dataset = make()
@@ -164,6 +165,7 @@ def test_several_datasets_share_it(place: Path, make: Make) -> None:
     assert len(dataset) == SAMPLES
 
 
+@pytest.mark.slow
 def test_it_stays_while_another_process_reads(make: Make) -> None:
     """Which finds it at its socket; it ends with the last connection, after the grace time."""
     dataset = make()
@@ -330,7 +332,7 @@ SLOW = pytest.mark.slow
         pytest.param("pass", 2, 0, "", marks=SLOW),
         pytest.param("break", 0, 0, "", marks=SLOW),
         pytest.param("break", 2, 0, ""),
-        pytest.param("raise RuntimeError('of the trainer')", 0, 1, "RuntimeError: of the trainer"),
+        pytest.param("raise RuntimeError('of the trainer')", 0, 1, "RuntimeError: of the trainer", marks=SLOW),
         pytest.param("raise RuntimeError('of the trainer')", 2, 1, "RuntimeError: of the trainer", marks=SLOW),
         pytest.param("sys.exit('said')", 0, 1, "said", marks=SLOW),
         pytest.param("sys.exit('said')", 2, 1, "said", marks=SLOW),
@@ -355,7 +357,7 @@ def check_raised(written: str, last: str) -> None:
     assert written.count("Traceback") <= 1, written
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_ctrl_c_leaves_nothing(place: Path, workers: int) -> None:
     """A terminal sends it to the whole group: the trainer ends with its KeyboardInterrupt, and the others quietly."""
 

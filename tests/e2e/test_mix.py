@@ -103,7 +103,8 @@ def test_the_shares_are_exact(epochs):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "workers"), [(1, 1), (1, 2), (2, 0), (3, 1), pytest.param(4, 3, marks=pytest.mark.slow)]
+    ("ranks", "workers"),
+    [(1, 2), (3, 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 1), (2, 0), (4, 3)))],
 )
 def test_the_global_batches_are_the_same_for_ranks_and_workers(make, epochs, ranks, workers):
     """Sample for sample, through the loader."""
@@ -141,7 +142,8 @@ def test_all_ways_on_all_ranks(make, epochs, ranks, way):
 
 
 @pytest.mark.parametrize(
-    ("workers", "start"), [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)]
+    ("workers", "start"),
+    [pytest.param(0, None, marks=pytest.mark.slow), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)],
 )
 def test_a_stock_loader_has_the_same_batches(make, epochs, workers, start):
     """Epoch after epoch, with `set_epoch` too."""
@@ -154,7 +156,7 @@ def test_a_stock_loader_has_the_same_batches(make, epochs, workers, start):
     assert taken(loader) == epochs[0]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_stateful_loader_resumes(make, epochs, workers):
     """torchdata's loader, with its own rule: the same number of workers."""
     before = stock(make(batch_size=BATCH), StatefulDataLoader, num_workers=workers)
@@ -169,7 +171,7 @@ def test_a_stateful_loader_resumes(make, epochs, workers):
     assert taken(after) == epochs[1]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_killed_run_continues_on_other_ranks(make, epochs, ranks):
     """Saved by one of two ranks in mid-epoch: the rest of the epoch, then the next one."""
     with StreamingDataLoader(make(rank=0, world_size=2), BATCH // 2, 1) as loader:

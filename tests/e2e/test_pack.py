@@ -73,7 +73,7 @@ def test_a_folder_becomes_tars(images: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "tars").rglob("*.spool")) == []
 
 
-@pytest.mark.parametrize("order", ["name", "shuffle"])
+@pytest.mark.parametrize("order", [pytest.param("name", marks=pytest.mark.slow), "shuffle"])
 def test_orders(images: Path, tmp_path: Path, order: str) -> None:
     """The same samples; by name they ascend over all shards, shuffled their classes are mixed."""
     streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", order=order, seed=4, on="processes:1")  # type: ignore[arg-type]

@@ -68,7 +68,9 @@ def in_order(make: Callable[..., StreamingDataset], epochs: int) -> list[list[in
     return [[int(sample["npy"][0]) for sample in dataset] for _ in range(epochs)]
 
 
-@pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (3, "fork")])
+@pytest.mark.parametrize(
+    ("workers", "start"), [(0, None), pytest.param(1, "fork", marks=pytest.mark.slow), (3, "fork")]
+)
 def test_batches_are_the_same_for_any_number_of_workers(make, workers, start):
     """Told the batch size: the very batches of a bare loop, epoch after epoch."""
     first, second = in_order(make, 2)
@@ -81,7 +83,7 @@ def test_batches_are_the_same_for_any_number_of_workers(make, workers, start):
     assert flat(batches(torch_loader)) == second
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_last_batch_is_short_or_filled_and_marked(make, workers):
     """100 samples in 13 batches of 8: on one rank the last has 4; filled, and on two ranks, the mask finds the rest."""
     sizes = [len(batch) for batch in batches(loader(make(batch_size=BATCH), num_workers=workers))]
@@ -109,7 +111,7 @@ def test_set_epoch_reaches_persistent_workers(make, start):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_sample_once_over_ranks_and_workers_not_told_the_batch(make, workers, ranks):
     """The dataset does not know the batch size: all samples come, the fillers are fewer than ranks."""
     found: Counter[int] = Counter()
@@ -120,7 +122,7 @@ def test_every_sample_once_over_ranks_and_workers_not_told_the_batch(make, worke
     assert found.total() - SAMPLES == -SAMPLES % ranks
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_sample_once_over_ranks_and_workers_told_the_batch(make, ranks):
     """And every rank makes equally many steps, of equal size."""
     found = []
@@ -134,7 +136,7 @@ def test_every_sample_once_over_ranks_and_workers_told_the_batch(make, ranks):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("taken", [0, *(pytest.param(taken, marks=pytest.mark.slow) for taken in (1, 13)), 5])
+@pytest.mark.parametrize("taken", [*(pytest.param(taken, marks=pytest.mark.slow) for taken in (0, 1, 13)), 5])
 def test_stateful_dataloader_resumes(make, workers, taken):
     """torchdata's loader, with its own rule (same num_workers): the rest of the epoch, then the next one."""
     first, second = in_order(make, 2)
@@ -209,7 +211,7 @@ def test_every_byte_comes_from_the_store_once(make, place):
     assert sum(sizes) <= stored <= sum(sizes) + len("dog")
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_killed_engine_changes_nothing(make, workers):
     """SIGKILL in mid-epoch: the same batches, no error."""
     (first,) = in_order(make, 1)

@@ -71,7 +71,7 @@ def fetched_bytes(engine: EngineClient) -> int:
     return received
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_what_changed_between_epochs_is_in_the_next_one(engine: EngineClient, folder: Path, workers: int) -> None:
     """One object more, one less, one other: all three count from the next epoch on; the rest is not fetched anew."""
     dataset = StreamingDataset(

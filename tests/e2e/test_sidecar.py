@@ -224,6 +224,7 @@ def test_without_datasets_it_serves_nothing_of_its_machine(sidecar):
     assert sidecar.stop() == 0
 
 
+@pytest.mark.slow
 def test_two_datasets_have_their_own_options(sidecar):
     """Each is found by its url; fsspec's memory store needs options that the trainer does not know."""
     other = sidecar.root / "other"
@@ -243,6 +244,7 @@ def test_two_datasets_have_their_own_options(sidecar):
 # ---------------------------------------------------------------- its life
 
 
+@pytest.mark.slow
 def test_one_service_for_one_folder(sidecar):
     """A second one says whose folder it is, and the first goes on."""
     sidecar.configure(service="")
@@ -288,7 +290,7 @@ def test_an_upgrade_in_mid_epoch_is_ridden_out(sidecar, number):
     assert statistics["store_bytes"] < SAMPLES * SAMPLE_BYTES
 
 
-@pytest.mark.parametrize("versions", [-1, 1])
+@pytest.mark.parametrize("versions", [pytest.param(-1, marks=pytest.mark.slow), 1])
 def test_stat_looks_at_engines_of_neighbouring_versions(sidecar, versions):
     """In an upgrade node by node; trainers are still told to be of one version, and two versions apart is too far."""
     sidecar.start(versions=versions)
@@ -302,6 +304,7 @@ def test_stat_looks_at_engines_of_neighbouring_versions(sidecar, versions):
         sidecar.command("stat", "--json")
 
 
+@pytest.mark.slow
 def test_a_late_start_is_waited_for(sidecar):
     """The trainer's container may be up before the sidecar's."""
     trainer = sidecar.trainer(task_of(sidecar))
@@ -318,6 +321,7 @@ def test_an_engine_that_stays_away_is_an_error_that_says_what_to_check(sidecar):
         client.statistics()
 
 
+@pytest.mark.slow
 @as_root
 @for_strangers
 def test_the_sockets_folder_appears_with_its_rights(sidecar):
@@ -331,6 +335,7 @@ def test_the_sockets_folder_appears_with_its_rights(sidecar):
     assert sorted(path.name for path in sidecar.root.iterdir() if path.name.startswith(".")) == []
 
 
+@pytest.mark.slow
 def test_sigterm_takes_the_socket_away_and_ends_in_order(sidecar):
     """Exit 0, no socket, nothing in tmp/, the catalog knows every chunk."""
     sidecar.start()
@@ -365,6 +370,7 @@ def test_sighup_reads_the_limit_again(sidecar):
         assert client.statistics()["limit_bytes"] == after["limit_bytes"]
 
 
+@pytest.mark.slow
 def test_a_rotated_secret_is_read(sidecar):
     """Replaced as kubelet does, by renaming a link: without a signal, jobs go on with the new keys."""
     secrets = {name: sidecar.root / f"..{name}" for name in ("old", "new")}
@@ -391,6 +397,7 @@ def test_a_rotated_secret_is_read(sidecar):
             client.manifest(GetManifest(0, ["s3://bucket/"], "auto"))
 
 
+@pytest.mark.slow
 def test_systemd_is_notified_when_it_is_ready_and_when_it_stops(sidecar):
     """READY after the socket answers, STOPPING before the drain."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -483,6 +490,7 @@ def half_a_gigabyte() -> Iterator[Path]:
         yield group
 
 
+@pytest.mark.slow
 def test_a_quota_of_the_cgroup_bounds_its_threads(half_a_cpu, sidecar):
     """Half a CPU: one core is counted on, and no pool has more threads than that asks for; trainers are served."""
     sidecar.start("sh", "-c", f'echo $$ > {half_a_cpu}/cgroup.procs && exec "$@"', "sh")
@@ -543,6 +551,7 @@ def test_512_mib_suffice_at_full_speed(half_a_gigabyte, sidecar, capsys):
 # ---------------------------------------------------------------- other users, other namespaces
 
 
+@pytest.mark.slow
 def test_folders_and_files_are_the_owners_alone(sidecar):
     """0700, 0600 and a socket 0600; with a group 0750, 0640 and 0660."""
     for cache, modes in [("", (0o700, 0o600, 0o600)), (f"group = '{os.getegid()}'", (0o750, 0o640, 0o660))]:
@@ -571,6 +580,7 @@ def test_a_stranger_is_refused_before_and_at_the_socket(sidecar):
     assert metric(sidecar.get("/metrics")[1], "streamer_connections_refused_total") == 1
 
 
+@pytest.mark.slow
 @as_root
 @for_strangers
 def test_a_trainer_of_another_user_reads_but_cannot_write(sidecar):
@@ -584,6 +594,7 @@ def test_a_trainer_of_another_user_reads_but_cannot_write(sidecar):
     assert b"Permission denied" in refused.stderr
 
 
+@pytest.mark.slow
 @as_root
 @for_strangers
 def test_another_pid_namespace_and_a_read_only_mount_elsewhere(sidecar):
@@ -605,6 +616,7 @@ def test_another_pid_namespace_and_a_read_only_mount_elsewhere(sidecar):
     assert found["samples"] == SAMPLES
 
 
+@pytest.mark.slow
 def test_a_token_is_shown_from_its_file(sidecar):
     """With it the trainer is in; without it the error names the variable."""
     token = sidecar.root / "token"
@@ -660,7 +672,11 @@ def refused_batch(batch: object) -> object:
 
 @pytest.mark.parametrize(
     ("workers", "options", "loader_options"),
-    [(0, {"transform": refused}, {}), (2, {"transform": refused}, {}), (2, {}, {"device_transform": refused_batch})],
+    [
+        pytest.param(0, {"transform": refused}, {}, marks=pytest.mark.slow),
+        (2, {"transform": refused}, {}),
+        pytest.param(2, {}, {"device_transform": refused_batch}, marks=pytest.mark.slow),
+    ],
     ids=["in the trainer", "in a worker", "on the way to the device"],
 )
 def test_an_error_that_only_the_trainer_sees_is_there_too(sidecar, monkeypatch, workers, options, loader_options):

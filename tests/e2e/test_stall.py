@@ -25,7 +25,7 @@ def make_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamingDa
     return StreamingDataset(str(folder.parent), cache_dir=tmp_path / "cache", cache_bytes="16MB")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_engine_and_loader_in_one_report(tmp_path, monkeypatch, workers, caplog):
     """The engine's counters of this job, the slowest sample by its name, and what the trainer waited for."""
     caplog.set_level(logging.INFO, "streamer.loader.stall.reporter")

@@ -85,7 +85,9 @@ def counted(batch: dict[str, np.ndarray]) -> Counter[int]:
 ALL = Counter(range(SAMPLES))
 
 
-@pytest.mark.parametrize("workers", [(2, 2), (0, 0), (0, 2)])
+@pytest.mark.parametrize(
+    "workers", [(2, 2), pytest.param((0, 0), marks=pytest.mark.slow), pytest.param((0, 2), marks=pytest.mark.slow)]
+)
 def test_two_loaders_in_step(readers, workers):
     """zip over two: both have every sample once, epoch after epoch, and the same batches."""
     one, other = (readers.load(8, number) for number in workers)
@@ -127,7 +129,7 @@ def test_ranks_with_other_batches_are_refused(readers):
         next(iter(loaders[1]))
 
 
-@pytest.mark.parametrize("plain_first", [True, False])
+@pytest.mark.parametrize("plain_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_torchs_loader_beside_ours(readers, plain_first):
     """Its workers are forked while our feeder's thread runs, or before it is there."""
     plain, ours = torch_loader(readers.dataset), readers.load(12, 2)
@@ -144,7 +146,7 @@ def test_torchs_loader_beside_ours(readers, plain_first):
     assert seen == {id(plain): ALL, id(ours): ALL}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_torchs_loader_zipped_with_itself(readers, workers):
     """Two epochs at once, over one object."""
     plain = torch_loader(readers.dataset, workers)
@@ -168,7 +170,7 @@ def test_looking_while_a_loader_reads(readers):
 # ---------------------------------------------------------------- the end
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_data_set_closed_under_a_loader_is_an_error_there(readers, workers):
     """Not a wait for ever; the other loader's error is its own, and both go on with the next iter()."""
     loaders = readers.load(8, workers), readers.load(12, workers)

@@ -151,7 +151,7 @@ def test_conditions_on_annotations(data):
     dataset.close()
 
 
-@pytest.mark.parametrize(("kind", "prefix"), [("tars", "json."), ("lines", "")])
+@pytest.mark.parametrize(("kind", "prefix"), [("tars", "json."), pytest.param("lines", "", marks=pytest.mark.slow)])
 def test_an_index_with_columns(kind, prefix, data, capsys):
     """Formats whose bytes would all be read need `streamer index --columns`, as the error says."""
     where = f"{prefix}width >= 300 and {prefix}lang == 'en'"

@@ -128,6 +128,7 @@ def test_a_service_with_http_names_its_extra(tmp_path: Path) -> None:
     assert "pip install 'streamer-data[serve]'" in found.stderr
 
 
+@pytest.mark.slow
 def test_peers_name_their_extra(tmp_path: Path) -> None:
     """Those of a service; a job's are asked for the same two."""
     (tmp_path / "one.toml").write_text('[peers]\nmembers = "127.0.0.1:7070"\nlisten = "127.0.0.1:7070"\n')

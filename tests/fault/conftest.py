@@ -21,7 +21,7 @@ def warm_runtime() -> None:
     asyncio.run(put())
 
 
-@pytest.fixture(params=["curl", "obstore"])
+@pytest.fixture(params=["curl", pytest.param("obstore", marks=pytest.mark.slow)])
 def client(request: pytest.FixtureRequest) -> str:
     """Who reads the server: the clients of the hot path; a test may name others."""
     return str(request.param)

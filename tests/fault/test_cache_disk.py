@@ -151,7 +151,7 @@ async def watched(engine: Engine) -> AsyncIterator[None]:
         watch.cancel()
 
 
-@pytest.mark.parametrize("limit", [1 << 30, None])
+@pytest.mark.parametrize("limit", [pytest.param(1 << 30, marks=pytest.mark.slow), None])
 async def test_a_disk_that_stays_full_costs_no_sample(tmp_path: Path, data: Path, limit: int | None) -> None:
     """From the tenth chunk on others take all that is free, for many measurements: no error, and every byte right."""
     with small_disk(tmp_path / "disk", "64m") as disk:
@@ -164,7 +164,7 @@ async def test_a_disk_that_stays_full_costs_no_sample(tmp_path: Path, data: Path
             assert counts["errors"] == 0
 
 
-@pytest.mark.parametrize("limit", [1 << 30, None])
+@pytest.mark.parametrize("limit", [pytest.param(1 << 30, marks=pytest.mark.slow), None])
 async def test_an_engine_may_start_on_a_full_disk(tmp_path: Path, data: Path, limit: int | None) -> None:
     """It replaces another one: its manifest is there, and nothing else fits. Once others leave, it is used."""
     with small_disk(tmp_path / "disk", "64m") as disk:

@@ -408,7 +408,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return write
 
 
-@pytest.mark.parametrize("client", ["curl", "obstore"])
+@pytest.mark.parametrize("client", ["curl", pytest.param("obstore", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("status", "code"), [(403, "InvalidAccessKeyId"), (400, "InvalidToken")])
 async def test_keys_that_were_rotated_away_are_looked_for_again(
     server: FakeS3, client: str, status: int, code: str, profile: Callable[[str], None]
@@ -430,7 +430,7 @@ async def test_keys_that_were_rotated_away_are_looked_for_again(
     assert len(server.seen) == 4
 
 
-@pytest.mark.parametrize("client", ["curl", "obstore"])
+@pytest.mark.parametrize("client", ["curl", pytest.param("obstore", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId"])
 async def test_keys_that_are_renewed_late_are_waited_for(
     server: FakeS3, client: str, code: str, profile: Callable[[str], None]
@@ -454,7 +454,7 @@ async def test_keys_that_are_renewed_late_are_waited_for(
     assert server.seen[-1].signer == "NEWKEY"
 
 
-@pytest.mark.parametrize("client", ["curl", "obstore"])
+@pytest.mark.parametrize("client", ["curl", pytest.param("obstore", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("code", ["AccessDenied", "RequestTimeTooSkewed"])
 async def test_a_store_that_refuses_everything_is_waited_for(server: FakeS3, client: str, code: str) -> None:
     """A policy that is mended and a clock that is set, after the store has served; no sooner, and not for ever."""
@@ -473,7 +473,7 @@ async def test_a_store_that_refuses_everything_is_waited_for(server: FakeS3, cli
             await fetched(fetcher, part(server, 0, 10))
 
 
-@pytest.mark.parametrize("client", ["curl", "obstore"])
+@pytest.mark.parametrize("client", ["curl", pytest.param("obstore", marks=pytest.mark.slow)])
 async def test_one_object_that_is_forbidden_is_not_waited_for(server: FakeS3, client: str) -> None:
     """One request for it, and one for another object, which shows that the credentials are good."""
     server.objects["secret"] = RAMP

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("warm_runtime")
 PATIENT = replace(CONFIG, outage_seconds=60.0)
 
 
-@pytest.mark.parametrize("status", [500, 502, 504, 200])
+@pytest.mark.parametrize(
+    "status", [500, pytest.param(502, marks=pytest.mark.slow), pytest.param(504, marks=pytest.mark.slow), 200]
+)
 @pytest.mark.parametrize("served", [0, 1])
 async def test_an_error_for_every_request_is_an_outage(server: FakeS3, status: int, served: int) -> None:
     """A gateway without its servers, or a web page: more answers and time than one range gets, then it goes on."""
@@ -36,7 +38,15 @@ async def test_an_error_for_every_request_is_an_outage(server: FakeS3, status: i
     assert waiting.result() == RAMP[10:MiB]
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504])
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param(500, marks=pytest.mark.slow),
+        pytest.param(502, marks=pytest.mark.slow),
+        503,
+        pytest.param(504, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_range_that_is_unlucky_with_half_of_the_store_is_waited_for(server: FakeS3, status: int) -> None:
     """Every second request fails, of one range each of the first 20: that is the store, not the range."""
     tries = Counter[int]()

@@ -163,6 +163,7 @@ async def test_a_stopped_process_is_replaced(folder: Path) -> None:
         await until(lambda: engine.fetch_pool.pids not in ([], [pid]))
 
 
+@pytest.mark.slow
 async def test_what_a_killed_process_was_writing_is_removed(folder: Path) -> None:
     """By the pid in the name; files of other processes stay."""
     async with reading(folder, 2) as (engine, _):
@@ -225,6 +226,7 @@ async def test_a_missing_object_is_the_error_of_its_store(folder: Path) -> None:
         assert engine.fetch_pool.crashes == 0
 
 
+@pytest.mark.slow
 async def test_processes_come_and_go_by_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One starts while requests wait, is given chunks, and ends after its time without work."""
     monkeypatch.setattr(pool, "most_processes", lambda cores: 1)
@@ -271,6 +273,7 @@ async def test_a_chunk_that_ends_each_process_is_an_error_of_its_own(
         assert [chunk for chunk, found in enumerate(local) if not found] == [poisonous]
 
 
+@pytest.mark.slow
 async def test_one_process_measures_a_limit_after_the_others_have_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

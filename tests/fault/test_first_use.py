@@ -63,7 +63,13 @@ def sent_bytes(lines: list[list[Any]], phase: str) -> int:
     return sum(stop - start for kind, _, start, stop in (line for line in lines if len(line) == 4) if kind == phase)
 
 
-@pytest.mark.parametrize("sample_bytes", [(4_000, 12_000), (20_000, 120_000)], ids=["small", "beyond a chunk"])
+@pytest.mark.parametrize(
+    "sample_bytes",
+    [
+        pytest.param((4_000, 12_000), id="small"),
+        pytest.param((20_000, 120_000), id="beyond a chunk", marks=pytest.mark.slow),
+    ],
+)
 def test_the_first_epoch_reads_nothing_that_the_index_has_read(tmp_path, sample_bytes):
     """Chunks over the edge of two windows were read twice: 23 % of 1.1 GB; the measurement of the link 6 % more."""
     total = make_tars(tmp_path / "data", sample_bytes)
@@ -94,6 +100,7 @@ def kill_in_mid_index(data: Path, cache: Path) -> None:
     assert done
 
 
+@pytest.mark.slow
 def test_an_index_that_was_killed_goes_on_where_it_was(tmp_path):
     """Whole files are not read again, others from their open chunk on, and no chunk is fetched twice."""
     data, cache = tmp_path / "data", tmp_path / "cache"

@@ -238,6 +238,7 @@ def test_a_killed_pack_goes_on(undisturbed: dict[str, bytes], store: Store, file
     assert sum(name in again for name in there) <= len(there) - receipts
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_its_task(undisturbed: dict[str, bytes], store: Store, files: Path) -> None:
     """The coordinator goes on with another one."""
     process = start(files, store)

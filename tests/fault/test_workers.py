@@ -250,6 +250,7 @@ def test_crashing_sample_is_named():
         assert next(batches)["x"].tolist() == [16, 17, 18, 19]
 
 
+@pytest.mark.slow
 def test_crashing_sample_is_skipped(caplog):
     """With `on_error="skip"` another of its batch takes the place; it is counted and logged."""
     with StreamingDataLoader(FakeDataset(16, repeated_crash, on_error="skip"), 4, 2) as loader:
@@ -278,6 +279,7 @@ def test_stuck_sample_is_named():
         assert next(batches)["x"].tolist() == [8, 9, 10, 11]
 
 
+@pytest.mark.slow
 def test_stuck_once_is_made_again(tmp_path):
     """A transform that hangs once is killed and its batch made by another worker, the same."""
     marker = tmp_path / "hung"
@@ -417,6 +419,7 @@ UNGUARDED = """
 """
 
 
+@pytest.mark.slow
 def test_unguarded_script(tmp_path):
     """No `if __name__`, lambdas, classes of the script, a module beside it: works; workers have no torch."""
     (tmp_path / "beside.py").write_text("def shift(n):\n    return n + 100\n")
