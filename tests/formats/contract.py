@@ -51,7 +51,7 @@ from tests.formats.summary import KEY, summary
 # What a parser may raise for bytes that are not its format's.
 REFUSALS = (ManifestError, DecodeError, RecodeError)
 # Mutations of each file: in `make test`, and in `make test-formats`.
-FEW, MANY = 40, 2000
+FEW, MANY = 10, 2000
 MOST_BYTES = 64 << 20
 # For two and for three ranks.
 GLOBAL_BATCH = 6

@@ -177,7 +177,15 @@ def blocks_in(chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int) ->
     return [item for _, items in find(chosen, objects, chunk_bytes).items for item in items if isinstance(item, Block)]
 
 
-@pytest.mark.parametrize("kind", ["npy", "hdf5", "zarr", "parquet with pages", "parquet"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "npy",
+        "hdf5",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("zarr", "parquet with pages")),
+        "parquet",
+    ],
+)
 def test_bytes_and_chunk_files(kind: str) -> None:
     """Chunks of a 40th of the file: fetched and kept are at most 1.1 times the rows; the windows are numpy's slices."""
     rows = np.random.default_rng(0).integers(0, 1 << 30, (40_000, 64)).astype("<i4")

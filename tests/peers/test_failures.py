@@ -123,6 +123,7 @@ async def test_an_address_without_a_server_is_probed_once_in_each_pause():
     assert second - first >= 1.9
 
 
+@pytest.mark.slow
 async def test_the_server_ends_with_its_engine(tmp_path):
     """However that ends: kill -9 of an engine whose server has not even been told its token, and of one that serves."""
     program = (

@@ -58,7 +58,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.process)])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=[pytest.mark.process, pytest.mark.slow])])
 def test_the_loader_explains_it(case, workers):
     """Inline and in workers; the rest of the samples may differ in what torch's rules accept."""
     samples, message = CASES[case]

@@ -77,7 +77,7 @@ def test_every_token_once_in_each_epoch(make, given, policy):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_workers_make_the_same_batches(make, workers):
     """Any number of worker processes: equal batches, "max_seqlen" an int, keys one per document."""
     assert same(rows_of(make(), workers=workers), rows_of(make()))
@@ -88,7 +88,7 @@ def test_workers_make_the_same_batches(make, workers):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_stock_loader_makes_the_same_batches(make, workers):
     """With `collate_rows`, and the batch size given to the dataset."""
     dataset = make(batch_size=4)
@@ -175,7 +175,7 @@ def test_a_bare_loop_yields_the_same_rows(make):
     assert rows[0]["cu_seqlens"][-1] == ROW
 
 
-@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_global_batches_do_not_depend_on_ranks(make, world):
     """The rows of a batch, over all ranks, are those of one rank's batch."""
     whole = rows_of(make(order=FILL), batch_size=8)
