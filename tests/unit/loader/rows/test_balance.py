@@ -20,7 +20,7 @@ COSTS = (0, 1)
 
 @pytest.fixture(scope="module")
 def given() -> list[np.ndarray]:
-    return documents(lengths(1200, ROW))
+    return documents(lengths(700, ROW))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ ROW, RANKS = 64, 4
 
 @pytest.fixture
 def make(make_dataset, tmp_path):
-    url = write_megatron(tmp_path / "tokens", documents(lengths(1500, ROW)))
+    url = write_megatron(tmp_path / "tokens", documents(lengths(700, ROW)))
     return lambda **options: make_dataset(url, format="tokens", packing=Packing(ROW, set_rows=16), **options)
 
 

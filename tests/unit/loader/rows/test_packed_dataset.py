@@ -188,14 +188,16 @@ def test_global_batches_do_not_depend_on_ranks(make, world):
 
 def test_a_run_goes_on_from_every_step_on_other_ranks(make):
     """Stopped after each step of an epoch on 4 ranks, on 2 a step later, and finished on 1: the same rows."""
-    whole = rows_of(make(order=FILL), batch_size=8)
+    whole = rows_of(make(order=FILL), batch_size=16)
     steps = len(whole)
     wanted = [Counter(row.tobytes() for row in batch["tokens"]) for batch in whole]
 
     def run(world: int, state: dict | None, most: int) -> tuple[list[Counter], dict]:
         found: list[Counter] = [Counter() for _ in range(most)]
         for rank in range(world):
-            with StreamingDataLoader(make(rank=rank, world_size=world, order=FILL), 8 // world, reports=None) as loader:
+            with StreamingDataLoader(
+                make(rank=rank, world_size=world, order=FILL), 16 // world, reports=None
+            ) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 for number, batch in zip(range(most), loader, strict=False):
