@@ -50,6 +50,13 @@ KINDS: Mapping[str, tuple[str, int, Mapping[str, object]]] = {
     "mpeg4.mp4": ("mpeg4", 60, {"options": {"g": "12", "bf": "2"}}),
 }
 
+MATROSKA: Mapping[str, tuple[str, int, Mapping[str, object]]] = {
+    "b_frames.mkv": ("libx264", 60, {"options": {**_X264, "g": "24"}, "sound": True}),
+    "live.mkv": ("libx264", 60, {"options": {**_X264, "g": "24"}, "movie": {"live": "1", "cluster_time_limit": "500"}}),
+    "vp9.webm": ("libvpx-vp9", 60, {"options": {"deadline": "realtime", "cpu-used": "8", "g": "20"}}),
+    "vp8.webm": ("libvpx", 60, {"options": {"cpu-used": "8", "g": "20", "auto-alt-ref": "1", "lag-in-frames": "10"}}),
+}
+
 
 def picture(number: int, width: int, height: int) -> np.ndarray:
     """A moving pattern with the number of the frame."""
@@ -70,8 +77,8 @@ def number_in(image: np.ndarray) -> int:
 
 @functools.cache
 def made(name: str) -> bytes:
-    """The film of that name in `KINDS`."""
-    codec, frames, more = KINDS[name]
+    """The film of that name in `KINDS` or `MATROSKA`."""
+    codec, frames, more = (KINDS if name in KINDS else MATROSKA)[name]
     return film(codec, frames, name=name, **more)
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streamer.annotations.options import Parsed, TableOptions, ending_of
+from streamer.annotations.options import USUAL_KEY, Parsed, TableOptions, chosen_fields, ending_of
 from streamer.annotations.table import MOST_ENDINGS, Head, hash_of
-from streamer.errors import RecodeError, StreamerError
+from streamer.errors import ConfigError, RecodeError, StreamerError
 from streamer.formats.base import Records
+from streamer.formats.table.rows import field_of, read_rows, texts_of
 from streamer.formats.table.writer import write_records
 
 # "jpg", "jpeg2000": longer ones are not extensions.
@@ -42,9 +43,31 @@ class AnnotationRecoder:
             from streamer.annotations.coco import parse_coco
 
             return parse_coco(content, self._options)
-        from streamer.annotations.rows import parse_rows
+        return _parse_rows(content, ending, self._options)
 
-        return parse_rows(content, ending, self._options)
+
+def _parse_rows(content: memoryview, ending: str, options: TableOptions) -> Parsed:
+    """Parses the rows of a table; raises RecodeError, and ConfigError if it lacks a column."""
+    key = options.key or USUAL_KEY
+    fields: Sequence[str] = ()
+
+    def choose(columns: Sequence[str]) -> list[str]:
+        nonlocal fields
+        if key not in columns:
+            raise ConfigError(
+                f"annotations={options.url!r} has no column {key!r}; key= names the column with the keys of the "
+                f"samples, one of {', '.join(columns)}",
+                field="key",
+            )
+        chosen = chosen_fields(options, columns, [name for name in columns if name != key])
+        wanted = list(dict.fromkeys([key, *chosen]))
+        fields = wanted if key in chosen else wanted[1:]
+        return wanted
+
+    table = read_rows(content, ending, choose)
+    found = [field_of(table, name) for name in fields]
+    keys = texts_of(table, key, "the key of its sample")
+    return Parsed(keys, [spec for spec, _ in found], [column for _, column in found])
 
 
 def _table(url: str, parsed: Parsed) -> Records:

@@ -15,6 +15,8 @@ from streamer.manifest.protocols import Answer, Examine, Indexing, Need, Span
 Result = TypeVar("Result")
 # A part of a survey or an index that asks for bytes and returns what it found in them.
 Reading: TypeAlias = Generator[Need | tuple[Need, ...], Answer, Result]
+# One that asks recoders, too.
+Asking: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Result]
 Range: TypeAlias = tuple[int, int]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from streamer.formats.base import Block
 from streamer.formats.media.video import Video
 from tests.films import decoded, made
 from tests.formats.cases import Case, Found, block_bytes, facts_of, find, recode
-from tests.formats.contract import FormatContract
+from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import KEY, summary
 
 
@@ -44,6 +45,21 @@ def case_of(name: str, chosen: Video, firsts: range, every: int, count: int, fil
     return Case(name, chosen, {film: made(film)}, samples)
 
 
+SPREAD = Video(2, segments="rows.jsonl", start="spread")
+COLUMNS = frozenset({"caption", "number"})
+
+
+def case_of_segments(film: str, segments: Sequence[tuple[int, int]]) -> Case:
+    """Segments from and to these frames, of 30 a second; the clip of one is a quarter before and behind its middle."""
+    rows, samples = [], []
+    for number, (first, stop) in enumerate(segments):
+        more = {"caption": f"row {number}", "number": number}
+        rows.append(json.dumps({"path": film, "start": first / 30, "end": stop / 30, **more}))
+        quarters = np.array([3 * first + stop, first + 3 * stop]) // 4
+        samples.append({**expected(film, quarters), **more})
+    return Case("spread", SPREAD, {film: made(film), "rows.jsonl": "\n".join(rows).encode()}, samples, copied=COLUMNS)
+
+
 class TestVideo(FormatContract):
     @classmethod
     def cases(cls) -> list[Case]:
@@ -54,6 +70,9 @@ class TestVideo(FormatContract):
             case_of("sound", Video(8), range(0, 83, 8), 1, 8, "sound.mp4"),
             case_of("fragments", Video(8), range(0, 83, 8), 1, 8, "fragments.mp4"),
             case_of("hevc", Video(6, num_indices_between_clip_starts=4), range(0, 55, 4), 1, 6, "hevc.mp4"),
+            case_of("matroska", Video(8), range(0, 53, 8), 1, 8, "b_frames.mkv"),
+            # A GOP has 20 frames: the first sample needs nothing of the second GOP.
+            case_of_segments("hevc.mp4", [(0, 60), (2, 14), *((first, first + 8) for first in range(10, 40, 5))]),
         ]
 
 
@@ -86,6 +105,16 @@ def test_blocks_overlap_by_the_end_of_a_clip():
     assert len(blocks) >= 2
     assert sum(block.samples for block in blocks) == 11
     assert sum(block.fetch_bytes for block in blocks) < 2 * len(content)
+
+
+def test_gops_between_the_frames_of_a_clip_are_not_needed():
+    """Of eight GOPs, those of two frames are in the record, up to these frames, which are those of a full decode."""
+    case = case_of_segments("open_gop.mp4", [(0, 90)])
+    [block] = blocks_of(find(SPREAD, case.objects))
+    [dense] = blocks_of(find(Video(90), case.objects))
+    assert block.samples == dense.samples == 1
+    assert block.record_bytes < 0.4 * dense.record_bytes
+    assert samples_of(case) == case.samples
 
 
 def test_films_that_are_not_read():

@@ -126,3 +126,32 @@ def test_starts_agree_after_a_resume_on_other_ranks(films: Path, tmp_path: Path)
         assert sorted(int(first) // STEP for first in found.values()) == sorted(
             [*range(len(FIRSTS)), *range(len(FIRSTS))]
         )
+
+
+def captioned(batch: Mapping[str, object]) -> list[tuple[str, list[int]]]:
+    """The caption of each clip, and the numbers in its pictures."""
+    clips = np.moveaxis(np.asarray(batch["frames"]), 2, -1)
+    return list(zip(batch["caption"], [[number_in(frame) for frame in clip] for clip in clips], strict=True))
+
+
+def test_a_caption_for_each_segment(films: Path):
+    """A table is the dataset: each row once in an epoch, with its clip, by workers, and after a resume."""
+    rows = [("a.mp4" if number % 3 else "b/c.mp4", number / 10) for number in range(24)]
+    table = "".join(f"{path},{start},{start + 0.5},{path} {start}\n" for path, start in rows)
+    (films / "rows.csv").write_text("path,start,end,caption\n" + table)
+    expected = {
+        f"{path} {start}": [int(start * 30 + 15 * part) for part in (1 / 6, 0.5, 5 / 6)] for path, start in rows
+    }
+    segments = Video(3, segments="rows.csv", start="spread")
+    with closing(StreamingDataset(films, format=segments)) as dataset:
+        with StreamingDataLoader(dataset, 4, 2, reports=None) as loader:
+            first = [captioned(batch) for batch in loader]
+            begun = [captioned(batch) for _, batch in zip(range(2), loader, strict=False)]
+            state = loader.state_dict()
+        with StreamingDataLoader(dataset, 4, 0, reports=None) as loader:
+            loader.load_state_dict(state)
+            second = [*begun, *(captioned(batch) for batch in loader)]
+    for epoch in (first, second):
+        assert len(epoch) == 6
+        assert {text: numbers for batch in epoch for text, numbers in batch} == expected
+    assert first != second

@@ -26,12 +26,14 @@ class Film(msgspec.Struct, frozen=True):
         packets: in the order stored.
         pts: of each packet, ticks.
         timescale: ticks of a second.
+        gaps: numbers of the packets before which others are left out.
     """
 
     codec: Codec
     packets: Sequence[memoryview]
     pts: Sequence[int]
     timescale: int
+    gaps: Sequence[int] = ()
 
 
 def read_film(content: memoryview) -> tuple[Film, Frames]:

@@ -55,7 +55,8 @@ class Frames(MediaDecoder):
             raise ValueError(f"a clip is cut off: {error}") from error
         pts, _ = record.head.drawn(draws() if draws else None)
         first, stop = record.span(pts)
-        film = Film(record.codec, record.packets[first:stop], record.pts[first:stop], record.head.timescale)
+        gaps = [gap - first for gap in record.gaps if first < gap < stop]
+        film = Film(record.codec, record.packets[first:stop], record.pts[first:stop], record.head.timescale, gaps)
         return self.of(film, pts, _clips(record.head, len(pts)), out)
 
     def of(self, film: Film, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
@@ -177,7 +178,10 @@ def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
     found: dict[int, VideoFrame] = {}
     missing = set(wanted)
     try:
-        for content, pts in zip(film.packets, film.pts, strict=True):
+        for number, (content, pts) in enumerate(zip(film.packets, film.pts, strict=True)):
+            if number in film.gaps:
+                _take(context.decode(None), found, missing)
+                context.flush_buffers()
             packet = av.Packet(content)  # type: ignore[arg-type]  # any buffer
             packet.pts, packet.time_base = pts, base
             _take(context.decode(packet), found, missing)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,14 +20,11 @@ from streamer.formats.lerobot.windows import Film, Run, read_film
 from streamer.formats.media.tables import Integers
 from streamer.formats.media.video import CLIP
 from streamer.formats.parquet.format import Parquet
-from streamer.formats.reading import Result, collected, read_range
+from streamer.formats.reading import Asking, collected, read_range
 from streamer.formats.table.records import TableOpener, fixed_dtype, head_dtype
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import NESTED, ObjectRecord
-from streamer.manifest.protocols import Answer, Examine, Examined, Indexing, Need, Source, Span, Survey, Surveying
-
-# A part of a survey.
-Asking: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Result]
+from streamer.manifest.protocols import Examine, Examined, Indexing, Source, Span, Survey, Surveying
 
 
 class LeRobot(Format, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -14,7 +15,7 @@ from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
 from streamer.formats.media.records import head_bytes, part_bytes
 from streamer.formats.media.tables import Integers, Packets
-from streamer.manifest.blocks import Block
+from streamer.manifest.blocks import LONGEST_HINT, Block
 
 # Packets nearer to each other are one range: sounds between them, 24 % of the bytes of an hour of film (2026-11-24),
 # cost less than another request.
@@ -23,6 +24,7 @@ _NEAR_BYTES = 64 << 10
 _PART_BYTES = 64 << 10
 # Their hint has less than 64 KiB: 1.9 bytes a packet (2026-11-24), at most 4.
 _MOST_PACKETS = 12_288
+_MOST_EXTRA_BYTES = 64 << 20
 # Columns of packets and of samples in a hint.
 _PACKET_COLUMNS, _SAMPLE_COLUMNS = 5, 3
 
@@ -38,6 +40,7 @@ class Hint(msgspec.Struct, frozen=True, array_like=True):
         counts: packets, samples, frames in the rows of all samples, numbers in all draws.
         columns: of packets: gap before it in the content, size, pts, duration, key; of samples: first packet, behind
             the last one, frames; packets of frames; draws. Differences, compressed.
+        extra: of each sample, see `Samples`; compressed.
     """
 
     key: str
@@ -46,6 +49,7 @@ class Hint(msgspec.Struct, frozen=True, array_like=True):
     pattern: Pattern
     counts: tuple[int, int, int, int]
     columns: bytes
+    extra: bytes = b""
 
 
 class Needed(msgspec.Struct, frozen=True):
@@ -57,7 +61,8 @@ class Needed(msgspec.Struct, frozen=True):
         first: first packet of each sample.
         stop: behind its last one.
         rows: the packets of the frames of each sample.
-        draws: see `Samples`.
+        draws, extra: see `Samples`.
+        behind_gap: of each packet, whether the one before it in the file is not needed, and it is a key.
     """
 
     start: Integers
@@ -69,6 +74,8 @@ class Needed(msgspec.Struct, frozen=True):
     stop: Integers
     rows: list[Integers]
     draws: list[Integers]
+    behind_gap: NDArray[np.bool_]
+    extra: Sequence[bytes] = ()
 
     def parts(self) -> Integers:
         """The first packets of the parts, closed by the number of packets.
@@ -109,11 +116,24 @@ def cut_blocks(
         full = ends[far - 1] - int(packets.offset[begin]) > chunk_bytes or far - begin > _MOST_PACKETS
         other = packets.entry[start] != packets.entry[begin]
         if number > first and (other or (full and start != starts[number - 1])):
-            yield block_of(packets, frames, samples, slice(first, number), described)
+            yield from _fitting(packets, frames, samples, slice(first, number), described)
             first, far = number, stop
         furthest = far
     if starts:
-        yield block_of(packets, frames, samples, slice(first, len(starts)), described)
+        yield from _fitting(packets, frames, samples, slice(first, len(starts)), described)
+
+
+def _fitting(
+    packets: Packets, frames: Frames, samples: Samples, run: slice, described: tuple[str, Sequence[Codec], int]
+) -> Iterator[Block]:
+    """Yields a run in blocks whose hints are short enough."""
+    block = block_of(packets, frames, samples, run, described)
+    if len(block.hint) > LONGEST_HINT and run.stop - run.start > 1:
+        middle = (run.start + run.stop) // 2
+        yield from _fitting(packets, frames, samples, slice(run.start, middle), described)
+        yield from _fitting(packets, frames, samples, slice(middle, run.stop), described)
+    else:
+        yield block
 
 
 def block_of(
@@ -122,12 +142,10 @@ def block_of(
     """Returns the block of a run of samples; see `cut_blocks`."""
     first, stop = samples.start[run], samples.stop[run]
     base = int(first.min())
-    edges = np.zeros(int(stop.max()) - base + 1, np.int64)
-    np.add.at(edges, first - base, 1)
-    np.add.at(edges, stop - base, -1)
-    which = np.flatnonzero(np.cumsum(edges)[:-1]) + base
-    place = np.full(len(edges), -1, np.int64)
+    which = _needed(packets, frames, samples.rows[run], base)
+    place = np.full(int(stop.max()) - base, -1, np.int64)
     place[which - base] = np.arange(len(which))
+    behind_gap = packets.key[which] & (np.diff(which, prepend=which[:1] - 1) > 1)
     ranges, starts = _ranges(packets.offset[which], packets.size[which])
     # Packets that are not shown have none.
     duration = np.zeros(len(packets), np.int64)
@@ -136,12 +154,15 @@ def block_of(
         starts, packets.size[which], packets.pts[which], duration[which], packets.key[which],
         place[first - base], place[stop - 1 - base] + 1,
         [place[frames.packet[row] - base] for row in samples.rows[run]], samples.draws[run],
+        behind_gap, samples.extra[run],
     )  # fmt: skip
     key, codecs, timescale = described
     codec = codecs[int(packets.entry[base])]
-    hint = Hint(key, codec, timescale, samples.pattern, *_packed(needed))
+    extra = zlib.compress(msgspec.msgpack.encode(needed.extra)) if needed.extra else b""
+    hint = Hint(key, codec, timescale, samples.pattern, *_packed(needed), extra)
     cuts = needed.parts()
     heads = sum(head_bytes(key, len(row), sum(map(len, needed.draws[:1]))) for row in needed.rows)
+    heads += sum(map(len, needed.extra))
     record_bytes = heads + sum(
         part_bytes(int(stop - start), codec if needed.key[start] else None)
         for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
@@ -154,6 +175,24 @@ def block_of(
         parts=len(cuts) - 1,
         part_ranges=1,
     )
+
+
+def _needed(packets: Packets, frames: Frames, rows: Sequence[Integers], base: int) -> Integers:
+    """The packets that samples need, those from `base` on: for each frame those from its key packet to its own.
+
+    What is between two frames of a sample is needed, too, unless whole GOPs are.
+    """
+    flat = np.concatenate(rows)
+    start, stop = frames.start[flat] - base, frames.packet[flat] + 1 - base
+    gop = np.cumsum(packets.key[base : base + int(stop.max())])
+    near = np.less_equal(gop[start[1:]] - gop[stop[:-1] - 1], 1)
+    near[np.cumsum(list(map(len, rows)))[:-1] - 1] = False
+    start[1:][near] = np.minimum(start[1:], stop[:-1])[near]
+    edges = np.zeros(int(stop.max()) + 1, np.int64)
+    np.add.at(edges, start, 1)
+    np.add.at(edges, stop, -1)
+    found: Integers = np.flatnonzero(np.cumsum(edges)[:-1]) + base
+    return found
 
 
 def _ranges(offset: Integers, size: Integers) -> tuple[tuple[tuple[int, int], ...], Integers]:
@@ -174,7 +213,7 @@ def _packed(needed: Needed) -> tuple[tuple[int, int, int, int], bytes]:
     lengths = np.array(list(map(len, needed.rows)))
     drawn = np.concatenate(needed.draws).ravel() if needed.draws else np.empty(0, np.int64)
     flat = np.concatenate(needed.rows)
-    columns = [gaps, needed.size, _steps(needed.pts), needed.duration, needed.key.astype(np.int64)]
+    columns = [gaps, needed.size, _steps(needed.pts), needed.duration, needed.key + 2 * needed.behind_gap]
     columns += [_steps(needed.first), _steps(needed.stop), lengths, _steps(flat), drawn]
     return (len(gaps), len(lengths), len(flat), len(drawn)), pack_columns(columns)
 
@@ -198,7 +237,23 @@ def read_hint(content: bytes) -> tuple[Hint, Needed]:
     rows = np.split(flat, np.cumsum(row_lengths)[:-1])
     starts = np.cumsum(gaps + np.append(0, size[:-1]))
     drawn_rows = list(draws.reshape(samples, -1, 2)) if drawn else []
-    return hint, Needed(starts, size, np.cumsum(pts), duration, key.astype(bool), first, stop, rows, drawn_rows)
+    extra = _read_extra(hint.extra, samples)
+    # Of keys, 1, and 2 more if they are behind a gap.
+    times = np.cumsum(pts)
+    return hint, Needed(starts, size, times, duration, key > 0, first, stop, rows, drawn_rows, key > 1, extra)
+
+
+def _read_extra(content: bytes, samples: int) -> list[bytes]:
+    if not content:
+        return []
+    try:
+        raw = zlib.decompressobj().decompress(content, _MOST_EXTRA_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"the rows of a hint are damaged: {error}") from error
+    found = msgspec.msgpack.decode(raw, type=list[bytes])
+    if len(found) != samples:
+        raise ValueError(f"a hint of {samples} samples has {len(found)} rows of a table")
+    return found
 
 
 def _check(

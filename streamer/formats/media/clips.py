@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -9,7 +11,7 @@ from streamer.formats.media.frames import Frames
 from streamer.formats.media.tables import Integers, Packets
 
 # Times are computed in floats: a frame is shown from its time on, and not a rounding error later.
-_ROUNDING_TICKS = 1e-6
+ROUNDING_TICKS = 1e-6
 
 
 def drawn(numbers: Integers | int, rng: np.random.Generator | None) -> Integers:
@@ -43,7 +45,7 @@ class Pattern(msgspec.Struct, frozen=True, array_like=True):
         if self.every:
             frames: Integers = np.minimum(firsts[:, None] + steps * self.every, len(pts) - 1)
             return frames
-        times = pts[firsts][:, None] + np.floor(steps * self.ticks + _ROUNDING_TICKS).astype(np.int64)
+        times = pts[firsts][:, None] + np.floor(steps * self.ticks + ROUNDING_TICKS).astype(np.int64)
         shown: Integers = np.searchsorted(pts, times, "right") - 1
         return shown
 
@@ -73,6 +75,10 @@ class Sampling(msgspec.Struct, frozen=True):
     clips: int = 1
     repeats_last: bool = False
 
+    def pattern_of(self, timescale: int) -> Pattern:
+        """The pattern in ticks."""
+        return msgspec.structs.replace(self.pattern, ticks=self.pattern.ticks * timescale)
+
 
 class Samples(msgspec.Struct, frozen=True):
     """The samples of a track, in order.
@@ -84,6 +90,7 @@ class Samples(msgspec.Struct, frozen=True):
             else empty.
         start: first packet of each sample.
         stop: behind its last packet.
+        extra: what each record has besides; empty: nothing.
     """
 
     pattern: Pattern
@@ -91,35 +98,69 @@ class Samples(msgspec.Struct, frozen=True):
     draws: list[Integers]
     start: Integers
     stop: Integers
+    extra: Sequence[bytes] = ()
+
+
+class Cells(msgspec.Struct, frozen=True):
+    """Where clips may begin, a row for each clip.
+
+    Attributes:
+        first, stop: the frames with which it may begin.
+        end: behind the last frame that it may have.
+        spread: (clips, frames): its frames, if they are spread over the cell; else of no length.
+        extra: what its record has besides; empty: nothing.
+    """
+
+    first: Integers
+    stop: Integers
+    end: Integers
+    spread: Integers
+    extra: Sequence[bytes] = ()
+
+    def taken(self, which: Integers) -> Cells:
+        """Those of these numbers."""
+        extra = [self.extra[number] for number in which.tolist()] if self.extra else ()
+        return Cells(self.first[which], self.stop[which], self.end[which], self.spread[which], extra)
 
 
 def samples_of(sampling: Sampling, packets: Packets, frames: Frames, timescale: int) -> Samples:
     """Cuts a track into samples; those over a change of codec parameters are left out."""
-    pattern = msgspec.structs.replace(sampling.pattern, ticks=sampling.pattern.ticks * timescale)
+    pattern = sampling.pattern_of(timescale)
     end = int(frames.pts[-1] + frames.duration[-1]) if len(frames) else 0
     possible = len(frames) if sampling.repeats_last else pattern.fits(frames.pts, end)
-    edges = _cells(sampling, pattern, frames, timescale)
-    firsts = np.unique(edges[:-1][edges[:-1] < possible])
+    edges = _edges(sampling, pattern, frames, timescale)
+    edges = edges[: np.searchsorted(edges[:-1], possible) + 1]
+    stops = np.minimum(edges[1:], possible)
+    cells = Cells(edges[:-1], stops, np.full(len(stops), len(frames)), np.empty((len(stops), 0), np.int64))
+    return samples_of_cells(sampling, pattern, cells, packets, frames)
+
+
+def samples_of_cells(sampling: Sampling, pattern: Pattern, cells: Cells, packets: Packets, frames: Frames) -> Samples:
+    """Makes the samples of these cells, which have a frame with which a clip may begin; see `samples_of`."""
     if sampling.start == "key":
-        keys = np.flatnonzero(frames.start == frames.packet)
-        keys = keys[keys < possible]
-        cells = np.searchsorted(edges, keys, "right")
-        firsts = keys[np.unique(cells, return_index=True)[1]]
-    firsts = firsts[: len(firsts) // sampling.clips * sampling.clips].reshape(-1, sampling.clips)
-    if not len(firsts):
-        return _with_packets(pattern, [], [], packets, frames)
+        keys = np.append(np.flatnonzero(frames.start == frames.packet), len(frames))
+        at = keys[np.searchsorted(keys, cells.first)]
+        cells = msgspec.structs.replace(cells, first=at).taken(np.flatnonzero(at < cells.stop))
+    clips = sampling.clips
+    count = len(cells.first) // clips
+    if not count:
+        return _with_packets(pattern, ([], [], []), packets, frames)
+    firsts, stops = (column[: count * clips].reshape(count, clips) for column in (cells.first, cells.stop))
+    end = cells.end[: count * clips : clips]
     draws: list[Integers] = []
-    if sampling.start == "random":
-        stops = np.minimum(edges[np.searchsorted(edges, firsts, "right")], possible)
-        ends = pattern.of(frames.pts, (stops - 1).ravel()).reshape(*stops.shape, -1).max(axis=(1, 2)) + 1
-        rows = [np.arange(first, stop) for first, stop in zip(firsts[:, 0].tolist(), ends.tolist(), strict=True)]
+    if sampling.start == "spread":
+        rows = list(cells.spread)
+    elif sampling.start == "random":
+        last = pattern.of(frames.pts, (stops - 1).ravel()).reshape(count, -1).max(axis=1)
+        ends = np.minimum(last + 1, end).tolist()
+        rows = [np.arange(first, stop) for first, stop in zip(firsts[:, 0].tolist(), ends, strict=True)]
         draws = list(np.stack([firsts - firsts[:, :1], stops - firsts], axis=-1))
     else:
-        rows = list(pattern.of(frames.pts, firsts.ravel()).reshape(len(firsts), -1))
-    return _with_packets(pattern, rows, draws, packets, frames)
+        rows = list(np.minimum(pattern.of(frames.pts, firsts.ravel()).reshape(count, -1), end[:, None] - 1))
+    return _with_packets(pattern, (rows, draws, cells.extra), packets, frames)
 
 
-def _cells(sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int) -> Integers:
+def _edges(sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int) -> Integers:
     """The frames with which the cells of the grid begin, and the number of frames."""
     step, seconds = sampling.step, sampling.step_seconds
     if step is None and seconds is None:
@@ -129,14 +170,18 @@ def _cells(sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int)
     else:
         assert seconds is not None
         last = (int(frames.pts[-1]) - int(frames.pts[0])) / timescale / seconds if len(frames) else -1
-        times = np.arange(int(last) + 1) * (seconds * timescale) + _ROUNDING_TICKS
+        times = np.arange(int(last) + 1) * (seconds * timescale) + ROUNDING_TICKS
         edges = np.searchsorted(frames.pts, np.floor(times) + frames.pts[:1], "right") - 1
     return np.append(np.unique(edges), len(frames))
 
 
 def _with_packets(
-    pattern: Pattern, rows: list[Integers], draws: list[Integers], packets: Packets, frames: Frames
+    pattern: Pattern,
+    found: tuple[list[Integers], list[Integers], Sequence[bytes]],
+    packets: Packets,
+    frames: Frames,
 ) -> Samples:
+    rows = found[0]
     if not rows:
         return Samples(pattern, [], [], np.empty(0, np.int64), np.empty(0, np.int64))
     flat, lengths = np.concatenate(rows), np.array(list(map(len, rows)))
@@ -146,6 +191,6 @@ def _with_packets(
     changes = np.cumsum(np.diff(packets.entry, prepend=packets.entry[:1]) != 0)
     one_entry = changes[start] == changes[stop - 1]
     order = np.argsort(start, kind="stable")
-    order = order[one_entry[order]].tolist()
-    kept = [rows[number] for number in order]
-    return Samples(pattern, kept, [draws[number] for number in order] if draws else [], start[order], stop[order])
+    order = order[one_entry[order]]
+    kept, drawn, beside = ([column[number] for number in order.tolist()] if column else [] for column in found)
+    return Samples(pattern, kept, drawn, start[order], stop[order], beside)

@@ -22,7 +22,7 @@ _OBJECT_TYPES = {
     0xA5: "ac3", 0xA6: "eac3", 0xDD: "vorbis", **dict.fromkeys(range(0x60, 0x66), "mpeg2video"),
     **dict.fromkeys([0x66, 0x67, 0x68], "aac"),
 }  # fmt: skip
-_ENCRYPTED = "is encrypted, and streamer has no keys"
+ENCRYPTED = "is encrypted, and streamer has no keys"
 _VIDEO_BYTES, _AUDIO_BYTES = 86, 36
 # Of QuickTime's versions 1 and 2 of sounds.
 _LONGER = {1: 16, 2: 36}
@@ -62,7 +62,7 @@ def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> Codec:
     """
     kind = entry[4:8]
     if kind in {b"encv", b"enca"}:
-        raise UnreadError(_ENCRYPTED)
+        raise UnreadError(ENCRYPTED)
     found: dict[str, object] = {"name": _CODECS.get(kind, ""), "extradata": b""}
     if video:
         width, height = numbers(">HH", entry, 32)
@@ -72,7 +72,7 @@ def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> Codec:
         codec, at = Codec("", rate=rate >> 16, channels=channels), _AUDIO_BYTES + _LONGER.get(version, 0)
     for inner, body in boxes(memoryview(entry)[at:]):
         if inner == b"sinf":
-            raise UnreadError(_ENCRYPTED)
+            raise UnreadError(ENCRYPTED)
         codec = msgspec.structs.replace(codec, **_stored(inner, body, found))
     if not found["name"]:
         raise UnreadError(f"is encoded as {name_of(kind)}, which is not read")

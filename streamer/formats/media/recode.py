@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
 from streamer.errors import RecodeError
 from streamer.formats.base import Records
+from streamer.formats.failures import needing
 from streamer.formats.media.blocks import Hint, Needed, read_hint
 from streamer.formats.media.keys import check_key
 from streamer.formats.media.records import PACKET, Head, encode_head, encode_part
 
 
 class ClipRecoder:
-    """Makes heads of samples, and parts that they share."""
+    """Makes heads of samples, and parts that they share; of a table of segments, its rows.
+
+    Args:
+        names: of the fields that clips have, so that columns have others.
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._names = names
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Makes the records of a block; see `Recoder.recode`."""
+        """Makes the records of a block, or reads the table that a survey asks for; see `Recoder.recode`."""
+        if samples < 0:
+            with needing("Tables of segments are read with pyarrow", "parquet"):
+                from streamer.formats.media.segment_table import read_segments
+            return read_segments(content, hint.decode(), self._names)
         try:
             described, needed = read_hint(hint)
         except (ValueError, msgspec.MsgspecError) as error:
@@ -51,7 +65,12 @@ def _parts(described: Hint, needed: Needed, packets: list[memoryview], cuts: np.
     table["size"], table["pts"] = needed.size, needed.pts
     key = needed.key.tolist()
     return [
-        encode_part(table[first:stop], described.codec if key[first] else None, packets[first:stop])
+        encode_part(
+            table[first:stop],
+            described.codec if key[first] else None,
+            packets[first:stop],
+            behind_gap=bool(needed.behind_gap[first]),
+        )
         for first, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
     ]
 
@@ -60,4 +79,5 @@ def _head(described: Hint, needed: Needed, number: int) -> bytes:
     row = needed.rows[number]
     draws = needed.draws[number].tobytes() if needed.draws else b""
     pts, duration = needed.pts[row].tobytes(), needed.duration[row].tobytes()
-    return encode_head(Head(described.key, described.timescale, pts, duration, described.pattern, draws))
+    extra = needed.extra[number] if needed.extra else b""
+    return encode_head(Head(described.key, described.timescale, pts, duration, described.pattern, draws, extra))

@@ -3,7 +3,8 @@
     head   u32 bytes | MessagePack of `Head`
     part   u32 packets | u32 bytes of codec | packets x (u32 size, i64 pts) | MessagePack of `Codec` | packets
 
-Only parts that begin with a key packet have codec parameters. Numbers are little-endian, times ticks of the track.
+Only parts that begin with a key packet have codec parameters. The highest bit of their number of packets says that
+packets before them are left out. Numbers are little-endian, times ticks of the track.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from streamer.formats.media.tables import Integers
 
 PACKET = np.dtype([("size", "<u4"), ("pts", "<i8")])
 _LENGTH, _PART = struct.Struct("<I"), struct.Struct("<II")
+_GAP = 1 << 31
 # Of the numbers of a head: at most 5 bytes where MessagePack has a length, 9 where it has a number.
 _HEAD_BYTES = 64
 
@@ -37,6 +39,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         pattern: of a clip.
         draws: of clips that are drawn, int64 (clips, 2): place of the first possible beginning in `pts`, their number;
             else empty.
+        extra: the record of its row of a table, see `formats.table.records`; of other samples empty.
     """
 
     key: str
@@ -45,6 +48,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     duration: bytes
     pattern: Pattern
     draws: bytes = b""
+    extra: bytes = b""
 
     def drawn(self, rng: np.random.Generator | None) -> tuple[Integers, Integers]:
         """Returns times and durations of the frames, ticks: of clips that `rng` draws, or in the middle of their cells.
@@ -68,6 +72,7 @@ class Opened(msgspec.Struct, frozen=True):
         packets: in the order stored.
         pts: of each packet, ticks.
         keys: numbers of the key packets.
+        gaps: numbers of those before which packets are left out.
     """
 
     head: Head
@@ -75,6 +80,7 @@ class Opened(msgspec.Struct, frozen=True):
     packets: Sequence[memoryview]
     pts: Sequence[int]
     keys: Sequence[int]
+    gaps: Sequence[int]
 
     def span(self, wanted: Integers) -> tuple[int, int]:
         """The packets `[first, stop)` that are decoded for the frames of these times; see `Frames`.
@@ -119,10 +125,13 @@ def encode_head(head: Head) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
-def encode_part(packets: NDArray[np.void], codec: Codec | None, content: Sequence[memoryview]) -> bytes:
+def encode_part(
+    packets: NDArray[np.void], codec: Codec | None, content: Sequence[memoryview], *, behind_gap: bool
+) -> bytes:
     """Returns the bytes of a part; `packets` are of `PACKET`, `content` their bytes."""
     described = _encode(codec) if codec else b""
-    return b"".join([_PART.pack(len(packets), len(described)), packets.tobytes(), described, *content])
+    head = _PART.pack(len(packets) | _GAP * behind_gap, len(described))
+    return b"".join([head, packets.tobytes(), described, *content])
 
 
 def read_head(record: memoryview) -> tuple[Head, memoryview]:
@@ -144,9 +153,12 @@ def open_record(record: memoryview) -> Opened:
     """
     head, rest = read_head(record)
     codec: Codec | None = None
-    packets, pts, keys, at = list[memoryview](), list[int](), list[int](), 0
+    packets, pts, keys, gaps, at = list[memoryview](), list[int](), list[int](), list[int](), 0
     while at < len(rest):
         count, codec_bytes = _PART.unpack_from(rest, at)
+        if count & _GAP:
+            gaps.append(len(packets))
+            count ^= _GAP
         table = np.frombuffer(rest, PACKET, count, at + _PART.size)
         at += _PART.size + table.nbytes
         if codec is None:
@@ -160,4 +172,4 @@ def open_record(record: memoryview) -> Opened:
         pts += table["pts"].tolist()
     if codec is None or at != len(rest):
         raise ValueError(f"packets up to byte {at} of {len(rest)}")
-    return Opened(head, codec, packets, pts, keys)
+    return Opened(head, codec, packets, pts, keys, gaps)

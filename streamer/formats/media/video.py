@@ -1,4 +1,4 @@
-"""Clips out of long films: mp4 and mov files, of which only the packets of clips are fetched."""
+"""Clips out of long films: mp4, mov, Matroska and WebM, of which only the packets of clips are fetched."""
 
 from __future__ import annotations
 
@@ -11,18 +11,28 @@ import numpy as np
 
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, SampleName
-from streamer.formats.failures import errors_of
+from streamer.formats.failures import DamagedError, errors_of
 from streamer.formats.media.blocks import cut_blocks
 from streamer.formats.media.clips import Pattern, Sampling, samples_of
+from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
+from streamer.formats.media.matroska import read_matroska
 from streamer.formats.media.movie import VIDEO, read_movie
 from streamer.formats.media.recode import ClipRecoder
 from streamer.formats.media.records import read_head
+from streamer.formats.media.segments import Segments, read_table, rows_of_films
+from streamer.formats.media.tables import Packets
+from streamer.formats.reading import Reading
+from streamer.formats.table.records import TableOpener
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 
 CLIP, PTS, DURATION = "clip", "clip-pts", "clip-duration"
 _FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
+_MATROSKA = (".mkv", ".webm")
+# Defaults of the options that segments take the place of, and of those that spreading frames does.
+_GRID = {"num_indices_between_clip_starts": None, "seconds_between_clip_starts": None, "clips_per_sample": 1}
+_SPACING = {"num_indices_between_frames": 1, "seconds_between_frames": None}
 _Count = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
@@ -44,27 +54,30 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         seconds_between_clip_starts: instead of it.
         start: "grid": at these beginnings. "random": anywhere from one to the next, drawn anew in each epoch. "key": at
             the first key frame from one to the next, so that nothing before the clip is decoded; where there is none,
-            there is no clip.
+            there is no clip. "spread", with `segments`: frames are spread over the segment.
         clips_per_sample: if it is not 1, a sample is so many clips that follow each other, decoded at once: fields have
             one more axis, [clips, frames, ...].
         policy: "drop" leaves out clips that reach over the end of a film; "repeat_last" repeats its last frame.
         stream_index: number of the track; None: the one with most pixels.
+        segments: path of a table, see docs/video.md, whose rows are the samples: a clip begins and ends inside of its
+            segment. The other columns are fields.
 
     Raises:
         ConfigError: options that exclude each other.
     """
 
     name = "video"
-    endings = (".mp4", ".m4v", ".mov")
+    endings = (".mp4", ".m4v", ".mov", *_MATROSKA)
     num_frames_per_clip: _Count = 16
     num_indices_between_frames: _Count = 1
     seconds_between_frames: _Seconds | None = None
     num_indices_between_clip_starts: Annotated[int, msgspec.Meta(ge=1)] | None = None
     seconds_between_clip_starts: _Seconds | None = None
-    start: Literal["grid", "random", "key"] = "grid"
+    start: Literal["grid", "random", "key", "spread"] = "grid"
     clips_per_sample: _Count = 1
     policy: Literal["drop", "repeat_last"] = "drop"
     stream_index: int | None = None
+    segments: str | None = None
 
     def __post_init__(self) -> None:
         for one, other in (
@@ -73,6 +86,16 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         ):
             if getattr(self, one) is not None and getattr(self, other) not in {None, 1}:
                 raise ConfigError(f"Video: {one} and {other} exclude each other", field="format")
+        excluded = {**_GRID, **_SPACING} if self.start == "spread" else _GRID
+        both = [name for name, default in excluded.items() if getattr(self, name) != default]
+        if self.segments is not None and both:
+            raise ConfigError(
+                f"Video: segments with start={self.start!r} and {both[0]} exclude each other", field="format"
+            )
+        if self.segments is None and self.start == "spread":
+            raise ConfigError(
+                "Video: start='spread' spreads frames over segments; segments= is missing", field="format"
+            )
 
     @property
     def sampling(self) -> Sampling:
@@ -89,39 +112,64 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         )
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Takes all films, whose indexes are read then."""
-        yield from ()
-        notes = {"clips": self.clips_per_sample} if self.clips_per_sample != 1 else {}
-        return Survey([Source(record) for record in accepted], Facts(_FIELDS, notes))
+        """Takes all films, or those that have segments; their indexes are read then."""
+        if self.segments is None:
+            notes = {"clips": self.clips_per_sample} if self.clips_per_sample != 1 else {}
+            return Survey([Source(record) for record in accepted], Facts(_FIELDS, notes))
+        # A table whose url is one of the dataset's is accepted.
+        films = [record for record in accepted if record.url.lower().endswith(self.endings)]
+        tables = [*others.values(), *(record for record in accepted if not record.url.lower().endswith(self.endings))]
+        record, table = yield from read_table(self.name, self.segments, tables)
+        rows = rows_of_films(record.url, table, films)
+        sources = [Source(film, msgspec.msgpack.encode(rows[film.url])) for film in films if film.url in rows]
+        # What is known of films is known with their rows.
+        return Survey(sources, Facts((*_FIELDS, *table.fields), {"segments": record.version}))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the clips of a film."""
         record = source.record
         with errors_of(record, "copy it anew"):
-            movie = yield from read_movie(record)
-            track = movie.track(VIDEO, self.stream_index)
-            packets = movie.packets(track)
+            packets, codecs, timescale = yield from self._packets(record)
             if not len(packets):
+                if source.notes:
+                    raise DamagedError("its track has segments and no packets")
                 return
-            codecs = [track.codec(entry) for entry in range(len(track.entries))]
-            if int(packets.entry.max()) >= len(codecs) or int(packets.entry.min()) < 0:
-                track.codec(int(packets.entry.max()))
             frames = Frames.of(packets)
-            samples = samples_of(self.sampling, packets, frames, track.timescale)
-            described = source.key or record.url, codecs, track.timescale
+            if source.notes:
+                rows = msgspec.msgpack.decode(source.notes, type=Segments)
+                samples = rows.samples(self.sampling, packets, frames, timescale, record.url)
+            else:
+                samples = samples_of(self.sampling, packets, frames, timescale)
+            described = source.key or record.url, codecs, timescale
             yield from cut_blocks(packets, frames, samples, described, source.chunk_bytes)
+
+    def _packets(self, record: ObjectRecord) -> Reading[tuple[Packets, Sequence[Codec], int]]:
+        """The packets of the track, the codec parameters that they have, and ticks of a second."""
+        if record.url.lower().endswith(_MATROSKA):
+            packets, codec, timescale = yield from read_matroska(record, self.stream_index)
+            return packets, [codec], timescale
+        movie = yield from read_movie(record)
+        track = movie.track(VIDEO, self.stream_index)
+        packets = movie.packets(track)
+        codecs = [track.codec(entry) for entry in range(len(track.entries))]
+        for entry in (packets.entry.min(initial=0), packets.entry.max(initial=0)):
+            track.codec(int(entry))
+        return packets, codecs, track.timescale
 
     def opener(self, facts: Facts) -> ClipOpener:
         """Opens records of clips."""
-        return ClipOpener()
+        return ClipOpener(facts.fields[len(_FIELDS) :])
 
     def recoder(self, facts: Facts) -> ClipRecoder:
-        """Takes packets out of what was fetched."""
-        return ClipRecoder()
+        """Takes packets out of what was fetched, and reads the table of segments."""
+        return ClipRecoder([spec.name for spec in _FIELDS])
 
 
 class ClipOpener:
-    """Opens records of clips: each field is the whole record, of which it is decoded."""
+    """Opens records of clips: each field is the whole record, of which it is decoded, or one of a row of a table."""
+
+    def __init__(self, columns: Sequence[FieldSpec] = ()) -> None:
+        self._row = TableOpener(columns) if columns else None
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """Returns the key and the fields."""
@@ -131,7 +179,10 @@ class ClipOpener:
             first, last = (int(value) / head.timescale for value in (pts.min(), pts.max()))
         except (ValueError, ArithmeticError, struct.error, msgspec.MsgspecError) as error:
             raise DecodeError(f"no record of clips: {error}") from error
-        return f"{head.key}#t={_text(first)},{_text(last)}", [Field(spec.name, content, spec.kind) for spec in _FIELDS]
+        fields = [Field(spec.name, content, spec.kind) for spec in _FIELDS]
+        if self._row:
+            fields += self._row.open(memoryview(head.extra), name)[1]
+        return f"{head.key}#t={_text(first)},{_text(last)}", fields
 
 
 def _text(seconds: float) -> str:

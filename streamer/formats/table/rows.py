@@ -1,4 +1,4 @@
-"""Parses tables with one row per sample, by pyarrow: CSV, TSV, JSON lines, JSON, Parquet.
+"""Reads whole tables by pyarrow, in recoders: CSV, TSV, JSON lines, JSON, Parquet.
 
 | column | field |
 | --- | --- |
@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -20,8 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from streamer.annotations.options import USUAL_KEY, Parsed, TableOptions, chosen_fields
-from streamer.errors import ConfigError, RecodeError
+from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec
 from streamer.formats.table.writer import Column, bytes_column, json_column, nulls_of, whole_column
 
@@ -29,56 +29,39 @@ from streamer.formats.table.writer import Column, bytes_column, json_column, nul
 _LONGEST_ROW = 64 << 20
 _LONGEST_HEAD = 1 << 20
 _NUMBERS = ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
+# Given the names of all columns, returns those that are read; the first one is taken as text.
+Choose: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
 _DTYPES = {pa.from_numpy_dtype(np.dtype(dtype)): dtype for dtype in _NUMBERS}
 
 
-def parse_rows(content: memoryview, ending: str, options: TableOptions) -> Parsed:
-    """Parses the rows of a table; raises RecodeError, and ConfigError if it lacks a column."""
-    read = {"csv": _read_csv, "tsv": _read_csv, "parquet": _read_parquet, "pq": _read_parquet, "json": _read_json}
-    table = read.get(ending, _read_lines)(content, options)
-    key, wanted = _wanted(table.column_names, options)
-    fields = wanted if key in (options.fields or ()) else wanted[1:]
-    kinds = [_column(name, _whole(table, name)) for name in fields]
-    return Parsed(
-        keys=_keys(_whole(table, key), key),
-        fields=[FieldSpec(name, kind) for name, (kind, _) in zip(fields, kinds, strict=True)],
-        columns=[column for _, column in kinds],
-    )
+def read_rows(content: memoryview, ending: str, choose: Choose) -> pa.Table:
+    """Reads a table, of whose columns at least the chosen ones are in it."""
+    if ending in {"csv", "tsv"}:
+        return _read_csv(content, "\t" if ending == "tsv" else ",", choose)
+    if ending in {"parquet", "pq"}:
+        return _read_parquet(content, choose)
+    table = _read_json(content) if ending == "json" else _read_lines(content)
+    return table.select(choose(table.column_names))
 
 
-def _wanted(columns: Sequence[str], options: TableOptions) -> tuple[str, list[str]]:
-    """Returns the column with the keys; and, each once, that and those of the fields."""
-    key = options.key or USUAL_KEY
-    if key not in columns:
-        raise ConfigError(
-            f"annotations={options.url!r} has no column {key!r}; key= names the column with the keys of the samples, "
-            f"one of {', '.join(columns)}",
-            field="key",
-        )
-    fields = chosen_fields(options, columns, [name for name in columns if name != key])
-    return key, list(dict.fromkeys([key, *fields]))
-
-
-def _read_csv(content: memoryview, options: TableOptions, texts: Sequence[str] = ()) -> pa.Table:
+def _read_csv(content: memoryview, delimiter: str, choose: Choose, texts: Sequence[str] = ()) -> pa.Table:
     from pyarrow import csv as arrow_csv
 
-    delimiter = "\t" if options.url.lower().endswith(".tsv") else ","
     head = bytes(content[:_LONGEST_HEAD]).partition(b"\n")[0].decode("utf-8-sig", "replace")
-    columns = next(csv.reader([head.rstrip("\r")], delimiter=delimiter), [])
-    key, wanted = _wanted(columns, options)
+    wanted = list(choose(next(csv.reader([head.rstrip("\r")], delimiter=delimiter), [])))
     table = arrow_csv.read_csv(
         pa.BufferReader(pa.py_buffer(content)),
         read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_block_bytes(content)),
         parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         # The key, too: "0139" is a name, not a number.
         convert_options=arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys([key, *texts], pa.string()), include_columns=wanted
+            column_types=dict.fromkeys([wanted[0], *texts], pa.string()), include_columns=wanted
         ),
     )
-    return _read_csv(content, options, dates) if (dates := _dates(table)) else table
+    return _read_csv(content, delimiter, choose, dates) if (dates := _dates(table)) else table
 
 
-def _read_lines(content: memoryview, options: TableOptions, texts: Sequence[str] = ()) -> pa.Table:
+def _read_lines(content: memoryview, texts: Sequence[str] = ()) -> pa.Table:
     from pyarrow import json as arrow_json
 
     table = arrow_json.read_json(
@@ -86,7 +69,7 @@ def _read_lines(content: memoryview, options: TableOptions, texts: Sequence[str]
         read_options=arrow_json.ReadOptions(use_threads=False, block_size=_block_bytes(content)),
         parse_options=arrow_json.ParseOptions(explicit_schema=pa.schema([(name, pa.string()) for name in texts])),
     )
-    return _read_lines(content, options, dates) if (dates := _dates(table)) else table
+    return _read_lines(content, dates) if (dates := _dates(table)) else table
 
 
 def _dates(table: pa.Table) -> list[str]:
@@ -94,39 +77,46 @@ def _dates(table: pa.Table) -> list[str]:
     return [field.name for field in table.schema if pa.types.is_temporal(field.type)]
 
 
-def _read_json(content: memoryview, options: TableOptions) -> pa.Table:
+def _read_json(content: memoryview) -> pa.Table:
     """Reads a list of objects."""
     rows = msgspec.json.decode(content, type=list[dict[str, object]])
     return pa.Table.from_pylist(rows)
 
 
-def _read_parquet(content: memoryview, options: TableOptions) -> pa.Table:
+def _read_parquet(content: memoryview, choose: Choose) -> pa.Table:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(content)))
-    _, wanted = _wanted(file.schema_arrow.names, options)
-    return file.read(columns=wanted, use_threads=False)
+    return file.read(columns=list(choose(file.schema_arrow.names)), use_threads=False)
 
 
 def _block_bytes(content: memoryview) -> int:
     return min(len(content) + 1, _LONGEST_ROW)
 
 
-def _whole(table: pa.Table, name: str) -> pa.Array:
+def plain_column(table: pa.Table, name: str) -> pa.Array:
+    """Returns a column as one array, without a dictionary."""
     found = whole_column(table, name)
     return found.dictionary_decode() if pa.types.is_dictionary(found.type) else found
 
 
-def _keys(values: pa.Array, key: str) -> list[str]:
+def texts_of(table: pa.Table, name: str, what: str) -> list[str]:
+    """Returns a column of texts; raises RecodeError for rows that have none, which is `what`."""
+    values = plain_column(table, name)
     if values.null_count:
         row = pc.index(values.is_null(), True).as_py()
-        raise RecodeError(f"row {row} has no {key!r}, the key of its sample ({values.null_count} rows have none)")
-    keys: list[str] = values.cast(pa.string()).to_pylist()
-    return keys
+        raise RecodeError(f"row {row} has no {name!r}, {what} ({values.null_count} rows have none)")
+    found: list[str] = values.cast(pa.string()).to_pylist()
+    return found
 
 
-def _column(name: str, values: pa.Array) -> tuple[str, Column]:
-    """Returns kind and column of a field."""
+def field_of(table: pa.Table, name: str) -> tuple[FieldSpec, Column]:
+    """Returns a column as a field."""
+    kind, column = _column(plain_column(table, name))
+    return FieldSpec(name, kind), column
+
+
+def _column(values: pa.Array) -> tuple[str, Column]:
     kind = values.type
     nulls = nulls_of(values)
     if pa.types.is_decimal(kind):

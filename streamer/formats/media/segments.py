@@ -1,0 +1,153 @@
+"""Segments of films by a table: which film has which rows, and the frames of each. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.formats.base import Facts, FieldSpec
+from streamer.formats.media.clips import ROUNDING_TICKS, Cells, Pattern, Samples, Sampling, samples_of_cells
+from streamer.formats.media.frames import Frames
+from streamer.formats.media.tables import Integers, Packets
+from streamer.formats.names import base_name
+from streamer.formats.reading import Asking
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Examine, Examined
+
+PATH, START, END = "path", "start", "end"
+# Times in tables are rounded: frames shown for less are not of a segment.
+_ROUNDING_SECONDS = 1e-3
+# What the end of a segment may be behind the film: durations of containers are those of the longest track.
+_MOST_BEHIND_SECONDS = 0.1
+
+
+class SegmentTable(msgspec.Struct, frozen=True, array_like=True):
+    """What a recoder makes of a table: columns of its rows, the names and kinds of the others, and their records."""
+
+    paths: list[str]
+    start: list[float]
+    end: list[float]
+    fields: list[FieldSpec]
+    records: list[bytes]
+
+
+class Segments(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of one film: their numbers in the table, seconds, and the records of their other columns."""
+
+    table: str
+    numbers: list[int]
+    start: list[float]
+    end: list[float]
+    records: list[bytes]
+
+    def samples(self, sampling: Sampling, packets: Packets, frames: Frames, timescale: int, film: str) -> Samples:
+        """Returns the samples of a track: a clip of each segment that has room for it.
+
+        Raises:
+            ManifestError: a segment ends behind the film.
+        """
+        pattern = sampling.pattern_of(timescale)
+        cells = self._cells(sampling, pattern, frames, timescale, film)
+        return samples_of_cells(sampling, pattern, cells, packets, frames)
+
+    def _cells(self, sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int, film: str) -> Cells:
+        pts = frames.pts
+        length = float(pts[-1] + frames.duration[-1]) / timescale if len(frames) else 0.0
+        start, end = np.array(self.start), np.array(self.end)
+        behind_film = (end > length + _MOST_BEHIND_SECONDS) & (not sampling.repeats_last)
+        outside = np.flatnonzero((start >= length) | behind_film)
+        if len(outside):
+            row = int(outside[0])
+            raise ManifestError(
+                f"{self.table}: row {self.numbers[row]} is of {start[row]:.3f} to {end[row]:.3f} s of {film}, which "
+                f"ends at {length:.3f} s: correct it, or policy='repeat_last' for ends behind the film",
+                url=self.table,
+                row=self.numbers[row],
+            )
+        first = _shown(pts, (start + _ROUNDING_SECONDS) * timescale)
+        behind = np.maximum(np.searchsorted(pts, (end - _ROUNDING_SECONDS) * timescale, "left"), first + 1)
+        if sampling.start == "spread":
+            parts = (np.arange(pattern.count) + 0.5) / pattern.count
+            times = start[:, None] + (np.minimum(end, length) - start)[:, None] * parts
+            chosen = np.clip(_shown(pts, times * timescale), first[:, None], behind[:, None] - 1)
+            return Cells(first, behind, behind, chosen, self.records)
+        stop = behind if sampling.repeats_last else _fitting(pattern, pts, first, behind, end * timescale)
+        cells = Cells(first, stop, behind, np.empty((len(first), 0), np.int64), self.records)
+        return cells.taken(np.flatnonzero(stop > first))
+
+
+def _shown(pts: Integers, ticks: np.ndarray) -> Integers:
+    """The frames shown then, or the first one."""
+    found: Integers = np.maximum(np.searchsorted(pts, ticks + ROUNDING_TICKS, "right") - 1, 0)
+    return found
+
+
+def _fitting(pattern: Pattern, pts: Integers, first: Integers, behind: Integers, end: np.ndarray) -> Integers:
+    """Behind the frames with which a clip may begin so that it is in its segment."""
+    if pattern.every:
+        return behind - (pattern.count - 1) * pattern.every
+    found: Integers = np.searchsorted(pts, end - (pattern.count - 1) * pattern.ticks, "left")
+    return np.minimum(found, behind)
+
+
+def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Asking[tuple[ObjectRecord, SegmentTable]]:
+    """Lets a recoder read the one of these objects that is meant.
+
+    Raises:
+        ConfigError: there is none, or several.
+    """
+    end = f"/{segments.removeprefix('file://').lstrip('/')}"
+    found = [record for record in tables if record.url == segments or record.url.endswith(end)]
+    if len(found) != 1:
+        raise ConfigError(
+            f"segments={segments!r} names {len(found)} of the {len(tables)} objects that are no films; it is the path "
+            "of a table below the url of the dataset, or a url that is given to the dataset beside that of the films",
+            field="format",
+        )
+    made = yield Examine(found[0], name, {"segments": segments}, Facts(), found[0].url.encode(), reads=True)
+    assert isinstance(made, Examined)
+    return found[0], msgspec.msgpack.decode(made.records, type=SegmentTable)
+
+
+def rows_of_films(url: str, table: SegmentTable, films: Sequence[ObjectRecord]) -> dict[str, Segments]:
+    """Returns the rows of each film that has some, by its url.
+
+    A path in the table begins in its folder, or is the end of one url alone.
+
+    Raises:
+        ManifestError: a row names no film, or several.
+    """
+    known = {record.url for record in films}
+    by_name: dict[str, list[str]] = {}
+    for film in sorted(known):
+        by_name.setdefault(base_name(film), []).append(film)
+    folder = url.rpartition("/")[0]
+    urls: dict[str, str] = {}
+    found: dict[str, Segments] = {}
+    for row, path in enumerate(table.paths):
+        if path not in urls:
+            urls[path] = _film_of(path, folder, known, by_name, f"{url}: row {row}")
+        rows = found.setdefault(urls[path], Segments(url, [], [], [], []))
+        rows.numbers.append(row)
+        rows.start.append(table.start[row])
+        rows.end.append(table.end[row])
+        rows.records.append(table.records[row])
+    return found
+
+
+def _film_of(path: str, folder: str, known: set[str], by_name: Mapping[str, list[str]], where: str) -> str:
+    if path in known:
+        return path
+    if (beside := f"{folder}/{path.removeprefix('./')}") in known:
+        return beside
+    found = [film for film in by_name.get(base_name(path), ()) if film.endswith(f"/{path.lstrip('./')}")]
+    if len(found) != 1:
+        raise ManifestError(
+            f"{where} names {path!r}, which is {'no film' if not found else f'{len(found)} films'} of the "
+            f"{len(known)} of the dataset; paths begin in the folder of the table",
+            path=path,
+        )
+    return found[0]
