@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import islice
@@ -27,6 +26,7 @@ from streamer.manifest.blocks import planned_bytes
 from tests.formats.cases import Case, MemoryStore, block_bytes, built, contents_of, facts_of, find, recode
 from tests.formats.contract import FormatContract
 from tests.formats.summary import summary
+from tests.zarrs import zarr_store
 
 LENGTH, STRIDE = 16, 4
 WINDOW = (LENGTH, STRIDE)
@@ -89,22 +89,6 @@ def parquet(fields: Arrays, rows: int, **options: object) -> bytes:
     file = io.BytesIO()
     pq.write_table(table, file, row_group_size=rows, **options)
     return file.getvalue()
-
-
-def zarr_store(fields: Arrays, rows: int, *, compressed: bool = True) -> dict[str, bytes]:
-    """A group of version 2, with chunks of some rows."""
-    made = {".zgroup": b'{"zarr_format": 2}'}
-    for name, array in fields.items():
-        shape = [rows, *array.shape[1:]]
-        meta = {"zarr_format": 2, "shape": array.shape, "chunks": shape, "dtype": array.dtype.str, "order": "C"}
-        rest = {"fill_value": 0, "filters": None, "compressor": {"id": "zlib", "level": 1} if compressed else None}
-        made[f"{name}/.zarray"] = json.dumps({**meta, **rest}).encode()
-        for number, first in enumerate(range(0, len(array), rows)):
-            chunk = np.zeros(shape, array.dtype)
-            chunk[: len(array) - first] = array[first : first + rows]
-            key = ".".join(map(str, [number, *[0] * (array.ndim - 1)]))
-            made[f"{name}/{key}"] = zlib.compress(chunk.tobytes(), 1) if compressed else chunk.tobytes()
-    return made
 
 
 ONE, ALL = {"array": "action"}, {name: name for name in ("action", "image", "reward")}

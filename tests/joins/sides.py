@@ -8,11 +8,14 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from tests.tars import tar_of
+from tests.zarrs import zarr_store
 
 COUNT = 240
 SHARDS = 4
@@ -49,17 +52,51 @@ def write_left(folder: Path, count: int = COUNT) -> Path:
 
 
 def parquet(folder: Path, numbers: Sequence[int]) -> Path:
-    """Rows with a key, a vector and a caption, in small row groups."""
+    """Rows with a key, a vector and a number, in small row groups."""
     folder.mkdir(parents=True)
     for shard, some in enumerate(np.array_split(np.array(numbers), 3)):
-        table = pa.table(
-            {
-                "uid": [uid(int(number)) for number in some],
-                "n": [int(number) for number in some],
-                "vector": [vector(int(number)).tolist() for number in some],
-            }
-        )
-        pq.write_table(table, folder / f"{shard}.parquet", row_group_size=16)
+        pq.write_table(table(some), folder / f"{shard}.parquet", row_group_size=16)
+    return folder
+
+
+def table(numbers: Sequence[int]) -> pa.Table:
+    """Rows as columns."""
+    return pa.table(
+        {
+            "uid": [uid(int(number)) for number in numbers],
+            "n": [int(number) for number in numbers],
+            "vector": [vector(int(number)).tolist() for number in numbers],
+        }
+    )
+
+
+def arrow(folder: Path, numbers: Sequence[int]) -> Path:
+    """The same as Arrow files, in small batches."""
+    folder.mkdir(parents=True)
+    for shard, some in enumerate(np.array_split(np.array(numbers), 3)):
+        rows = table(some)
+        with pyarrow.ipc.new_file(folder / f"{shard}.arrow", rows.schema) as file:
+            file.write_table(rows, max_chunksize=16)
+    return folder
+
+
+def hdf5(folder: Path, numbers: Sequence[int]) -> Path:
+    """The same as datasets of HDF5, whose keys are numbers."""
+    folder.mkdir(parents=True)
+    for shard, some in enumerate(np.array_split(np.array(numbers), 3)):
+        with h5py.File(folder / f"{shard}.h5", "w") as file:
+            file.create_dataset("n", data=some.astype(np.int64))
+            rows = np.stack([vector(int(number)) for number in some])
+            file.create_dataset("vector", data=rows, chunks=(16, 8), compression="gzip")
+    return folder
+
+
+def zarr(folder: Path, numbers: Sequence[int]) -> Path:
+    """The same as a group of zarr arrays in chunks of 16 rows."""
+    rows = np.stack([vector(int(number)) for number in numbers])
+    for name, content in zarr_store({"n": np.array(numbers, np.int64), "vector": rows}, 16).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
     return folder
 
 

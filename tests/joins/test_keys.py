@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streamer import StreamingDataset
@@ -81,7 +82,9 @@ def test_selections_of_both_sides(both: Sides, closing: Closing):
 def test_several_rows_of_a_key(both: Sides):
     """In the order of the right side; with how="one" an error with counts and a key."""
     right = [{"k": key, "b": number} for number, key in enumerate(["y", "x", "y", "y"])]
-    with pytest.raises(ManifestError, match=r"2 of 4 samples have more than one row .* the first is 'y'; how='many'"):
+    with pytest.raises(
+        ManifestError, match=r"2 of 4 samples have more than one row .*, up to 3, the first is 'y'; how='many'"
+    ):
         both.joined(LEFT, right, missing="null")[0]
     many = both.joined(LEFT, right, how="many", missing="null", columns=["b"])
     assert values(many, "b") == [[1], [0, 2, 3], [], [0, 2, 3]]
@@ -138,6 +141,23 @@ def test_long_and_many_equal_keys(both: Sides):
     same = both.joined([{"k": 1}] * 2000, [{"k": 1, "b": 3}])
     assert same.samples == 2000
     assert same[1999]["b"] == 3  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_a_million_rows_of_one_key(tmp_path: Path, both: Sides, closing: Closing):
+    """Their number is in the error, or the sample has a list of them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = 1_000_000
+    pq.write_table(pa.table({"k": np.zeros(count, np.int64), "b": np.arange(count)}), tmp_path / "rows.parquet")
+    left, right = both.dataset([{"k": 0}]), closing(StreamingDataset(tmp_path / "rows.parquet"))
+    with pytest.raises(
+        ManifestError, match=r"1 of 1 samples have more than one row .*, up to 1,000,000, the first is 0;"
+    ):
+        closing(left.join(right, on="k"))[0]
+    (sample,) = closing(left.join(right, on="k", how="many"))
+    assert sample["b"] == list(range(count))  # type: ignore[index]
 
 
 def test_names_of_fields(both: Sides):

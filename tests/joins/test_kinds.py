@@ -17,6 +17,9 @@ Write = Callable[[Path, Sequence[int]], Path]
 # How each kind is written, read and joined, and the name of its vector.
 KINDS: dict[str, tuple[Write, Mapping[str, Any], tuple[str, str], str]] = {
     "parquet": (sides.parquet, {}, ("json.uid", "uid"), "vector"),
+    "arrow": (sides.arrow, {}, ("json.uid", "uid"), "vector"),
+    "hdf5": (sides.hdf5, {}, ("json.n", "n"), "vector"),
+    "zarr": (sides.zarr, {"format": "zarr"}, ("json.n", "n"), "vector"),
     "json lines": (sides.json_lines, {}, ("json.uid", "uid"), "vector"),
     "tars": (sides.tars, {}, ("json.uid", "meta.json.id.uid"), "vector.npy"),
     "mds": (sides.mds, {"decode": {"vector": ArrayDecoder("<f4")}}, ("json.uid", "uid"), "vector"),

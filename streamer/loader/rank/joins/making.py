@@ -170,7 +170,7 @@ class JoinMaker:
             if not path.is_dir():
                 self._make(path)
             table = JoinTable.open(path)
-        self._check(table.head.matched)
+        self._check(table)
         self._check_names()
         recipe = JoinRecipe(
             table=path,
@@ -217,11 +217,13 @@ class JoinMaker:
 
     # ------------------------------------------------------------ what must be as the user says
 
-    def _check(self, found: Matched) -> None:
+    def _check(self, table: JoinTable) -> None:
+        found = table.head.matched
         left, right, samples = self._join.on[0], self._join.on[1], self._left.manifest.samples
         if found.several and self._join.how == "one":
             raise ManifestError(
-                f"{found.several:,} of {samples:,} samples have more than one row of {self._join.name}, the first is "
+                f"{found.several:,} of {samples:,} samples have more than one row of {self._join.name}, up to "
+                f"{int(np.diff(table.first).max()):,}, the first is "
                 f"{self._left.key_text(found.first_several)}; how='many' makes lists of them",
                 samples=found.several,
             )
