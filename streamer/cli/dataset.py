@@ -9,7 +9,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
 
 from streamer.cli.options import with_sample_choice
 from streamer.cli.terminal import Terminal
@@ -29,9 +31,42 @@ if TYPE_CHECKING:
 
 # The limit is for indexes that a training job builds in passing; here the index is what the user asked for.
 NO_LIMIT_SECONDS = 1e9
-# Of --join as JSON: arguments of StreamingDataset.join, and of the dataset that is joined.
-_OF_JOIN = {"on", "columns", "missing", "how"}
-_OF_RIGHT = {"url", "format", "format_options", "storage_options"}
+
+
+class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One --join: a right side, and the arguments of `StreamingDataset.join`."""
+
+    url: str | list[str]
+    on: str | tuple[str, str]
+    columns: list[str] | dict[str, str] | None = None
+    missing: Literal["error", "drop", "null"] = "error"
+    how: Literal["one", "many"] = "one"
+    format: str = "auto"
+    format_options: dict[str, Any] = {}
+    manifest: str | None = None
+    storage_options: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> Self:
+        """Reads the JSON.
+
+        Raises:
+            ConfigError: a name or a value is wrong, or url or on is missing.
+        """
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            # Not all of it: it may have secrets.
+            raise ConfigError(f"--join {given.get('url', '')}: {error} (docs/joins.md)", field="join") from error
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the right side."""
+        return [self.url] if isinstance(self.url, str) else self.url
+
+    def join(self, left: StreamingDataset, right: StreamingDataset) -> StreamingDataset:
+        """Joins two datasets."""
+        return left.join(right, on=self.on, columns=self.columns, missing=self.missing, how=self.how)
 
 
 def client_settings(arguments: argparse.Namespace) -> ClientSettings:
@@ -103,36 +138,25 @@ def opened(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
         shuffle=not arguments.no_shuffle,
     )
     for given in arguments.join:
-        dataset = _joined(dataset, {"url": given} if isinstance(given, str) else given, arguments)
+        join = JoinOptions.of(_key(arguments.on) | ({"url": given} if isinstance(given, str) else given))
+        other = StreamingDataset(
+            join.urls,
+            format=_format(join.format, join.format_options),
+            storage_options=arguments.storage_options if join.storage_options is None else join.storage_options,
+            manifest=Index(join.manifest, limit_seconds=NO_LIMIT_SECONDS),
+            cache_dir=arguments.cache_dir,
+        )
+        dataset = join.join(dataset, other)
     if arguments.where is not None:
         dataset = dataset.select(where=arguments.where)
     with contextlib.closing(dataset):
         return dataset._member.opened
 
 
-def _joined(dataset: StreamingDataset, given: Mapping[str, Any], arguments: argparse.Namespace) -> StreamingDataset:
-    """Joins a dataset to what one --join names."""
-    from streamer.loader.dataset import StreamingDataset
-    from streamer.loader.rank.arguments import Index
-
-    if "url" not in given or (unknown := given.keys() - _OF_JOIN - _OF_RIGHT):
-        wrong = "needs a url" if "url" not in given else f"has no {', '.join(sorted(unknown))}"
-        raise ConfigError(f"--join {wrong}; it has {', '.join(sorted(_OF_JOIN | _OF_RIGHT))}", field="join")
-    on = given.get("on", arguments.on)
-    if on is None:
-        raise ConfigError("--join needs --on, the key by which samples are joined", field="on")
-    other = StreamingDataset(
-        given["url"],
-        format=_format(given.get("format", AUTO), given.get("format_options", {})),
-        storage_options=given.get("storage_options", arguments.storage_options),
-        manifest=Index(limit_seconds=NO_LIMIT_SECONDS),
-        cache_dir=arguments.cache_dir,
-    )
-    chosen = {name: given[name] for name in _OF_JOIN - {"on"} if name in given}
-    if isinstance(on, str) and "=" in on:
-        left, _, right = on.partition("=")
-        on = left, right
-    return dataset.join(other, on=on, **chosen)
+def _key(on: str | None) -> dict[str, object]:
+    """The key of --on, KEY or LEFT=RIGHT."""
+    left, equal, right = (on or "").partition("=")
+    return {"on": (left, right) if equal else left} if left else {}
 
 
 def _format(name: str, options: Mapping[str, object]) -> str | Format:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from streamer import StreamingDataset
+from streamer.cli.dataset import JoinOptions
 from streamer.decode.rule import StoredFields
 from streamer.errors import ConfigError, PackError
 from streamer.formats.base import Field
@@ -21,20 +21,6 @@ from streamer.shards.outputs.writer import field_value
 
 # What is written as a member of its own, under its own name or with an extension.
 _MEMBERS = (bytes, memoryview, str, np.ndarray)
-
-
-class _JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The JSON of one --join: a right side, and the arguments of `StreamingDataset.join`."""
-
-    url: str | list[str]
-    on: str | tuple[str, str]
-    columns: list[str] | dict[str, str] | None = None
-    missing: Literal["error", "drop", "null"] = "error"
-    how: Literal["one", "many"] = "one"
-    format: str = "auto"
-    format_options: dict[str, Any] = {}
-    manifest: str | None = None
-    storage_options: dict[str, Any] | None = None
 
 
 def joined_dataset(arguments: argparse.Namespace) -> StreamingDataset:
@@ -53,14 +39,9 @@ def joined_dataset(arguments: argparse.Namespace) -> StreamingDataset:
     chosen = Folder(arguments.extensions) if arguments.extensions else arguments.source_format
     joined = _dataset(arguments.urls, chosen, format_options, arguments.manifest, arguments.storage_options)
     for given in arguments.join:
-        try:
-            join = msgspec.convert(given, _JoinOptions)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"--join {json.dumps(given)}: {error} (docs/joins.md)", field="join") from error
-        urls = [join.url] if isinstance(join.url, str) else join.url
+        join = JoinOptions.of(given)
         options = arguments.storage_options if join.storage_options is None else join.storage_options
-        right = _dataset(urls, join.format, join.format_options, join.manifest, options)
-        joined = joined.join(right, on=join.on, columns=join.columns, missing=join.missing, how=join.how)
+        joined = join.join(joined, _dataset(join.urls, join.format, join.format_options, join.manifest, options))
     return joined
 
 

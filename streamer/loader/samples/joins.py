@@ -125,15 +125,16 @@ class JoinReader:
             ChunkUnreadableError: bytes of a row are missing or wrong.
             DecodeError: a row cannot be decoded, or lacks a column.
         """
-        rows = [self._row(row) for row in self._table.rows_of(ordinal)]
+        numbers = np.array(self._table.rows_of(ordinal), np.int64)
+        columns = located(self._manifest, self._content, numbers)
+        rows = [self._row(SampleLocation(*place)) for place in zip(*columns, strict=True)]
         if self._joined.recipe.how == "one":
             return rows[0] if rows else dict.fromkeys(self._names)
         names = self._names or list(dict.fromkeys(name for row in rows for name in row))
         return {name: [row.get(name) for row in rows] for name in names}
 
-    def _row(self, row: int) -> dict[str, object]:
-        columns = located(self._manifest, self._content, np.array([row], np.int64))
-        place = SampleLocation(*(column[0] for column in columns))
+    def _row(self, place: SampleLocation) -> dict[str, object]:
+        row = place.ordinal
         name = self._manifest.name(row)
         try:
             key, fields = self._opener.open(self._content.read(place), name)
