@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamer.order import EpochOrder, OrderSpec, RankPlan, State
+from streamer.order.balanced_order import BalancedOrder
+from streamer.order.level import BalanceSpec
+from streamer.order.mix import MixSource
 from streamer.order.row_order import RowOrder, joined_sets, row_window
-from streamer.order.rows.content import row_counts
+from streamer.order.rows.content import RowContent, row_counts
 from streamer.order.rows.sets import chunks_per_set, make_sets
 from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import auto_lanes
 from tests.documents import lengths
+from tests.mixes import order as mix_order
+from tests.mixes import request
 
 SLOW = settings(suppress_health_check=[HealthCheck.too_slow])
 
@@ -129,6 +135,53 @@ def test_the_chunks_of_a_set_are_in_its_lane(given_data):
     assert (lanes[data.samples == 0] == -1).all()
     for number in range(len(data.counts)):
         assert set(lanes[data.sets.chunks(number)].tolist()) == {of_sets[number]}
+
+
+@pytest.mark.parametrize("balance", [False, True])
+def test_each_chunk_is_fetched_by_one_node(balance):
+    """Of four with two ranks each: at most 2 % more than one node fetches, for sets on the edge of two lanes."""
+    lanes, batch, chunks = 8, 64, 1600
+    sets = make_sets(np.full(chunks, 9), 4, shuffle=True)
+    counts = np.random.default_rng(0).integers(30, 50, len(sets))
+    cost = np.random.default_rng(1).integers(1, 1000, int(counts.sum()))
+    spec = OrderSpec("d" * 32, 17, "block", lanes, 32, rows=RowSpec(64))
+
+    def order() -> RowOrder | BalancedOrder:
+        plain = RowOrder(EpochOrder(spec, counts, 1), sets)
+        return BalancedOrder(plain, BalanceSpec(4, 1, 0, batch), lambda rows, _: cost[rows]) if balance else plain
+
+    of_set, fetched = order().chunk_lanes(chunks), []
+    for node in range(4):
+        own = set()
+        for rank in (2 * node, 2 * node + 1):
+            schedule = RankPlan(order(), batch, 8, rank, "drop").schedule()
+            own |= set(schedule.chunk.tolist())
+        fetched.append(len(own))
+        # What is of another node's lanes is on the edge.
+        assert np.count_nonzero(of_set[sorted(own)] // 2 != node) <= 2 * 4
+    assert chunks <= sum(fetched) <= 1.02 * chunks
+
+
+def test_shares_of_a_mix_are_shares_of_tokens():
+    """Weights .7, .2, .1 over members whose documents differ by a factor of ten: of each batch and of the epoch."""
+    spec, weights = RowSpec(1024), {"web": 0.7, "code": 0.2, "chat": 0.1}
+    counts, tokens = [], []
+    for seed, scale in enumerate((100, 1000, 200)):
+        costs = lengths(200_000 // scale * 10, scale, seed)
+        whole = [RowContent(spec, 17).rows(part, np.arange(len(part)), 0) for part in np.array_split(costs, 12)]
+        counts.append(np.array([len(rows) for rows in whole]))
+        tokens.append(np.concatenate([np.add.reduceat(rows.items.size, rows.first[:-1]) for rows in whole]))
+    sources = [MixSource(name, "d" * 32, own, 1, rows=spec) for name, own in zip(weights, counts, strict=True)]
+    order = mix_order(request(list(weights), weights=weights, epoch_samples=6400).spec(sources, 64), sources)
+    found = np.zeros(3)
+    for first in range(0, order.samples, 64):
+        codes = order.ordinals(np.arange(first, first + 64))
+        members, numbers = order.codes.members(codes), order.codes.ordinals(codes)
+        for member, weight in enumerate(weights.values()):
+            mine = numbers[members == member]
+            assert abs(len(mine) - 64 * weight) <= 2
+            found[member] += tokens[member][mine].sum()
+    assert found / found.sum() == pytest.approx(list(weights.values()), abs=0.003)
 
 
 def test_the_sets_of_a_mix_have_the_chunks_of_its_members():
