@@ -673,8 +673,8 @@ def refused_batch(batch: object) -> object:
 @pytest.mark.parametrize(
     ("workers", "options", "loader_options"),
     [
-        pytest.param(0, {"transform": refused}, {}, marks=pytest.mark.slow),
-        (2, {"transform": refused}, {}),
+        (0, {"transform": refused}, {}),
+        pytest.param(2, {"transform": refused}, {}, marks=pytest.mark.slow),
         pytest.param(2, {}, {"device_transform": refused_batch}, marks=pytest.mark.slow),
     ],
     ids=["in the trainer", "in a worker", "on the way to the device"],
