@@ -1,6 +1,7 @@
 """Rows and buckets of other libraries on the lengths of `rows.py`: what stays empty, what is cut, what is lost.
 
     python -m venv peers && peers/bin/pip install . trl datasets transformers grain torchtitan lhotse
+    peers/bin/pip install lancedb numba scipy accelerate && peers/bin/pip install --no-deps axolotl
     peers/bin/python benchmarks/rows_peers.py [--quick]
 
 Runs the libraries' own packers, in an environment that has them; one that cannot be imported is named and left out.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -31,7 +33,7 @@ Integers = npt.NDArray[np.int64]
 Packed = tuple[int, int, int]
 # 4,000 documents are 260 rows and more of these lengths.
 CASES = [("web", 8192), ("code", 32768), ("chat", 8192), ("pictures", 16384)]
-LIBRARIES = ("trl", "grain", "torchtitan", "lhotse")
+LIBRARIES = ("trl", "grain", "torchtitan", "lhotse", "lancedb", "axolotl")
 
 
 def streamer(costs: Integers, length: int) -> Packed:
@@ -116,6 +118,37 @@ def torchtitan_pictures(costs: Integers, length: int) -> Packed:
     return len(rows), 0, sum(rows)
 
 
+def lancedb(costs: Integers, length: int) -> Packed:
+    """`StreamingDataset(pack_sequences=...)`, which estimates the rows of an epoch; separators are no tokens here."""
+    import lancedb as library
+    import pyarrow as pa
+    from lancedb.streaming import StreamingDataset
+
+    ends = np.append(0, np.cumsum(costs))
+    numbers = np.repeat(np.arange(len(costs), dtype=np.int32), costs)
+    table = pa.table({"tokens": pa.LargeListArray.from_arrays(pa.array(ends), pa.array(numbers))})
+    with tempfile.TemporaryDirectory() as folder:
+        given = library.connect(folder).create_table("documents", table)
+        dataset = StreamingDataset(
+            given, columns=["tokens"], pack_sequences=length, eos_id=-1, pad_id=-2, blocks_per_epoch="auto"
+        )
+        rows = [row["input_ids"].numpy() for row in dataset]
+    rows = [row[row >= 0] for row in rows]
+    return len(rows), _cut([np.unique(row) for row in rows]), sum(map(len, rows))
+
+
+def axolotl(costs: Integers, length: int) -> Packed:
+    """`MultipackBatchSampler` of batches of one row."""
+    from axolotl.utils.samplers.multipack import MultipackBatchSampler
+    from torch.utils.data import SequentialSampler
+
+    batches = MultipackBatchSampler(
+        SequentialSampler(range(len(costs))), 1, length, costs, bin_size=200, drop_last=False, num_processes=1
+    )
+    rows = [np.array(row) for batch in batches for row in batch]
+    return len(rows), _cut(rows), int(costs[np.unique(np.concatenate(rows))].sum())
+
+
 def _cut(rows: list[Integers]) -> int:
     """Documents that are in several rows."""
     return int((np.unique(np.concatenate(rows), return_counts=True)[1] > 1).sum())
@@ -129,6 +162,8 @@ RULES: dict[str, Callable[[Integers, int], Packed]] = {
     "Grain, best fit of 64 rows": lambda costs, length: grain(costs, length, "BestFitPack", 64),
     "torchtitan, ChatDataset": torchtitan_chats,
     "torchtitan, MMSamplePacker": torchtitan_pictures,
+    "LanceDB, pack_sequences": lancedb,
+    "axolotl, MultipackBatchSampler": axolotl,
 }
 
 
@@ -141,12 +176,12 @@ def row_table(documents: int) -> Iterator[str]:
             try:
                 rows, cut, used = rule(costs, length)
             except ImportError as error:
-                yield f"{kind:<9} {length:>7,} {name:<27} left out: {error}"
+                yield f"{kind:<9} {length:>7,} {name:<30} left out: {error}"
                 continue
             spent = (time.process_time() - begin) / documents * 1e6
             lost = 1 - used / int(costs.sum())
             yield (
-                f"{kind:<9} {length:>7,} {name:<27} {rows:>6,} {1 - used / (rows * length):>8.2%} "
+                f"{kind:<9} {length:>7,} {name:<30} {rows:>6,} {1 - used / (rows * length):>8.2%} "
                 f"{cut / documents:>7.1%} {lost:>7.2%} {spent:>8.1f}"
             )
 
