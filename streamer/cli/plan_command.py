@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_dataset, add_join, add_storage_options, check_places, size
@@ -16,8 +19,10 @@ from streamer.config import MiB, counted, format_bytes
 from streamer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from streamer.client.engine_client import EngineClient
     from streamer.loader.samples.opened import OpenedDataset
     from streamer.manifest.table import Manifest
+    from streamer.planning.decoding import Decoding
     from streamer.planning.model import EpochPlan, Job, Link, Plan, Prices, Setting
     from streamer.planning.search import Limits, Needed
 
@@ -65,7 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="S",
-        help="a worker's time for one sample: reading, decoding, transform (default: 0; loader.stats() has it)",
+        help="a worker's time for one sample: reading, decoding, transform (default: 0, of clips of films measured; "
+        "loader.stats() has it)",
     )
     parser.add_argument("--epochs", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the order (default: 17)")
@@ -104,12 +110,14 @@ class _Figures:
     prices: Prices
     plan: Plan
     limits: Limits | None
+    decoding: Decoding | None
 
     def plain(self) -> dict[str, object]:
         return {
             "dataset": self.data.digest,
             "setting": asdict(self.setting),
             "prices": asdict(self.prices),
+            "decoding": None if self.decoding is None else msgspec.to_builtins(self.decoding),
             "plan": asdict(self.plan),
             "limits": None if self.limits is None else asdict(self.limits),
         }
@@ -135,8 +143,9 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     with EngineClient(client_settings(arguments)) as client:
         manifest = open_manifest(client, arguments, terminal)
         data = opened(arguments, manifest)
+        decoding = None if arguments.sample_seconds else _decoding(manifest, client, terminal)
     setting = Setting(
-        job=_job(arguments),
+        job=_job(arguments, decoding),
         link=_link(manifest, arguments, terminal),
         engine=EngineCost(fetch_processes=arguments.fetch_processes),
         cache_bytes=arguments.cache_bytes,
@@ -146,7 +155,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     if not arguments.no_search:
         with terminal.progress("searching", "simulations") as bar:
             found = limits(data, setting, bar.update)
-    _show(_Figures(data=data, setting=setting, prices=prices, plan=plan, limits=found), arguments, terminal)
+    figures = _Figures(data=data, setting=setting, prices=prices, plan=plan, limits=found, decoding=decoding)
+    _show(figures, arguments, terminal)
     return Exit.DONE
 
 
@@ -161,7 +171,19 @@ def _show(figures: _Figures, arguments: argparse.Namespace, terminal: Terminal) 
     write_figures(arguments, terminal, figures.plain(), partial(_save_plot, figures))
 
 
-def _job(arguments: argparse.Namespace) -> Job:
+def _decoding(manifest: Manifest, client: EngineClient, terminal: Terminal) -> Decoding | None:
+    """Measures the decoding of clips of films, where PyAV is installed."""
+    from streamer.loader.rank.single_reads import StreamedBytes
+    from streamer.planning.decoding import measure_decoding
+
+    try:
+        return measure_decoding(manifest, StreamedBytes(client, manifest))
+    except ConfigError as error:
+        terminal.note(f"decoding is not measured: {error}")
+        return None
+
+
+def _job(arguments: argparse.Namespace, decoding: Decoding | None) -> Job:
     from streamer.planning.model import Job
 
     return Job(
@@ -170,7 +192,7 @@ def _job(arguments: argparse.Namespace) -> Job:
         batch_size=arguments.batch_size,
         step_seconds=arguments.step_seconds,
         workers=arguments.workers,
-        sample_seconds=arguments.sample_seconds,
+        sample_seconds=decoding.seconds if decoding else arguments.sample_seconds,
         epochs=arguments.epochs,
         seed=arguments.seed,
         shuffle=not arguments.no_shuffle,
@@ -270,8 +292,22 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
             f"each node's engine carries {format_bytes(carried)}/s of this data with fetch_processes = {processes}, "
             "less than its link; --fetch-processes plans with others"
         )
-    if not job.sample_seconds:
+    if figures.decoding is not None:
+        yield from _about_decoding(figures.decoding, job)
+    elif not job.sample_seconds:
         yield "reading and decoding are taken to be free; --sample-seconds counts them"
+
+
+def _about_decoding(found: Decoding, job: Job) -> Iterator[str]:
+    """Describes what decoding takes, the workers that it needs, and what would need fewer."""
+    yield f"decoding: {found.cost}"
+    workers = math.ceil(job.batch_size * found.seconds / job.step_seconds)
+    yield (
+        f"  {found.seconds * 1e3:.3g} ms of CPU a sample at full size, measured here: {counted(workers, 'workers')} of "
+        f"each rank for a batch in {job.step_seconds:g} s, which has {format_bytes(found.nbytes * job.batch_size)}"
+    )
+    if found.cost.cheaper:
+        yield f"  cheaper: {found.cost.cheaper}"
 
 
 def _conclusions(figures: _Figures) -> Iterator[str]:

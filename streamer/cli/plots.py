@@ -1,7 +1,12 @@
-"""Pictures in a terminal: two pixels per character, by an upper half block in one colour on the other. No I/O."""
+"""Pictures in a terminal, and the frames of a clip as one picture. No I/O.
+
+In a terminal a character is two pixels: an upper half block in one colour on the other.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +19,8 @@ Image = npt.NDArray[np.uint8]
 
 _UPPER_HALF = "▀"
 _RESET = "\x1b[0m"
+# Of a contact sheet, pixels: frames are scaled down to it, and a line of the built-in font is below each.
+_MOST_WIDTH, _TEXT_HEIGHT = 320, 14
 
 
 def half_blocks(picture: Image, columns: int, lines: int) -> Iterator[str]:
@@ -56,3 +63,33 @@ def _mean(picture: Image, rows: npt.NDArray[np.int_], columns: npt.NDArray[np.in
 def _character(upper: Image, lower: Image) -> str:
     (r, g, b), (lr, lg, lb) = upper.tolist(), lower.tolist()
     return f"\x1b[38;2;{r};{g};{b};48;2;{lr};{lg};{lb}m{_UPPER_HALF}"
+
+
+def contact_sheet(frames: Image, times: Sequence[float]) -> Image:
+    """Draws the frames in rows, with the time in seconds below each.
+
+    Args:
+        frames: uint8 [frames, height, width, 3].
+        times: of each frame, seconds; none are drawn if there are none.
+
+    Returns:
+        uint8 [height, width, 3].
+
+    Raises:
+        ImportError: Pillow is not installed.
+    """
+    from PIL import Image as Picture
+    from PIL import ImageDraw
+
+    width = min(frames.shape[2], _MOST_WIDTH)
+    height = max(1, round(frames.shape[1] * width / frames.shape[2]))
+    columns = math.ceil(math.sqrt(len(frames)))
+    rows = math.ceil(len(frames) / columns)
+    sheet = Picture.new("RGB", (columns * width, rows * (height + _TEXT_HEIGHT)))
+    draw = ImageDraw.Draw(sheet)
+    for number, frame in enumerate(frames):
+        left, top = number % columns * width, number // columns * (height + _TEXT_HEIGHT)
+        sheet.paste(Picture.fromarray(frame).resize((width, height)), (left, top))
+        if len(times):
+            draw.text((left + 2, top + height + 1), f"{times[number]:.3f} s", fill="white")
+    return np.asarray(sheet)

@@ -27,8 +27,8 @@ HELP = "look at one sample: its fields, where it lies, its picture or sound"
 
 DESCRIPTION = """\
 Reads one sample with a small ranged request, wherever it lies, and prints its fields as training gets them. On a
-terminal its first picture is drawn; --out writes it, or its sound, to a file. The dataset is indexed first if it has no
-index.
+terminal its first picture is drawn; --out writes it, all frames of a clip, or its sound, to a file. Of a clip of a film
+it also says how many packets are decoded for it. The dataset is indexed first if it has no index.
 """
 
 EXAMPLES = """\
@@ -37,6 +37,7 @@ examples:
   streamer show s3://bucket/train/ --sample -1 --out last.png
   streamer show ./images/ --key dogs/0001.jpg
   streamer show s3://bucket/talks/ --format audio --sample 17 --out window.wav
+  streamer show s3://bucket/films/ --format video --sample 17 --out clip.png
   streamer show s3://bucket/train/ --sample 17 --raw          names and sizes, nothing decoded
   streamer show s3://bucket/train2017/ --sample 17 --annotations s3://bucket/instances_train2017.json
   streamer show ./images/ --sample 17 --annotations '{"url": "labels.csv", "key": "image"}'
@@ -59,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the first one of this __key__ (reads tars from the start, unless `streamer index --columns __key__` has)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the picture there (.png, .jpg, ...), or the sound (.wav)"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the picture or the frames of the clip there (.png, .jpg, ...), or the sound (.wav)",
     )
     parser.add_argument(
         "--annotations",
@@ -93,7 +97,7 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             ordinal = _found(arguments.key, manifest, client)
         (place,) = maker.places(np.array([ordinal], np.int64))
         sample = maker.decode(place, content.read(place))
-    for line in described(sample, place, manifest):
+    for line in (*described(sample, place, manifest), *_decoding(place, manifest)):
         terminal.line(line)
     _draw(sample, arguments.out, terminal)
     return Exit.DONE
@@ -109,6 +113,15 @@ def described(sample: dict[str, object], place: SampleLocation, manifest: Manife
         f"  in {extent.object.url}, {extent.length:,} bytes from {extent.start:,} on, chunk {place.chunk:,}",
         *(f"  {name:<{width}}  {value_text(value)}{_class_of(name, value, manifest)}" for name, value in rest.items()),
     ]
+
+
+def _decoding(place: SampleLocation, manifest: Manifest) -> list[str]:
+    """What decoding a clip takes, and how it would take less."""
+    from streamer.formats.media.advice import cost_of
+
+    if (cost := cost_of(manifest, place.ordinal)) is None:
+        return []
+    return [f"decoding: {cost}", *([f"  cheaper: {cost.cheaper}"] if cost.cheaper else [])]
 
 
 def value_text(value: object) -> str:
@@ -182,11 +195,12 @@ def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> No
         _save_sound(sample, out)
         terminal.line(f"written: {out}")
         return
-    picture = _first_picture(sample)
+    clip = _clip(sample)
+    picture = _first_picture(sample) if clip is None else clip[0]
     if out is not None:
         if picture is None:
             raise ConfigError("--out: the sample has no picture", field="out")
-        _save(picture, out)
+        _save(picture, out, clip, sample.get("pts_seconds"))
         terminal.line(f"written: {out}")
     elif picture is not None and terminal.out.isatty():
         from streamer.cli.plots import half_blocks
@@ -205,10 +219,29 @@ def _first_picture(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
     return None
 
 
-def _save(picture: npt.NDArray[np.uint8], out: Path) -> None:
-    """Writes the picture in the format of the file's extension."""
+def _clip(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:
+    """The frames of the first clip, or of several that are one field: [frames, height, width, 3]."""
+    import numpy as np
+
+    for value in sample.values():
+        if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in {4, 5} and value.shape[-3] == 3:
+            return np.moveaxis(value.reshape(-1, *value.shape[-3:]), 1, -1)
+    return None
+
+
+def _save(
+    picture: npt.NDArray[np.uint8], out: Path, clip: npt.NDArray[np.uint8] | None = None, times: object = None
+) -> None:
+    """Writes the picture, or the frames of a clip, in the format of the file's extension."""
+    import numpy as np
+
     try:
         from PIL import Image
+
+        from streamer.cli.plots import contact_sheet
+
+        if clip is not None:
+            picture = contact_sheet(clip, times.ravel().tolist() if isinstance(times, np.ndarray) else ())
     except ImportError as error:
         raise ConfigError("--out needs Pillow: pip install 'streamer-data[images]'", field="out") from error
     try:

@@ -18,7 +18,7 @@ from streamer.loader.options import LoaderSettings
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.skipping import SkipLedger, Skipped
 from streamer.loader.stall.report import Snapshot, StallReport, compare
-from streamer.loader.stall.reporter import named, snapshot
+from streamer.loader.stall.reporter import advised, named, snapshot
 from streamer.loader.stall.stats import EngineView, LoaderStats, MemberStats, TrainerClock
 
 
@@ -79,8 +79,10 @@ class LoaderViews:
         return snapshot(stats, self._clock, None if supply is None else supply.head, self._settings.worker_count)
 
     def name_samples(self, report: StallReport) -> StallReport:
-        """The report with the name of its slowest sample."""
-        return report if self._prepared is None else named(report, self._prepared.sample_key)
+        """The report with the name of its slowest sample, and advice that depends on the data."""
+        if (prepared := self._prepared) is None:
+            return report
+        return advised(named(report, prepared.sample_key), (each.decode_cost for each in prepared.members.each))
 
     def stats(self) -> LoaderStats:
         """The statistics so far. Requests the engine's view, and waits for it half a second at most."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from streamer import MixedDataset, Order, StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
 from streamer.formats import Video
 from streamer.formats.chunkfile import HEADER_BYTES
+from streamer.loader.stall.advice import Bottleneck
+from streamer.loader.stall.report import StallReport
 from tests.films import made, number_in
 
 EVERY, STEP = 2, 6
@@ -128,6 +134,7 @@ def test_starts_agree_after_a_resume_on_other_ranks(films: Path, tmp_path: Path)
         )
 
 
+<<<<<<< HEAD
 def captioned(batch: Mapping[str, object]) -> list[tuple[str, list[int]]]:
     """The caption of each clip, and the numbers in its pictures."""
     clips = np.moveaxis(np.asarray(batch["frames"]), 2, -1)
@@ -155,3 +162,41 @@ def test_a_caption_for_each_segment(films: Path):
         assert len(epoch) == 6
         assert {text: numbers for batch in epoch for text, numbers in batch} == expected
     assert first != second
+=======
+@pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
+def test_what_decoding_takes_is_in_the_stall_report(films: Path):
+    """Where decoding limits the training, and most of it is thrown away: single frames of GOPs of 24 and 12."""
+    singles = Video(1, num_indices_between_clip_starts=1)
+    with (
+        closing(StreamingDataset(films, format=singles, engine="inline")) as dataset,
+        StreamingDataLoader(dataset, 4, 1, reports=None) as loader,
+    ):
+        next(iter(loader))
+        report = loader.name_samples(StallReport(bottleneck=Bottleneck.DECODE, advice="more workers"))
+    assert report.advice.startswith(
+        "more workers; clips: 9 packets for 1 of 1 frames, 89% thrown away; key frames are "
+    )
+
+
+@pytest.mark.process
+def test_what_decoding_takes_is_in_show_and_plan(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Of one clip, with its frames as a picture; of all clips, with the workers that it needs."""
+    options = '{"num_frames_per_clip": 3, "num_indices_between_frames": 2, "num_indices_between_clip_starts": 6}'
+    data = [f"{films}/", "--format", "video", "--format-options", options]
+    assert main(["show", *data, "--sample", "3", "--out", str(tmp_path / "clip.png")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].startswith("sample 3 of 30: a.mp4#t=0.6")
+    assert shown[-3] == "decoding: 23 packets for 3 of 5 frames, 87% thrown away; key frames are 0.8 s apart"
+    assert shown[-2].startswith('  cheaper: start="key": 5 packets, clips_per_sample=4: ')
+    with Image.open(tmp_path / "clip.png") as sheet:
+        assert sheet.size == (2 * 128, 2 * (96 + 14))
+    plan = [*data, "--cache-bytes", "100MB", "--batch-size", "4", "--link", "1GB/s", "--no-search"]
+    figures = tmp_path / "plan.json"
+    assert main(["plan", *plan, "--step-seconds", "0.000001", "--json", str(figures)]) == 0
+    planned, found = capsys.readouterr().out, json.loads(figures.read_text())
+    assert re.search(r"\ndecoding: 1\d packets for 3 of 5 frames, 7\d% thrown away; key frames are ", planned), planned
+    assert found["setting"]["job"]["sample_seconds"] == found["decoding"]["seconds"] > 0
+    assert f"{math.ceil(4e6 * found['decoding']['seconds']):,} workers of each rank" in planned
+    assert main(["plan", *plan, "--step-seconds", "1", "--sample-seconds", "0.5"]) == 0
+    assert "decod" not in capsys.readouterr().out
+>>>>>>> 8d2c1484 (Say how much of decoding clips is thrown away, and write their frames as one picture)

@@ -21,6 +21,7 @@ from streamer.order.rows.spec import MOST_LENGTH
 
 if TYPE_CHECKING:
     from streamer.client.session import EpochSchedule
+    from streamer.formats.media.advice import DecodeCost
     from streamer.loader.rows.costs import DocumentCosts
     from streamer.loader.rows.options import Balance, Buckets, Packing
     from streamer.loader.rows.planned import PlannedRows, RowsRecipe
@@ -146,6 +147,14 @@ class OpenedDataset:
     def selection_file(self) -> tuple[str, Path] | None:
         """The digest of the selection, and the folder of its file; None: all samples."""
         return None if self.selection is None else (self.selection.digest, self.selection.path.parent)
+
+    @cached_property
+    def decode_cost(self) -> DecodeCost | None:
+        """What the index says of decoding clips of films; None: the samples are others."""
+        # Only for a report: no other dataset loads it.
+        from streamer.formats.media.advice import mean_cost
+
+        return mean_cost(self.manifest)
 
     @property
     def samples(self) -> int:

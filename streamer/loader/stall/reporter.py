@@ -15,8 +15,9 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from streamer.cgroup import idle_core_seconds, usable_cores
 from streamer.client.oneshot import Finding
@@ -27,6 +28,9 @@ from streamer.loader.stall.causes import BatchTimeline, so_far
 from streamer.loader.stall.report import Snapshot, StallReport
 from streamer.loader.stall.stats import LoaderStats, PackingStats, TrainerClock
 from streamer.wire.messages import PackedRows
+
+if TYPE_CHECKING:
+    from streamer.formats.media.advice import DecodeCost
 
 logger = logging.getLogger("streamer.loader.stall")
 
@@ -163,3 +167,16 @@ def named(report: StallReport, name: Callable[[int], str]) -> StallReport:
     """The report with the name of its slowest sample."""
     sample = report.slowest_sample
     return report if sample is None else replace(report, slowest_sample=replace(sample, name=name(sample.ordinal)))
+
+
+def advised(report: StallReport, costs: Iterable[DecodeCost | None]) -> StallReport:
+    """The report with what would make clips of films cheaper, where decoding limits the training.
+
+    Args:
+        report: the report.
+        costs: of the datasets that are read; asked for only then.
+    """
+    if report.bottleneck is not Bottleneck.DECODE:
+        return report
+    found = [cost.advice for cost in costs if cost is not None and cost.advice]
+    return replace(report, advice="; ".join([report.advice, *found]))

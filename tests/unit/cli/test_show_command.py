@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from streamer.cli.show_command import _draw, _ordinal, described, value_text
 from streamer.cli.terminal import Terminal
@@ -66,3 +67,20 @@ def test_a_sound_is_written_as_wav(tmp_path: Path) -> None:
         assert file.readframes(3) == numbers.T.tobytes()
     with pytest.raises(ConfigError, match="has no sound"):
         _draw({"audio": b"RIFF"}, tmp_path / "b.wav", Terminal())
+
+
+def test_the_frames_of_a_clip_are_one_picture(tmp_path: Path) -> None:
+    """In rows, scaled down, with their times below them; those of several clips likewise."""
+    frames = np.zeros((5, 3, 100, 640), np.uint8)
+    frames[:, 0] = np.arange(100, 200, 20)[:, None, None]
+    for shape in ((5, 3, 100, 640), (1, 5, 3, 100, 640)):
+        _draw({"frames": frames.reshape(shape), "pts_seconds": np.arange(5.0)}, tmp_path / "a.png", Terminal())
+        with Image.open(tmp_path / "a.png") as sheet:
+            picture = np.asarray(sheet)
+        assert picture.shape == (2 * (50 + 14), 3 * 320, 3)
+        assert [picture[top + 25, left + 160, 0] for top in (0, 64) for left in (0, 320, 640)] == [
+            *range(100, 200, 20),
+            0,
+        ]
+        assert picture[50:64, :320].max() > 200
+        assert not picture[114:, 640:].any()

@@ -8,16 +8,13 @@ import pytest
 from streamer.formats.media.clips import Pattern, Samples, Sampling, samples_of
 from streamer.formats.media.frames import Frames
 from streamer.formats.media.records import Head
-from streamer.formats.media.tables import Packets
+from tests.unit.formats.media.conftest import TIMESCALE, track
 
 
-def cut(sampling: Sampling, frames: int = 20, gop: int = 7, entry: np.ndarray | None = None) -> Samples:
-    """Of a film of frames of 10 ticks, 100 ticks a second, with a key frame every `gop` frames."""
-    number = np.arange(frames)
-    pts, size = number * 10, np.full(frames, 100)
-    zero = np.zeros(frames, np.int64) if entry is None else entry
-    packets = Packets(number * 100, size, pts, np.full(frames, 10), number % gop == 0, number >= 0, zero)
-    return samples_of(sampling, packets, Frames.of(packets), 100)
+def cut(sampling: Sampling, entry: np.ndarray | None = None) -> Samples:
+    """Of a film of 20 frames, with a key frame every 7 frames."""
+    packets = track(entry=entry)
+    return samples_of(sampling, packets, Frames.of(packets), TIMESCALE)
 
 
 def rows(samples: Samples) -> list[list[int]]:

@@ -12,10 +12,12 @@ import pytest
 
 from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
+from streamer.formats.media.advice import DecodeCost
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.headspace import Headspace
+from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import Snapshot, StallReport, compare
-from streamer.loader.stall.reporter import Reports, StallReporter
+from streamer.loader.stall.reporter import Reports, StallReporter, advised
 from streamer.loader.stall.stats import LoaderStats
 from tests.fake_dataset import FakeDataset
 
@@ -160,3 +162,17 @@ def test_headspace_of_nothing():
     head = Headspace([], [], 5)
     assert list(head) == []
     assert head.ceiling.samples_per_second == 0
+
+
+def test_films_are_advised_on_where_decoding_limits_the_training():
+    """By those members of which most is thrown away; nothing is computed for other bottlenecks."""
+    wasteful, thrifty = DecodeCost(95, 16, 31, 8, 48, 5.28), DecodeCost(40, 16, 31, 8, 0, 0)
+    report = StallReport(bottleneck=Bottleneck.DECODE, advice="2 more workers")
+    assert advised(report, [None, thrifty]).advice == "2 more workers"
+    assert advised(report, [None, thrifty, wasteful]).advice == (
+        "2 more workers; clips: 95 packets for 16 of 31 frames, 83% thrown away; key frames are 5.3 s apart; cheaper: "
+        'start="key": 31 packets, clips_per_sample=4: 48 a clip, films encoded with ffmpeg -g 31: about 46'
+    )
+    costs = iter([wasteful])
+    assert "thrown" not in advised(StallReport(bottleneck=Bottleneck.STORE), costs).advice
+    assert next(costs) is wasteful

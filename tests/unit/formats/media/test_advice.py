@@ -1,0 +1,91 @@
+"""What the index says of decoding: packets for the frames of a clip, and settings that need fewer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.formats.detect import chooser
+from streamer.formats.media.advice import DecodeCost, block_costs, cost_of, mean_cost
+from streamer.formats.media.blocks import cut_blocks
+from streamer.formats.media.clips import Pattern, Sampling, samples_of
+from streamer.formats.media.entries import Codec
+from streamer.formats.media.frames import Frames
+from streamer.manifest.builder.build import build
+from tests.films import made
+from tests.unit.formats.media.conftest import TIMESCALE, track
+from tests.unit.manifest.conftest import MemoryStore
+
+UNKNOWN = pytest.approx(np.nan, nan_ok=True)
+
+
+def costs(sampling: Sampling, frames: int = 20, gop: int = 7) -> list[list[float]]:
+    packets = track(frames, gop)
+    found = Frames.of(packets)
+    samples = samples_of(sampling, packets, found, TIMESCALE)
+    described = "a.mp4", [Codec("h264", width=8, height=4)], TIMESCALE
+    [block] = cut_blocks(packets, found, samples, described, 1 << 20)
+    return block_costs(block.hint).tolist()
+
+
+def test_packets_from_the_key_frame_to_the_last_frame():
+    """Decoded, wanted, from first to last, pixels; too few clips for four in a sample; key frames 0.7 s apart."""
+    rest = [5, 32, UNKNOWN, pytest.approx(0.7)]
+    assert costs(Sampling(Pattern(3, 2))) == [[5, 3, *rest], [11, 3, *rest], [10, 3, *rest]]
+    assert costs(Sampling(Pattern(3, 2), start="key"))[1][:3] == [5, 3, 5]
+    assert costs(Sampling(Pattern(3, 2), step=18, repeats_last=True))[1][:3] == [6, 2, 2]
+    assert costs(Sampling(Pattern(3), clips=2))[1][:3] == [12, 6, 6]
+
+
+def test_drawn_clips_count_in_the_middle_of_their_cells():
+    """Cells of 6 beginnings at 0 and 6, of 4 at 12."""
+    found = costs(Sampling(Pattern(3, 2), start="random"))
+    assert [row[:3] for row in found] == [[8, 3, 5], [7, 3, 5], [5, 3, 5]]
+
+
+def test_four_clips_of_a_sample_are_decoded_at_once():
+    """Of 30 frames with one key frame: four clips of 5 up to the 20th frame, or the last four."""
+    found = costs(Sampling(Pattern(5)), frames=30, gop=30)
+    assert [row[4] for row in found] == [5, 6.25, 7.5, 7.5, 7.5, 7.5]
+
+
+def test_what_lies_between_clips_counts():
+    """A frame of each second, of films with two key frames a second: what lies between is not in the block."""
+    found = costs(Sampling(Pattern(1), step=10), frames=60, gop=5)
+    assert found == [[1, 1, 1, 32, 31 / 4, UNKNOWN]] * 6
+    # Frame 6 and frame 13, before key frames, are in no clip.
+    found = costs(Sampling(Pattern(3, 2), step=7), frames=35)
+    assert found[0][4:] == [26 / 4, pytest.approx(0.7)]
+
+
+def test_the_words():
+    """Whole numbers; only ways that decode fewer packets."""
+    cost = DecodeCost(95, 16, 31, 1280 * 720, 48, 5.28)
+    assert str(cost) == "95 packets for 16 of 31 frames, 83% thrown away; key frames are 5.3 s apart"
+    assert cost.cheaper == (
+        'start="key": 31 packets, clips_per_sample=4: 48 a clip, films encoded with ffmpeg -g 31: about 46'
+    )
+    assert DecodeCost(31, 16, 31, 1, 0, 0).cheaper == ""
+    assert str(DecodeCost(31, 16, 31, 1, 0, 0)) == "31 packets for 16 of 31 frames, 48% thrown away"
+
+
+async def test_costs_are_those_of_the_manifest(tmp_path: Path):
+    """Of one sample in its block and chunk, and of all of them; other formats have none."""
+    store = MemoryStore({f"s3://b/{name}.mp4": made("b_frames.mp4") for name in "ab"})
+    options = {"num_frames_per_clip": 4, "num_indices_between_frames": 2, "num_indices_between_clip_starts": 10}
+    chosen = chooser("video", options)
+    manifest = await build("s3://b/", tmp_path / "m", lister=store, reader=store, choose_format=chosen)
+    found = [cost_of(manifest, ordinal) for ordinal in range(manifest.samples)]
+    assert found[9] == found[0]
+    assert len(found) == 18
+    assert {cost.span for cost in found if cost} == {7}
+    # A key frame every 24 frames: the third clip begins with frame 20, and its last frame is frame 26.
+    assert [round(cost.packets, -1) for cost in found[:4] if cost] == [10, 20, 30, 10]
+    mean = mean_cost(manifest)
+    assert mean is not None
+    assert mean.packets == pytest.approx(np.mean([cost.packets for cost in found if cost]))
+    assert mean.key_seconds == pytest.approx(0.8)
+    folder = await build("s3://b/", tmp_path / "f", lister=store, reader=store, choose_format=chooser("folder"))
+    assert (cost_of(folder, 0), mean_cost(folder)) == (None, None)
