@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -28,6 +29,9 @@ KINDS: Mapping[str, tuple[str, int, Mapping[str, object]]] = {
     "b_frames.mp4": ("libx264", 90, {"options": {**_X264, "g": "24", "x264-params": "b-pyramid=normal"}}),
     "open_gop.mp4": ("libx264", 90, {"options": {**_X264, "g": "12", "x264-params": "open-gop=1"}}),
     "variable.mp4": ("libx264", 90, {"options": {**_X264, "g": "40"}, "times": _VARIABLE}),
+    # Their edit lists begin later than the film, and between two frames of it.
+    "late.mp4": ("libx264", 60, {"options": {**_X264, "g": "24"}, "times": range(500, 2480, 33)}),
+    "hidden.mp4": ("libx264", 60, {"options": {**_X264, "g": "24"}, "times": range(-400, 1580, 33)}),
     "sound.mp4": ("libx264", 90, {"options": {**_X264, "g": "30"}, "movie": {"movflags": "faststart"}, "sound": True}),
     "sound.mov": ("libx264", 60, {"options": {**_FAST, "g": "30"}, "sound": True}),
     "fragments.mp4": (
@@ -151,3 +155,15 @@ def index_of(content: bytes) -> tuple[Movie, list[tuple[int, int]]]:
         asked.append([(each.start, each.stop) for each in needs])
         views = tuple(memoryview(content)[each.start : each.stop] for each in needs)
         answer = views[0] if isinstance(need, Need) else views
+
+
+def ffmpeg_of_pyav(folder: Path) -> Path:
+    """Links to the libraries in PyAV's wheel, by the names that torchcodec asks for."""
+    folder.mkdir(exist_ok=True)
+    # libavcodec-5e6b81c2.so.62.28.102 becomes libavcodec.so.62; others keep their names.
+    for library in (Path(av.__file__).parents[1] / "av.libs").iterdir():
+        named = re.fullmatch(r"(lib(?:av|sw)[a-z]+)-\w+(\.so\.\d+).*", library.name)
+        link = folder / ("".join(named.groups()) if named else library.name)
+        if not link.exists():
+            link.symlink_to(library)
+    return folder

