@@ -19,6 +19,7 @@ import numpy.typing as npt
 from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
 from streamer.loader.rank.arguments import Skip, skip_rules
+from streamer.loader.samples.opened import Members
 from streamer.loader.skipping import OnError, Skipped, SkipRules, StoreBudget
 from streamer.order.audit.tallies import Record
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
@@ -199,6 +200,7 @@ class FakePrepared:
         skip_rules: of the dataset.
         engine_values: the counters of the fake engine; None: there is no engine.
         packing: samples are not packed.
+        members: none.
     """
 
     made: FakeRecipe
@@ -210,6 +212,7 @@ class FakePrepared:
     skip_rules: SkipRules = field(default_factory=SkipRules)
     engine_values: Mapping[str, object] | None = None
     packing: None = None
+    members: Members = field(default_factory=lambda: Members(()))
     _opened: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
 
     @property
