@@ -134,7 +134,6 @@ def test_starts_agree_after_a_resume_on_other_ranks(films: Path, tmp_path: Path)
         )
 
 
-<<<<<<< HEAD
 def captioned(batch: Mapping[str, object]) -> list[tuple[str, list[int]]]:
     """The caption of each clip, and the numbers in its pictures."""
     clips = np.moveaxis(np.asarray(batch["frames"]), 2, -1)
@@ -162,7 +161,8 @@ def test_a_caption_for_each_segment(films: Path):
         assert len(epoch) == 6
         assert {text: numbers for batch in epoch for text, numbers in batch} == expected
     assert first != second
-=======
+
+
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")
 def test_what_decoding_takes_is_in_the_stall_report(films: Path):
     """Where decoding limits the training, and most of it is thrown away: single frames of GOPs of 24 and 12."""
@@ -199,4 +199,3 @@ def test_what_decoding_takes_is_in_show_and_plan(films: Path, tmp_path: Path, ca
     assert f"{math.ceil(4e6 * found['decoding']['seconds']):,} workers of each rank" in planned
     assert main(["plan", *plan, "--step-seconds", "1", "--sample-seconds", "0.5"]) == 0
     assert "decod" not in capsys.readouterr().out
->>>>>>> 8d2c1484 (Say how much of decoding clips is thrown away, and write their frames as one picture)
