@@ -117,7 +117,7 @@ def described(sample: dict[str, object], place: SampleLocation, manifest: Manife
 
 def _decoding(place: SampleLocation, manifest: Manifest) -> list[str]:
     """What decoding a clip takes, and how it would take less."""
-    from streamer.formats.media.advice import cost_of
+    from streamer.decode.media.cost import cost_of
 
     if (cost := cost_of(manifest, place.ordinal)) is None:
         return []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamer.formats.media.advice import DecodeCost, cost_of, mean_cost
+from streamer.decode.media.cost import DecodeCost, cost_of, mean_cost
 from streamer.loader.rank.single_reads import StreamedBytes
 from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.manifest.table import Manifest

@@ -21,7 +21,7 @@ from streamer.order.rows.spec import MOST_LENGTH
 
 if TYPE_CHECKING:
     from streamer.client.session import EpochSchedule
-    from streamer.formats.media.advice import DecodeCost
+    from streamer.decode.media.cost import DecodeCost
     from streamer.loader.rows.costs import DocumentCosts
     from streamer.loader.rows.options import Balance, Buckets, Packing
     from streamer.loader.rows.planned import PlannedRows, RowsRecipe
@@ -152,7 +152,7 @@ class OpenedDataset:
     def decode_cost(self) -> DecodeCost | None:
         """What the index says of decoding clips of films; None: the samples are others."""
         # Only for a report: no other dataset loads it.
-        from streamer.formats.media.advice import mean_cost
+        from streamer.decode.media.cost import mean_cost
 
         return mean_cost(self.manifest)
 

@@ -30,7 +30,7 @@ from streamer.loader.stall.stats import LoaderStats, PackingStats, TrainerClock
 from streamer.wire.messages import PackedRows
 
 if TYPE_CHECKING:
-    from streamer.formats.media.advice import DecodeCost
+    from streamer.decode.media.cost import DecodeCost
 
 logger = logging.getLogger("streamer.loader.stall")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from streamer.client.oneshot import Finding
+from streamer.decode.media.cost import DecodeCost
 from streamer.errors import ConfigError
-from streamer.formats.media.advice import DecodeCost
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.headspace import Headspace
 from streamer.loader.stall.advice import Bottleneck

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamer.decode.media.cost import DecodeCost, block_costs, cost_of, mean_cost
 from streamer.formats.detect import chooser
-from streamer.formats.media.advice import DecodeCost, block_costs, cost_of, mean_cost
 from streamer.formats.media.blocks import cut_blocks
 from streamer.formats.media.clips import Pattern, Sampling, samples_of
 from streamer.formats.media.entries import Codec
