@@ -37,6 +37,8 @@ TIMING_REPEATS = 2
 
 # Importing albumentations asks PyPI for its newest version otherwise, in each process.
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
+# The encoder of AV1 prints twenty lines for each film otherwise.
+os.environ["SVT_LOG"] = "1"
 
 _unfinished_tasks: list[str] = []
 # The memory files that were mapped last, by the sizes of this process's memory then.
