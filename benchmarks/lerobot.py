@@ -32,6 +32,7 @@ from report import kept
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.decode import Frames
 from streamer.formats import LeRobot
+from tests.films import same_scheduling
 
 FPS, EDGE, LENGTH, WORKERS = 30, 96, 200, 2
 DECODED = 400
@@ -83,6 +84,7 @@ def table(path: Path, rows: Sequence[dict[str, object]]) -> None:
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
 
 
+@same_scheduling()
 def film(path: Path, frames: int, rng: np.random.Generator) -> None:
     """A square that moves over a still background."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
@@ -86,6 +88,17 @@ def made(name: str) -> bytes:
     return film(codec, frames, name=name, **more)
 
 
+@contextmanager
+def same_scheduling() -> Iterator[None]:
+    """Undoes what the encoder of AV1 does where it may: this thread, and all processes that it starts, at real time."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+
+
+@same_scheduling()
 def film(
     codec: str,
     frames: int,
