@@ -11,12 +11,10 @@ benchmarks/results/.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 
 import av
 import msgspec
-from bounds import Bounds
+from bounds import Bounds, least_cpu
 from report import kept
 
 from streamer.decode.media.audio import Sound
@@ -40,16 +38,6 @@ CHOSEN, RUNS = Audio(seconds=10.0), 5
 RECODING, PACKET, READ = 1.5e-9, 6e-6, 0.01
 
 
-def least(call: Callable[[], object]) -> float:
-    """CPU seconds of the fastest of some runs."""
-    found = []
-    for _ in range(RUNS):
-        start = time.process_time()
-        call()
-        found.append(time.process_time() - start)
-    return min(found)
-
-
 def measure(kind: str, minutes: float, bounds: Bounds) -> None:
     """Prints the figures of one kind of file."""
     codec, container, rate, channels, bits = KINDS[kind]
@@ -59,15 +47,15 @@ def measure(kind: str, minutes: float, bounds: Bounds) -> None:
     objects = {"0.wav": content}
     found = find(CHOSEN, objects)
     ((source, blocks),) = found.items
-    index = least(lambda: run(CHOSEN.index(source, Facts()), objects, source.record, [], lambda item: None))
+    index = least_cpu(lambda: run(CHOSEN.index(source, Facts()), objects, source.record, [], lambda item: None), RUNS)
     read = sum(need.stop - need.start for asked in found.needs[source.record.url] for need in asked)
     pieces = [(block, memoryview(block_bytes(block, content))) for block in blocks]
     recoder = CHOSEN.recoder(Facts())
-    recoding = least(lambda: [recoder.recode(piece, block.samples, block.hint) for block, piece in pieces])
+    recoding = least_cpu(lambda: [recoder.recode(piece, block.samples, block.hint) for block, piece in pieces], RUNS)
     notes = [msgspec.msgpack.decode(block.hint, type=BlockNote) for block in blocks]
     packets = sum(len(units_of(piece, note).sizes) for (_, piece), note in zip(pieces, notes, strict=True))
     records = [memoryview(record) for record, _ in contents_of(CHOSEN, found, objects)]
-    decoding = least(lambda: [Sound().decode(record) for record in records]) / len(records)
+    decoding = least_cpu(lambda: [Sound().decode(record) for record in records], RUNS) / len(records)
     size, hints = len(content), sum(len(block.hint) for block in blocks)
     figures = (size / 1e6, packets, index / size * 1e9, read / size, hints / packets)
     figures += recoding / size * 1e9, recoding / packets * 1e6, decoding * 1e3

@@ -32,7 +32,7 @@ import av
 import msgspec
 import numpy as np
 from av.video.reformatter import Interpolation
-from bounds import Bounds
+from bounds import Bounds, least_cpu
 from bytecode import compile_streamer
 from report import kept
 from s3sim import S3_PROFILE, simulator
@@ -70,16 +70,6 @@ def length(need: Need) -> int:
     return need.stop - need.start
 
 
-def cpu(work: Callable[[], object], times: int) -> float:
-    """The least CPU seconds of some calls."""
-    spent = []
-    for _ in range(times):
-        begun = time.process_time()
-        work()
-        spent.append(time.process_time() - begun)
-    return min(spent)
-
-
 def record_of(content: memoryview) -> ObjectRecord:
     return ObjectRecord(f"{URL}a.mp4", len(content), "etag:1")
 
@@ -108,8 +98,8 @@ def report_index(name: str, path: Path, most_milliseconds: float, bounds: Bounds
     """What the index of a film takes."""
     content = memoryview(path.read_bytes())
     asked, blocks = indexed(content, CLIPS)
-    spent = cpu(lambda: movie_of(content), 5)
-    whole = cpu(lambda: indexed(content, CLIPS), 3)
+    spent = least_cpu(lambda: movie_of(content), 5)
+    whole = least_cpu(lambda: indexed(content, CLIPS), 3)
     print(
         f"{name}: {len(content) / 1e6:.1f} MB; index: {len(asked)} requests, {sum(map(length, asked)):,} bytes, "
         f"{spent * 1e3:.1f} ms, with clips, {len(blocks)} blocks and their hints {whole * 1e3:.1f} ms"
@@ -136,7 +126,7 @@ def report_stored(path: Path, bounds: Bounds) -> None:
             tables += 4 * (block.samples + len(made.part_lengths) + 1)
             samples += block.samples
         size, hints = sum(map(len, held)), sum(len(block.hint) for block in blocks)
-        spent = cpu(
+        spent = least_cpu(
             lambda held=held, blocks=blocks, recoder=recoder: [
                 recoder.recode(view, block.samples, block.hint) for view, block in zip(held, blocks, strict=True)
             ],
@@ -235,9 +225,9 @@ def report_decoding(
     spent: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, call in ways.items():
-            spent[way].append(cpu(lambda call=call: [call(n) for n in chosen], 1) / len(chosen))
+            spent[way].append(least_cpu(lambda call=call: [call(n) for n in chosen], 1) / len(chosen))
     found = {way: statistics.median(each) for way, each in spent.items()}
-    opened = cpu(lambda: [open_record(memoryview(records[n])) for n in chosen], 5) / len(chosen)
+    opened = least_cpu(lambda: [open_record(memoryview(records[n])) for n in chosen], 5) / len(chosen)
     print(
         f"{name}, CPU per clip of {len(chosen)}: " + ", ".join(f"{n} {v * 1e3:.1f} ms" for n, v in found.items())
         + f"; to open a record of {np.mean([len(records[n]) for n in chosen]) / 1e3:.0f} KB: {opened * 1e6:.0f} us"
@@ -338,7 +328,7 @@ def _report_reading(manifest: Manifest, cache: Path, chosen: Sequence[int], boun
         lengths = reader.records(key, samples).bounds
         wanted = Wanted(place, int(lengths[place]), int(lengths[place + 1]))
         buffer = memoryview(bytearray(wanted.stop - wanted.start))
-        spent += cpu(lambda key=key, samples=samples, wanted=wanted, buffer=buffer: reader.read_records(
+        spent += least_cpu(lambda key=key, samples=samples, wanted=wanted, buffer=buffer: reader.read_records(
             key, samples, [(wanted, [buffer])]), 2)  # fmt: skip
         nbytes += len(buffer)
     bounds.add("reading records from chunk files", spent * 1e3 / (nbytes / 1e6), 1.0, " ms/MB")

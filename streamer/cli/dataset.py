@@ -18,7 +18,6 @@ from streamer.cli.terminal import Terminal
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError
-from streamer.formats import AUTO
 from streamer.formats.base import Format
 from streamer.formats.registry import find_format
 from streamer.loader.rank.dataset_options import absolute
@@ -59,13 +58,24 @@ class JoinOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             # Not all of it: it may have secrets.
             raise ConfigError(f"--join {given.get('url', '')}: {error} (docs/joins.md)", field="join") from error
 
-    @property
-    def urls(self) -> list[str]:
-        """Of the right side."""
-        return [self.url] if isinstance(self.url, str) else self.url
+    def join(
+        self, left: StreamingDataset, storage_options: Mapping[str, Any] | None, arguments: Mapping[str, Any]
+    ) -> StreamingDataset:
+        """Joins a dataset to the right side, which is opened with these arguments.
 
-    def join(self, left: StreamingDataset, right: StreamingDataset) -> StreamingDataset:
-        """Joins two datasets."""
+        Args:
+            left: the dataset.
+            storage_options: of the right side if it has none of its own.
+            arguments: more of `StreamingDataset`.
+        """
+        from streamer.loader.dataset import StreamingDataset
+
+        right = StreamingDataset(
+            [self.url] if isinstance(self.url, str) else self.url,
+            format=named_format(self.format, self.format_options),
+            storage_options=storage_options if self.storage_options is None else self.storage_options,
+            **arguments,
+        )
         return left.join(right, on=self.on, columns=self.columns, missing=self.missing, how=self.how)
 
 
@@ -131,7 +141,7 @@ def opened(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
     format_options = json.loads(arguments.format_options)
     dataset = StreamingDataset(
         arguments.urls,
-        format=Folder(arguments.extensions) if arguments.extensions else _format(arguments.format, format_options),
+        format=Folder(arguments.extensions) if arguments.extensions else named_format(arguments.format, format_options),
         storage_options=arguments.storage_options,
         manifest=Index(arguments.manifest, limit_seconds=NO_LIMIT_SECONDS, on_error=arguments.index_errors),
         cache_dir=arguments.cache_dir,
@@ -139,14 +149,14 @@ def opened(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
     )
     for given in arguments.join:
         join = JoinOptions.of(_key(arguments.on) | ({"url": given} if isinstance(given, str) else given))
-        other = StreamingDataset(
-            join.urls,
-            format=_format(join.format, join.format_options),
-            storage_options=arguments.storage_options if join.storage_options is None else join.storage_options,
-            manifest=Index(join.manifest, limit_seconds=NO_LIMIT_SECONDS),
-            cache_dir=arguments.cache_dir,
+        dataset = join.join(
+            dataset,
+            arguments.storage_options,
+            {
+                "manifest": Index(join.manifest, limit_seconds=NO_LIMIT_SECONDS),
+                "cache_dir": arguments.cache_dir,
+            },
         )
-        dataset = join.join(dataset, other)
     if arguments.where is not None:
         dataset = dataset.select(where=arguments.where)
     with contextlib.closing(dataset):
@@ -159,5 +169,10 @@ def _key(on: str | None) -> dict[str, object]:
     return {"on": (left, right) if equal else left} if left else {}
 
 
-def _format(name: str, options: Mapping[str, object]) -> str | Format:
-    return name if name == AUTO else find_format(name, options)
+def named_format(name: str, options: Mapping[str, Any]) -> str | Format:
+    """Returns the format of that name; the name alone, which may be "auto", if it has no options.
+
+    Raises:
+        ConfigError: there is no such format, or it has other options.
+    """
+    return find_format(name, options) if options else name

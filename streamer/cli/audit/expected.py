@@ -82,10 +82,8 @@ class StateOrder:
             roots=(),
             entry=(epoch, 0),
         )
-        order, codes = (
-            Plans(recipe, members).plan(epoch).order,
-            StreamCodes(recipe.spec, members, growing=recipe.epoch_samples > 0),
-        )
+        order = Plans(recipe, members).plan(epoch).order
+        codes = StreamCodes(recipe.spec, members, growing=recipe.epoch_samples > 0)
         for first in range(0, stop, _BLOCK):
             positions = np.arange(first, min(stop, first + _BLOCK), dtype=np.int64)
             fresh = positions[~order.repeats(positions)]

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from streamer import StreamingDataset
-from streamer.cli.dataset import JoinOptions
+from streamer.cli.dataset import JoinOptions, named_format
 from streamer.decode.rule import StoredFields
 from streamer.errors import ConfigError, PackError
 from streamer.formats.base import Field
 from streamer.formats.folder import Folder
-from streamer.formats.registry import find_format
 from streamer.loader.samples.join_cost import in_words
 from streamer.shards.outputs.writer import field_value
 
 # What is written as a member of its own, under its own name or with an extension.
 _MEMBERS = (bytes, memoryview, str, np.ndarray)
+_AS_STORED: Mapping[str, Any] = {"shuffle": False, "decode": StoredFields(), "rank": 0, "world_size": 1}
 
 
 def joined_dataset(arguments: argparse.Namespace) -> StreamingDataset:
@@ -36,33 +36,19 @@ def joined_dataset(arguments: argparse.Namespace) -> StreamingDataset:
             field="join",
         )
     format_options = json.loads(arguments.format_options)
-    chosen = Folder(arguments.extensions) if arguments.extensions else arguments.source_format
-    joined = _dataset(arguments.urls, chosen, format_options, arguments.manifest, arguments.storage_options)
+    joined = StreamingDataset(
+        arguments.urls,
+        format=Folder(arguments.extensions)
+        if arguments.extensions
+        else named_format(arguments.source_format, format_options),
+        manifest=arguments.manifest,
+        storage_options=arguments.storage_options,
+        **_AS_STORED,
+    )
     for given in arguments.join:
         join = JoinOptions.of(given)
-        options = arguments.storage_options if join.storage_options is None else join.storage_options
-        joined = join.join(joined, _dataset(join.urls, join.format, join.format_options, join.manifest, options))
+        joined = join.join(joined, arguments.storage_options, {"manifest": join.manifest, **_AS_STORED})
     return joined
-
-
-def _dataset(
-    urls: list[str],
-    format: str | Folder,  # noqa: A002 - as the dataset calls it
-    format_options: Mapping[str, Any],
-    manifest: str | None,
-    storage_options: Mapping[str, Any],
-) -> StreamingDataset:
-    chosen = find_format(format, format_options) if format_options and isinstance(format, str) else format
-    return StreamingDataset(
-        urls,
-        format=chosen,
-        manifest=manifest,
-        storage_options=storage_options,
-        shuffle=False,
-        decode=StoredFields(),
-        rank=0,
-        world_size=1,
-    )
 
 
 def costs_of(dataset: StreamingDataset) -> list[str]:
