@@ -196,17 +196,17 @@ def table_path(folder: Path, spec: RowSpec, documents: Documents) -> Path:
     return folder / f"{documents.manifest_digest}.{blake2b(parts, digest_size=8).hexdigest()}.rows.arrows"
 
 
-def find_table(folder: Path, spec: RowSpec, documents: Documents) -> Path:
-    """Returns the file of the table; the first process of a machine makes it, the others wait.
+def find_table(folder: Path, spec: RowSpec, documents: Documents) -> tuple[Path, RowTable]:
+    """Returns the table and its file; the first process of a machine makes it, the others wait.
 
     Raises:
         ManifestError: no document has a token, or the file cannot be written.
         ConfigError: a document is longer than a row, and overflow="error".
     """
     path = table_path(folder, spec, documents)
-    if not _is_whole(path, documents):
+    if (table := _opened(path, documents)) is None:
         with _one_at_a_time(folder):
-            if not _is_whole(path, documents):
+            if (table := _opened(path, documents)) is None:
                 count = int(documents.chunk_first[-1])
                 if count >= _MANY:
                     logger.warning(
@@ -215,18 +215,19 @@ def find_table(folder: Path, spec: RowSpec, documents: Documents) -> Path:
                         count * _DOCUMENT_SECONDS / usable_cores(),
                         counted(usable_cores(), "cores"),
                     )
-                RowTable.make(spec, documents).write(path)
-    return path
+                table = RowTable.make(spec, documents)
+                table.write(path)
+    return path, table
 
 
-def _is_whole(path: Path, documents: Documents) -> bool:
+def _opened(path: Path, documents: Documents) -> RowTable | None:
+    """Opens a table; None: there is none, or it is damaged."""
     if not path.is_file():
-        return False
+        return None
     try:
-        RowTable.open(path, documents)
+        return RowTable.open(path, documents)
     except ManifestCorruptError:
-        return False
-    return True
+        return None
 
 
 @contextmanager

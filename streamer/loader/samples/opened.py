@@ -99,8 +99,8 @@ class OpenedDataset:
 
         documents, costs = self._documents(packing, shuffle=shuffle)
         spec, folder = packing.spec(costs.identity), self.manifest.path.parent
-        table = find_table(folder if os.access(folder, os.W_OK) else spare, spec, documents)
-        self.rows = PlannedRows(RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=table), documents)
+        path, table = find_table(folder if os.access(folder, os.W_OK) else spare, spec, documents)
+        self.rows = PlannedRows(RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=path), documents, table)
 
     def measured(self, balance: Balance | None) -> Self:
         """Opens the lengths of samples that are balanced and not packed; returns itself.

@@ -8,7 +8,6 @@ divided by the length of a row, plus half a row (2026-11-24). Any two rows hold 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -23,40 +22,22 @@ def best_fit(sizes: Integers, length: int) -> tuple[Integers, int]:
     """Best-fit decreasing: the row of each item, and the number of rows. Ties go to the item that comes first.
 
     Equal sizes are placed together. That changes nothing: after one of them is in the row with the least sufficient
-    room, this row has the least sufficient room for the next one, too. Takes 0.4 to 0.8 us for each item (2026-11-24).
+    room, this row has the least sufficient room for the next one, too. Takes 0.3 to 0.8 us for each item (2026-11-26).
 
     Args:
         sizes: (T,) 1..length.
         length: of a row.
     """
-    order = np.argsort(-sizes, kind="stable")
+    order = stable_order(length - sizes, length)
     ranked = sizes[order]
     starts = np.flatnonzero(np.diff(ranked, prepend=0))
     counts = np.diff(np.append(starts, len(ranked)))
-    runs = zip(ranked[starts].tolist(), counts.tolist(), strict=True)
-    return _place(runs, order, int(ranked[-1]) if len(ranked) else 0, length)
-
-
-def best_fit_in(order: Integers, sizes: Integers, length: int) -> tuple[Integers, int]:
-    """Best fit of items in a given order; see `best_fit`."""
-    runs = zip(sizes[order].tolist(), [1] * len(order), strict=True)
-    return _place(runs, order, int(sizes.min()) if len(sizes) else 0, length)
-
-
-def _place(runs: Iterable[tuple[int, int]], order: Integers, least: int, length: int) -> tuple[Integers, int]:
-    """Places runs of equal sizes, which are those of the items in `order`.
-
-    Args:
-        runs: size and count of each run.
-        order: (T,) the items.
-        least: the smallest size: a row with less room is full.
-        length: of a row.
-    """
+    least = int(ranked[-1]) if len(ranked) else 0
     rooms: list[int] = []
     rows: list[int] = []
     taken: list[int] = []
     opened = 0
-    for size, count in runs:
+    for size, count in zip(ranked[starts].tolist(), counts.tolist(), strict=True):
         left = count
         while left:
             at = bisect_left(rooms, size << _SHIFT)
@@ -76,6 +57,35 @@ def _place(runs: Iterable[tuple[int, int]], order: Integers, least: int, length:
     found = np.empty(len(order), np.int64)
     found[order] = np.repeat(np.array(rows, np.int64), taken)
     return found, opened
+
+
+def best_fit_in(order: Integers, sizes: Integers, length: int) -> tuple[Integers, int]:
+    """Best fit of items in a given order; see `best_fit`. Takes 0.6 to 0.8 us for each item (2026-11-26).
+
+    Sizes are shifted as rooms are: so a row's room and number change in one subtraction (a third less CPU).
+    """
+    rooms: list[int] = []
+    keys: list[int] = []
+    opened, empty = 0, length << _SHIFT
+    full = (int(sizes.min()) if len(sizes) else 0) << _SHIFT
+    for size in (sizes[order] << _SHIFT).tolist():
+        at = bisect_left(rooms, size)
+        if at == len(rooms):
+            key = empty + opened - size
+            opened += 1
+        else:
+            key = rooms.pop(at) - size
+        keys.append(key)
+        if key >= full:
+            insort(rooms, key)
+    found = np.empty(len(order), np.int64)
+    found[order] = np.array(keys, np.int64) & _MASK
+    return found, opened
+
+
+def stable_order(values: Integers, most: int) -> Integers:
+    """Returns the stable order of values 0..most; those below 2**16 take a tenth of the time (numpy's radix sort)."""
+    return np.argsort(values.astype(np.uint16) if most < 1 << 16 else values, kind="stable")
 
 
 def spread(row: Integers, rows: int, wanted: int) -> Integers:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from streamer.order.hashing import TAG_COMPANION, TAG_PACKED, Integers, Words, fold, fold_each
-from streamer.order.rows.best_fit import best_fit, best_fit_in, spread
+from streamer.order.rows.best_fit import best_fit, best_fit_in, spread, stable_order
 from streamer.order.rows.buckets import buckets
 from streamer.order.rows.concat import concat
 from streamer.order.rows.items import Items, items_of, kept_costs, padded
@@ -52,13 +52,14 @@ class RowContent:
         self._spec = spec
         self._seed = seed
 
-    def rows(self, costs: Integers, documents: Integers, epoch: int) -> Rows:
+    def rows(self, costs: Integers, documents: Integers, epoch: int, count: int | None = None) -> Rows:
         """Returns the rows of a set in an epoch.
 
         Args:
             costs: (D,) tokens of its documents.
             documents: (D,) their numbers in the dataset, by which they are drawn.
             epoch: the epoch; for a member of a mix, its pass.
+            count: rows of the set, where the table is known: best fit does not count them again.
 
         Raises:
             ConfigError: a document is longer than a row, and overflow="error".
@@ -74,11 +75,13 @@ class RowContent:
                 order = np.argsort(fold_each(fold(seed, TAG_COMPANION, epoch), documents), kind="stable")
             return Rows(*concat(kept, padded(kept, spec), order, spec.length))
         items = items_of(kept, spec.length)
+        if seed is not None and epoch > 0:
+            most = _count(spec, costs) if count is None else count
+            if (anew := self._packed_anew(items, documents, epoch, most)) is not None:
+                return _gather(items, anew, most)
         row, count = best_fit(padded(items.size, spec), spec.length)
         if seed is None:
             return _gather(items, row, count)
-        if epoch > 0 and (anew := self._packed_anew(items, documents, epoch, count)) is not None:
-            return _gather(items, anew, count)
         words = fold_each(fold(seed, TAG_COMPANION, epoch), documents)
         return _redrawn(_gather(items, row, count), kept, words)
 
@@ -135,9 +138,9 @@ def _gather(items: Items, row: Integers, count: int) -> Rows:
     lead = np.full(count, len(items.document), np.int64)
     np.minimum.at(lead, row, np.arange(len(row)))
     number = np.empty(count, np.int64)
-    number[np.argsort(lead, kind="stable")] = np.arange(count)
+    number[stable_order(lead, len(items.document))] = np.arange(count)
     row = number[row]
-    order = np.argsort(row, kind="stable")
+    order = stable_order(row, count)
     return Rows(items.take(order), np.append(0, np.cumsum(np.bincount(row, minlength=count))))
 
 

@@ -81,6 +81,18 @@ def test_later_epochs_have_other_rows(policy):
     assert rows(None, 0) == rows(None, 1)
 
 
+@pytest.mark.parametrize("spec", [RowSpec(256), RowSpec(256, "concat"), RowSpec(256, multiple_of=64)])
+def test_rows_that_the_table_counts_are_the_same(spec, monkeypatch):
+    """Sets that are packed anew are not packed once more, only to count their rows."""
+    costs, content = lengths(400, 256), RowContent(spec, 7)
+    counted = [content.rows(costs, np.arange(400), epoch) for epoch in range(3)]
+    monkeypatch.setattr("streamer.order.rows.content._count", None)
+    for epoch, rows in enumerate(counted):
+        known = content.rows(costs, np.arange(400), epoch, len(rows))
+        assert known.first.tolist() == rows.first.tolist()
+        assert known.items.document.tolist() == rows.items.document.tolist()
+
+
 def test_documents_that_fit_are_not_cut():
     """Best fit cuts none of the documents that fit into a row; concatenation fills every row but the last."""
     costs = lengths(500, 256)
