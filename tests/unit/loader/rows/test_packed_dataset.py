@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from streamer import Balance, Order, Packing, StreamingDataLoader, StreamingDataset, collate_rows
+from streamer import Balance, Index, Order, Packing, StreamingDataLoader, StreamingDataset, collate_rows
 from streamer.errors import ConfigError, DecodeError, ManifestError, StateError
 from streamer.loader.rows import costs, table
 from streamer.loader.stall.report import compare
@@ -268,6 +268,24 @@ def test_without_shuffle_rows_follow_the_documents(make, given):
     assert pieces_in(first) == pieces_of(given, ROW)
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.process)])
+def test_documents_that_arrive_are_in_rows_from_the_next_epoch_on(fake_engine, make, given, tmp_path, workers):
+    """on_change="refresh": with a table of their own; a state of the rows before is refused."""
+    folder, more = write_megatron(tmp_path / "growing", given[:300]), documents(lengths(100, ROW, seed=5), seed=6)
+    dataset = make(url=folder, manifest=Index(on_change="refresh"))
+    with StreamingDataLoader(dataset, 4, workers, reports=None) as loader:
+        assert pieces_in(map(kept, loader)) == pieces_of(given[:300], ROW)
+        rows, state = dataset.rows, loader.state_dict()
+        for file in write_megatron(tmp_path / "arrived", more, files=1).iterdir():
+            file.rename(folder / f"9{file.suffix}")
+        fake_engine.manifest = None
+        assert pieces_in(map(kept, loader)) == pieces_of([*given[:300], *more], ROW)
+    assert dataset.rows > rows
+    later = StreamingDataLoader(make(url=folder), 4, reports=None)
+    with pytest.raises(StateError, match="manifest"):
+        later.load_state_dict(state)
+
+
 def broken(sample: dict) -> dict:
     if int(sample["__key__"]) % 50 == 3:
         raise ValueError("no good")
@@ -494,21 +512,22 @@ def test_the_log_says_how_full_rows_are(make, given, caplog):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rows"),
+    ("sizes", "row", "rows"),
     [
-        ([5], 1),
-        ([64], 1),
-        ([0, 0, 7], 1),
-        ([300, 200], 8),
-        ([1] * 200, 4),
+        ([5], ROW, 1),
+        ([64], ROW, 1),
+        ([0, 0, 7], ROW, 1),
+        ([300, 200], ROW, 8),
+        ([1] * 200, ROW, 4),
+        ([3, 16, 40, 13], 16, 5),
     ],
 )
-def test_small_datasets(make, tmp_path, sizes, rows):
-    """One document, one row, documents longer than a row only, a document of one token each."""
+def test_small_datasets(make, tmp_path, sizes, row, rows):
+    """One document, one row, documents longer than a row only, documents of one token, the shortest row."""
     own = documents(np.array(sizes))
-    dataset = make(url=write_megatron(tmp_path / "few", own, files=1))
+    dataset = make(Packing(row, set_rows=8), url=write_megatron(tmp_path / "few", own, files=1))
     assert dataset.rows == rows
-    assert pieces_in(rows_of(dataset, batch_size=3)) == pieces_of(own, ROW)
+    assert pieces_in(rows_of(dataset, batch_size=3)) == pieces_of(own, row)
 
 
 def test_documents_without_tokens_make_no_dataset(make, tmp_path):
