@@ -252,6 +252,7 @@ class Manifests:
                     logs=IndexLogs(self.store.log_folder(request.container_source), writes=warm),
                     in_key_order=request.in_key_order,
                     known=earlier,
+                    on_note=notes.append,
                     on_damage=notes.append if request.skip_damaged else None,
                 ),
             )

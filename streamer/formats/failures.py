@@ -22,22 +22,27 @@ class UnreadError(DamagedError):
 
 
 @contextmanager
-def errors_of(record: ObjectRecord, remedy: str = "write it again") -> Iterator[None]:
-    """Turns errors of a parser into those of an object, in which their offsets are; raises ManifestError."""
+def errors_of(record: ObjectRecord, remedy: str = "write it again", *, of_one: bool = False) -> Iterator[None]:
+    """Turns errors of a parser into those of an object, in which their offsets are; raises ManifestError.
+
+    `of_one`: see `refused`.
+    """
     try:
         yield
     except UnreadError as error:
-        raise refused(record, str(error), error.offset) from error
+        raise refused(record, str(error), error.offset, of_one=of_one) from error
     except DamagedError as error:
         raise damaged(record, str(error), error.offset, remedy) from error
+
+
+_LEAVE_OUT = "leave such objects out (Index(on_error='skip'), --index-errors skip)"
 
 
 def damaged(record: ObjectRecord, reason: str, offset: int, remedy: str = "write it again") -> ManifestError:
     """Makes the error of an object with the wrong bytes; `Index(on_error="skip")` leaves it out."""
     where = f"{reason} (at byte {offset} of {record.size})"
     return ManifestError(
-        f"{record.url} is damaged: {where}; {remedy}, or leave such objects out "
-        "(Index(on_error='skip'), --index-errors skip)",
+        f"{record.url} is damaged: {where}; {remedy}, or {_LEAVE_OUT}",
         url=record.url,
         offset=offset,
         size=record.size,
@@ -51,11 +56,17 @@ def check_filled(record: ObjectRecord) -> None:
         raise damaged(record, "it is empty", 0, "delete it if it has no samples")
 
 
-def refused(record: ObjectRecord, what: str, offset: int = 0) -> ManifestError:
-    """Makes the error of an object that this format does not read."""
-    return ManifestError(
-        f"{record.url} {what} (at byte {offset} of {record.size})", url=record.url, offset=offset, size=record.size
-    )
+def refused(record: ObjectRecord, what: str, offset: int = 0, *, of_one: bool = False) -> ManifestError:
+    """Makes the error of an object that this format does not read.
+
+    `of_one`: the others may well be read, so that `Index(on_error="skip")` leaves it out.
+    """
+    where = f"{what} (at byte {offset} of {record.size})"
+    more = f"; {_LEAVE_OUT}" if of_one else ""
+    error = ManifestError(f"{record.url} {where}{more}", url=record.url, offset=offset, size=record.size)
+    if of_one:
+        error.details["reason"] = where
+    return error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 from streamer.formats.failures import DamagedError
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Answer, Examine, Indexing, Need, Span
+from streamer.manifest.protocols import Answer, Examine, Indexing, Need, Short, Span
 
 Result = TypeVar("Result")
 # A part of a survey or an index that asks for bytes and returns what it found in them.
@@ -101,11 +101,12 @@ def collected(
     with suppress(StopIteration):
         while True:
             item = steps.send(answer)
-            if isinstance(item, Span | Block):
-                add(item)
-                answer = None
-            else:
+            if isinstance(item, Need | tuple | Examine):
                 answer = yield item
+                continue
+            answer = None
+            if not isinstance(item, Short):
+                add(item)
 
 
 def spans_between(edges: Sequence[int], start: int) -> Generator[Span, Answer, None]:

@@ -20,9 +20,9 @@ from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.builder.containers import Budget, Container, index_container
 from streamer.manifest.packing import Cut
-from streamer.manifest.protocols import Indexer
+from streamer.manifest.protocols import Indexer, Short
 
-Found: TypeAlias = Cut | list[Block] | ManifestError
+Found: TypeAlias = Cut | list[Block] | Short | ManifestError
 
 # A task that dies costs as much again; one of 1 GB takes a second at 10 Gbit/s.
 _TASK_BYTES = 1 << 30

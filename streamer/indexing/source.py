@@ -67,7 +67,7 @@ async def manifest_of_source(
         folder: folder for the manifest.
         runner: runs the tasks.
         options: options of the build; the runner decides where it runs.
-        on_note: called with a line about files that are not samples.
+        on_note: called with a line about what gives no sample.
     """
     async with Fetcher(FetchConfig(), Opener(source.options)) as fetcher:
         if source.manifest is not None:
@@ -80,7 +80,9 @@ async def manifest_of_source(
             lister=TaskLister(fetcher, runner, source.options),
             reader=fetcher,
             choose_format=chooser(source.format, source.format_options, extensions=source.extensions, on_note=on_note),
-            options=msgspec.structs.replace(options, known=known, elsewhere=IndexTasks(runner, source.options)),
+            options=msgspec.structs.replace(
+                options, known=known, elsewhere=IndexTasks(runner, source.options), on_note=on_note
+            ),
         )
 
 

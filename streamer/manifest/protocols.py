@@ -65,6 +65,23 @@ class Span(msgspec.Struct, frozen=True):
     stop: int
 
 
+class Short(msgspec.Struct, frozen=True):
+    """An object has no sample, because it is shorter than one.
+
+    Attributes:
+        length: of the object.
+        unit: of the length, and how much a sample has.
+        remedy: what takes shorter ones; "": nothing.
+    """
+
+    length: float
+    unit: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"the longest has {self.length:g} {self.unit}{self.remedy and f'; {self.remedy}'}"
+
+
 class Source(msgspec.Struct, frozen=True):
     """One object to index.
 
@@ -90,18 +107,20 @@ class Survey(msgspec.Struct, frozen=True):
         sources: the objects that contain samples, in the order of the samples.
         facts: facts about the whole dataset.
         read_bytes: the most bytes that the index will read; None: all bytes of the objects.
+        rows: of a table that says what the samples are: one each, unless it is left out; 0: there is no table.
     """
 
     sources: Sequence[Source]
     facts: Facts = Facts()
     read_bytes: int | None = None
+    rows: int = 0
 
 
 Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
 # Yield their needs (several at once as a tuple, which is answered with a tuple), and are sent the bytes.
 Surveying: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Survey]
-# Also yields samples or blocks in order of position; never both in one dataset.
-Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block, Answer, None]
+# Also yields samples or blocks in order of position, never both in one dataset, or why there are none.
+Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block | Short, Answer, None]
 
 
 class Indexer(Protocol):
@@ -144,7 +163,7 @@ class Indexer(Protocol):
         ...
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the samples of one object: yields `Need`s (answered with bytes), and `Span`s or `Block`s.
+        """Finds the samples of one object: yields `Need`s (answered with bytes), and `Span`s, `Block`s or `Short`.
 
         Formats that read all bytes ask for them forward, each once: the chunks among them are offered to the cache.
         Spans are in order and do not overlap.

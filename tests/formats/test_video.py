@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +14,12 @@ import pytest
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.base import Block
 from streamer.formats.media.video import Video
-from tests.films import decoded, made
-from tests.formats.cases import Case, Found, block_bytes, facts_of, find, recode
+from streamer.manifest.builder.containers import Container, index_container
+from tests.films import decoded, film, made
+from tests.formats.cases import Case, Found, MemoryStore, block_bytes, built, facts_of, find, recode
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import KEY, summary
+from tests.sounds import m4a
 
 
 @functools.cache
@@ -40,24 +44,24 @@ def expected(name: str, chosen: np.ndarray) -> Mapping[str, object]:
     }
 
 
-def case_of(name: str, chosen: Video, firsts: range, every: int, count: int, film: str) -> Case:
-    samples = [expected(film, first + np.arange(count) * every) for first in firsts]
-    return Case(name, chosen, {film: made(film)}, samples)
+def case_of(name: str, chosen: Video, firsts: range, every: int, count: int, title: str) -> Case:
+    samples = [expected(title, first + np.arange(count) * every) for first in firsts]
+    return Case(name, chosen, {title: made(title)}, samples)
 
 
 SPREAD = Video(2, segments="rows.jsonl", start="spread")
 COLUMNS = frozenset({"caption", "number"})
 
 
-def case_of_segments(film: str, segments: Sequence[tuple[int, int]]) -> Case:
+def case_of_segments(title: str, segments: Sequence[tuple[int, int]]) -> Case:
     """Segments from and to these frames, of 30 a second; the clip of one is a quarter before and behind its middle."""
     rows, samples = [], []
     for number, (first, stop) in enumerate(segments):
         more = {"caption": f"row {number}", "number": number}
-        rows.append(json.dumps({"path": film, "start": first / 30, "end": stop / 30, **more}))
+        rows.append(json.dumps({"path": title, "start": first / 30, "end": stop / 30, **more}))
         quarters = np.array([3 * first + stop, first + 3 * stop]) // 4
-        samples.append({**expected(film, quarters), **more})
-    return Case("spread", SPREAD, {film: made(film), "rows.jsonl": "\n".join(rows).encode()}, samples, copied=COLUMNS)
+        samples.append({**expected(title, quarters), **more})
+    return Case("spread", SPREAD, {title: made(title), "rows.jsonl": "\n".join(rows).encode()}, samples, copied=COLUMNS)
 
 
 class TestVideo(FormatContract):
@@ -115,6 +119,70 @@ def test_gops_between_the_frames_of_a_clip_are_not_needed():
     assert block.samples == dense.samples == 1
     assert block.record_bytes < 0.4 * dense.record_bytes
     assert samples_of(case) == case.samples
+
+
+def of_ten(frames: int) -> bytes:
+    """A film of ten frames a second."""
+    return film("mpeg4", frames, rate=10)
+
+
+async def test_films_that_are_shorter_than_a_clip(tmp_path: Path):
+    """The error has the longest one, also where other processes index; a film that is long enough is enough."""
+    films = {"a.mp4": of_ten(5), "b.mp4": of_ten(9), "c.mp4": of_ten(7)}
+
+    async def elsewhere(containers: Sequence[Container], chosen: Video) -> AsyncIterator[tuple[int, object]]:
+        for place, container in enumerate(containers):
+            yield (
+                place,
+                await index_container(
+                    container, chosen, MemoryStore(films), ahead=0, on_chunk=None, on_read=lambda need: None
+                ),
+            )
+
+    for options in ({}, {"elsewhere": elsewhere}):
+        with pytest.raises(
+            ManifestError,
+            match=r"3 objects below .* have no sample .*'video'.*: the longest has 9 frames, clips have 10; policy=",
+        ):
+            await built(Video(10, stream_index=0), MemoryStore(films), tmp_path, **options)
+        assert (await built(Video(9), MemoryStore(films), tmp_path, **options)).samples == 1
+    assert (await built(Video(10, policy="repeat_last"), MemoryStore(films), tmp_path)).samples == 3
+
+
+async def test_rows_that_are_shorter_than_a_clip(tmp_path: Path):
+    """Are counted in a line of the log; without one there is none."""
+    segments = [(0, 0.4), (0.1, 0.3), (0.2, 0.9), (0.5, 0.6)]
+    rows = [json.dumps({"path": "a.mp4", "start": start, "end": end}) for start, end in segments]
+    store = MemoryStore({"a.mp4": of_ten(9), "rows.jsonl": "\n".join(rows).encode()})
+    notes: list[str] = []
+    assert (await built(Video(4, segments="rows.jsonl"), store, tmp_path, on_note=notes.append)).samples == 2
+    assert [note.split(" (")[0] for note in notes] == ["2 of 4 rows have no sample in them"]
+    assert "num_frames_per_clip=4" in notes[0]
+    assert (await built(Video(1, segments="rows.jsonl"), store, tmp_path, on_note=notes.append)).samples == 4
+    assert len(notes) == 1
+
+
+async def test_films_that_are_not_read_are_left_out(tmp_path: Path):
+    """Damaged ones, and those of a kind that is not read; if all are, the first one is an error."""
+    bad = {
+        "cut.mp4": made("b_frames.mp4")[:3000],
+        "page.mp4": b"<!DOCTYPE html>" * 40,
+        "secret.mp4": made("b_frames.mp4").replace(b"avc1\0\0\0\0", b"encv\0\0\0\0"),
+        "sound.mp4": m4a(),
+    }
+    notes: list[str] = []
+    films = MemoryStore({"a.mp4": made("b_frames.mp4"), **bad})
+    assert (await built(Video(90), films, tmp_path, on_damage=notes.append)).samples == 1
+    assert notes[0] == "4 of 5 objects cannot be read and are left out, with all their samples"
+    told = [re.fullmatch(r"left out: .*/(\w+)\.mp4: (.*) \(at byte .*", note).groups() for note in notes[1:]]
+    assert [(name, reason.split(":")[0]) for name, reason in told] == [
+        ("cut", "cut off"),
+        ("page", "does not begin as mp4 and mov files do, but with 'CTYP'"),
+        ("secret", "is encrypted, and streamer has no keys"),
+        ("sound", "has no track of kind 'vide'"),
+    ]
+    with pytest.raises(ManifestError, match=r"cut\.mp4 is damaged"):
+        await built(Video(90), MemoryStore(bad), tmp_path, on_damage=notes.append)
 
 
 def test_films_that_are_not_read():

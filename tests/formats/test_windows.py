@@ -238,8 +238,9 @@ def test_windows_that_are_none(window: object) -> None:
 
 
 async def test_a_window_that_is_longer_than_every_file(tmp_path: Path) -> None:
-    """The error names it."""
-    with pytest.raises(ManifestError, match=r"have no sample in them \(format 'npy' with window=[\[(]151, 1"):
+    """The error names it, and the longest file."""
+    said = r"have no sample in them \(format 'npy' with window=[\[(]151, 1[\])]\): the longest has 150 rows"
+    with pytest.raises(ManifestError, match=said):
         await built(Npy(window=(151, 1)), MemoryStore(NPY), tmp_path)
 
 

@@ -15,7 +15,7 @@ from streamer.formats.audio.sounds import AUDIO, START, split_record
 from streamer.formats.audio.windows import Windows
 from streamer.formats.base import Facts, Field, FieldSpec, Format, SampleName
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
+from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
 
 _RATE = Struct("<i")
 _FIELDS = (FieldSpec("audio", AUDIO), FieldSpec("sample_rate", "<i4"), FieldSpec("start_seconds", START))
@@ -58,6 +58,10 @@ class Audio(Format, frozen=True, forbid_unknown_fields=True):
         rate = recording.sound.rate
         length, step = (max(1, round(rate * seconds)) for seconds in (self.seconds, self._step_seconds))
         windows = Windows.of(recording.total, length, step, pad=self.policy == "pad", random=self.start == "random")
+        if not windows.count:
+            yield Short(
+                recording.total / rate, f"seconds, windows have {self.seconds:g}", "policy='pad' fills them with zeros"
+            )
         yield from cut_blocks(source, recording, windows)
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:

@@ -80,7 +80,8 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
         return (yield from read_track(record, head, stream_index))
     if mp3.is_mp3(head):
         return (yield from mp3.read_mp3(record))
-    raise refused(record, f"begins with {bytes(head[:4])!r}, which is none of the files that windows are cut out of")
+    what = f"begins with {bytes(head[:4])!r}, which is none of the files that windows are cut out of"
+    raise refused(record, what, of_one=True)
 
 
 def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Generator[Block, Answer, None]:
@@ -88,7 +89,8 @@ def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Genera
     if not windows.count:
         return
     if windows.count > source.record.size:
-        raise refused(source.record, f"has {recording.total} samples in its bytes, {windows.count} windows")
+        what = f"has {recording.total} samples in its bytes, {windows.count} windows"
+        raise refused(source.record, what, of_one=True)
     lower, upper = recording.bounds(windows.starts, windows.stops)
     packets = recording.packets_before(lower)
     most = _MOST_BETWEEN_OTHERS if recording.is_interleaved else _MOST_PACKETS

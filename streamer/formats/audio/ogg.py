@@ -120,7 +120,8 @@ def _read_start(record: ObjectRecord) -> Reading[tuple[bytes, int, int, int]]:
         pages = list(_pages_of(head))
         setup = bytes(head[pages[0].body : pages[0].stop]) if pages else b""
         if setup[:8] != b"OpusHead" or len(setup) < 19 or not setup[9]:
-            raise refused(record, "is Ogg, but not Opus: windows are cut out of Opus; AudioClip decodes whole files")
+            what = "is Ogg, but not Opus: windows are cut out of Opus; AudioClip decodes whole files"
+            raise refused(record, what, of_one=True)
         # Pages of the comments, which may have pictures, end at sample 0.
         if page := next((page for page in pages if page.granule > 0), None):
             return setup, pages[0].serial, page.byte, max(0, _first_sample(page, head))
@@ -136,7 +137,8 @@ def _first_page(record: ObjectRecord, content: memoryview, serial: int) -> Edge 
 def _own(record: ObjectRecord, content: memoryview, serial: int) -> Iterator[Page]:
     for page in _pages_of(content):
         if page.serial != serial:
-            raise refused(record, "has several streams, of which none is chosen: store each in a file of its own")
+            what = "has several streams, of which none is chosen: store each in a file of its own"
+            raise refused(record, what, of_one=True)
         yield page
 
 

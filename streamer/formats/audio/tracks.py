@@ -28,7 +28,7 @@ _AAC_PLAIN, _AAC_WIDE, _AAC_MARK = range(1, 5), (5, 29), 0x2B7
 
 def read_track(record: ObjectRecord, head: memoryview, stream_index: int | None) -> Reading[Packeted]:
     """Reads the index of a file, which begins with `head`; raises ManifestError."""
-    with errors_of(record, "copy it anew"):
+    with errors_of(record, "copy it anew", of_one=True):
         movie = yield from read_movie(record, head)
         track = movie.track(AUDIO, stream_index)
         sound, each, lead, skip = _described(track.codec())

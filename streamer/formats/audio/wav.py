@@ -83,6 +83,7 @@ def _form(record: ObjectRecord, content: memoryview, at: int) -> tuple[Codec, in
             f"is WAV of tag {tag} with {bits} bits a sample; windows are cut out of PCM of 8, 16, 24 and 32 bits and "
             "of floats of 32 and 64, others are decoded as whole files (AudioClip)",
             at,
+            of_one=True,
         )
     if not channels or not rate or width * 8 != channels * bits:
         raise damaged(record, f"its fmt chunk says {channels} channels, {rate} Hz, {width} bytes a sample", at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from streamer.formats.failures import UnreadError
+from streamer.formats.failures import DamagedError
 from streamer.formats.media.tables import Integers, Packets
 
 
@@ -35,18 +35,18 @@ class Frames(msgspec.Struct, frozen=True):
         GOP that are shown before its key picture are stored behind it and refer to the GOP before.
 
         Raises:
-            UnreadError: two frames at one time, or a frame without a key packet before it.
+            DamagedError: two frames at one time, or a frame without a key packet before it.
         """
         shown = np.flatnonzero(packets.shown)
         order = shown[np.argsort(packets.pts[shown], kind="stable")]
         pts = packets.pts[order]
         if (same := np.flatnonzero(np.diff(pts) == 0)).size:
-            raise UnreadError(f"two frames at {pts[same[0]]} ticks")
+            raise DamagedError(f"two frames at {pts[same[0]]} ticks")
         duration = np.diff(pts, append=pts[-1:] + packets.duration[order[-1:]])
         keys = np.flatnonzero(packets.key)
         at = np.searchsorted(keys, order, "right") - 1
         if (at < 0).any():
-            raise UnreadError("frames without a key frame before them")
+            raise DamagedError("frames without a key frame before them")
         while (later := (packets.pts[keys[at]] > pts) & (at > 0)).any():
             at[later] -= 1
         return cls(order, pts, duration, keys[at])

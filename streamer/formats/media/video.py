@@ -25,7 +25,7 @@ from streamer.formats.media.tables import Packets
 from streamer.formats.reading import Reading
 from streamer.formats.table.records import TableOpener
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
+from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
 
 CLIP, PTS, DURATION = "clip", "clip-pts", "clip-duration"
 _FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
@@ -123,12 +123,13 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         rows = rows_of_films(record.url, table, films)
         sources = [Source(film, msgspec.msgpack.encode(rows[film.url])) for film in films if film.url in rows]
         # What is known of films is known with their rows.
-        return Survey(sources, Facts((*_FIELDS, *table.fields), {"segments": record.version}))
+        facts = Facts((*_FIELDS, *table.fields), {"segments": record.version})
+        return Survey(sources, facts, rows=len(table.paths))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the clips of a film."""
         record = source.record
-        with errors_of(record, "copy it anew"):
+        with errors_of(record, "copy it anew", of_one=True):
             packets, codecs, timescale = yield from self._packets(record)
             if not len(packets):
                 if source.notes:
@@ -140,6 +141,12 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
                 samples = rows.samples(self.sampling, packets, frames, timescale, record.url)
             else:
                 samples = samples_of(self.sampling, packets, frames, timescale)
+                if not samples.rows:
+                    yield Short(
+                        len(frames),
+                        f"frames, clips have {self.num_frames_per_clip}",
+                        "policy='repeat_last' repeats the last one",
+                    )
             described = source.key or record.url, codecs, timescale
             yield from cut_blocks(packets, frames, samples, described, source.chunk_bytes)
 

@@ -19,7 +19,7 @@ from streamer.formats.reading import collected
 from streamer.formats.table.records import fixed_dtype, head_dtype
 from streamer.formats.windows.blocks import PIECES, Pieces, WindowRecoder, windows_of
 from streamer.manifest.model import ObjectRecord, SampleName
-from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
+from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
 
 
 class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +57,10 @@ class RowFormat(Format, frozen=True, kw_only=True, forbid_unknown_fields=True):
         found = Pieces(small)
         finding = self.index_rows(msgspec.structs.replace(source, chunk_bytes=small), rows, 0)
         yield from collected(finding, found.add)
-        yield from windows_of(found.all(), self.window, self._row_bytes(rows), source.chunk_bytes)
+        pieces = found.all()
+        if (length := sum(piece.rows for piece in pieces)) < self.window[0]:
+            yield Short(length, "rows")
+        yield from windows_of(pieces, self.window, self._row_bytes(rows), source.chunk_bytes)
 
     def opener(self, facts: Facts) -> Opener:
         """Opens rows, or windows."""

@@ -33,6 +33,7 @@ from streamer.manifest.protocols import (
     OnProgress,
     Progress,
     RangeReader,
+    Short,
 )
 from streamer.manifest.table import Manifest
 
@@ -46,7 +47,7 @@ MEMORY_BYTES = 256 << 20
 # Indexes containers in other processes: yields the number of a container and its samples or blocks, or why it is
 # damaged, in any order. Raises StoreError if a store cannot be read.
 Elsewhere = Callable[
-    [Sequence[Container], Indexer], AsyncGenerator[tuple[int, Cut | list[Block] | ManifestError], None]
+    [Sequence[Container], Indexer], AsyncGenerator[tuple[int, Cut | list[Block] | Short | ManifestError], None]
 ]
 
 
@@ -64,6 +65,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         in_key_order: whether raw files stay in the order of url and key, not of the hashes of their keys, which mix the
             classes of a chunk. Has no effect on containers.
         known: manifests from which the rows of unchanged objects are taken; those objects are not read.
+        on_note: called with a line about rows of a table that give no sample.
         on_damage: called with a line for each damaged container that is left out, and one for all; None: damage is an
             error.
         elsewhere: indexes the containers in other processes; None: this process does.
@@ -79,6 +81,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     logs: IndexLogs | None = None
     in_key_order: bool = False
     known: Sequence[Manifest] = ()
+    on_note: Callable[[str], None] = lambda note: None
     on_damage: Callable[[str], None] | None = None
     elsewhere: Elsewhere | None = None
 
@@ -115,12 +118,13 @@ async def build(
         raise ConfigError("urls is empty; name at least one prefix or object", field="urls")
     listed = await list_objects(wanted, lister, choose_format, options.concurrency)
     if listed.indexer.whole_objects:
-        rows = await _whole_objects(listed, options)
+        rows, why = await _whole_objects(listed, options), ""
     else:
-        rows = await _containers(listed, reader, options)
+        rows, why = await _containers(listed, reader, options)
     if not rows.samples:
         raise ManifestError(
-            f"{len(rows.listing)} objects below {', '.join(wanted)} have no sample in them{_as_read(listed.indexer)}",
+            f"{len(rows.listing)} objects below {', '.join(wanted)} have no sample in them"
+            f"{_as_read(listed.indexer)}{why and f': {why}'}",
             urls=", ".join(wanted),
             objects=len(rows.listing),
         )
@@ -154,7 +158,8 @@ def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: boo
     return msgspec.structs.replace(rows, indexer=chosen)
 
 
-async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions) -> Rows:
+async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions) -> tuple[Rows, str]:
+    """The rows, and why there are none, if that is known."""
     surveyed = await survey_objects(listed, reader, options.concurrency)
     chunk_bytes = choose_chunk_bytes(options.chunk_bytes, surveyed.listing.sizes, False)
     survey, indexer = surveyed.survey, listed.indexer
@@ -162,7 +167,11 @@ async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions
     known = await asyncio.to_thread(take_over, survey.sources, options.known, indexer, survey.facts, chunk_bytes)
     if options.on_estimate:
         options.on_estimate(_estimate(surveyed, known, chunk_bytes))
-    return await _Indexed(surveyed, listed.indexer, chunk_bytes, reader, options).rows(known)
+    indexed = _Indexed(surveyed, listed.indexer, chunk_bytes, reader, options)
+    rows = await indexed.rows(known)
+    if rows.samples < survey.rows:
+        options.on_note(f"{survey.rows - rows.samples} of {survey.rows} rows have no sample in them{_as_read(indexer)}")
+    return rows, str(indexed.longest or "")
 
 
 def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> Estimate:
@@ -181,7 +190,11 @@ def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> E
 
 
 class _Indexed:
-    """One pass over all containers; counts its work for the progress."""
+    """One pass over all containers; counts its work for the progress.
+
+    Attributes:
+        longest: of the containers that are shorter than a sample.
+    """
 
     def __init__(
         self, surveyed: Surveyed, chosen: Indexer, chunk_bytes: int, reader: RangeReader, options: BuildOptions
@@ -194,6 +207,7 @@ class _Indexed:
         self._total_bytes = int(self._listing.sizes.sum())
         self._done = self._done_bytes = self._read_bytes = self._samples = 0
         self._damages: dict[int, ManifestError] = {}
+        self.longest: Short | None = None
 
     async def rows(self, known: Mapping[int, Cut | list[Block]]) -> Rows:
         """Returns the rows of all containers, some of which are known."""
@@ -220,7 +234,7 @@ class _Indexed:
         if len(found) == len(self._listing):
             raise found[0]
         self._options.on_damage(
-            f"{len(found)} of {len(self._listing)} objects are damaged and left out, with all their samples"
+            f"{len(found)} of {len(self._listing)} objects cannot be read and are left out, with all their samples"
         )
         for damage in found[:_DAMAGES_NAMED]:
             self._options.on_damage(f"left out: {damage.details['url']}: {damage.details['reason']}")
@@ -249,8 +263,7 @@ class _Indexed:
                 if isinstance(cut, ManifestError):
                     self._leave(numbers[place], cut)
                 else:
-                    found[place] = cut
-                    self._count_object(numbers[place], cut, 0)
+                    found[place] = self._count_object(numbers[place], cut, 0)
                 self._report()
         return found
 
@@ -279,14 +292,18 @@ class _Indexed:
             on_chunk=self._options.on_chunk,
             on_read=count,
         )
-        self._count_object(number, cut, passed)
+        counted = self._count_object(number, cut, passed)
         self._report()
-        return cut
+        return counted
 
-    def _count_object(self, number: int, cut: Cut | list[Block], passed: int) -> None:
+    def _count_object(self, number: int, cut: Cut | list[Block] | Short, passed: int) -> Cut | list[Block]:
+        if isinstance(cut, Short):
+            self.longest = max(cut, self.longest or cut, key=lambda short: short.length)
+            cut = []
         self._done += 1
         self._done_bytes += self._survey.sources[number].record.size - passed
         self._samples += len(cut.sample_start) if isinstance(cut, Cut) else sum(block.samples for block in cut)
+        return cut
 
     def _report(self) -> None:
         if self._options.on_progress:

@@ -35,6 +35,7 @@ from streamer.manifest.protocols import (
     Need,
     OnChunk,
     RangeReader,
+    Short,
     Source,
     Span,
 )
@@ -96,13 +97,13 @@ async def index_container(
     ahead: int,
     on_chunk: OnChunk | None,
     on_read: Callable[[Need], None],
-) -> Cut | list[Block]:
+) -> Cut | list[Block] | Short:
     """Indexes one container: cuts its samples into chunks, and offers those chunks whose bytes were all read.
 
     Chunks that are in the container's log are neither read nor offered again.
 
     Returns:
-        The samples, cut into chunks, or the blocks, of which `blocks.cut_blocks` makes chunks.
+        The samples, cut into chunks, or the blocks, of which `blocks.cut_blocks` makes chunks, or why there are none.
 
     Raises:
         ManifestError: the indexer failed.
@@ -110,6 +111,7 @@ async def index_container(
     """
     found = await asyncio.to_thread(container.log.read) if container.log else Found()
     blocks: list[Block] = []
+    short: Short | None = None
     if not found.finished:
         source = msgspec.structs.replace(container.source, chunk_bytes=container.chunk_bytes)
         steps = indexer.index(source, container.facts, found.position)
@@ -117,12 +119,13 @@ async def index_container(
             async with asyncio.TaskGroup() as tasks:
                 windows = _Windows(container.record, reader, tasks, ahead)
                 try:
-                    chunks = _ClosedChunks(container, on_chunk, found)
-                    await _index_rest(_Steps(steps, found, blocks), windows, chunks, on_read)
+                    chunks, advancing = _ClosedChunks(container, on_chunk, found), _Steps(steps, found, blocks)
+                    await _index_rest(advancing, windows, chunks, on_read)
+                    short = advancing.short
                 finally:
                     windows.cancel()
-    if blocks:
-        return blocks
+    if found_any := blocks or short:
+        return found_any
     starts, stops = _since(found, 0)
     return cut_object(starts, stops, container.record.size, container.chunk_bytes)
 
@@ -156,6 +159,7 @@ class _Steps:
 
     def __init__(self, steps: Indexing, found: Found, blocks: list[Block]) -> None:
         self._steps, self.found, self.blocks = steps, found, blocks
+        self.short: Short | None = None
 
     def advance(self, answer: Answer) -> Need | tuple[Need, ...] | Examine | None:
         """Advances the indexer to its next need; None: it is done."""
@@ -165,6 +169,8 @@ class _Steps:
                 if isinstance(item, Span):
                     self.found.starts.append(item.start)
                     self.found.stops.append(item.stop)
+                elif isinstance(item, Short):
+                    self.short = item
                 else:
                     self.blocks.append(item)
                 item = next(self._steps)

@@ -162,7 +162,7 @@ async def test_a_damaged_tar_is_an_error_or_left_out(engine: Engine, tars: str) 
     for expected in (True, False):
         manifest, notes, built = await found(engine, tars, skip_damaged=True)
         assert (manifest.samples, built) == (10, expected)
-        assert notes[0] == f"{tars}: 1 of 3 objects are damaged and left out, with all their samples"
+        assert notes[0] == f"{tars}: 1 of 3 objects cannot be read and are left out, with all their samples"
         assert notes[1].startswith(f"{tars}: left out: {tars}1.tar: cut off")
     with pytest.raises(ManifestError, match=r"1\.tar is damaged"):
         await found(engine, tars)

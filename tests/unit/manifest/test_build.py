@@ -159,7 +159,7 @@ async def test_damaged_tars_can_be_left_out(build_it, store, tars, tmp_path):
     bad = {f"s3://b/tars/{t:02d}.tar": tars[f"s3://b/tars/{t:02d}.tar"][: 10_000 + t] for t in (9, 5)}
     notes: list[str] = []
     manifest = await build_it(store({**tars, **bad}), "s3://b/tars/", on_damage=notes.append)
-    assert notes[0] == "2 of 12 objects are damaged and left out, with all their samples"
+    assert notes[0] == "2 of 12 objects cannot be read and are left out, with all their samples"
     assert [note.split(": cut off")[0] for note in notes[1:]] == [f"left out: s3://b/tars/0{t}.tar" for t in (5, 9)]
     assert notes[1].endswith("(at byte 10005 of 10005)")
     good = store({url: raw for url, raw in tars.items() if url not in bad})
