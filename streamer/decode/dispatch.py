@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -114,8 +114,12 @@ class SampleDecoder:
                 sample[field.name] = _value(key, field, reader, (row.get(field.name), draws))
         return sample
 
-    def check(self, fields: Iterable[FieldSpec]) -> None:
+    def check(self, fields: Iterable[FieldSpec], codecs: Collection[str] = ()) -> None:
         """Refuses a dataset before its first sample is read: pickles that are not allowed, libraries that are missing.
+
+        Args:
+            fields: of the samples.
+            codecs: of films and sounds, as FFmpeg calls them.
 
         Raises:
             ConfigError: there is one.
@@ -123,7 +127,7 @@ class SampleDecoder:
         readers = [(spec, self.reader(Field(spec.name, _NO_BYTES, spec.kind))) for spec in fields]
         for reader in [*self._given.values(), *(reader for _, reader in readers)]:
             if isinstance(reader, MediaDecoder):
-                reader.check()
+                reader.check(codecs)
         for spec, reader in readers:
             if reader is arrays.refuse_pickle:
                 raise ConfigError(

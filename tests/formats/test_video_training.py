@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
 
 from streamer import MixedDataset, Order, StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
+from streamer.errors import ConfigError
 from streamer.formats import Video
 from streamer.formats.chunkfile import HEADER_BYTES
 from streamer.loader.stall.advice import Bottleneck
@@ -47,6 +49,22 @@ def begin(sample: Mapping[str, object]) -> tuple[str, int]:
     times = np.round(sample["pts_seconds"] * 30 - shown, 6)
     assert (times == times[0]).all()
     return str(sample["__key__"]), shown[0]
+
+
+def test_a_codec_that_PyAV_does_not_have(films: Path, monkeypatch: pytest.MonkeyPatch):
+    """Is an error of the opening; without the pictures the dataset has the times."""
+
+    def unknown(name: str, mode: str) -> av.Codec:
+        raise ValueError(name)
+
+    monkeypatch.setattr(av, "Codec", unknown)
+    with (
+        closing(StreamingDataset(str(films), format=CLIPS)) as dataset,
+        pytest.raises(ConfigError, match=r"this PyAV .* has no decoder 'h264'"),
+    ):
+        assert dataset.samples
+    with closing(StreamingDataset(str(films), format=CLIPS, decode={"frames": None})) as dataset:
+        assert dataset.samples == 30
 
 
 def test_a_row_serves_all_clips_of_a_film(films: Path, tmp_path: Path):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode.media.contexts import context_of
+from streamer.decode.media.contexts import check_codecs, context_of
 from streamer.decode.media.decoder import Array, Draws, MediaDecoder, memory_for
 from streamer.formats.audio.sounds import PCM, packets_of, split_record
 from streamer.formats.media.entries import Codec
@@ -22,7 +22,10 @@ Wave = NDArray[np.float32]
 class Sound(MediaDecoder):
     """Decodes the windows of `Audio`; those of WAV without a library."""
 
-    needs_pyav = False
+    def check(self, codecs: Collection[str] = ()) -> None:
+        """Raises ConfigError if these codecs need PyAV; see `MediaDecoder`."""
+        if codecs:
+            check_codecs(codecs)
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Wave:
         """Decodes a record; see `MediaDecoder`."""

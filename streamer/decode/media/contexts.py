@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from streamer.errors import ConfigError
@@ -27,6 +28,21 @@ def check_installed() -> None:
     require("decoding films and compressed sounds", "video", "av", field="decode")
 
 
+def check_codecs(names: Collection[str]) -> None:
+    """Raises ConfigError where PyAV is not installed, or has no decoder for one of these, which are FFmpeg's names."""
+    check_installed()
+    for name in names:
+        import av
+
+        try:
+            av.Codec(name, "r")
+        except ValueError as error:
+            raise ConfigError(
+                f"this PyAV ({av.__version__}) has no decoder {name!r}: its wheels have it, pip install -U av",
+                field="decode",
+            ) from error
+
+
 def context_of(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:
     """Returns a context for these parameters, which has no packets in it, for the calling thread.
 
@@ -47,16 +63,10 @@ def context_of(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:
 
 
 def _opened(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:
-    check_installed()
+    check_codecs([codec.name])
     import av
 
-    try:
-        context = av.CodecContext.create(codec.name, "r")
-    except ValueError as error:
-        raise ConfigError(
-            f"this PyAV ({av.__version__}) has no decoder {codec.name!r}: its wheels have it, pip install -U av",
-            field="decode",
-        ) from error
+    context = av.CodecContext.create(codec.name, "r")
     context.extradata = codec.extradata or None
     # Frame threads hang when decoding ends early, and threads do not survive a fork.
     context.thread_count = 1

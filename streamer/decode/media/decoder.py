@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode.media.contexts import check_installed
+from streamer.decode.media.contexts import check_codecs
 
 Array = NDArray[Any]
 # Returns a generator that depends on seed, epoch and sample alone; each call one that begins anew.
@@ -35,10 +35,13 @@ class MediaDecoder(ABC):
             ConfigError: a library is not installed.
         """
 
-    def check(self) -> None:
-        """Raises ConfigError if PyAV is needed and not installed; imports nothing."""
+    def check(self, codecs: Collection[str] = ()) -> None:
+        """Raises ConfigError if PyAV is needed and not installed, or does not decode one of these codecs.
+
+        Imports it for them alone.
+        """
         if self.needs_pyav:
-            check_installed()
+            check_codecs(codecs)
 
     def __call__(self, content: bytes | memoryview) -> object:
         """Decodes a field of a sample that is in no epoch."""

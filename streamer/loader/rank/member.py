@@ -21,6 +21,7 @@ from streamer.client.launcher import log_of
 from streamer.client.manifest_asks import ManifestAsk
 from streamer.config import Environment, RankConfig
 from streamer.decode.dispatch import SampleDecoder
+from streamer.decode.media.codecs import codecs_of
 from streamer.decode.transforms import as_transform
 from streamer.errors import ConfigError, StreamerError
 from streamer.loader.rank.agreement import agree, detect, gather_for
@@ -142,7 +143,8 @@ class Member:
             joined = self._join(manifest)
             place = self._spare
             decode = self.options.decode
-            SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle).check(manifest.facts.fields)
+            decoder = SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle)
+            decoder.check(manifest.facts.fields, codecs_of(manifest))
             joins = [self._open_join(number, manifest) for number in range(len(self.joins))]
             columns = partial(self._get_columns, manifest, joined, joins)
             first = [*kept(manifest, joined), *self.choices]

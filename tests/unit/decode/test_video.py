@@ -13,7 +13,7 @@ from streamer.decode.media.contexts import _MOST_CONTEXTS, _kept, context_of
 from streamer.decode.media.films import Film, read_film
 from streamer.decode.media.video import _decoded
 from streamer.errors import ConfigError, DecodeError
-from streamer.formats.base import Field
+from streamer.formats.base import Field, FieldSpec
 from streamer.formats.media.entries import Codec
 from tests.films import film, made, number_in
 
@@ -103,6 +103,17 @@ def test_contexts_are_bounded():
     assert len(_kept.contexts) == _MOST_CONTEXTS
     assert context_of(codecs[-1]) is contexts[-1]
     _kept.contexts.clear()
+
+
+def test_codecs_that_PyAV_does_not_have():
+    """Are refused when a dataset is opened, if a field is decoded of them; times and bytes are not."""
+    specs = [FieldSpec("frames", "clip"), FieldSpec("pts_seconds", "clip-pts")]
+    for decoder, fields in ((SampleDecoder(), specs), (SampleDecoder(), [FieldSpec("audio", "audio")])):
+        decoder.check(fields, ["h264", "flac"])
+        with pytest.raises(ConfigError, match=r"this PyAV \([\d.]+\) has no decoder 'h2640': .* pip install -U av"):
+            decoder.check(fields, ["h2640"])
+    for decoder in (SampleDecoder(None), SampleDecoder({"frames": None})):
+        decoder.check(specs, ["h2640"])
 
 
 def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
