@@ -7,6 +7,7 @@ the fixtures of a module or session opened before the test does not count. The c
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import os
 import select
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,14 @@ def _no_garbage_is_there() -> None:
     # collected twice, 70 s of CPU in all (2026-11-23). Their fixtures have ended.
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # One process of pytest-xdist after the other: in a fresh clone the first compiles all tests for the others.
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -168,7 +177,8 @@ def _children() -> set[int]:
     found: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         try:
-            found.update(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
+            with open(f"/proc/self/task/{thread}/children") as children:
+                found.update(map(int, children.read().split()))
         except OSError:  # the thread ended in between
             continue
     return found

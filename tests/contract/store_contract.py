@@ -16,7 +16,7 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore
 
 # Byte value = offset modulo 251: a misplaced byte names itself.
-RAMP = bytes(i % 251 for i in range(3_000_000))
+RAMP = (bytes(range(251)) * (3_000_000 // 251 + 1))[:3_000_000]
 FILES = {
     "train/a/0.bin": RAMP,
     "train/a/1.bin": RAMP[:1000],

@@ -45,8 +45,9 @@ def needed_bytes(folder: Path, rows: int) -> int:
     return int(stored * rows / sum(group.num_rows for group in groups))
 
 
+QUICKEST = (QUICK, True, "rows")
 CASES = [
-    pytest.param(count, same_order, kind, marks=() if (count, kind) == (QUICK, "rows") else pytest.mark.slow)
+    pytest.param(count, same_order, kind, marks=() if (count, same_order, kind) == QUICKEST else pytest.mark.slow)
     for count in (QUICK, SLOW)
     for same_order in (True, False)
     for kind in ("rows", "vectors")

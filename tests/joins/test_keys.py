@@ -133,6 +133,7 @@ def test_a_sample_without_the_field(both: Sides):
         both.joined([{"k": {"other": 1}}], [{"k": 1}], on=("k.part", "k"))[0]
 
 
+@pytest.mark.slow
 def test_long_and_many_equal_keys(both: Sides):
     """Keys of 1 MB are compared as a whole; 2,000 samples may have one row."""
     long = ["a" * 1_000_000, "a" * 999_999 + "b"]

@@ -86,6 +86,7 @@ def test_a_resume_on_fewer_ranks(kind: str, data: Path, closing: Closing):
     assert set().union(*whole) == set(range(sides.COUNT))
 
 
+@pytest.mark.slow
 def test_a_mix_of_a_joined_and_a_plain_dataset(data: Path, closing: Closing):
     """Each has its share, and the rows of the joined one are its own."""
     plain = closing(StreamingDataset(data / "left", transform=lambda sample: {"n": -1, "row": np.float32(-1)}, seed=3))

@@ -60,7 +60,11 @@ def same(value: object, other: object) -> bool:
 @pytest.mark.parametrize(
     ("output", "names"),
     [
-        ("tar", {"json": "json", "txt": "txt", "n": "n.json", "v": "v.npy", "other": "other.npy"}),
+        pytest.param(
+            "tar",
+            {"json": "json", "txt": "txt", "n": "n.json", "v": "v.npy", "other": "other.npy"},
+            marks=pytest.mark.slow,
+        ),
         ("parquet", {"json": "json", "txt": "txt", "n": "n", "v": "v", "other": "other.npy"}),
     ],
 )

@@ -216,6 +216,7 @@ def test_the_client_is_named_after_what_reads(url: str, client: Client, name: st
     assert client_of(open_store(url, client=client)) == name
 
 
+@pytest.mark.slow
 @pytest.mark.process  # matplotlib lists the fonts when it is used for the first time on a machine
 def test_the_plot_is_a_file(tmp_path: Path) -> None:
     """A curve per range."""

@@ -185,8 +185,8 @@ def test_refusals_by_chance_with_large_ranges(chance: float, seed: int) -> None:
         (200.0, 0.03, 1.0, 100_000),
         (200.0, 0.03, 1.0, 64),
         (200.0, 0.03, 5.0, 100_000),
-        (600.0, 0.03, 1.0, 64),
         # A second of CPU and more each.
+        pytest.param(600.0, 0.03, 1.0, 64, marks=pytest.mark.slow),
         pytest.param(600.0, 0.03, 0.1, 64, marks=pytest.mark.slow),
         pytest.param(600.0, 0.1, 0.1, 100_000, marks=pytest.mark.slow),
         pytest.param(2000.0, 0.05, 1.0, 100_000, marks=pytest.mark.slow),
@@ -206,7 +206,7 @@ def test_a_limit_is_kept_to(per_second: float, latency: float, burst: float, rea
 def test_a_limit_that_appears_amid_chance(seed: int) -> None:
     """5 % by chance, and after 20 s a limit of 300 requests/s as well: found within seconds."""
     refusing = Refusing(0.05)
-    store = Store(refusing, 600e6, seed=seed)
+    store = Store(refusing, 400e6, seed=seed)
     store.run(20.0)
     assert store.pacing.by_chance
     refusing.per_second = 300.0
@@ -232,16 +232,16 @@ def test_what_was_taken_for_chance_is_tried_again() -> None:
 def test_a_limit_that_goes_is_forgotten() -> None:
     """The rate grows by a tenth every two seconds, after 15 s without a refusal beyond chance."""
     refusing = Refusing(0.0, 200.0)
-    store = Store(refusing, 350e6)
+    store = Store(refusing, 110e6)
     store.run(8.0)
     refusing.per_second = 0.0
-    store.run(110.0)
+    store.run(80.0)
     assert store.served(8.0, 13.0) <= 1.1 * 200.0
-    assert store.served(100.0, 110.0) >= 0.9 * 350e6 / (110 * KB)
+    assert store.served(74.0, 80.0) >= 0.9 * 110e6 / (110 * KB)
 
 
 @seeds
-@pytest.mark.parametrize("length", [110 * KB, 8 * MiB])
+@pytest.mark.parametrize("length", [440 * KB, 8 * MiB])
 def test_an_outage_is_over_at_once(length: int, seed: int) -> None:
     """Two seconds in which everything is refused: a few requests are sent meanwhile, the link is full 5 s later."""
     refusing = Refusing()

@@ -120,8 +120,10 @@ class FakeEngine:
         return self.root / relative_path(manifest.chunk_keys[number].tobytes())
 
     def make_local(self, chunk: int) -> None:
-        path = self.local[chunk] = self.path(chunk)
-        if not path.exists():
+        path = self.local.get(chunk)
+        if path is None:
+            path = self.local[chunk] = self.path(chunk)
+        if not os.path.exists(path):
             manifest, number = self.locate(chunk)
             offsets = manifest.sample_offsets(number)
             key = manifest.chunk(number).key
@@ -230,10 +232,9 @@ class FakeSession:
 
     def _keep(self) -> None:
         self.leased = {
-            self.engine.number(self.spec, int(chunk))
+            self.engine.number(self.spec, chunk)
             for schedule in self.epochs
-            for chunk, first, last in zip(schedule.chunk, schedule.first, schedule.last, strict=True)
-            if first <= self.ready and last >= self.low
+            for chunk in schedule.chunk[(schedule.first <= self.ready) & (schedule.last >= self.low)].tolist()
         }
         for chunk in sorted(self.leased):
             self.engine.make_local(chunk)

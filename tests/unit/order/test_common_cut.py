@@ -67,7 +67,13 @@ def _variance(cut: Cut, seed: int, labels: np.ndarray) -> float:
     return float(((counts - BATCH * share) ** 2).sum() / batches / (BATCH * (share * (1 - share)).sum()))
 
 
-@pytest.mark.parametrize("labels", [np.arange(CHUNKS), np.arange(CHUNKS) // 16], ids=["a class a chunk", "100 classes"])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param(np.arange(CHUNKS), id="a class a chunk", marks=pytest.mark.slow),
+        pytest.param(np.arange(CHUNKS) // 16, id="100 classes"),
+    ],
+)
 def test_it_shuffles_as_well_as_a_fixed_cut(labels: np.ndarray) -> None:
     """Chunks sorted by label; ten seeds. Read: 6.12 and 6.12, 6.07 and 6.12 (2026-11-23)."""
     means = {cut: np.mean([_variance(cut, seed, labels) for seed in range(10)]) for cut in ("by_key", "fixed")}

@@ -19,6 +19,7 @@ sys.kept = [threading, threading.modules]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_exit_is_silent() -> None:
     """No 'Exception ignored in ...' at the end of a job's output."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader
@@ -15,6 +17,9 @@ from streamer.errors import ConfigError, DecodeError, ManifestError, StateError
 from streamer.loader.rows import costs, table
 from streamer.loader.stall.report import compare
 from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron
+
+# By value: processes would import this module otherwise, and torch with it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROW = 64
 COUNT = 400

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import albumentations
 import numpy as np
 import pytest
 
@@ -55,6 +54,9 @@ def test_a_changed_variable_of_a_function_is_said(caplog: pytest.LogCaptureFixtu
 
 def test_use_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
     """`dataset[0]` draws from generators; albumentations keeps the parameters of its last call."""
+    # Not in the other processes of pytest: 1.5 s of CPU.
+    import albumentations
+
     crop, flips = Crop(16), albumentations.Compose([albumentations.HorizontalFlip()])
     code = SentCode([crop, lambda sample: flips(image=sample)])
     crop(None)

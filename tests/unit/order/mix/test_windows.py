@@ -13,7 +13,7 @@ ZIPF_100 = [1 / n for n in range(1, 101)]
 
 
 @pytest.mark.parametrize("weights", [[7, 3], [50, 25, 15, 9, 1], [1 / n for n in range(1, 21)], ZIPF_100, [1] * 100])
-@pytest.mark.parametrize(("lanes", "batch"), [(8, 256), (16, 1024), (64, 4096)])
+@pytest.mark.parametrize(("lanes", "batch"), [(8, 256), (16, 1024), pytest.param(64, 4096, marks=pytest.mark.slow)])
 def test_every_stratified_batch_has_every_members_share(weights: list[float], lanes: int, batch: int) -> None:
     """Within 2 samples, with a standard deviation of at most 0.6; the epoch's totals are exact."""
     mixed = weighted(weights, batch, 48, lanes=lanes)
