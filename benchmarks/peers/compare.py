@@ -1,14 +1,14 @@
-"""streamer beside WebDataset, MosaicML, LitData, Hugging Face and s3torchconnector: same samples, server, machine.
+"""streamer beside other libraries that read from object storage: same samples, server, machine.
 
     python benchmarks/peers [--samples 10000] [--turns 3] [--only LitData] [--keep FOLDER]
     python benchmarks/peers --tls             over https
     python benchmarks/peers --workers 8
 
-The samples are written by MosaicML's and LitData's writers, tarfile and pyarrow (write.py), served by a simulated S3
-(first byte 30 ms, 90 MB/s a connection) and read by 2 workers in batches of 64, undecoded, as each peer's documentation
-says (readers.py). Over https each is told of the server's authority in the way that it knows. Each reader runs in a
-fresh process with an empty cache folder, in turns; the table has the medians. The environment is made from a wheel of
-the tree and the pinned versions of tests/pages (needs a package index, once).
+The samples are written by MosaicML's, LitData's and LanceDB's writers, tarfile and pyarrow (write.py), served by a
+simulated S3 (first byte 30 ms, 90 MB/s a connection) and read by 2 workers in batches of 64, undecoded, as each peer's
+documentation says (readers.py). Over https each is told of the server's authority in the way that it knows. Each reader
+runs in a fresh process with an empty cache folder, in turns; the table has the medians. The environment is made from a
+wheel of the tree and the pinned versions of tests/pages (needs a package index, once).
 Keeps the table in benchmarks/results/peers-<date>.txt.
 """
 
@@ -110,6 +110,7 @@ def _environment(server: Simulator, cache: Path) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_ALLOW_HTTP": "true",
         "S3_ENDPOINT_URL": server.endpoint,
         "STREAMER_RUNTIME_DIR": str(cache.parent / "run"),
         "HF_HUB_OFFLINE": "1",

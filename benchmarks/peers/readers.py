@@ -229,6 +229,66 @@ def s3torchconnector(s: Settings) -> Epochs:
     return lambda epoch: loader
 
 
+def lancedb(s: Settings) -> Epochs:
+    return _lancedb(s)
+
+
+def lancedb_clumps(s: Settings) -> Epochs:
+    return _lancedb(s, shuffle_clump_size=s.batch)
+
+
+def _lancedb(s: Settings, **more: object) -> Epochs:
+    from lancedb import connect
+    from lancedb.streaming import StreamingDataLoader, StreamingDataset
+
+    table = connect("s3://bucket/lance", storage_options={"allow_http": "true"}).open_table("train")
+
+    def batches(epoch: int) -> Iterable[Batch]:
+        dataset = StreamingDataset(table, num_splits=s.workers, shuffle_seed=SEED, epoch=epoch, **more)
+        # It refuses persistent workers, and calls forked ones experimental.
+        return StreamingDataLoader(
+            dataset,
+            batch_size=s.batch,
+            num_workers=s.workers,
+            collate_fn=columns,
+            multiprocessing_context="forkserver",
+        )
+
+    return batches
+
+
+def grain_parquet(s: Settings) -> Epochs:
+    import grain
+    from grain.experimental import InterleaveIterDataset, WindowShuffleIterDataset
+    from pyarrow.fs import S3FileSystem
+
+    trust = {"tls_ca_file_path": s.authority} if s.authority else {}
+    store = S3FileSystem(
+        access_key="key", secret_key="secret", region="us-east-1", endpoint_override=s.endpoint, **trust
+    )
+    paths = [f"bucket/parquet/{url.rpartition('/')[2]}" for url in s.files["parquet"]]
+
+    def batches(epoch: int) -> Iterable[Batch]:
+        files = grain.MapDataset.source(paths).shuffle(seed=SEED + epoch).map(_Rows(store))
+        rows = WindowShuffleIterDataset(InterleaveIterDataset(files, cycle_length=4), window_size=s.shuffle, seed=SEED)
+        options = grain.MultiprocessingOptions(num_workers=s.workers)
+        return rows.batch(s.batch, batch_fn=columns).mp_prefetch(options)
+
+    return batches
+
+
+class _Rows:
+    """Opens a file; Grain's workers take slices of the files."""
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+
+    def __call__(self, path: str) -> object:
+        from grain.experimental import ParquetIterDataset
+
+        return ParquetIterDataset(path, filesystem=self._store)
+
+
 # ---------------------------------------------------------------- the measurement
 
 
@@ -261,6 +321,9 @@ READERS = (
     Reader("LitData", "litdata", litdata, "shuffle=True"),
     Reader("Hugging Face, tars", "datasets", huggingface_tars, "buffer 1000, max_buffer_input_shards=1, no cache"),
     Reader("Hugging Face, Parquet", "datasets", huggingface_parquet, "the same"),
+    Reader("LanceDB", "lancedb", lancedb, "its table, rows shuffled one by one, its default; a split per worker"),
+    Reader("LanceDB, clumps", "lancedb", lancedb_clumps, "rows shuffled in clumps of 64"),
+    Reader("Grain, Parquet", "grain", grain_parquet, "4 files interleaved, windows of 1000, pyarrow's S3 client"),
     Reader("s3torchconnector, tars", "s3torchconnector", s3torchconnector, "enable_sharding, buffer 1000, no cache"),
 )
 

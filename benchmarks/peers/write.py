@@ -102,12 +102,26 @@ def parquet(folder: Path, count: int) -> None:
         pq.write_table(table, folder / f"{name:04}.parquet", **options)
 
 
+def lance(folder: Path, count: int) -> None:
+    """By LanceDB's writer, in its own sizes."""
+    import lancedb
+    import pyarrow as pa
+
+    schema = pa.schema([("jpg", pa.large_binary()), ("cls", pa.int64())])
+    batches = (
+        pa.record_batch([[content for _, content in held], [number for number, _ in held]], schema=schema)
+        for _, held in _files(count)
+    )
+    lancedb.connect(folder).create_table("train", pa.RecordBatchReader.from_batches(schema, batches))
+
+
 WRITERS: dict[str, Callable[[Path, int], None]] = {
     "files": files,
     "tars": tars,
     "mds": mds,
     "litdata": litdata,
     "parquet": parquet,
+    "lance": lance,
 }
 
 if __name__ == "__main__":
