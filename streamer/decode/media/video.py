@@ -20,11 +20,15 @@ from streamer.formats.media.records import Head, open_record, read_head
 from streamer.formats.media.tables import Integers
 
 if TYPE_CHECKING:
-    from av import VideoFrame
+    from av import VideoCodecContext, VideoFrame
 
 _ORDERS = ("NCHW", "NHWC")
 _STARTS = ("first", "middle", "random")
 _POLICIES = ("error", "repeat_last")
+# Codecs whose non-reference pictures are skipped where they are not wanted. They are half of the packets of x264, and
+# 30 % of the CPU of a clip of 16 frames, every second one, of 1280x720 (2026-11-26). Not hevc: FFmpeg also skips
+# pictures that a higher sublayer refers to.
+_SKIPPABLE = frozenset(["h264"])
 
 
 @dataclass(frozen=True)
@@ -172,26 +176,18 @@ def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
     """The frames shown at these times, of packets that are decoded from the first on."""
     import av
 
-    context, base = context_of(film.codec), Fraction(1, film.timescale)
+    context, missing = context_of(film.codec), set(wanted)
     if not isinstance(context, av.VideoCodecContext):
         raise ValueError(f"{film.codec.name} is a codec of sounds")
-    found: dict[int, VideoFrame] = {}
-    missing = set(wanted)
     try:
-        for number, (content, pts) in enumerate(zip(film.packets, film.pts, strict=True)):
-            if number in film.gaps:
-                _take(context.decode(None), found, missing)
-                context.flush_buffers()
-            packet = av.Packet(content)  # type: ignore[arg-type]  # any buffer
-            packet.pts, packet.time_base = pts, base
-            _take(context.decode(packet), found, missing)
-            if not missing:
-                break
-        else:
-            _take(context.decode(None), found, missing)
+        found = _found(context, film, missing, skips=film.codec.name in _SKIPPABLE)
+        if len(found) < len(missing):
+            # Where a film does not say how far pictures are reordered, the decoder learns it from those it has skipped.
+            context.flush_buffers()
+            found = _found(context, film, missing, skips=False)
     except av.FFmpegError as error:
         raise ValueError(f"FFmpeg: {error}") from error
-    if missing:
+    if missing := missing - found.keys():
         raise ValueError(
             f"{len(missing)} of {len(set(wanted))} frames cannot be decoded, the first at "
             f"{min(missing) / film.timescale:.3f} s, from {len(film.packets)} packets"
@@ -199,11 +195,33 @@ def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
     return [found[pts] for pts in wanted]
 
 
-def _take(frames: Sequence[VideoFrame], found: dict[int, VideoFrame], missing: set[int]) -> None:
+def _found(context: VideoCodecContext, film: Film, wanted: set[int], *, skips: bool) -> dict[int, VideoFrame]:
+    """The wanted frames that the packets have, by time; with `skips` only pictures that they depend on are decoded."""
+    import av
+
+    found: dict[int, VideoFrame] = {}
+    base, gaps = Fraction(1, film.timescale), set(film.gaps)
+    try:
+        for number, (content, pts) in enumerate(zip(film.packets, film.pts, strict=True)):
+            if number in gaps:
+                _take(context.decode(None), wanted, found)
+                context.flush_buffers()
+            context.skip_frame = "NONREF" if skips and pts not in wanted else "DEFAULT"
+            packet = av.Packet(content)  # type: ignore[arg-type]  # any buffer
+            packet.pts, packet.time_base = pts, base
+            _take(context.decode(packet), wanted, found)
+            if len(found) == len(wanted):
+                return found
+        _take(context.decode(None), wanted, found)
+    finally:
+        context.skip_frame = "DEFAULT"
+    return found
+
+
+def _take(frames: Sequence[VideoFrame], wanted: set[int], found: dict[int, VideoFrame]) -> None:
     for frame in frames:
-        if frame.pts in missing:
+        if frame.pts in wanted:
             found[frame.pts] = frame
-            missing.discard(frame.pts)
 
 
 # By kind of a field.

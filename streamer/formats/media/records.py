@@ -22,7 +22,7 @@ from streamer.formats.media.entries import Codec
 from streamer.formats.media.tables import Integers
 
 PACKET = np.dtype([("size", "<u4"), ("pts", "<i8")])
-_LENGTH, _PART = struct.Struct("<I"), struct.Struct("<II")
+_LENGTH, _PART, _ROW = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<Iq")
 _GAP = 1 << 31
 # Of the numbers of a head: at most 5 bytes where MessagePack has a length, 9 where it has a number.
 _HEAD_BYTES = 64
@@ -159,17 +159,17 @@ def open_record(record: memoryview) -> Opened:
         if count & _GAP:
             gaps.append(len(packets))
             count ^= _GAP
-        table = np.frombuffer(rest, PACKET, count, at + _PART.size)
-        at += _PART.size + table.nbytes
+        table = rest[at + _PART.size : at + _PART.size + PACKET.itemsize * count]
+        at += _PART.size + PACKET.itemsize * count
         if codec is None:
             codec = _codec(bytes(rest[at : at + codec_bytes]))
         if codec_bytes:
             keys.append(len(packets))
         at += codec_bytes
-        for size in table["size"].tolist():
+        for size, time in _ROW.iter_unpack(table):
             packets.append(rest[at : at + size])
             at += size
-        pts += table["pts"].tolist()
+            pts.append(time)
     if codec is None or at != len(rest):
         raise ValueError(f"packets up to byte {at} of {len(rest)}")
     return Opened(head, codec, packets, pts, keys, gaps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import util
 
@@ -11,7 +12,7 @@ import pytest
 from streamer.decode import Frames, SampleDecoder, VideoClip
 from streamer.decode.media.contexts import _MOST_CONTEXTS, _kept, context_of
 from streamer.decode.media.films import Film, read_film
-from streamer.decode.media.video import _decoded
+from streamer.decode.media.video import _decoded, _found
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.media.entries import Codec
@@ -57,6 +58,36 @@ def test_clips_are_drawn_for_each_epoch():
     drawn = [numbers(decoder.decode(content, None, lambda s=s: np.random.default_rng(s)))[0] for s in (1, 1, 2, 3)]
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) > 1
+
+
+def without_order(content: bytes) -> bytes:
+    """The film, whose SPS does not say how far pictures are reordered: its bitstream_restriction_flag is 0."""
+    at = content.index(b"avcC") + 12
+    length = int.from_bytes(content[at - 2 : at], "big")
+    bits = f"{int.from_bytes(content[at : at + length], 'big'):0{8 * length}b}"
+    number = "(1|01.|001..|0001...|00001....)"
+    found = re.search(f"1111{number * 4}10*$", bits)
+    assert found is not None
+    changed = int(f"{bits[: found.start()]}01".ljust(8 * length, "0"), 2)
+    return content[:at] + changed.to_bytes(length, "big") + content[at + length :]
+
+
+def test_pictures_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatch):
+    """Where the film does not say their order, the decoder may then need a second pass without skipping."""
+    passes: list[tuple[bool, int]] = []
+
+    def counted(context: object, film: Film, wanted: set[int], *, skips: bool) -> dict[int, object]:
+        found = _found(context, film, wanted, skips=skips)  # type: ignore[arg-type]
+        passes.append((skips, len(found)))
+        return found  # type: ignore[return-value]
+
+    monkeypatch.setattr("streamer.decode.media.video._found", counted)
+    decoder, content = VideoClip(4, num_indices_between_frames=3), made("b_frames.mp4")
+    expected = decoder(content)
+    assert numbers(expected) == [40, 43, 46, 49]
+    assert passes == [(True, 4)]
+    assert np.array_equal(decoder(without_order(content)), expected)
+    assert passes[1:] == [(True, 3), (False, 4)]
 
 
 def test_films_shorter_than_a_clip():
