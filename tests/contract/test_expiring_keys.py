@@ -38,7 +38,7 @@ def issuer(moto_endpoint: str) -> Iterator[Issuer]:
         yield issuer
 
 
-@pytest.fixture(params=["obstore", "curl", "fsspec"])
+@pytest.fixture(params=["obstore", "curl", pytest.param("fsspec", marks=pytest.mark.slow)])
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[ObjectStore]:
     """Each client that reads S3, before its first request."""
     store = open_store("s3://expiring", {}, client=request.param)
@@ -63,7 +63,7 @@ async def test_keys_are_found_and_renewed(
     assert issuer.issued > before
 
 
-@pytest.mark.parametrize("store", ["obstore", "curl"], indirect=True)
+@pytest.mark.parametrize("store", ["curl", pytest.param("obstore", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_issuer_that_refuses(
     issuer: Issuer, store: ObjectStore, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,7 +108,7 @@ def test_the_doctor_names_whose_they_are(issuer: Issuer, tmp_path: Path, monkeyp
     assert (identity.subject, identity.state, identity.fact) == ("identity", "ok", ARN)
 
 
-@pytest.mark.parametrize("store", ["obstore", "curl"], indirect=True)
+@pytest.mark.parametrize("store", ["curl", pytest.param("obstore", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_issuer_that_is_not_ready_is_waited_for(
     issuer: Issuer, store: ObjectStore, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -82,7 +82,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node
     request = GetManifest(0, [str(tmp_path / "data")], "folder", chunk_bytes=FILE_BYTES)
     (tmp_path / "manifest").symlink_to(made[0].client.manifest(request))
     yield made
-    for engine in [node.close() for node in made]:
+    for engine in [node.close() for node in made if node.datasets]:
         engine.wait(30)
 
 
@@ -143,20 +143,31 @@ def store_files(nodes: list[Node]) -> float:
     return sum(node.count("store_bytes") - node.manifest_bytes for node in nodes) / FILE_BYTES - late
 
 
-def test_another_seed_another_node_and_other_ranks_read_what_the_caches_hold(nodes: list[Node]) -> None:
+def test_another_seed_and_another_node_read_what_the_caches_hold(nodes: list[Node]) -> None:
     """With a common cut the store sends each byte once, whatever becomes of the job."""
-    two = [node.prepare(rank, 2, cut="by_key") for rank, node in enumerate(nodes[:2])]
+    of_two_nodes(nodes[:2])
+
+
+def of_two_nodes(nodes: list[Node]) -> None:
+    """Two epochs: each with other ranks and another seed."""
+    two = [node.prepare(rank, 2, cut="by_key") for rank, node in enumerate(nodes)]
     share(two)
     assert [run for prepared in two for run in prepared.recipe().runs], "each reads what its node holds"
     epoch(two, 0)
     assert store_files(nodes) == FILES
     before = [prepared.recipe().runs for prepared in two]
-    swapped = [node.prepare(rank, 2, cut="by_key", seed=5) for rank, node in enumerate(reversed(nodes[:2]))]
+    swapped = [node.prepare(rank, 2, cut="by_key", seed=5) for rank, node in enumerate(reversed(nodes))]
     share(swapped)
     assert [prepared.recipe().runs for prepared in swapped] == before[::-1]
     epoch(swapped, 0)
     assert store_files(nodes) == FILES
-    assert sum(node.count("peer_chunks") for node in nodes[:2]) <= 2, "chunks on the edges of lanes"
+    assert sum(node.count("peer_chunks") for node in nodes) <= 2, "chunks on the edges of lanes"
+
+
+@pytest.mark.slow
+def test_a_third_node_reads_what_the_caches_hold(nodes: list[Node]) -> None:
+    """It joins two that have read all, and has its own from the next epoch on."""
+    of_two_nodes(nodes[:2])
     three = [node.prepare(rank, 3, cut="by_key") for rank, node in enumerate(nodes)]
     share(three)
     epoch(three, 1)

@@ -60,6 +60,7 @@ def test_warm_fills_once_and_exports_a_layer(environment: Mapping[str, str], arr
     assert shown.splitlines()[3] == "  label  int 1 (b)"
 
 
+@pytest.mark.slow
 def test_index_plans_rows(environment: Mapping[str, str], tmp_path: Path) -> None:
     """What they will be like, with the tokens of the format; the table is there for the jobs of this machine."""
     write_megatron(tmp_path / "tokens", documents(lengths(800, 64)))
@@ -72,6 +73,7 @@ def test_index_plans_rows(environment: Mapping[str, str], tmp_path: Path) -> Non
     assert explained[-1].startswith("         2 ranks of 4 rows: 1.")
 
 
+@pytest.mark.slow
 def test_warm_leaves_out_what_has_no_room(environment: Mapping[str, str], arrays: Path) -> None:
     """A cache of half the data: what is local is what the epochs will hit."""
     out = _run(environment, "warm", f"{arrays}/", "--cache-bytes", "2.4MB")

@@ -76,8 +76,9 @@ def test_the_demo_of_shared_caches_loses_a_node(temporary: Path, tmp_path: Path)
     assert picture.stat().st_size > 5000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("images", "ranks"), [(128, 1), pytest.param(256, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("images", "ranks"), [(128, 1), (256, 2)])
 def test_a_small_demo_survives_the_kill_of_its_engine(temporary: Path, images: int, ranks: int) -> None:
     """Two epochs, the engine killed in the second: every sample in both, another engine at the end, nothing left."""
     options = DemoOptions(images=images, epochs=2, ranks=ranks, kill_epoch=2, cache_share=1.5, link=Link(0.0, 0))

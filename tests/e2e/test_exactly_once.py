@@ -142,15 +142,11 @@ def fresh(line: dict) -> list[str]:
     return [mark for (_, mark), again in zip(line["samples"], repeated, strict=True) if not again]
 
 
-def matrix(*quick: tuple[object, ...], full: list[tuple[object, ...]]) -> list[object]:
-    """Every case once: the quick ones always, the rest with the slow tests."""
-    return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in full]
-
-
 SHAPES = list(itertools.product(["folder", "tars"], [1, 2, 3], [0, 1, 2, 3]))
 
 
-@pytest.mark.parametrize(("layout", "world", "workers"), matrix(("tars", 2, 2), full=SHAPES))
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "world", "workers"), SHAPES)
 def test_our_loader_delivers_every_sample_once(machine, data, truth, layout, world, workers):
     """Two epochs over all ranks: the data set each time, equal steps, repeats marked."""
     url = str(data / layout)
@@ -166,7 +162,8 @@ def test_our_loader_delivers_every_sample_once(machine, data, truth, layout, wor
 TOLD = [(*shape, told) for shape in SHAPES for told in (True, False)]
 
 
-@pytest.mark.parametrize(("layout", "world", "workers", "told"), matrix(full=TOLD))
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "world", "workers", "told"), TOLD)
 def test_a_stock_dataloader_gets_every_sample_once(machine, data, truth, layout, world, workers, told):
     """Under torch's own DataLoader, with the batch size told to the data set and without."""
     dataset = {"batch_size": 8} if told else {}
@@ -212,9 +209,9 @@ def test_a_resumed_run_yields_exactly_the_rest(machine, data, truth):
 
 
 def test_a_killed_engine_costs_no_sample(machine, data, truth):
-    """kill -9 of the engine in mid-epoch, twice: the same samples, no error."""
-    pauses = [3, 9]
-    rank = machine.start(0, 1, url=str(data / "folder"), workers=2, epochs=2, pause_at=pauses)
+    """kill -9 of the engine of two ranks in mid-epoch, twice: the same samples, equal steps, no error."""
+    shape = {"url": str(data / "tars"), "epochs": 2, "batch_size": 8}
+    rank, other = machine.start(0, 2, workers=2, pause_at=[3, 9], **shape), machine.start(1, 2, **shape)
     lines = []
     for line in rank.stdout:
         lines.append(json.loads(line))
@@ -225,8 +222,10 @@ def test_a_killed_engine_costs_no_sample(machine, data, truth):
             rank.stdin.flush()
     rank.communicate(timeout=240)
     assert rank.returncode == 0
-    assert delivered([lines], 0) == truth
-    assert delivered([lines], 1) == truth
+    ranks = [lines, *lines_of([other])]
+    assert delivered(ranks, 0) == truth
+    assert delivered(ranks, 1) == truth
+    assert len(batches_of(ranks[0])) == len(batches_of(ranks[1]))
 
 
 @pytest.mark.slow

@@ -195,6 +195,7 @@ def test_what_lightning_reads_of_a_loader(make: Make) -> None:
 # ---------------------------------------------------------------- Accelerate
 
 
+@pytest.mark.slow
 @kinds
 def test_accelerate_trains_on_it(make: Make, kind: str) -> None:
     """Prepared with model and optimizer: the batches of a bare loop, gradients accumulated over two."""
@@ -220,6 +221,7 @@ def test_accelerate_trains_on_it(make: Make, kind: str) -> None:
     assert rings == [kind == "streaming"] * len(rings)
 
 
+@pytest.mark.slow
 def test_accelerate_saves_and_restores_the_place(make: Make, tmp_path: Path) -> None:
     """Registered for checkpointing: a new run goes on at the next batch."""
     accelerate = pytest.importorskip("accelerate")

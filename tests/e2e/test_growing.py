@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader
@@ -13,6 +15,9 @@ from torch.utils.data import DataLoader
 from streamer import Growing, Index, MixedDataset, StreamingDataLoader, StreamingDataset
 from streamer.decode import ArrayDecoder
 from streamer.errors import ConfigError, StateError
+
+# By value: workers would import this module otherwise, and torch with it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SAMPLES, BATCH, EPOCH = 300, 5, 200
 REUSE = 3
@@ -104,6 +109,7 @@ def test_batches_may_be_in_rounds_that_train_samples_twice(
     assert uses.max() - uses.min() <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> None:
     """grow=loader.admissions gives the same samples and random numbers, with other workers."""
@@ -177,6 +183,7 @@ def test_a_state_goes_on_with_another_batch_size(data: Path, closing: Close) -> 
         assert sorted(found) == sorted(rest)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_bare_loop_has_the_samples_of_the_loader(data: Path, closing: Close) -> None:
     """In a loop over the dataset samples come one by one, and a state goes on at the exact one."""

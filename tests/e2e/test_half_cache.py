@@ -33,7 +33,7 @@ def make_data(tmp_path: Path, files: int) -> Path:
 
 
 class Watch(threading.Thread):
-    """Looks at what the folder really takes, as fast as it can."""
+    """Looks at what the folder really takes, again and again."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="watch")
@@ -44,7 +44,7 @@ class Watch(threading.Thread):
         while not self._end.is_set():
             self.peak_bytes = max(self.peak_bytes, taken_bytes(self.folder))
             self.looks += 1
-            self._end.wait(0.002)  # leaves the interpreter to the reader
+            self._end.wait(0.02)  # leaves the interpreter to the reader
 
     def stop(self) -> None:
         self._end.set()

@@ -331,7 +331,7 @@ SLOW = pytest.mark.slow
         pytest.param("pass", 0, 0, "", marks=SLOW),
         pytest.param("pass", 2, 0, "", marks=SLOW),
         pytest.param("break", 0, 0, "", marks=SLOW),
-        pytest.param("break", 2, 0, ""),
+        pytest.param("break", 2, 0, "", marks=SLOW),
         pytest.param("raise RuntimeError('of the trainer')", 0, 1, "RuntimeError: of the trainer", marks=SLOW),
         pytest.param("raise RuntimeError('of the trainer')", 2, 1, "RuntimeError: of the trainer", marks=SLOW),
         pytest.param("sys.exit('said')", 0, 1, "said", marks=SLOW),

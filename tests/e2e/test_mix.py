@@ -210,6 +210,7 @@ def test_raw_arrays_and_strings_arrive_without_copies(place, closing):
                 assert ["files" if number < 1000 else "tars" for number in arrays] == list(batch["__source__"])
 
 
+@pytest.mark.slow
 def test_homogeneous_batches_need_no_common_shape(place, closing):
     """Each member has its own rows in the ring."""
     members = {name: StreamingDataset(place / name) for name in ("files", "large")}

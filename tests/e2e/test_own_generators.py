@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,6 +15,9 @@ from torch.utils.data import DataLoader
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.decode.transforms import OnField
+
+# By value: workers would import this module otherwise, and torch with it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SAMPLES, BATCH = 60, 4
 Drawn = dict[str, bytes]

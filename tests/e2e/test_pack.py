@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def images(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(random.bytes(number * 10))
     return tmp_path / "images"
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Executor]:
+    """A thread, for what processes do in the same way: each takes half a second of CPU to start."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        yield pool
 
 
 def samples_of(folder: Path) -> dict[str, Sample]:
@@ -74,9 +83,9 @@ def test_a_folder_becomes_tars(images: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [pytest.param("name", marks=pytest.mark.slow), "shuffle"])
-def test_orders(images: Path, tmp_path: Path, order: str) -> None:
+def test_orders(images: Path, tmp_path: Path, here: Executor, order: str) -> None:
     """The same samples; by name they ascend over all shards, shuffled their classes are mixed."""
-    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", order=order, seed=4, on="processes:1")  # type: ignore[arg-type]
+    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", order=order, seed=4, on=here)  # type: ignore[arg-type]
     found = samples_of(tmp_path / "tars")
     assert found == expected(images)
     folders = [key.partition("/")[0] for key in found]
@@ -84,11 +93,13 @@ def test_orders(images: Path, tmp_path: Path, order: str) -> None:
     assert (changes == 2) if order == "name" else (changes > 100)
 
 
-def test_the_manifest_is_that_of_an_index(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_manifest_is_that_of_an_index(
+    images: Path, tmp_path: Path, here: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By its digest; and training reads what was packed, in place of the folder."""
     monkeypatch.setenv("STREAMER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
-    packed = streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on="processes:1")
+    packed = streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on=here)
     command = [sys.executable, "-m", "streamer"]
     done = subprocess.run([*command, "index", f"{tmp_path}/tars/"], capture_output=True, text=True, check=True)
     assert f"digest {packed.digest}" in done.stdout
@@ -98,16 +109,16 @@ def test_the_manifest_is_that_of_an_index(images: Path, tmp_path: Path, monkeypa
     assert found == expected(images)
 
 
-def test_tars_are_packed_again(images: Path, tmp_path: Path) -> None:
+def test_tars_are_packed_again(images: Path, tmp_path: Path, here: Executor) -> None:
     """Shuffled, with some of their fields under other names; from an index that was made before."""
-    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on="processes:1")
+    streamer.pack(images, tmp_path / "tars", shard_bytes="200kB", on=here)
     streamer.pack(
         tmp_path / "tars",
         tmp_path / "again",
         fields={"jpg": "image.jpg"},
         order="shuffle",
         shard_bytes="100kB",
-        on="processes:1",
+        on=here,
         manifest=str(tmp_path / "tars/.streamer"),
     )
     wanted = {key: {"image.jpg": sample["jpg"]} for key, sample in expected(images).items()}
@@ -215,7 +226,7 @@ def test_a_pack_is_verified(images: Path, tmp_path: Path) -> None:
     assert "stray.tar is not a shard of this pack" in verify().stderr
 
 
-def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path, here: Executor) -> None:
     """A sample that a transform refuses is named; a destination that holds something else is left as it is."""
 
     def refuse(sample: dict[str, object]) -> dict[str, object]:
@@ -236,11 +247,11 @@ def test_what_cannot_be_packed_is_said(images: Path, tmp_path: Path) -> None:
         streamer.pack(images, tmp_path / "full")
     assert os.listdir(tmp_path / "full") == ["notes.txt"]
     with pytest.raises(PackError, match="has no field 'png'; it has jpg, label"):
-        streamer.pack(images, tmp_path / "fields", fields=["png"], on="processes:1")
+        streamer.pack(images, tmp_path / "fields", fields=["png"], on=here)
     with pytest.raises(PackError, match=r"sample 1 of the iterable, key 'a': its key 'a' is that of sample 0 too"):
         streamer.pack([{"__key__": "a", "txt": "1"}, {"__key__": "a", "txt": "2"}], tmp_path / "double")
     with pytest.raises(PackError, match="no sample is left"):
-        streamer.pack(images, tmp_path / "none", transform=lambda sample: None, on="processes:1")
+        streamer.pack(images, tmp_path / "none", transform=lambda sample: None, on=here)
     with pytest.raises(PackError, match="gives no samples"):
         streamer.pack(iter(()), tmp_path / "nothing")
     with pytest.raises(PackError, match="sample 0 is a int, not a dict"):

@@ -64,6 +64,7 @@ def test_the_same_command_writes_the_same(table: Path, tmp_path: Path) -> None:
     assert (tmp_path / "one/shard-000001.tar").read_bytes() == three["shard-000001.tar"]
 
 
+@pytest.mark.slow
 def test_compressed_mds(tmp_path: Path) -> None:
     """As the peer has written it: the same samples as of the same files, unpacked."""
     folder = tmp_path / "zstd"

@@ -109,6 +109,7 @@ def test_what_a_program_makes_has_columns(folders: Path) -> None:
     assert rows_of(folders / "again") == rows
 
 
+@pytest.mark.slow
 def test_tars_become_parquet(images: Path, folders: Path) -> None:
     """Training reads the same fields; each set of processes writes the same bytes; packed again, the rows are equal."""
     small: dict[str, Any] = {"shard_bytes": "100kB"}

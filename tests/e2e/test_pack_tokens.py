@@ -91,6 +91,7 @@ def test_what_a_program_makes_becomes_tokens(folders: Path, expected: list[list[
     assert files_of(target) == before
 
 
+@pytest.mark.slow
 def test_columns_and_lists_become_tokens(folders: Path, expected: list[list[int]]) -> None:
     """Of Parquet and of JSON lines; a process and a thread write the same; tokens are packed again."""
     (folders / "source").mkdir()

@@ -132,6 +132,7 @@ async def test_two_jobs_read_the_store_once(engines: list[Engine], tmp_path: Pat
     assert "peers" in dict(StatusView(values).lines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engines", [["data", "data"]], indirect=True)
 async def test_an_engine_without_a_job_is_a_home(engines: list[Engine], tmp_path: Path) -> None:
     """It takes the manifest from the peer that asks, keeps what is its own, and reads it from the store once."""
@@ -162,6 +163,7 @@ async def test_no_manifest_of_what_is_not_served(
     assert engine_statistics(engines[0])["store_bytes"] == FILES * CHUNK_BYTES
 
 
+@pytest.mark.slow
 async def test_recoded_chunks_travel_as_records(engines: list[Engine], tmp_path: Path) -> None:
     """The peer recodes them once; their length is known from the answer alone."""
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

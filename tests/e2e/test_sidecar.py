@@ -290,7 +290,8 @@ def test_an_upgrade_in_mid_epoch_is_ridden_out(sidecar, number):
     assert statistics["store_bytes"] < SAMPLES * SAMPLE_BYTES
 
 
-@pytest.mark.parametrize("versions", [pytest.param(-1, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("versions", [-1, 1])
 def test_stat_looks_at_engines_of_neighbouring_versions(sidecar, versions):
     """In an upgrade node by node; trainers are still told to be of one version, and two versions apart is too far."""
     sidecar.start(versions=versions)

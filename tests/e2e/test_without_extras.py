@@ -38,6 +38,8 @@ with StreamingDataLoader(dataset, batch_size=4, num_workers=2) as loader:
     seen = sorted(value for batch in loader for value in batch["value"][:, 0].tolist())
     state = loader.state_dict()
 print(seen, dataset.classes, state["epoch"])
+dataset.close()
+len(StreamingDataset("s3://bucket/data/", cache_dir="cache"))
 """
 
 
@@ -68,8 +70,8 @@ def test_every_extra_is_blocked() -> None:
     assert hard == {"cloudpickle", "diskcache", "isal", "msgspec", "nanoarrow", "numpy", "uvloop"}
 
 
-def test_a_local_folder_is_read(tmp_path: Path) -> None:
-    """With an engine, two workers, a transform and classes."""
+def test_a_local_folder_is_read_and_a_bucket_without_its_extra_is_one_error(tmp_path: Path) -> None:
+    """With an engine, two workers, a transform and classes; the error comes from the engine, without a retry."""
     import numpy as np
 
     for number in range(10):
@@ -77,8 +79,8 @@ def test_a_local_folder_is_read(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, np.full(3, number))
     found = in_a_bare_environment(tmp_path, "-c", TRAIN)
-    assert found.returncode == 0, found.stderr[-3000:]
-    assert found.stdout == f"{list(range(1, 11))} ['cat', 'dog'] 1\n"
+    assert found.stdout == f"{list(range(1, 11))} ['cat', 'dog'] 1\n", found.stderr[-3000:]
+    assert "ConfigError: s3://bucket needs obstore and pycurl" in found.stderr.splitlines()[-1], found.stderr[-3000:]
 
 
 def test_the_commands_answer(tmp_path: Path) -> None:
@@ -109,13 +111,6 @@ def test_a_url_names_the_extra_that_reads_it(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"needs {missing} in this .*pip install 'streamer-data\[{extra}\]'"):
         open_store(url, options)
-
-
-def test_a_bucket_without_its_extra_is_one_error(tmp_path: Path) -> None:
-    """In the trainer, from the engine: not a traceback of modules, not a retry."""
-    code = "from streamer import StreamingDataset\nlen(StreamingDataset('s3://bucket/data/', cache_dir='cache'))"
-    found = in_a_bare_environment(tmp_path, "-c", code)
-    assert "ConfigError: s3://bucket needs obstore and pycurl" in found.stderr.splitlines()[-1], found.stderr[-3000:]
 
 
 def test_a_service_with_http_names_its_extra(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ except streamer.errors.ConfigError as error:
 """
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     """As printed, without workers; workers are an error that says what to do."""
     folder = tmp_path_factory.mktemp("l")

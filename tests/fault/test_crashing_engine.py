@@ -130,6 +130,7 @@ def test_an_engine_that_crashes_at_its_start_is_given_up(settings, saboteur):
     assert_gave_up(caught.value, settings, saboteur.starts)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_pauses")
 def test_an_engine_that_crashes_after_the_handshake_is_given_up(settings, saboteur, manifest):
     """It crashes over the session that is opened: every engine does, so the session ends with the error."""
@@ -145,6 +146,7 @@ def test_an_engine_that_crashes_after_the_handshake_is_given_up(settings, sabote
         assert saboteur.starts == MOST_RESTARTS + 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_pauses")
 def test_a_question_that_crashes_every_engine_is_given_up(settings, saboteur, manifest, tmp_path):
     """A manifest over which every engine crashes, as one that takes too much memory would."""

@@ -164,7 +164,13 @@ async def ticks_waited(engine: Engine, link: Link, folder: Path, jobs: int) -> i
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("cache_bytes", [4 << 20, 64 << 20], ids=["room is scarce", "the link is scarce"])
+@pytest.mark.parametrize(
+    "cache_bytes",
+    [
+        pytest.param(4 << 20, id="room is scarce", marks=pytest.mark.slow),
+        pytest.param(64 << 20, id="the link is scarce"),
+    ],
+)
 async def test_a_greedy_job_costs_a_modest_one_little(link, folder, cache_bytes, jobs):
     """Other data, everything asked for at once, nothing waited for: of twelve steps at most one more waits than alone.
 

@@ -44,7 +44,7 @@ from tests.fault.fake_s3 import (
 pytestmark = pytest.mark.usefixtures("warm_runtime")
 
 
-every_client = pytest.mark.parametrize("client", ["curl", "obstore", "fsspec"])
+every_client = pytest.mark.parametrize("client", ["curl", "obstore", pytest.param("fsspec", marks=pytest.mark.slow)])
 
 
 @every_client

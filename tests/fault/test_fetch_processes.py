@@ -252,6 +252,7 @@ async def test_processes_come_and_go_by_load(folder: Path, monkeypatch: pytest.M
         assert engine.fetchers.memory.gate.limit > 1 << 20
 
 
+@pytest.mark.slow
 async def test_a_chunk_that_ends_each_process_is_an_error_of_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_the_first_epoch_reads_nothing_that_the_index_has_read(tmp_path, sample_
     assert sent_bytes(lines, "epoch") <= 0.05 * total
 
 
+@pytest.mark.slow
 def test_a_cache_of_half_the_data_is_filled_by_the_index(tmp_path):
     """What fits is not fetched again by the first epoch."""
     total = make_tars(tmp_path / "data", (4_000, 12_000))

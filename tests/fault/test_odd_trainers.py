@@ -87,6 +87,7 @@ asyncio.run(kernel())
 """
 
 
+@pytest.mark.slow
 def test_notebook(tmp_path):
     """Cells that use functions and classes of earlier cells, changed in between, on a thread with a running loop."""
     again = """

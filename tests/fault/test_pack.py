@@ -324,6 +324,7 @@ def test_a_killed_upload_leaves_no_parts(store: Store, tmp_path: Path) -> None:
     store.empty()  # moto has a file for an object of this size
 
 
+@pytest.mark.slow
 def test_uploads_outlast_a_busy_store(store: Store) -> None:
     """Every third write is answered 503, parts of large shards too."""
     numbers = random.Random(2)

@@ -193,6 +193,7 @@ def test_who_says_nothing_is_sent_away(make_service, monkeypatch, caplog):
 # ---------------------------------------------------------------- do not read
 
 
+@pytest.mark.slow
 def test_who_does_not_read_is_dropped(make_service):
     """Answers of small events pile up to a few megabytes, then the connection ends; the engine's memory stays."""
     service = make_service()

@@ -488,6 +488,7 @@ def test_killed_trainer_leaves_nothing(what, tmp_path):
     wait_until(lambda: not any(map(alive, started)))
 
 
+@pytest.mark.slow
 def test_interrupt(tmp_path):
     """Ctrl-C to the whole group: the trainer ends with KeyboardInterrupt, its workers quietly with it."""
     process = run_script(ENDLESS, tmp_path, "busy")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from streamer.client.engine_client import EngineClient
+from streamer.client.settings import ClientSettings
 from tests.formats.cases import Case
 from tests.formats.contract import Job
 
@@ -21,10 +23,29 @@ def _resource_tracker() -> None:
     multiprocessing.resource_tracker.ensure_running()
 
 
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientSettings]:
+    """One for all formats: each of its own takes half a second of CPU (2026-11-26)."""
+    root = tmp_path_factory.mktemp("engine")
+    settings = ClientSettings(cache_dir=root / "cache", runtime_dir=root / "run", cache_bytes=10**9)
+    with EngineClient(settings) as client:
+        client.roots()
+        yield settings
+
+
 @pytest.fixture
-def job(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Iterator[Job]:
-    """An engine, and what is read through it."""
-    with closing(Job(tmp_path, case, monkeypatch, lambda: capsys.readouterr().out)) as made:
+def job(
+    case: Case,
+    engine: ClientSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> Iterator[Job]:
+    """The files of a case, and what is read of them through the engine."""
+    monkeypatch.setenv("STREAMER_CACHE_DIR", str(engine.cache_dir))
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(engine.runtime_dir))
+    monkeypatch.delenv("STREAMER_ENGINE", raising=False)
+    with closing(Job(tmp_path, case, lambda: capsys.readouterr().out)) as made:
         yield made
 
 

@@ -60,7 +60,7 @@ class TestPacked(FormatContract):
 
 
 @pytest.mark.parametrize("name", PACKERS)
-@pytest.mark.parametrize("length", [0, 1, 100, 800_000])
+@pytest.mark.parametrize("length", [0, 1, 100, pytest.param(800_000, marks=pytest.mark.slow)])
 def test_every_byte(name: str, length: int) -> None:
     """Of one stream and of several; not one more than allowed."""
     content = bytes(range(256)) * (length // 256) + b"x" * (length % 256)

@@ -82,6 +82,7 @@ class TestParquet(FormatContract):
             assert min(blocks) > 3, blocks
 
 
+@pytest.mark.slow
 def test_libraries_stay_out_of_trainers_and_engines():
     """Only a recoder imports those of columns and arrays: not the classes, their indexes or their openers."""
     program = (

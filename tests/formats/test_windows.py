@@ -166,8 +166,7 @@ def blocks_in(chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int) ->
     [
         "npy",
         "hdf5",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("zarr", "parquet with pages")),
-        "parquet",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("zarr", "parquet with pages", "parquet")),
     ],
 )
 def test_bytes_and_chunk_files(kind: str) -> None:

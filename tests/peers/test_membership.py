@@ -119,8 +119,8 @@ def test_what_is_no_list_of_members(members):
     ("changes", "said"),
     [
         ({"placement": 2}, "update"),
-        ({"protocol": 2}, "update"),
-        ({"id": 1}, "another program"),
+        pytest.param({"protocol": 2}, "update", marks=pytest.mark.slow),
+        pytest.param({"id": 1}, "another program", marks=pytest.mark.slow),
         (None, "another program"),
     ],
 )

@@ -86,7 +86,7 @@ def reaches_the_bound(world: World, order: Callable[[int], Order]) -> None:
     assert world.policy.statistics().scheduled_evicted_chunks <= 0.002 * world.count
 
 
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", FEW_SHARES)
 def test_warm_epochs_reach_the_bound_in_block_order(share: float) -> None:
     """From epoch 2 on the hit rate is at least 0.98 (C-S)/D, spread evenly, with S at most a tenth of C."""
     world = World(share)
@@ -118,7 +118,7 @@ def test_plain_lru_hits_nothing_under_an_identical_order() -> None:
 
 @pytest.mark.parametrize("share", FEW_SHARES)
 @pytest.mark.parametrize("order", [block, fresh, identical])
-@pytest.mark.parametrize("window", [36, 100])
+@pytest.mark.parametrize("window", [36, pytest.param(100, marks=pytest.mark.slow)])
 def test_hold_writes_almost_nothing_to_kept_chunks(share: float, order: Callable[[int], Order], window: int) -> None:
     """From the first warm epoch on at most 1 % of the data in each (3 to 4 % while the cold epoch borrowed room)."""
     world, written = World(share, count=1504), [0.0] * 4

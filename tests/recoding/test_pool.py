@@ -112,7 +112,9 @@ async def test_a_process_knows_no_credentials(
     assert b"hidden" not in environment
 
 
-@pytest.mark.parametrize("order", ["!kill", "!refuse", "!raise", "!grow"])
+@pytest.mark.parametrize(
+    "order", ["!kill", "!refuse", *(pytest.param(order, marks=pytest.mark.slow) for order in ("!raise", "!grow"))]
+)
 async def test_a_second_try(engine: Engine, write: Callable[..., Path], tmp_path: Path, order: str) -> None:
     """What fails once is done by a fresh process."""
     samples = [[b"first", f"{order} {tmp_path}/done".encode()]]
@@ -125,9 +127,9 @@ async def test_a_second_try(engine: Engine, write: Callable[..., Path], tmp_path
     ("order", "reason"),
     [
         ("!kill", "its recoder ended: killed by SIGKILL"),
-        ("!refuse", "this block is refused"),
+        pytest.param("!refuse", "this block is refused", marks=pytest.mark.slow),
         ("!raise", r"KeyError\('a mistake of the format'\)"),
-        ("!grow", "it takes more memory"),
+        pytest.param("!grow", "it takes more memory", marks=pytest.mark.slow),
     ],
 )
 async def test_an_error_names_the_block(engine: Engine, write: Callable[..., Path], order: str, reason: str) -> None:
