@@ -74,7 +74,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/first_batch.py
 
-# The properties once more, with thirty times as many examples.
+# The properties once more, with fifty times as many examples.
 test-faults: $(STAMP)
 	$(PYTEST) -m slow --timeout 900 $(TESTS)
 	$(PYTEST) --hypothesis-profile thorough --timeout 900 $(or $(TESTS),tests/property)

@@ -26,7 +26,7 @@ pytest_plugins = ["tests.forks"]
 
 # The same examples every time, and no clock in a test: the machine is shared. A few of them in `make test`, which would
 # draw the same ones again; `make test-faults` draws more with --hypothesis-profile thorough.
-settings.register_profile("steady", deadline=None, derandomize=True, max_examples=10)
+settings.register_profile("steady", deadline=None, derandomize=True, max_examples=6)
 settings.register_profile("thorough", settings.get_profile("steady"), max_examples=300)
 settings.load_profile("steady")
 

@@ -63,7 +63,7 @@ def windows(chosen: Audio, content: bytes, chunk_bytes: int = 8 << 20) -> list[d
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk_bytes", [5_000, 8 << 20])
+@pytest.mark.parametrize("chunk_bytes", [5_000, pytest.param(8 << 20, marks=pytest.mark.slow)])
 def test_windows_are_those_of_the_whole(kind: str, chunk_bytes: int):
     """However small the blocks are; their length is what was encoded, which decoders fill to whole packets."""
     make, total, near = KINDS[kind]
