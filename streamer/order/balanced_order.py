@@ -46,7 +46,7 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
     def __init__(self, inner: RowOrder | EpochOrder | MixOrder, spec: BalanceSpec, cost: CostOf) -> None:
         assert spec.batch % inner.lanes == 0, "the lanes divide the batch"
         super().__init__(inner)
-        self._shuffled = inner.inner if isinstance(inner, RowOrder) else inner
+        self._shuffled = cast("EpochOrder | MixOrder", inner.inner if isinstance(inner, RowOrder) else inner)
         self._spec, self._cost = spec, cost
         self._rows = spec.batch // inner.lanes
         self._group = gcd(spec.rows, self._rows)

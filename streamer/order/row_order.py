@@ -6,7 +6,7 @@ at any position without the positions before it. Only what it needs from the cac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from streamer.order.rows.sets import Sets
 from streamer.order.spec import auto_window
 
 if TYPE_CHECKING:
+    from streamer.order.growing import GrowingOrder
     from streamer.order.mix.order import MixOrder
 
 
@@ -29,10 +30,7 @@ class OuterOrder(Generic[Inner]):
 
     Attributes:
         inner: the other order.
-        origin: positions begin with 0.
     """
-
-    origin = 0
 
     def __init__(self, inner: Inner) -> None:
         self.inner = inner
@@ -41,6 +39,11 @@ class OuterOrder(Generic[Inner]):
     def epoch(self) -> int:
         """Number of the epoch."""
         return self.inner.epoch
+
+    @property
+    def origin(self) -> int:
+        """The first position of the epoch."""
+        return self.inner.origin
 
     @property
     def samples(self) -> int:
@@ -58,7 +61,7 @@ class OuterOrder(Generic[Inner]):
         return self.inner.block_samples
 
     def known(self, position: int) -> tuple[int, int]:
-        """Returns all positions."""
+        """Returns all positions; of a growing dataset those of the round."""
         return self.inner.known(position)
 
     def ordinals(self, positions: Integers) -> Integers:
@@ -74,7 +77,7 @@ class OuterOrder(Generic[Inner]):
         return self.inner.chunks(ordinals)
 
 
-class RowOrder(OuterOrder["EpochOrder | MixOrder"]):
+class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
     """An `Order` of rows. Owned by one thread.
 
     Args:
@@ -82,7 +85,7 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder"]):
         sets: their chunks, numbered through all members of a mix.
     """
 
-    def __init__(self, inner: EpochOrder | MixOrder, sets: Sets) -> None:
+    def __init__(self, inner: EpochOrder | MixOrder | GrowingOrder, sets: Sets) -> None:
         super().__init__(inner)
         self._sets = sets
 
@@ -113,8 +116,7 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder"]):
 
     def drawn(self, position: int) -> Integers:
         """Returns the rows of each member of a mix among the first positions; see `MixOrder.drawn`."""
-        assert not isinstance(self.inner, EpochOrder)
-        return self.inner.drawn(position)
+        return cast("MixOrder", self.inner).drawn(position)
 
     def _expanded(self, needs: Needs) -> Needs:
         chunks, place = self._sets.expand(needs.chunk.astype(np.int64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from streamer import Growing, Index, MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer import Growing, Index, MixedDataset, Packing, StreamingDataLoader, StreamingDataset
 from streamer.decode import ArrayDecoder
 from streamer.errors import ConfigError, StateError
+from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron
 
 # By value: workers would import this module otherwise, and torch with it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -110,6 +112,36 @@ def test_batches_may_be_in_rounds_that_train_samples_twice(
 
 
 @pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [0, 2])
+def test_packed_documents_grow_in_rows(tmp_path: Path, workers: int, closing: Close) -> None:
+    """The documents of rows are used as evenly as samples are; a state goes on with the same rows."""
+    given = documents(lengths(600, 64))
+    url = write_megatron(tmp_path / "tokens", given, files=40)
+
+    def made() -> StreamingDataLoader:
+        options = {"format": "tokens", "packing": Packing(64, set_rows=8), "growing": Growing(REUSE, EPOCH, "3kB")}
+        return StreamingDataLoader(
+            closing(StreamingDataset(url, cache_dir=tmp_path / "cache", **options)), BATCH, workers, reports=None
+        )
+
+    pieces = [piece for piece in pieces_of(given, 64) if len(piece) > 8]
+    uses, rows, state = Counter(), [], {}
+    with made() as loader:
+        for epoch in range(4):
+            for step, batch in enumerate(loader):
+                uses.update(pieces_in([batch]))
+                assert max(uses[one] for one in pieces) - min(uses[one] for one in pieces) <= REUSE + 1
+                if (epoch, step) == (1, 7):
+                    state = loader.state_dict()
+                elif state:
+                    rows.append(batch["tokens"].tolist())
+            assert step + 1 == len(loader) == EPOCH // BATCH
+    with made() as loader:
+        loader.load_state_dict(state)
+        assert [batch["tokens"].tolist() for _ in range(3) for batch in loader] == rows
+
+
 @pytest.mark.process
 def test_a_run_is_repeated_from_its_admissions(data: Path, closing: Close) -> None:
     """grow=loader.admissions gives the same samples and random numbers, with other workers."""

@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 from streamer.order.growing import AdmissionLog, Cohorts, GrowingOrder, KnownRounds, rounds_between
 from streamer.order.protocol import Batches
 from streamer.order.rank_split import RankSplit
+from streamer.order.row_order import RowOrder
+from streamer.order.rows.content import RowContent, row_counts
+from streamer.order.rows.sets import Sets, make_sets
+from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import OrderSpec
 
 PASSES = 2
+ROW_SPEC = RowSpec(64)
 QUICK = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -24,8 +29,15 @@ def logs(draw: st.DrawFn) -> AdmissionLog:
     rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     sizes = rng.integers(0, 30, draw(st.integers(8, 120)))
     sizes[0] = max(int(sizes[0]), lanes)
-    spec = OrderSpec("x" * 32, draw(st.integers(0, 99)), "block", lanes, lanes * draw(st.sampled_from([1, 4])))
-    cohorts = Cohorts(spec, sizes.astype(np.int64))
+    return drawn_log(draw, Cohorts(spec_of(draw, lanes), sizes.astype(np.int64)), rng)
+
+
+def spec_of(draw: st.DrawFn, lanes: int) -> OrderSpec:
+    return OrderSpec("x" * 32, draw(st.integers(0, 99)), "block", lanes, lanes * draw(st.sampled_from([1, 4])))
+
+
+def drawn_log(draw: st.DrawFn, cohorts: Cohorts, rng: np.random.Generator) -> AdmissionLog:
+    """A run over two passes whose arrivals are random."""
     reuse = draw(st.integers(1, 5))
     log = AdmissionLog(cohorts, reuse, min(cohorts.per_pass, draw(st.integers(1, 3))))
     most = draw(st.integers(1, max(1, cohorts.per_pass // 2)))
@@ -34,6 +46,34 @@ def logs(draw: st.DrawFn) -> AdmissionLog:
         left = end - log[len(log) - 1].end
         log.admit(min(left, int(rng.integers(0, most + 1))))
     return log
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Packed documents in chunks; `first`: documents before each chunk."""
+
+    costs: np.ndarray
+    first: np.ndarray
+    sets: Sets
+    counts: np.ndarray
+
+    def documents(self, number: int) -> np.ndarray:
+        """Those of a set."""
+        return np.concatenate([np.arange(*self.first[[c, c + 1]]) for c in self.sets.chunks(number).astype(int)])
+
+
+@st.composite
+def packed_logs(draw: st.DrawFn) -> tuple[AdmissionLog, Rows]:
+    """A run as of `logs`, of documents that are packed into rows."""
+    lanes, rng = draw(st.sampled_from([1, 2, 3])), np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    samples = rng.integers(0, 20, draw(st.integers(6, 40)))
+    samples[0] = 4 * lanes
+    costs = rng.integers(1, 100, int(samples.sum()))
+    first = np.append(0, np.cumsum(samples))
+    sets = make_sets(samples, draw(st.integers(1, 4)), shuffle=True)
+    rows = Rows(costs, first, sets, np.zeros(0))
+    counts = row_counts(ROW_SPEC, sets, lambda number: costs[rows.documents(number)])
+    log = drawn_log(draw, Cohorts(spec_of(draw, lanes), counts, sets), rng)
+    return log, msgspec.structs.replace(rows, counts=counts)
 
 
 def trained(log: AdmissionLog, number: int) -> np.ndarray:
@@ -161,3 +201,46 @@ def test_chunks_of_consecutive_cohorts_come_once_each(log: AdmissionLog) -> None
         use for j in range(end) for use in zip(*map(np.ndarray.tolist, cohorts.chunks(lanes, j, j + 1)), strict=True)
     ]
     assert sorted(steps) == whole
+
+
+@QUICK
+@given(packed_logs())
+def test_documents_in_rows_are_used_as_often_as_rows(case: tuple[AdmissionLog, Rows]) -> None:
+    """Rows are level as samples are; the uses of a row in a pass have one content, so each token has exactly k."""
+    log, rows = case
+    before, uses = np.append(0, np.cumsum(rows.counts)), np.zeros(log.cohorts.samples, int)
+    tokens = [np.zeros(cost, int) for cost in rows.costs.tolist()]
+    content = RowContent(ROW_SPEC, log.cohorts.spec.seed)
+    for number in range(len(log)):
+        turns, numbers = np.divmod(trained(log, number), log.cohorts.samples)
+        for row, turn in zip(numbers.tolist(), turns.tolist(), strict=True):
+            uses[row] += 1
+            if turn % 2 or log[number].begin >= log.cohorts.per_pass:
+                continue  # of the second pass, whose last uses are not made
+            own = int(np.searchsorted(before, row, side="right")) - 1
+            documents = rows.documents(own)
+            made = content.rows(rows.costs[documents], documents, turn % 2)
+            for item in range(*made.first[row - before[own] :][:2].tolist()):
+                begin, size = made.items.begin[item], made.items.size[item]
+                tokens[documents[made.items.document[item]]][begin : begin + size] += 1
+        assert uses.max() - uses.min() <= log.reuse + 1
+    assert all((of == log.reuse).all() for of in tokens)
+
+
+@QUICK
+@given(packed_logs(), st.integers(0, 1 << 32))
+def test_sets_are_admitted_whole(case: tuple[AdmissionLog, Rows], seed: int) -> None:
+    """All chunks of a row's set are admitted, and needed, with its first row."""
+    log, rows = case
+    lanes = log.cohorts.spec.lanes
+    start = int(np.random.default_rng(seed).integers(log.stop // lanes)) * lanes
+    split, every = RankSplit(lanes, lanes, 1, 0), np.arange(lanes)
+    order = RowOrder(GrowingOrder(log, every, log.stop, 0), rows.sets)
+    codes = order.ordinals(np.arange(start, start + lanes))
+    own = np.searchsorted(np.cumsum(rows.counts), codes % log.cohorts.samples, side="right")
+    chunks = {chunk for number in own.tolist() for chunk in rows.sets.chunks(number).tolist()}
+    assert set(order.chunks(codes)[0].tolist()) == chunks
+    first, last = log.at(start), log.at(start + lanes - 1)
+    admitted = log.cohorts.chunks(every, first.begin, last.end, earlier=True).chunk.tolist()
+    needed = {chunk for need in order.needs(split, Batches(start, lanes, 0, 1)) for chunk in need.chunk.tolist()}
+    assert chunks <= needed <= set(admitted)

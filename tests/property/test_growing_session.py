@@ -26,7 +26,7 @@ from streamer.loader.samples.maker import SampleRules
 from streamer.loader.samples.opened import MemberRecipe, Members
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.skipping import SkipRules
-from streamer.order.growing import Growing
+from streamer.order.growing import Cohorts, Growing
 from streamer.order.spec import OrderSpec
 from streamer.wire.messages import PROTOCOL, Advance, Extend, Message, Welcome
 
@@ -126,7 +126,10 @@ def prepared(case: Case) -> Iterator[tuple[RankStream, InstantEngine]]:
         roots=(),
     )
     manifest = SimpleNamespace(digest="x" * 32, chunk_local_bytes=sizes, chunks=case.chunks, samples=int(samples.sum()))
-    data = SimpleNamespace(manifest=manifest, samples=manifest.samples, chunk_samples=samples, joins=())
+    data = SimpleNamespace(
+        manifest=manifest, samples=manifest.samples, order_samples=samples, cohorts=lambda of: Cohorts(of, samples)
+    )
+    data.joins, data.rows = (), None
     engine = InstantEngine(sizes, int(case.cache_share * sizes.sum()))
     identity = Identity(
         rank_config=RankConfig(rank=0, world_size=1), stream="", skip_rules=SkipRules(), options=(b"{}",)

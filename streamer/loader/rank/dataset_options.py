@@ -155,9 +155,11 @@ class DatasetOptions(StreamOptions):
                 "lengths out",
                 field="lengths",
             )
-        for name in ("packing", "balance"):
-            if self.growing is not None and getattr(self, name) is not None:
-                raise ConfigError(f"{name}= with growing=: it is planned of all samples; leave one out", field=name)
+        if self.balance is not None and self.growing is not None:
+            raise ConfigError(
+                "balance= with growing=: it changes places with samples that have not arrived; leave one out",
+                field="balance",
+            )
         if self.packing is None:
             return
         if shuffle_mode(self.shuffle) == "sample":

@@ -85,7 +85,7 @@ class StreamCodes:
         for member, number, turn in zip(members.tolist(), numbers, turns.tolist(), strict=True):
             data = self._members.each[member]
             assert data.rows is not None, "rows are asked for where documents are packed"
-            run = epoch if self._codes is None else turn + self._first_run(epoch, member)
+            run = self._content(epoch, member, turn)
             pieces.append(part := data.rows.pieces(number, self._seeds[member], run))
             if self._codes is None:
                 found.append(data.to_manifest(part.document))
@@ -107,7 +107,7 @@ class StreamCodes:
         # A member has a few passes in an epoch.
         for member, turn in sorted(set(zip(members.tolist(), turns.tolist(), strict=True))):
             mine = (members == member) & (turns == turn)
-            run = epoch if self._codes is None else turn + self._first_run(epoch, member)
+            run = self._content(epoch, member, turn)
             data = self._members.each[member]
             found[mine] = data.costs(numbers[mine], self._seeds[member], run, coefficients)
         return found
@@ -141,6 +141,14 @@ class StreamCodes:
             return np.zeros_like(rows), rows, np.zeros_like(rows)
         codes = type(self._codes)(self._members.order_samples)
         return codes.members(rows), codes.ordinals(rows), codes.turns(rows)
+
+    def _content(self, epoch: int, member: int, turn: int) -> int:
+        """Returns the epoch, or pass, whose documents a row has."""
+        if self._codes is None:
+            return epoch
+        # Of a growing dataset the last bit is that of the pass (`RoundTables`): the uses of a row in one pass have the
+        # same documents, or a document would be used more often than another one.
+        return turn % 2 if self._mix is None else turn + self._first_run(epoch, member)
 
     def _first_run(self, epoch: int, member: int) -> int:
         """The first pass of a member in an epoch of a mix; the uses of a growing dataset count over all epochs."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from streamer.loader.rows.table import Documents
     from streamer.loader.samples.joins import JoinRecipe, OpenedJoin
     from streamer.manifest.selection import Selection
+    from streamer.order.growing import Cohorts
+    from streamer.order.spec import OrderSpec
 
 Integers = npt.NDArray[np.int64]
 
@@ -185,6 +187,17 @@ class OpenedDataset:
     def order_first(self) -> Integers:
         """Their prefix sum."""
         return self.chunk_first if self.rows is None else self.rows.first
+
+    def cohorts(self, spec: OrderSpec) -> Cohorts:
+        """The cohorts in which a growing dataset admits its samples, or rows.
+
+        Raises:
+            ConfigError: see `Cohorts`.
+        """
+        # Only here: other datasets do not load it.
+        from streamer.order.growing import Cohorts
+
+        return Cohorts(spec, self.order_samples, None if self.rows is None else self.rows.sets)
 
     @property
     def stored_bytes(self) -> int:

@@ -117,11 +117,8 @@ def _first_order(
 ) -> EpochOrder | MixOrder | GrowingOrder | RowOrder | BalancedOrder:
     """The order of the epoch in which a run begins. What one dataset does not need is only loaded for others."""
     epoch = recipe.entry[0]
-    if rounds is not None:
-        from streamer.order.growing import GrowingOrder
-
-        return GrowingOrder(rounds, recipe.growing_lanes, recipe.epoch_samples, epoch)
-    order: EpochOrder | MixOrder | RowOrder = (shuffled := _shuffled(recipe, members, epoch))
+    order: EpochOrder | MixOrder | GrowingOrder | RowOrder
+    order = shuffled = _shuffled(recipe, members, epoch, rounds)
     if rows := [member.rows for member in members.each if member.rows is not None]:
         from streamer.order.row_order import RowOrder, joined_sets
 
@@ -133,11 +130,18 @@ def _first_order(
     from streamer.order.balanced_order import BalancedOrder
 
     codes, coefficients = StreamCodes(recipe.spec, members), (balance.linear, balance.quadratic)
-    return BalancedOrder(order, balance, lambda rows, of: codes.costs(of, rows, coefficients))
+    inner = cast("EpochOrder | MixOrder | RowOrder", order)
+    return BalancedOrder(inner, balance, lambda rows, of: codes.costs(of, rows, coefficients))
 
 
-def _shuffled(recipe: BatchRecipe, members: Members, epoch: int) -> EpochOrder | MixOrder:
+def _shuffled(
+    recipe: BatchRecipe, members: Members, epoch: int, rounds: Rounds | None
+) -> EpochOrder | MixOrder | GrowingOrder:
     """The order of samples, or of rows, whose chunks are sets then."""
+    if rounds is not None:
+        from streamer.order.growing import GrowingOrder
+
+        return GrowingOrder(rounds, recipe.growing_lanes, recipe.epoch_samples, epoch)
     if isinstance(recipe.spec, OrderSpec):
         only = members.each[0]
         words = only.manifest.chunk_words if recipe.spec.cut == "by_key" else None

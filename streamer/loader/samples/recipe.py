@@ -111,9 +111,9 @@ class StreamReader:
         members = Members([member.open() for member in recipe.members])
         self._rounds = None
         if recipe.epoch_samples and isinstance(recipe.spec, OrderSpec):
-            from streamer.order.growing import Cohorts, KnownRounds
+            from streamer.order.growing import KnownRounds
 
-            self._rounds = KnownRounds(Cohorts(recipe.spec, members.each[0].chunk_samples))
+            self._rounds = KnownRounds(members.each[0].cohorts(recipe.spec))
         self._plans = Plans(recipe, members, self._rounds)
         self._maker = StreamMaker(recipe, members)
         self._places: Sequence[SampleLocation] = ()

@@ -10,6 +10,7 @@ import numpy as np
 from streamer.errors import ConfigError
 from streamer.order.cut import hashed_order
 from streamer.order.hashing import TAG_CUT, Chunks, Integers, fold, fold_each
+from streamer.order.rows.sets import Sets
 from streamer.order.spec import OrderSpec
 
 TAG_COHORT = 40
@@ -80,13 +81,14 @@ class Cohorts:
     Owned by one thread. Costs 12 bytes per chunk, and 24 per chunk of the asked lanes and pass.
 
     Args:
-        chunk_samples: (M,) samples per chunk.
+        chunk_samples: (M,) samples per chunk; of packed documents (S,) rows per set, and a set counts as a chunk.
+        sets: the chunks of each set, which arrive together; None: documents are not packed.
 
     Raises:
         ConfigError: fewer samples than lanes, or no shuffle.
     """
 
-    def __init__(self, spec: OrderSpec, chunk_samples: Integers) -> None:
+    def __init__(self, spec: OrderSpec, chunk_samples: Integers, sets: Sets | None = None) -> None:
         if spec.shuffle == "none":
             raise ConfigError("a growing dataset is shuffled: remove shuffle=False, or growing=", field="shuffle")
         self.spec = spec
@@ -98,6 +100,7 @@ class Cohorts:
         self.size = max(1, min(-(-self.samples // chunks), self.lane_samples // _LEAST_COHORTS))
         self.per_pass = max(1, self.lane_samples // self.size)
         self.chunk_first = np.concatenate([np.zeros(1, np.int64), np.cumsum(chunk_samples, dtype=np.int64)])
+        self._sets = sets
         self._lanes: dict[tuple[int, int], _Sequence] = {}
 
     def __repr__(self) -> str:
@@ -137,7 +140,17 @@ class Cohorts:
         rest = self.rests(begin, end)
         last = (rest.turn + 1) * self.per_pass - 1
         found.append(CohortChunks(rest.chunk.astype(np.uint32), last, last))
-        return CohortChunks._make(map(np.concatenate, zip(*found, strict=True)))
+        joined = CohortChunks._make(map(np.concatenate, zip(*found, strict=True)))
+        if self._sets is None:
+            return joined
+        chunks, place = self._sets.expand(joined.chunk.astype(np.int64))
+        return CohortChunks(chunks, joined.first[place], joined.last[place])
+
+    def largest_bytes(self, chunk_bytes: Integers) -> int:
+        """Returns the bytes of the largest chunk, or set of chunks, from (chunks,) those of each."""
+        if self._sets is None:
+            return int(chunk_bytes.max())
+        return int(np.add.reduceat(chunk_bytes[self._sets.all_chunks], self._sets.first[:-1]).max())
 
     # ------------------------------------------------------------ inside
 

@@ -16,7 +16,7 @@ from streamer.loader.samples.opened import Members
 from streamer.loader.samples.recipe import SampleRecipe
 from streamer.loader.stall.growth import GrowingStats
 from streamer.order import state as order_state
-from streamer.order.growing import AdmissionLog, Cohorts, Growing
+from streamer.order.growing import AdmissionLog, Growing
 from streamer.order.plan import RankPlan
 from streamer.order.spec import OrderSpec
 
@@ -38,8 +38,8 @@ class Growth:
 
     def __init__(self, growing: Growing, recipe: SampleRecipe, members: Members, rank_config: RankConfig) -> None:
         self._growing = growing
-        self._chunk_samples = members.each[0].chunk_samples
-        self.manifest = members.each[0].manifest
+        self._data = members.each[0]
+        self.manifest = self._data.manifest
         self.rank_config = rank_config
         self.waiting = False
         replayed = () if isinstance(growing.grow, (str, int)) else tuple(growing.grow)
@@ -51,8 +51,8 @@ class Growth:
     def _begin(self, recipe: SampleRecipe, epoch_samples: int, admitted: tuple[int, ...], least: int = 0) -> None:
         """Begins a log of admissions; `least` 0: chosen from the batch size."""
         assert isinstance(recipe.spec, OrderSpec)
-        cohorts = Cohorts(recipe.spec, self._chunk_samples)
-        window_samples = recipe.spec.window * cohorts.samples // int(np.count_nonzero(self._chunk_samples))
+        cohorts = self._data.cohorts(recipe.spec)
+        window_samples = recipe.spec.window * cohorts.samples // int(np.count_nonzero(self._data.order_samples))
         least = least or cohorts.enough(max(window_samples, _LEAST_BATCHES * recipe.global_batch))
         self.log = AdmissionLog(cohorts, self._growing.reuse, least, admitted)
         self.epoch_samples = epoch_samples
@@ -133,9 +133,9 @@ class Growth:
         """Returns passes, uses and the samples in use at a batch."""
         log, cohorts, rank = self.log, self.log.cohorts, self.rank_config
         position = min(plan.position(batch), log.stop - 1)
-        of, data_bytes = log.at(position), int(self.manifest.chunk_local_bytes.sum())
+        of = log.at(position)
         least, most = log.used(position)
-        sample_bytes = data_bytes / max(1, self.manifest.samples)
+        sample_bytes = self._data.stored_bytes / cohorts.samples
         return GrowingStats(
             reuse=log.reuse,
             round=of.number,

@@ -152,8 +152,8 @@ class GrowingSession(StepSession):
         def size(cohorts: int) -> int:
             return total * cohorts * lanes // (all_lanes * per_pass)
 
-        # The last chunk of each lane belongs to a later cohort as well.
-        edges = lanes * int(sizes.max())
+        # The last chunk, or set, of each lane belongs to a later cohort as well.
+        edges = lanes * log.cohorts.largest_bytes(sizes)
         added = min(self._growth.grow or 0, per_pass)
         held_back = size(max(log.least, added)) + edges
         trained = size(max(min(log.reuse * added, per_pass), log.least))
