@@ -203,7 +203,7 @@ def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> No
         _save(picture, out, clip, sample.get("pts_seconds"))
         terminal.line(f"written: {out}")
     elif picture is not None and terminal.out.isatty():
-        from streamer.cli.plots import half_blocks
+        from streamer.cli.pictures import half_blocks
 
         size = shutil.get_terminal_size()
         for line in half_blocks(picture, size.columns, min(size.lines - 2, _DRAWN_LINES)):
@@ -238,7 +238,7 @@ def _save(
     try:
         from PIL import Image
 
-        from streamer.cli.plots import contact_sheet
+        from streamer.cli.pictures import contact_sheet
 
         if clip is not None:
             picture = contact_sheet(clip, times.ravel().tolist() if isinstance(times, np.ndarray) else ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.cli.plots import fitting, half_blocks, shrunk
+from streamer.cli.pictures import fitting, half_blocks, shrunk
 
 
 def test_a_character_shows_two_rows() -> None:

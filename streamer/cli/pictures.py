@@ -1,4 +1,4 @@
-"""Pictures in a terminal, and the frames of a clip as one picture. No I/O.
+"""Pictures that `streamer show` draws in a terminal, and the frames of a clip as one picture. No I/O.
 
 In a terminal a character is two pixels: an upper half block in one colour on the other.
 """
