@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from streamer.formats.litdata.format import LitData as LitData
     from streamer.formats.lmdb.format import LMDB as LMDB
     from streamer.formats.mds import Mds as Mds
-    from streamer.formats.media.video import Video as Video
     from streamer.formats.parquet.format import Parquet as Parquet
     from streamer.formats.recordio import RecordIO as RecordIO
     from streamer.formats.tfrecord.format import TFRecord as TFRecord
     from streamer.formats.tokens.format import Tokens as Tokens
+    from streamer.formats.video.format import Video as Video
     from streamer.formats.webdataset import WebDataset as WebDataset
     from streamer.formats.zip import Zip as Zip
 
@@ -82,7 +82,7 @@ BUILT_IN = {
     "raw": BuiltIn("arrays.rows", "RawArrays"),
     # `x.bin` with `x.idx` beside it; see `detect`.
     "tokens": BuiltIn("tokens.format", "Tokens", "tokens (Megatron)"),
-    "video": BuiltIn("media.video", "Video"),
+    "video": BuiltIn("video.format", "Video"),
     "zip": BuiltIn("zip", "Zip", "zip archives", ("zip",)),
 }
 _MODULES = {"Format": "base"} | {row.class_name: row.module for row in BUILT_IN.values()}

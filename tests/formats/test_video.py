@@ -13,7 +13,7 @@ import pytest
 
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.base import Block
-from streamer.formats.media.video import Video
+from streamer.formats.video.format import Video
 from streamer.manifest.builder.containers import Container, index_container
 from tests.films import decoded, film, made
 from tests.formats.cases import Case, Found, MemoryStore, block_bytes, built, facts_of, find, recode
@@ -78,6 +78,29 @@ class TestVideo(FormatContract):
             # A GOP has 20 frames: the first sample needs nothing of the second GOP.
             case_of_segments("hevc.mp4", [(0, 60), (2, 14), *((first, first + 8) for first in range(10, 40, 5))]),
         ]
+
+
+@pytest.mark.parametrize("title", ["b_frames.mp4", "variable.mp4", "fragments.mp4", "b_frames.mkv"])
+@pytest.mark.parametrize(("between", "step"), [(0.1, 0.37), (0.05, 0.1), (0.21, None)])
+def test_clips_by_times(title: str, between: float, step: float | None):
+    """The frames that are shown at these times, as a loop over all frames of a full decode finds them."""
+    chosen = Video(4, seconds_between_frames=between, seconds_between_clip_starts=step)
+    _, pts, durations = shown(title)
+    # Of decimals, and a little behind the times at which frames begin.
+    rounding, end = 1e-6, pts[-1] + durations[-1]
+
+    def shown_at(seconds: float) -> int:
+        return max(number for number, time in enumerate(pts) if time <= seconds + rounding)
+
+    begins = (pts[0] + number * (step or 4 * between) for number in range(1000))
+    firsts = sorted({shown_at(begin) for begin in begins if begin < end})
+    clips = [
+        [shown_at(pts[first] + place * between) for place in range(4)]
+        for first in firsts
+        if pts[first] + 3 * between < end - rounding
+    ]
+    case = Case("times", chosen, {title: made(title)}, [expected(title, np.array(clip)) for clip in clips])
+    assert samples_of(case) == case.samples
 
 
 def blocks_of(found: Found) -> list[Block]:

@@ -19,7 +19,7 @@ from streamer.decode.media.films import Film
 from streamer.decode.media.video import Frames, _decoded
 from streamer.formats.media.movie import VIDEO
 from streamer.formats.media.records import Opened, open_record
-from streamer.formats.media.video import Video
+from streamer.formats.video.format import Video
 from tests.films import KINDS, ffmpeg_of_pyav, film, index_of, made
 from tests.formats.cases import block_bytes, find, recode
 from tests.formats.library_environment import library_python, make
@@ -39,6 +39,10 @@ SPARSE = (
     Video(1, num_indices_between_clip_starts=23),
     Video(8, num_indices_between_frames=2, num_indices_between_clip_starts=31),
 )
+# Clips by times, of films at constant and variable rates.
+BETWEEN = 0.13
+TIMES = Video(4, seconds_between_frames=BETWEEN, seconds_between_clip_starts=0.07)
+BY_TIMES = ("variable.mp4", "b_frames.mp4", "open_gop.mp4", "fragments.mp4", "hevc.mp4")
 MATRIX_OF_90_DEGREES = struct.pack(">9i", 0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30)
 # Where the matrix is behind the name of tkhd, version 0.
 MATRIX_OFFSET = 44
@@ -158,6 +162,41 @@ def test_colours_are_those_of_torchcodec(films: Mapping[str, Path], tmp_path: Pa
     assert not others, others[:20]
     assert not unread, unread
     assert equal > 3000
+
+
+def test_frames_at_times_are_those_of_torchcodec(
+    films: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Clips by seconds: what `get_frames_played_at` returns for their times, bit by bit, also at a variable rate."""
+    python = library_python(TORCHCODEC)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(ffmpeg_of_pyav(tmp_path / "links")))
+    asked, ours = dict[str, list[float]](), dict[str, list[tuple[float, str]]]()
+    for name in BY_TIMES:
+        path, content = films[name], films[name].read_bytes()
+        found = find(TIMES, {name: content})
+        [(_, blocks)] = found.items
+        contents = [
+            memoryview(record)
+            for block in blocks
+            for record in recode(TIMES, found, block, block_bytes(block, content))
+        ]
+        times = [open_record(record).head for record in contents]
+        # A little behind the times, whose decimals are rounded.
+        asked[str(path)] = [
+            head.drawn(None)[0][0] / head.timescale + place * BETWEEN + 1e-6 for head in times for place in range(4)
+        ]
+        ours[str(path)] = [
+            (pts / head.timescale, hashlib.blake2b(frame.tobytes(), digest_size=12).hexdigest())
+            for head, record in zip(times, contents, strict=True)
+            for pts, frame in zip(head.drawn(None)[0].tolist(), Frames().decode(record), strict=True)
+        ]
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    make(python, "torchcodec_frames.py", tmp_path / "asked.json", tmp_path / "written.json")
+    written = json.loads((tmp_path / "written.json").read_text())
+    for path, frames in ours.items():
+        assert [digest for _, digest in frames] == [digest for _, digest in written[path]], path
+        assert np.allclose([pts for pts, _ in frames], [pts for pts, _ in written[path]], atol=1e-6)
+    assert sum(map(len, ours.values())) > 500
 
 
 def middles(record: Opened) -> list[float]:

@@ -17,13 +17,15 @@ from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats.base import Block, SampleName
 from streamer.formats.media.blocks import read_hint
 from streamer.formats.media.boxes import header
-from streamer.formats.media.video import Video
+from streamer.formats.video.format import Video
 from tests.films import made
 from tests.formats.cases import Found, block_bytes, find, recode
 from tests.formats.contract import MOST_BYTES, MOST_SECONDS, more_memory
 
-FORMAT = Video(4, num_indices_between_frames=2, num_indices_between_clip_starts=5)
-NAMES = ("b_frames.mp4", "sound.mp4", "fragments.mp4", "dash.mp4")
+SILENT = Video(4, num_indices_between_frames=2, num_indices_between_clip_starts=5)
+FORMATS = dict.fromkeys(("b_frames.mp4", "sound.mp4", "fragments.mp4", "dash.mp4"), SILENT)
+FORMATS["sound.mp4"] = msgspec.structs.replace(SILENT, audio=True)
+NAMES = tuple(FORMATS)
 # In `make test`, and in `make test-faults`.
 TIMES = [pytest.param(120), pytest.param(2000, marks=pytest.mark.slow)]
 _EDGES = [struct.pack(">I", number) for number in (0, 1, 2**31 - 1, 2**31, 2**32 - 1)]
@@ -59,10 +61,10 @@ def changed(content: bytes, drawn: random.Random, places: list[int] | None = Non
 @functools.cache
 def block_of(name: str) -> tuple[Block, bytes, list[bytes]]:
     """The first block of a film, its bytes and its records."""
-    found = find(FORMAT, {name: made(name)})
+    found = find(FORMATS[name], {name: made(name)})
     block = next(item for _, items in found.items for item in items)
     content = block_bytes(block, made(name))
-    return block, content, recode(FORMAT, found, block, content)
+    return block, content, recode(FORMATS[name], found, block, content)
 
 
 def refusals(times: int, attempt: Callable[[str, random.Random], None], *allowed: type[Exception]) -> int:
@@ -88,10 +90,10 @@ def test_indexes(times: int):
 
     def attempt(name: str, drawn: random.Random) -> None:
         content = changed(made(name), drawn, places[name])
-        found = find(FORMAT, {name: content})
+        found = find(FORMATS[name], {name: content})
         for _, items in found.items:
             for block in items:
-                recode(FORMAT, found, block, block_bytes(block, content))
+                recode(FORMATS[name], found, block, block_bytes(block, content))
 
     assert 0.2 * times < refusals(times, attempt, ManifestError, RecodeError) < 0.9 * times
 
@@ -106,9 +108,11 @@ def test_hints(times: int):
         if drawn.random() < 0.7:
             columns = zlib.compress(changed(zlib.decompress(hint.columns), drawn))
             damaged = msgspec.msgpack.encode(msgspec.structs.replace(hint, columns=columns))
+        elif hint.sound and drawn.random() < 0.5:
+            damaged = msgspec.msgpack.encode(msgspec.structs.replace(hint, sound=changed(hint.sound, drawn)))
         else:
             damaged = changed(block.hint, drawn)
-        recode(FORMAT, Found(None), msgspec.structs.replace(block, hint=damaged), content)
+        recode(FORMATS[name], Found(None), msgspec.structs.replace(block, hint=damaged), content)
 
     assert 0.3 * times < refusals(times, attempt, RecodeError) < times
 
@@ -116,7 +120,7 @@ def test_hints(times: int):
 @pytest.mark.parametrize("times", TIMES)
 def test_records(times: int):
     """Of a chunk file: opened and decoded."""
-    opener, decoder = FORMAT.opener(find(FORMAT, {}).survey.facts), SampleDecoder()
+    opener, decoder = SILENT.opener(find(SILENT, {}).survey.facts), SampleDecoder()
 
     def attempt(name: str, drawn: random.Random) -> None:
         record = drawn.choice(block_of(name)[2])

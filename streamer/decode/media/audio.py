@@ -33,7 +33,7 @@ class Sound(MediaDecoder):
         start = head.drawn(draws() if draws else None)
         stop = min(start + head.length, head.stop)
         is_pcm = head.sound.name == PCM
-        found = numbers(pieces, head.sound) if is_pcm else _decoded(packets_of(pieces), head.sound)
+        found = numbers(pieces, head.sound) if is_pcm else decoded(packets_of(pieces), head.sound)
         if found.shape[1] < stop - head.first:
             raise ValueError(f"{found.shape[1]} samples are decoded of {stop - head.first}")
         made = memory_for((len(found), head.length), np.float32, out)
@@ -71,7 +71,7 @@ def _of_three_bytes(content: memoryview) -> NDArray[np.int32]:
     return wide.view("<i4")[:, 0]
 
 
-def _decoded(packets: Sequence[memoryview], sound: Codec) -> Wave:
+def decoded(packets: Sequence[memoryview], sound: Codec) -> Wave:
     """Decodes packets from the first to the last."""
     context = context_of(sound)
     import av

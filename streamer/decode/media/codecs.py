@@ -30,8 +30,10 @@ def codecs_of(manifest: Manifest) -> frozenset[str]:
 # Their modules are imported here: most datasets have none of them.
 def _in_clips(hint: bytes) -> list[str]:
     from streamer.formats.media.blocks import Hint
+    from streamer.formats.video.sound import sound_codec
 
-    return [msgspec.msgpack.decode(hint, type=Hint).codec.name]
+    found = msgspec.msgpack.decode(hint, type=Hint)
+    return [found.codec.name, *([sound_codec(found.sound)] if found.sound else [])]
 
 
 def _in_windows(hint: bytes) -> list[str]:

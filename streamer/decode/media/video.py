@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from streamer.decode.media.audio import decoded
 from streamer.decode.media.contexts import context_of
 from streamer.decode.media.decoder import Array, Draws, MediaDecoder, memory_for
 from streamer.decode.media.films import Film, read_film
 from streamer.decode.media.pictures import turned, write_rgb
 from streamer.errors import ConfigError
+from streamer.formats.audio.sounds import packets_of
 from streamer.formats.media.clips import Pattern
 from streamer.formats.media.records import Head, open_record, read_head
 from streamer.formats.media.tables import Integers
@@ -141,6 +143,28 @@ class VideoClip(MediaDecoder):
 
 
 @dataclass(frozen=True)
+class SoundOfClips(MediaDecoder):
+    """Decodes the sound of clips: float32 [channels, samples], zeros where the film has none."""
+
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
+        """Decodes a record; see `MediaDecoder`."""
+        head, rest = read_head(content)
+        if (sound := head.sound) is None or not 0 < sound.stored <= len(rest):
+            raise ValueError("a clip without sound")
+        pts, _ = head.drawn(draws() if draws else None)
+        wave = decoded(packets_of(rest[len(rest) - sound.stored :]), sound.codec)
+        made = memory_for((*_clips(head, len(pts))[:-1], len(wave), sound.length), np.float32, out)
+        made[...] = 0
+        begins = [sound.begin(time / head.timescale) for time in pts[:: head.pattern.count].tolist()]
+        for begin, target in zip(begins, made.reshape(-1, *made.shape[-2:]), strict=True):
+            start, stop = max(begin, 0), min(begin + sound.length, sound.total)
+            if stop > start and wave.shape[1] < stop - sound.first:
+                raise ValueError(f"{wave.shape[1]} samples are decoded of {stop - sound.first}")
+            target[:, start - begin : stop - begin] = wave[:, start - sound.first : max(start, stop) - sound.first]
+        return made
+
+
+@dataclass(frozen=True)
 class ClipTimes(MediaDecoder):
     """Decodes the times of frames, seconds: float64, as many as frames."""
 
@@ -228,5 +252,6 @@ def _take(frames: Sequence[VideoFrame], wanted: set[int], found: dict[int, Video
 CLIP_DECODERS: dict[str, Callable[[], MediaDecoder]] = {
     "clip": Frames,
     "clip-pts": ClipTimes,
+    "clip-sound": SoundOfClips,
     "clip-duration": lambda: ClipTimes(durations=True),
 }

@@ -79,13 +79,17 @@ class Frames(msgspec.Struct, frozen=True):
         spans = zip(offsets.tolist(), (offsets + sizes).tolist(), strict=True)
         return encode_piece(sizes, [self.content[first:behind] for first, behind in spans])
 
+    def within(self, ranges: Sequence[Range]) -> Integers:
+        """The numbers of the packets in ranges of the object."""
+        edges = np.searchsorted(self.offsets, np.array(ranges))
+        return np.concatenate([np.arange(*edge) for edge in edges.tolist()])
+
     def packed(self, ranges: Sequence[Range]) -> PackedFrames:
         """Returns the packets in ranges of the object, for a hint."""
-        edges = np.searchsorted(self.offsets, np.array(ranges))
-        which = np.concatenate([np.arange(*edge) for edge in edges.tolist()])
-        lengths = np.array([stop - start for start, stop in ranges])
+        which, (begins, ends) = self.within(ranges), np.array(ranges).T
         # From places in the object to those in the joined ranges.
-        moved = np.repeat(np.cumsum(lengths) - lengths - np.array(ranges)[:, 0], np.diff(edges)[:, 0])
+        behind = np.searchsorted(begins, self.offsets[which], "right") - 1
+        moved = (np.cumsum(ends - begins) - ends)[behind]
         starts, sizes = self.offsets[which] + moved, self.sizes[which]
         gaps = np.diff(starts, prepend=0) - np.append(0, sizes[:-1])
         firsts = np.append(self.firsts[which], self.firsts[which[-1] + 1])

@@ -14,7 +14,7 @@ from streamer.formats.audio.recordings import Packeted
 from streamer.formats.audio.sounds import Integers
 from streamer.formats.failures import DamagedError, UnreadError, errors_of
 from streamer.formats.media.entries import Codec
-from streamer.formats.media.movie import AUDIO, read_movie
+from streamer.formats.media.movie import AUDIO, Movie, read_movie
 from streamer.formats.reading import Reading
 from streamer.manifest.model import ObjectRecord
 
@@ -29,31 +29,35 @@ _AAC_PLAIN, _AAC_WIDE, _AAC_MARK = range(1, 5), (5, 29), 0x2B7
 def read_track(record: ObjectRecord, head: memoryview, stream_index: int | None) -> Reading[Packeted]:
     """Reads the index of a file, which begins with `head`; raises ManifestError."""
     with errors_of(record, "copy it anew", of_one=True):
-        movie = yield from read_movie(record, head)
-        track = movie.track(AUDIO, stream_index)
-        sound, each, lead, skip = _described(track.codec())
-        packets = movie.packets(track)
-        if packets.entry.any():
-            raise UnreadError("has a sound whose codec parameters change")
-        if (np.diff(packets.offset) < packets.size[:-1]).any():
-            raise UnreadError("has a sound whose packets are not stored in their order")
-        # Packets behind the last one that is shown are left out.
-        count = int(np.flatnonzero(packets.shown).max(initial=-1)) + 1
-        counts = _samples(packets.duration[:count], track.timescale, sound.rate, each)
-        # As faac begins: nothing is decoded of a packet that is played when the next one is.
-        counts[:-1][np.diff(packets.pts[:count]) == 0] = 0
-        begin, length = movie.shown(track)
-        early = int(begin - packets.pts[0]) if count else 0
-        skip = max(skip, early * sound.rate // track.timescale)
-        firsts = np.append(0, np.cumsum(counts)) - skip
-        total = int(firsts[-1])
-        # The duration of the last packet is exact, that of an edit only to the tick of the movie.
-        played = length * sound.rate // track.timescale
-        if length and (total - played) * movie.timescale >= sound.rate:
-            total = played
-        seconds = float(packets.pts[0] / track.timescale + skip / sound.rate) if count else 0.0
-        frames = Frames(packets.offset[:count], packets.size[:count], firsts, lead)
-        return Packeted(sound, max(0, total), frames, seconds)
+        return sound_of_movie((yield from read_movie(record, head)), stream_index)
+
+
+def sound_of_movie(movie: Movie, stream_index: int | None = None) -> Packeted:
+    """Finds the packets of a track of sound; raises DamagedError."""
+    track = movie.track(AUDIO, stream_index)
+    sound, each, lead, skip = _described(track.codec())
+    packets = movie.packets(track)
+    if packets.entry.any():
+        raise UnreadError("has a sound whose codec parameters change")
+    if (np.diff(packets.offset) < packets.size[:-1]).any():
+        raise UnreadError("has a sound whose packets are not stored in their order")
+    # Packets behind the last one that is shown are left out.
+    count = int(np.flatnonzero(packets.shown).max(initial=-1)) + 1
+    counts = _samples(packets.duration[:count], track.timescale, sound.rate, each)
+    # As faac begins: nothing is decoded of a packet that is played when the next one is.
+    counts[:-1][np.diff(packets.pts[:count]) == 0] = 0
+    begin, length = movie.shown(track)
+    early = int(begin - packets.pts[0]) if count else 0
+    skip = max(skip, early * sound.rate // track.timescale)
+    firsts = np.append(0, np.cumsum(counts)) - skip
+    total = int(firsts[-1])
+    # The duration of the last packet is exact, that of an edit only to the tick of the movie.
+    played = length * sound.rate // track.timescale
+    if length and (total - played) * movie.timescale >= sound.rate:
+        total = played
+    seconds = float(packets.pts[0] / track.timescale + skip / sound.rate) if count else 0.0
+    frames = Frames(packets.offset[:count], packets.size[:count], firsts, lead)
+    return Packeted(sound, max(0, total), frames, seconds)
 
 
 def _samples(durations: Integers, timescale: int, rate: int, each: int) -> Integers:

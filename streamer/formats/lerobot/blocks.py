@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from streamer.formats.lerobot.windows import Film, Run
-from streamer.formats.media.blocks import block_of
+from streamer.formats.media.blocks import Described, block_of
 from streamer.formats.media.tables import Integers
 from streamer.manifest.blocks import LONGEST_HINT, Block
 from streamer.manifest.model import ObjectRecord
@@ -101,7 +101,7 @@ class Part(msgspec.Struct, frozen=True):
         for (film, frames), window in zip(self.films, self.windows, strict=True):
             samples = film.samples(np.concatenate([frames[span.window(window)] for span in spans]))
             # Their keys are not those of the samples.
-            described = "", [film.codec], film.timescale
+            described = Described("", [film.codec], film.timescale)
             films.append(block_of(film.packets, film.frames, samples, slice(0, len(samples.rows)), described))
         count = sum(span.stop - span.first for span in spans)
         inner = [(self.record, block) for block in pieces]

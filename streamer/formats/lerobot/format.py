@@ -18,10 +18,10 @@ from streamer.formats.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, Info
 from streamer.formats.lerobot.notes import Notes, lengths_of
 from streamer.formats.lerobot.windows import Film, Run, read_film
 from streamer.formats.media.tables import Integers
-from streamer.formats.media.video import CLIP
 from streamer.formats.parquet.format import Parquet
 from streamer.formats.reading import Asking, collected, read_range
 from streamer.formats.table.records import TableOpener, fixed_dtype, head_dtype
+from streamer.formats.video.format import CLIP
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import NESTED, ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, Source, Span, Survey, Surveying

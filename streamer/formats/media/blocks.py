@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ from streamer.formats.media.clips import Pattern, Samples
 from streamer.formats.media.columns import pack_columns, unpack_columns
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
-from streamer.formats.media.records import head_bytes, part_bytes
+from streamer.formats.media.records import SoundHead, head_bytes, part_bytes
 from streamer.formats.media.tables import Integers, Packets
 from streamer.manifest.blocks import LONGEST_HINT, Block
 
@@ -41,6 +42,7 @@ class Hint(msgspec.Struct, frozen=True, array_like=True):
         columns: of packets: gap before it in the content, size, pts, duration, key; of samples: first packet, behind
             the last one, frames; packets of frames; draws. Differences, compressed.
         extra: of each sample, see `Samples`; compressed.
+        sound: of clips that have it, see `formats.video.sound`.
     """
 
     key: str
@@ -50,6 +52,33 @@ class Hint(msgspec.Struct, frozen=True, array_like=True):
     counts: tuple[int, int, int, int]
     columns: bytes
     extra: bytes = b""
+    sound: bytes = b""
+
+
+class ClipSound(Protocol):
+    """The sound of the samples of a track."""
+
+    @property
+    def head(self) -> SoundHead:
+        """Of all samples."""
+        ...
+
+    def bytes_of(self, run: slice) -> tuple[Integers, Integers]:
+        """The bytes of the packets of a run of samples: their beginnings and lengths."""
+        ...
+
+    def hint(self, run: slice, ranges: Sequence[tuple[int, int]]) -> tuple[bytes, int, int]:
+        """The hint of a run of samples in these ranges; the parts that they share, and the bytes of these."""
+        ...
+
+
+class Described(msgspec.Struct, frozen=True):
+    """What a track is besides its packets: path of the film, codec parameters, ticks of a second, its clips' sound."""
+
+    key: str
+    codecs: Sequence[Codec]
+    timescale: int
+    sound: ClipSound | None = None
 
 
 class Needed(msgspec.Struct, frozen=True):
@@ -93,7 +122,11 @@ class Needed(msgspec.Struct, frozen=True):
 
 
 def cut_blocks(
-    packets: Packets, frames: Frames, samples: Samples, described: tuple[str, Sequence[Codec], int], chunk_bytes: int
+    packets: Packets,
+    frames: Frames,
+    samples: Samples,
+    described: Described,
+    chunk_bytes: int,
 ) -> Iterator[Block]:
     """Yields runs of samples whose packets take about `chunk_bytes`.
 
@@ -104,7 +137,7 @@ def cut_blocks(
         packets: of the track.
         frames: of the track.
         samples: of the track.
-        described: its key, codec parameters and timescale.
+        described: the track.
         chunk_bytes: length of a block.
     """
     ends = np.maximum.accumulate(packets.offset + packets.size).tolist()
@@ -123,9 +156,7 @@ def cut_blocks(
         yield from _fitting(packets, frames, samples, slice(first, len(starts)), described)
 
 
-def _fitting(
-    packets: Packets, frames: Frames, samples: Samples, run: slice, described: tuple[str, Sequence[Codec], int]
-) -> Iterator[Block]:
+def _fitting(packets: Packets, frames: Frames, samples: Samples, run: slice, described: Described) -> Iterator[Block]:
     """Yields a run in blocks whose hints are short enough."""
     block = block_of(packets, frames, samples, run, described)
     if len(block.hint) > LONGEST_HINT and run.stop - run.start > 1:
@@ -136,9 +167,7 @@ def _fitting(
         yield block
 
 
-def block_of(
-    packets: Packets, frames: Frames, samples: Samples, run: slice, described: tuple[str, Sequence[Codec], int]
-) -> Block:
+def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, described: Described) -> Block:
     """Returns the block of a run of samples; see `cut_blocks`."""
     first, stop = samples.start[run], samples.stop[run]
     base = int(first.min())
@@ -146,7 +175,9 @@ def block_of(
     place = np.full(int(stop.max()) - base, -1, np.int64)
     place[which - base] = np.arange(len(which))
     behind_gap = packets.key[which] & (np.diff(which, prepend=which[:1] - 1) > 1)
-    ranges, starts = _ranges(packets.offset[which], packets.size[which])
+    sound = described.sound
+    beside = sound.bytes_of(run) if sound else (np.empty(0, np.int64), np.empty(0, np.int64))
+    ranges, starts = _ranges(packets.offset[which], packets.size[which], beside)
     # Packets that are not shown have none.
     duration = np.zeros(len(packets), np.int64)
     duration[frames.packet] = frames.duration
@@ -156,13 +187,14 @@ def block_of(
         [place[frames.packet[row] - base] for row in samples.rows[run]], samples.draws[run],
         behind_gap, samples.extra[run],
     )  # fmt: skip
-    key, codecs, timescale = described
-    codec = codecs[int(packets.entry[base])]
+    key, codec = described.key, described.codecs[int(packets.entry[base])]
     extra = zlib.compress(msgspec.msgpack.encode(needed.extra)) if needed.extra else b""
-    hint = Hint(key, codec, timescale, samples.pattern, *_packed(needed), extra)
+    sound_hint, sound_parts, sound_bytes = sound.hint(run, ranges) if sound else (b"", 0, 0)
+    hint = Hint(key, codec, described.timescale, samples.pattern, *_packed(needed), extra, sound_hint)
     cuts = needed.parts()
-    heads = sum(head_bytes(key, len(row), sum(map(len, needed.draws[:1]))) for row in needed.rows)
-    heads += sum(map(len, needed.extra))
+    numbers, sound_head = sum(map(len, needed.draws[:1])), sound.head if sound else None
+    heads = sum(head_bytes(key, len(row), numbers, sound_head) for row in needed.rows)
+    heads += sum(map(len, needed.extra)) + sound_bytes
     record_bytes = heads + sum(
         part_bytes(int(stop - start), codec if needed.key[start] else None)
         for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
@@ -172,8 +204,8 @@ def block_of(
         len(needed.rows),
         record_bytes + int(needed.size.sum()),
         msgspec.msgpack.encode(hint),
-        parts=len(cuts) - 1,
-        part_ranges=1,
+        parts=len(cuts) - 1 + sound_parts,
+        part_ranges=2 if sound else 1,
     )
 
 
@@ -195,10 +227,13 @@ def _needed(packets: Packets, frames: Frames, rows: Sequence[Integers], base: in
     return found
 
 
-def _ranges(offset: Integers, size: Integers) -> tuple[tuple[tuple[int, int], ...], Integers]:
-    """The ranges of these packets, and where each packet is in their joined bytes."""
-    order = np.argsort(offset, kind="stable")
-    lower, upper = offset[order], np.maximum.accumulate((offset + size)[order])
+def _ranges(
+    offset: Integers, size: Integers, beside: tuple[Integers, Integers]
+) -> tuple[tuple[tuple[int, int], ...], Integers]:
+    """The ranges of these packets and of what is beside them, and where each packet is in their joined bytes."""
+    places, sizes = np.append(offset, beside[0]), np.append(size, beside[1])
+    order = np.argsort(places, kind="stable")
+    lower, upper = places[order], np.maximum.accumulate((places + sizes)[order])
     cuts = np.flatnonzero(lower[1:] > upper[:-1] + _NEAR_BYTES) + 1
     begins, stops = lower[np.append(0, cuts)], upper[np.append(cuts, len(order)) - 1]
     lengths = stops - begins

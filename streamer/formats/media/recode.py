@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -12,7 +13,10 @@ from streamer.formats.base import Records
 from streamer.formats.failures import needing
 from streamer.formats.media.blocks import Hint, Needed, read_hint
 from streamer.formats.media.keys import check_key
-from streamer.formats.media.records import PACKET, Head, encode_head, encode_part
+from streamer.formats.media.records import PACKET, Head, SoundHead, encode_head, encode_part
+from streamer.formats.media.tables import Integers
+
+Sounds: TypeAlias = Callable[[memoryview, bytes], tuple[list[bytes], Integers, list[SoundHead]]]
 
 
 class ClipRecoder:
@@ -20,10 +24,11 @@ class ClipRecoder:
 
     Args:
         names: of the fields that clips have, so that columns have others.
+        sounds: finds the sound of a block, see `formats.video.sound`; None: clips have none.
     """
 
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        self._names = names
+    def __init__(self, names: Sequence[str] = (), sounds: Sounds | None = None) -> None:
+        self._names, self._sounds = names, sounds
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes the records of a block, or reads the table that a survey asks for; see `Recoder.recode`."""
@@ -43,16 +48,23 @@ class ClipRecoder:
             check_key(packets[first], described.codec)
         cuts = needed.parts()
         parts = _parts(described, needed, packets, cuts)
-        heads = [_head(described, needed, number) for number in range(samples)]
         ranges = np.stack(
             [np.searchsorted(cuts, needed.first, "right") - 1, np.searchsorted(cuts, needed.stop, "left")], axis=-1
-        )
+        )[:, None]
+        sounds: Sequence[SoundHead | None] = [None] * samples
+        if self._sounds:
+            pieces, used, sounds = self._sounds(content, described.sound)
+            if len(sounds) != samples:
+                raise RecodeError(f"a hint of {samples} samples, of which {len(sounds)} have sound")
+            ranges = np.concatenate([ranges, used + len(parts)], axis=1)
+            parts += pieces
+        heads = [_head(described, needed, number, sound) for number, sound in enumerate(sounds)]
         return Records(
             heads,
             np.array(list(map(len, heads)), np.int64),
             parts,
             np.array(list(map(len, parts)), np.int64),
-            ranges.reshape(-1, 1, 2).astype(np.int64),
+            ranges.astype(np.int64),
         )
 
 
@@ -75,9 +87,9 @@ def _parts(described: Hint, needed: Needed, packets: list[memoryview], cuts: np.
     ]
 
 
-def _head(described: Hint, needed: Needed, number: int) -> bytes:
+def _head(described: Hint, needed: Needed, number: int, sound: SoundHead | None) -> bytes:
     row = needed.rows[number]
     draws = needed.draws[number].tobytes() if needed.draws else b""
     pts, duration = needed.pts[row].tobytes(), needed.duration[row].tobytes()
     extra = needed.extra[number] if needed.extra else b""
-    return encode_head(Head(described.key, described.timescale, pts, duration, described.pattern, draws, extra))
+    return encode_head(Head(described.key, described.timescale, pts, duration, described.pattern, draws, extra, sound))

@@ -2,6 +2,7 @@
 
     head   u32 bytes | MessagePack of `Head`
     part   u32 packets | u32 bytes of codec | packets x (u32 size, i64 pts) | MessagePack of `Codec` | packets
+    sound  pieces of `formats.audio.sounds`, if the head says so
 
 Only parts that begin with a key packet have codec parameters. The highest bit of their number of packets says that
 packets before them are left out. Numbers are little-endian, times ticks of the track.
@@ -28,6 +29,30 @@ _GAP = 1 << 31
 _HEAD_BYTES = 64
 
 
+class SoundHead(msgspec.Struct, frozen=True, array_like=True):
+    """What the head of a record has of the sound of its clips.
+
+    Attributes:
+        codec: how it is encoded.
+        total: samples of the track, of all channels.
+        length: samples of a clip.
+        played_at: when sample 0 is played, seconds.
+        first: the number of the first sample that the packets decode to.
+        stored: bytes of the packets, at the end of the record.
+    """
+
+    codec: Codec
+    total: int
+    length: int
+    played_at: float
+    first: int = 0
+    stored: int = 0
+
+    def begin(self, seconds: float) -> int:
+        """The first sample of a clip whose first frame is shown then."""
+        return round((seconds - self.played_at) * self.codec.rate)
+
+
 class Head(msgspec.Struct, frozen=True, array_like=True):
     """What a sample has besides packets.
 
@@ -40,6 +65,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
         draws: of clips that are drawn, int64 (clips, 2): place of the first possible beginning in `pts`, their number;
             else empty.
         extra: the record of its row of a table, see `formats.table.records`; of other samples empty.
+        sound: of its clips, if they have any.
     """
 
     key: str
@@ -49,6 +75,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     pattern: Pattern
     draws: bytes = b""
     extra: bytes = b""
+    sound: SoundHead | None = None
 
     def drawn(self, rng: np.random.Generator | None) -> tuple[Integers, Integers]:
         """Returns times and durations of the frames, ticks: of clips that `rng` draws, or in the middle of their cells.
@@ -109,9 +136,10 @@ def _codec(content: bytes) -> Codec:
     return msgspec.msgpack.decode(content, type=Codec)
 
 
-def head_bytes(key: str, frames: int, numbers: int) -> int:
+def head_bytes(key: str, frames: int, numbers: int, sound: SoundHead | None = None) -> int:
     """The most bytes of a head."""
-    return _HEAD_BYTES + len(key.encode()) + 16 * frames + 16 * numbers
+    more = _HEAD_BYTES + len(_encode(sound)) if sound else 0
+    return _HEAD_BYTES + len(key.encode()) + 16 * frames + 16 * numbers + more
 
 
 def part_bytes(packets: int, codec: Codec | None) -> int:
@@ -152,6 +180,7 @@ def open_record(record: memoryview) -> Opened:
         ValueError, struct.error, msgspec.MsgspecError: bytes that are no record.
     """
     head, rest = read_head(record)
+    rest = rest[: len(rest) - (head.sound.stored if head.sound else 0)]
     codec: Codec | None = None
     packets, pts, keys, gaps, at = list[memoryview](), list[int](), list[int](), list[int](), 0
     while at < len(rest):

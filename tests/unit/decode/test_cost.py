@@ -9,7 +9,7 @@ import pytest
 
 from streamer.decode.media.cost import DecodeCost, block_costs, cost_of, mean_cost
 from streamer.formats.detect import chooser
-from streamer.formats.media.blocks import cut_blocks
+from streamer.formats.media.blocks import Described, cut_blocks
 from streamer.formats.media.clips import Pattern, Sampling, samples_of
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
@@ -25,7 +25,7 @@ def costs(sampling: Sampling, frames: int = 20, gop: int = 7) -> list[list[float
     packets = track(frames, gop)
     found = Frames.of(packets)
     samples = samples_of(sampling, packets, found, TIMESCALE)
-    described = "a.mp4", [Codec("h264", width=8, height=4)], TIMESCALE
+    described = Described("a.mp4", [Codec("h264", width=8, height=4)], TIMESCALE)
     [block] = cut_blocks(packets, found, samples, described, 1 << 20)
     return block_costs(block.hint).tolist()
 

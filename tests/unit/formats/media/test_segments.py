@@ -17,7 +17,7 @@ from streamer.formats.media.frames import Frames
 from streamer.formats.media.recode import ClipRecoder
 from streamer.formats.media.segments import Segments, SegmentTable, read_table, rows_of_films
 from streamer.formats.media.tables import Packets
-from streamer.formats.media.video import Video
+from streamer.formats.video.format import Video
 from streamer.manifest.model import ObjectRecord
 
 URL = "s3://b/films/rows.csv"

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 
 from streamer.errors import ConfigError, DecodeError
+from streamer.formats.audio.recordings import Packeted
+from streamer.formats.audio.tracks import sound_of_movie
 from streamer.formats.base import Facts, Field, FieldSpec, Format, SampleName
-from streamer.formats.failures import DamagedError, errors_of
-from streamer.formats.media.blocks import cut_blocks
+from streamer.formats.failures import DamagedError, UnreadError, errors_of
+from streamer.formats.media.blocks import Described, cut_blocks
 from streamer.formats.media.clips import Pattern, Sampling, samples_of
-from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
 from streamer.formats.media.matroska import read_matroska
 from streamer.formats.media.movie import VIDEO, read_movie
@@ -24,11 +25,14 @@ from streamer.formats.media.segments import Segments, read_table, rows_of_films
 from streamer.formats.media.tables import Packets
 from streamer.formats.reading import Reading
 from streamer.formats.table.records import TableOpener
+from streamer.formats.video.sound import ClipSound, sound_pieces
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
 
-CLIP, PTS, DURATION = "clip", "clip-pts", "clip-duration"
+CLIP, PTS, DURATION, SOUND = "clip", "clip-pts", "clip-duration", "clip-sound"
 _FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
+_SOUND = (FieldSpec("audio", SOUND), FieldSpec("sample_rate", "<i4"))
+_RATE = struct.Struct("<i")
 _MATROSKA = (".mkv", ".webm")
 # Defaults of the options that segments take the place of, and of those that spreading frames does.
 _GRID = {"num_indices_between_clip_starts": None, "seconds_between_clip_starts": None, "clips_per_sample": 1}
@@ -61,6 +65,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         stream_index: number of the track; None: the one with most pixels.
         segments: path of a table, see docs/video.md, whose rows are the samples: a clip begins and ends inside of its
             segment. The other columns are fields.
+        audio: adds the sound of a clip, "audio", float32 [channels, n] from -1 to 1, and "sample_rate"; mp4 and mov.
 
     Raises:
         ConfigError: options that exclude each other.
@@ -78,6 +83,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
     policy: Literal["drop", "repeat_last"] = "drop"
     stream_index: int | None = None
     segments: str | None = None
+    audio: bool = False
 
     def __post_init__(self) -> None:
         for one, other in (
@@ -91,6 +97,10 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         if self.segments is not None and both:
             raise ConfigError(
                 f"Video: segments with start={self.start!r} and {both[0]} exclude each other", field="format"
+            )
+        if self.audio and self.start == "spread":
+            raise ConfigError(
+                "Video: audio and start='spread' exclude each other: frames are not a clip", field="format"
             )
         if self.segments is None and self.start == "spread":
             raise ConfigError(
@@ -115,7 +125,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         """Takes all films, or those that have segments; their indexes are read then."""
         if self.segments is None:
             notes = {"clips": self.clips_per_sample} if self.clips_per_sample != 1 else {}
-            return Survey([Source(record) for record in accepted], Facts(_FIELDS, notes))
+            return Survey([Source(record) for record in accepted], Facts(self._fields, notes))
         # A table whose url is one of the dataset's is accepted.
         films = [record for record in accepted if record.url.lower().endswith(self.endings)]
         tables = [*others.values(), *(record for record in accepted if not record.url.lower().endswith(self.endings))]
@@ -123,14 +133,15 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         rows = rows_of_films(record.url, table, films)
         sources = [Source(film, msgspec.msgpack.encode(rows[film.url])) for film in films if film.url in rows]
         # What is known of films is known with their rows.
-        facts = Facts((*_FIELDS, *table.fields), {"segments": record.version})
+        facts = Facts((*self._fields, *table.fields), {"segments": record.version})
         return Survey(sources, facts, rows=len(table.paths))
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the clips of a film."""
         record = source.record
         with errors_of(record, "copy it anew", of_one=True):
-            packets, codecs, timescale = yield from self._packets(record)
+            packets, described, sound = yield from self._packets(source)
+            timescale = described.timescale
             if not len(packets):
                 if source.notes:
                     raise DamagedError("its track has segments and no packets")
@@ -147,29 +158,39 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
                         f"frames, clips have {self.num_frames_per_clip}",
                         "policy='repeat_last' repeats the last one",
                     )
-            described = source.key or record.url, codecs, timescale
+            if sound is not None and samples.rows:
+                of_clips = ClipSound.of(sound, frames, samples, timescale)
+                described = msgspec.structs.replace(described, sound=of_clips)
             yield from cut_blocks(packets, frames, samples, described, source.chunk_bytes)
 
-    def _packets(self, record: ObjectRecord) -> Reading[tuple[Packets, Sequence[Codec], int]]:
-        """The packets of the track, the codec parameters that they have, and ticks of a second."""
+    def _packets(self, source: Source) -> Reading[tuple[Packets, Described, Packeted | None]]:
+        """The packets of the track, what it is besides, and the track of sound."""
+        record, key = source.record, source.key or source.record.url
         if record.url.lower().endswith(_MATROSKA):
+            if self.audio:
+                raise UnreadError("is Matroska, whose sound is not read: audio=True takes mp4 and mov")
             packets, codec, timescale = yield from read_matroska(record, self.stream_index)
-            return packets, [codec], timescale
+            return packets, Described(key, [codec], timescale), None
         movie = yield from read_movie(record)
         track = movie.track(VIDEO, self.stream_index)
         packets = movie.packets(track)
         codecs = [track.codec(entry) for entry in range(len(track.entries))]
         for entry in (packets.entry.min(initial=0), packets.entry.max(initial=0)):
             track.codec(int(entry))
-        return packets, codecs, track.timescale
+        sound = sound_of_movie(movie) if self.audio else None
+        return packets, Described(key, codecs, track.timescale), sound
+
+    @property
+    def _fields(self) -> tuple[FieldSpec, ...]:
+        return (*_FIELDS, *_SOUND) if self.audio else _FIELDS
 
     def opener(self, facts: Facts) -> ClipOpener:
         """Opens records of clips."""
-        return ClipOpener(facts.fields[len(_FIELDS) :])
+        return ClipOpener(facts.fields[len(self._fields) :])
 
     def recoder(self, facts: Facts) -> ClipRecoder:
         """Takes packets out of what was fetched, and reads the table of segments."""
-        return ClipRecoder([spec.name for spec in _FIELDS])
+        return ClipRecoder([spec.name for spec in self._fields], sound_pieces if self.audio else None)
 
 
 class ClipOpener:
@@ -187,6 +208,9 @@ class ClipOpener:
         except (ValueError, ArithmeticError, struct.error, msgspec.MsgspecError) as error:
             raise DecodeError(f"no record of clips: {error}") from error
         fields = [Field(spec.name, content, spec.kind) for spec in _FIELDS]
+        if head.sound:
+            rate = memoryview(_RATE.pack(head.sound.codec.rate))
+            fields += [Field("audio", content, SOUND), Field("sample_rate", rate, "<i4")]
         if self._row:
             fields += self._row.open(memoryview(head.extra), name)[1]
         return f"{head.key}#t={_text(first)},{_text(last)}", fields
