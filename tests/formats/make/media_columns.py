@@ -1,0 +1,31 @@
+"""Writes files of a folder as Parquet with columns `Audio` and `Video` of Hugging Face's datasets.
+
+    python media_columns.py FOLDER WRITTEN
+
+Of each file in FOLDER there is a row in WRITTEN/sounds.parquet or WRITTEN/films.parquet, by its ending.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import datasets
+
+COLUMNS = {
+    "sounds": ("audio", datasets.Audio(), {".wav", ".flac", ".mp3"}),
+    "films": ("video", datasets.Video(), {".mp4"}),
+}
+
+
+def main() -> None:
+    files = sorted(Path(sys.argv[1]).rglob("*.*"))
+    for name, (column, feature, endings) in COLUMNS.items():
+        paths = [str(path) for path in files if path.suffix in endings]
+        rows = datasets.Dataset.from_dict({column: paths, "label": list(range(len(paths)))})
+        (Path(sys.argv[2]) / name).mkdir(parents=True)
+        rows.cast_column(column, feature).to_parquet(Path(sys.argv[2]) / name / "a.parquet")
+
+
+if __name__ == "__main__":
+    main()
