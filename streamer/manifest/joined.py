@@ -106,10 +106,10 @@ class JoinTable:
         """Identity of both sides and of their keys."""
         return self.path.name
 
-    def rows_of(self, ordinal: int) -> list[int]:
-        """Returns the rows of a sample of the left dataset."""
-        found: list[int] = self.rows[self.first[ordinal] : self.first[ordinal + 1]].tolist()
-        return found
+    def rows_of(self, ordinals: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Returns the rows of samples of the left dataset: the place of each among `ordinals`, and its number."""
+        owner, at = _ranges(self.first, ordinals)
+        return owner, self.rows[at]
 
     @property
     def row(self) -> Int64Array:
@@ -125,11 +125,16 @@ class JoinTable:
 
     def uses_of(self, chunks: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Returns the chunks that chunks of the left dataset use: the place of each among `chunks`, and its number."""
-        begin = self.use_first[chunks]
-        counts = self.use_first[chunks + 1] - begin
-        owner = np.repeat(np.arange(len(chunks)), counts)
-        within = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return owner, self.use_chunk[begin[owner] + within].astype(np.int64)
+        owner, at = _ranges(self.use_first, chunks)
+        return owner, self.use_chunk[at].astype(np.int64)
+
+
+def _ranges(first: Int64Array, chosen: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Returns the numbers first[i] .. first[i + 1] - 1 of each chosen i: its place among the chosen, and the number."""
+    begin = first[chosen]
+    counts = first[chosen + 1] - begin
+    owner = np.repeat(np.arange(len(chosen)), counts)
+    return owner, np.repeat(begin - (np.cumsum(counts) - counts), counts) + np.arange(len(owner))
 
 
 def match(batches: Iterable[Keys], table: KeyTable, place: Path) -> Matched:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -62,6 +62,10 @@ class StreamedBytes:
     def read(self, place: SampleLocation) -> memoryview:
         """The sample's bytes."""
         return self.read_chunk(place.chunk, place.start, place.stop)
+
+    def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
+        """The bytes of several samples, one after the other."""
+        return list(map(self.read, places))
 
     def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
         """The boundaries of the samples of a chunk, of a recoded one those of its records: int64, (samples + 1,)."""

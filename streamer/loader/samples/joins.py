@@ -6,7 +6,8 @@ as a member of a mix is. While a chunk of the left side is open, so are those th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice, starmap, takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from streamer.client.session import EpochSchedule
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.rule import DecodeRule
 from streamer.errors import DecodeError
-from streamer.formats.base import Field
+from streamer.formats.base import Field, SampleName
 from streamer.formats.registry import open_format
 from streamer.loader.samples.maker import ByteSource, SampleLocation, located
 from streamer.manifest.joined import JoinTable
@@ -28,6 +29,9 @@ from streamer.manifest.table import Manifest
 Integers = npt.NDArray[np.int64]
 How = Literal["one", "many"]
 _KEY = "__key__"
+_NO_NAME = SampleName()
+# Rows of a batch that are read together: thousands of short ones, and not two large ones at a time.
+_AHEAD_BYTES = 4 << 20
 
 
 class JoinRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,60 +113,95 @@ class JoinReader:
         self._columns = None if recipe.columns is None else dict(recipe.columns)
         self._opener = open_format(joined.manifest)
         self._decoder = SampleDecoder(recipe.decode, allow_pickle=recipe.allow_pickle)
-        names = [spec.name for spec in joined.manifest.facts.fields]
-        self._names = [to for _, to in recipe.columns] if recipe.columns is not None else self._kept(names)
+        names = [spec.name for spec in joined.manifest.facts.fields if spec.name not in (_KEY, recipe.key)]
+        self._names = names if recipe.columns is None else [to for _, to in recipe.columns]
+        # Of the running batch: the rows of its samples, the place of each sample in it, and the rows that are read.
+        self._batch: list[tuple[int, list[SampleLocation]]] = []
+        self._index: dict[int, int] = {}
+        self._read: dict[int, list[tuple[SampleLocation, memoryview]]] = {}
 
     def __repr__(self) -> str:
-        return f"JoinReader({self._joined!r})"
+        return f"JoinReader({self._joined!r}, {len(self._batch)} samples)"
 
-    def values(self, ordinal: int) -> Mapping[str, object]:
+    def begin(self, ordinals: Integers) -> None:
+        """Begins a batch: locates the rows of all its samples.
+
+        Args:
+            ordinals: of the samples in the manifest of the left side, in the order in which `values` is called.
+
+        Raises:
+            ChunkUnreadableError: as of `values`.
+        """
+        self._batch = list(zip(ordinals.tolist(), self._located(ordinals), strict=True))
+        self._index = {ordinal: at for at, (ordinal, _) in enumerate(self._batch)}
+        self._read = {}
+
+    def values(self, ordinal: int, raw: Callable[[memoryview], object] = bytes) -> Mapping[str, object]:
         """Returns the fields that a sample gets.
 
         Args:
             ordinal: of the sample in the manifest of the left side.
+            raw: converts fields without decoder.
 
         Raises:
             ChunkUnreadableError: bytes of a row are missing or wrong.
             DecodeError: a row cannot be decoded, or lacks a column.
         """
-        numbers = np.array(self._table.rows_of(ordinal), np.int64)
-        columns = located(self._manifest, self._content, numbers)
-        rows = [self._row(SampleLocation(*place)) for place in zip(*columns, strict=True)]
+        if ordinal not in self._read:
+            self._read_from(ordinal)
+        rows = [self._row(place.ordinal, content, raw) for place, content in self._read.pop(ordinal)]
         if self._joined.recipe.how == "one":
             return rows[0] if rows else dict.fromkeys(self._names)
         names = self._names or list(dict.fromkeys(name for row in rows for name in row))
         return {name: [row.get(name) for row in rows] for name in names}
 
-    def _row(self, place: SampleLocation) -> dict[str, object]:
-        row = place.ordinal
-        name = self._manifest.name(row)
+    def _located(self, ordinals: Integers) -> Iterator[list[SampleLocation]]:
+        """The places of the rows of each sample."""
+        owner, rows = self._table.rows_of(ordinals)
+        places = iter(starmap(SampleLocation, zip(*located(self._manifest, self._content, rows), strict=True)))
+        return (list(islice(places, count)) for count in np.bincount(owner, minlength=len(ordinals)).tolist())
+
+    def _read_from(self, ordinal: int) -> None:
+        """Reads the rows of a sample, and of those after it in the batch as long as these are short."""
+        at = self._index.get(ordinal)
+        if at is None:
+            return self._take([(ordinal, next(self._located(np.array([ordinal], np.int64))))])
+        lengths = (sum(place.stop - place.start for place in places) for _, places in islice(self._batch, at, None))
+        short = sum(1 for _ in takewhile(_AHEAD_BYTES.__ge__, accumulate(lengths)))
         try:
-            key, fields = self._opener.open(self._content.read(place), name)
-            wanted = self._wanted(str(row) if key is None else key, fields)
-            sample = self._decoder(str(key), [field for field, _ in wanted])
+            self._take(self._batch[at : at + max(1, short)])
+        except OSError:  # read alone, the sample with the error is found
+            self._take(self._batch[at : at + 1])
+
+    def _take(self, samples: Sequence[tuple[int, list[SampleLocation]]]) -> None:
+        contents = iter(self._content.read_each([place for _, places in samples for place in places]))
+        self._read |= {ordinal: list(zip(places, contents, strict=False)) for ordinal, places in samples}
+
+    def _row(self, row: int, content: memoryview, raw: Callable[[memoryview], object]) -> dict[str, object]:
+        name = self._manifest.name(row) if self._manifest.whole_objects else _NO_NAME
+        try:
+            found, fields = self._opener.open(content, name)
+            key = str(row) if found is None else found
+            sample = self._decoder(key, self._wanted(key, fields), raw=raw)
         except DecodeError as error:
             raise DecodeError(f"{error.message} (row {row} of the join with {self._joined.recipe.name})") from error
-        found = {to: sample[field.name] for field, to in wanted}
-        if self._columns is not None and _KEY in self._columns:
-            found[self._columns[_KEY]] = str(row) if key is None else key
-        return found
+        if self._columns is not None:
+            return {to: sample[name] for name, to in self._columns.items()}
+        del sample[_KEY]
+        return sample
 
-    def _wanted(self, key: str, fields: Sequence[Field]) -> list[tuple[Field, str]]:
-        """The fields of a row that samples get, with their names there."""
+    def _wanted(self, key: str, fields: Sequence[Field]) -> list[Field]:
+        """The fields of a row that samples get."""
         if self._columns is None:
-            kept = set(self._kept([field.name for field in fields]))
-            return [(field, field.name) for field in fields if field.name in kept]
-        by_name = {field.name: field for field in fields}
-        lacking = [name for name in self._columns if name not in by_name and name != _KEY]
-        if lacking:
+            return [field for field in fields if field.name not in (_KEY, self._joined.recipe.key)]
+        found = [field for field in fields if field.name in self._columns]
+        if len(found) < len(self._columns) - (_KEY in self._columns):
+            names = [field.name for field in fields]
+            lacking = next(name for name in self._columns if name not in names and name != _KEY)
             raise DecodeError(
-                f"columns={lacking[0]!r} is not a field of sample {key!r} of the right side, which has "
-                f"{', '.join(by_name)}"
+                f"columns={lacking!r} is not a field of sample {key!r} of the right side, which has {', '.join(names)}"
             )
-        return [(by_name[name], to) for name, to in self._columns.items() if name != _KEY]
-
-    def _kept(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if name not in (_KEY, self._joined.recipe.key)]
+        return found
 
 
 def joined_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, tuple[int, int], int]]) -> EpochSchedule:

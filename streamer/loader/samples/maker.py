@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import accumulate, pairwise, repeat
 from typing import Protocol
 
 import msgspec
@@ -63,12 +63,20 @@ class ByteSource(Protocol):
         """The sample's bytes, checked."""
         ...
 
+    def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
+        """The bytes of several samples, checked."""
+        ...
+
 
 class RowSource(Protocol):
     """Reads the fields that samples get from another dataset."""
 
-    def values(self, ordinal: int) -> Mapping[str, object]:
-        """The fields of a sample, by its ordinal; errors as of `JoinReader.values`."""
+    def begin(self, ordinals: Integers) -> None:
+        """Begins a batch of these samples; see `JoinReader.begin`."""
+        ...
+
+    def values(self, ordinal: int, raw: Callable[[memoryview], object]) -> Mapping[str, object]:
+        """The fields of a sample, by its ordinal; arguments and errors as of `JoinReader.values`."""
         ...
 
 
@@ -98,6 +106,18 @@ class CachedBytes:
         content = np.empty(place.stop - place.start, np.uint8).data
         self.read_into(place.chunk, [(place, [content])])
         return content
+
+    def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
+        """Reads samples to memory of their own, those of one chunk together; errors as of `read`."""
+        ends = [0, *accumulate(place.stop - place.start for place in places)]
+        memory = np.empty(ends[-1], np.uint8).data
+        contents = [memory[start:stop] for start, stop in pairwise(ends)]
+        chunks: dict[int, list[tuple[SampleLocation, list[memoryview]]]] = {}
+        for place, content in zip(places, contents, strict=True):
+            chunks.setdefault(place.chunk, []).append((place, [content]))
+        for chunk, targets in chunks.items():
+            self.read_into(chunk, targets)
+        return contents
 
     def read_into(self, chunk: int, targets: Sequence[tuple[SampleLocation, Sequence[memoryview]]]) -> None:
         """Reads samples of one chunk, each into buffers that together have its length.
@@ -207,6 +227,13 @@ class SampleMaker:
         columns = located(self._manifest, self._content, ordinals)
         numbers = columns[3] if codes is None else codes.tolist()
         return [SampleLocation(*row) for row in zip(*columns, numbers, runs, repeat(member), strict=False)]
+
+    def begin(self, places: Iterable[SampleLocation]) -> None:
+        """Begins a batch of these samples, whose joined rows are located together."""
+        if self._joins:
+            ordinals = np.array([place.ordinal for place in places], np.int64)
+            for join in self._joins:
+                join.begin(ordinals)
 
     @property
     def draws(self) -> bool:
@@ -330,7 +357,7 @@ class SampleMaker:
         if self._joiner is not None:
             sample |= self._joiner.values(key, fields)
         for join in self._joins:
-            sample |= checked_apart(sample, join.values(place.ordinal))
+            sample |= checked_apart(sample, join.values(place.ordinal, raw))
         if self._rules.source_key is not None:
             sample[self._rules.source_key] = self._rules.member
         return sample
@@ -424,9 +451,11 @@ def located(manifest: Manifest, content: ByteSource, ordinals: Integers) -> list
     """Locates samples: their numbers in their chunks, starts, stops, ordinals and chunks; errors as of `places`."""
     chunks, starts, stops = manifest.locate(ordinals)
     samples = ordinals - manifest.chunk_first[chunks]
-    if manifest.recoded:
-        for index, (chunk, sample) in enumerate(zip(chunks.tolist(), samples.tolist(), strict=True)):
-            starts[index], stops[index] = content.boundaries(chunk)[sample : sample + 2]
+    if manifest.recoded and len(chunks):
+        order = np.argsort(chunks, kind="stable")
+        for some in np.split(order, np.flatnonzero(np.diff(chunks[order])) + 1):
+            bounds = content.boundaries(int(chunks[some[0]]))
+            starts[some], stops[some] = bounds[samples[some]], bounds[samples[some] + 1]
     return [column.tolist() for column in (samples, starts, stops, ordinals, chunks)]
 
 

@@ -39,6 +39,7 @@ class RowReader:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
         """
         self._places, self._rows = places, rows
+        self.maker.begin(places.values())
         own = rows if self.maker.decodes_into_rows else None
         self._scatter.begin(places, own, at)
         self._whole.begin(places, own, at)
