@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.errors import ClosedError, StreamerError
+from streamer.errors import CacheFullError, ClosedError, StreamerError
 from streamer.wire.messages import Advance, CloseSession, Extend, Message, OpenSession, Part, Reject
 
 # 20 bytes per entry, 24 with its pass: 4.8 MB per frame.
@@ -28,6 +28,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
         stream: distinguishes the loaders of one job.
         sharers: number of consumers of the job on this machine, for advice; 0 if unknown.
         parts: the datasets, each with its credentials; empty: the one dataset, with the client's credentials.
+        if_full: what else helps where the cache is too small, a sentence; not sent.
     """
 
     dataset: str
@@ -40,6 +41,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     stream: str = ""
     sharers: int = 0
     parts: tuple[Part, ...] = ()
+    if_full: str = ""
 
 
 class EpochSchedule(msgspec.Struct, frozen=True):
@@ -193,6 +195,8 @@ class Session:
 
     def on_error(self, error: StreamerError) -> None:
         """Handles a failure that the engine reports."""
+        if isinstance(error, CacheFullError) and self.spec.if_full:
+            error = CacheFullError(f"{error.message}. {self.spec.if_full}", **error.details)
         self._error = error
 
     def reopen_messages(self, job: str, options: bytes) -> Iterator[Message]:
@@ -201,6 +205,7 @@ class Session:
         self._rejects = 0
         self._sent = self._done
         spec = {**msgspec.structs.asdict(self.spec), "parts": list(self.spec.parts)}
+        del spec["if_full"]
         yield OpenSession(session=self.number, job=job, options=options, **spec)
         for schedule in self._epochs:
             yield from _extend_messages(self.number, schedule.from_step(self._done))

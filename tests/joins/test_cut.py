@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import uvloop
 
-from streamer import StreamingDataset
+from streamer import Order, StreamingDataLoader, StreamingDataset
+from streamer.errors import CacheFullError
 from streamer.loader.rank.joins.making import finer_chunks
 from streamer.loader.samples.join_cost import join_cost
 from streamer.manifest import packing
@@ -58,9 +59,31 @@ def test_chunks_of_many_rows_are_cut(
     assert right._member.manifest.chunks == 1
     assert finer_chunks(left._member.manifest, right._member.manifest) == packing.LEAST_CHUNK_BYTES
     assert join.manifest.chunks == 7
-    cost = join_cost(join)
+    cost = join_cost(join, joined._member.opened)
     # Each is used by one chunk of the left side, or by two where one begins.
     assert cost.most_bytes <= 1.5 * cost.fetched_bytes
     expected = pq.read_table(data / "right/0.parquet")["row"]
     assert [sample["row"] for sample in joined] == expected.to_pylist()
     assert finer_chunks(left._member.manifest, join.manifest) == 0
+
+
+@pytest.mark.process
+def test_a_cache_without_room_for_the_rows_is_told_of_the_pack(
+    data: Path, tmp_path: Path, closing: Callable[[Any], Any]
+):
+    """Rows in random order, each of which has another chunk open."""
+    table = pq.read_table(data / "right/0.parquet")
+    (tmp_path / "random").mkdir()
+    pq.write_table(
+        table.take(np.random.default_rng(2).permutation(SAMPLES)), tmp_path / "random/0.parquet", row_group_size=16
+    )
+    place: dict[str, Any] = {"engine": "inline", "cache_dir": tmp_path / "cache", "cache_bytes": "4MB"}
+    order = Order(lanes=2, shuffle_window=2)
+    left = closing(StreamingDataset(data / "left", order=order, **place))
+    joined = closing(left.join(closing(StreamingDataset(tmp_path / "random", **place)), on=("json.id", "id")))
+    with (
+        StreamingDataLoader(joined, 8) as loader,
+        pytest.raises(CacheFullError, match=r"rows of joins.*pack --join") as caught,
+    ):
+        list(loader)
+    assert caught.value.details["least_bytes"] > 4_000_000

@@ -437,7 +437,8 @@ class RankStream:
         if len(opened) == 1 and self._request.mix is None:
             return msgspec.structs.replace(spec, open_bytes=opened[0])
         values = [1.0] if self._request.mix is None else self._mix_spec.passes(epoch)
-        return msgspec.structs.replace(spec, parts=self._parts(self.members.part_values(values), opened))
+        parts = self._parts(self.members.part_values(values), opened)
+        return msgspec.structs.replace(spec, parts=parts, if_full=self.members.if_full(opened))
 
     def _parts(self, values: Sequence[float], opened: Sequence[int]) -> tuple[Part, ...]:
         """The members as parts of a session, each with its credentials."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.annotations.join import JoinRules
+from streamer.config import format_bytes
 from streamer.loader.samples.maker import SampleRules
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
@@ -323,6 +324,19 @@ class Members:
     def part_values(self, values: Sequence[float]) -> tuple[float, ...]:
         """The values of the members, then of the joins, of which a kept chunk serves all its uses."""
         return (*values, *(values[number] * join.mean_uses for number, join in self.joins))
+
+    def if_full(self, opened: Sequence[int]) -> str:
+        """What helps where the cache has no room for the chunks of the joins; "": they have none open.
+
+        Args:
+            opened: bytes that are open at once, of the members and then of the joins.
+        """
+        if not (rows := sum(opened[len(self.each) :])):
+            return ""
+        return (
+            f"{format_bytes(rows)} of them are chunks with the rows of joins: where the two sides lie in unlike order, "
+            "`streamer pack --join` writes them side by side, once (docs/joins.md)"
+        )
 
     def with_joins(self, schedule: EpochSchedule) -> EpochSchedule:
         """Adds what the joins need to the schedule of the members."""
