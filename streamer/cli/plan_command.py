@@ -284,7 +284,7 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
     for join in data.joins:
         from streamer.loader.samples.join_cost import in_words
 
-        yield in_words(join, setting.cache_bytes)
+        yield in_words(join, data, setting.cache_bytes)
     cold, processes = figures.plan.epochs[0], setting.engine.fetch_processes
     carried = cold.fetched_bytes / setting.engine.seconds(cold.fetched_bytes, cold.requests)
     if carried < link.bytes_per_second:

@@ -162,7 +162,7 @@ def test_the_bytes_of_the_right_side(buckets: Callable[[str, int], Sides], closi
     made = buckets("tars", 200_000_000)
     dataset = made.joined(closing)
     (join,) = dataset._member.opened.joins
-    cost = join_cost(join)
+    cost = join_cost(join, dataset._member.opened)
     before, reads = made.store.sent["right"], len(made.store.reads)
     with StreamingDataLoader(dataset, BATCH) as loader:
         assert sum(len(numbers_of(batch)) for batch in loader) == sides.COUNT

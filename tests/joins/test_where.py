@@ -16,6 +16,7 @@ import pytest
 from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
 from streamer.errors import ConfigError
+from streamer.loader.samples.join_cost import in_words, join_cost
 from tests.joins import sides
 
 Closing = Callable[[Any], Any]
@@ -102,6 +103,11 @@ def test_an_index_of_the_right_side(data: Path, closing: Closing):
     assert numbers_of(closing(whole.select(where=where))) == Counter(expected)
     first = closing(whole.select(where=f"good and json.n < {COUNT // sides.SHARDS}"))
     assert np.count_nonzero(first._member.opened.chunk_samples) == 1
+    # What is said before counts the chosen samples only.
+    (join,), chosen = first._member.opened.joins, first._member.opened
+    assert f": {chosen.samples} of {chosen.samples} samples have rows;" in in_words(join, chosen, 1 << 30)
+    all_bytes = join_cost(join, whole._member.opened).fetched_bytes
+    assert 0 < join_cost(join, chosen).fetched_bytes < all_bytes / (sides.SHARDS - 1)
 
 
 def test_ranks_and_a_resume(data: Path, closing: Closing):

@@ -53,9 +53,9 @@ def joined_dataset(arguments: argparse.Namespace) -> StreamingDataset:
 
 def costs_of(dataset: StreamingDataset) -> list[str]:
     """What is fetched of each right side, in words."""
-    joins = dataset._member.opened.joins
+    left = dataset._member.opened
     with dataset._member.connections.for_requests() as connection:
-        return [in_words(join, connection.welcome.limit_bytes) for join in joins]
+        return [in_words(join, left, connection.welcome.limit_bytes) for join in left.joins]
 
 
 def samples_of(dataset: StreamingDataset, output: str, fields: Mapping[str, str] | None) -> Iterator[dict[str, object]]:

@@ -236,11 +236,11 @@ class Opening:
             words = mixing.in_words(mix, each, global_batch, nodes)
             cautions = mixing.cautions(mix, global_batch, local_batch, nodes)
         logger.info("%s", words)
-        for _, join in self.members.joins:
+        for member, join in self.members.joins:
             # Only here: a dataset without joins does not load it.
             from streamer.loader.samples.join_cost import in_words
 
-            logger.info("%s", in_words(join, self._limit_bytes()))
+            logger.info("%s", in_words(join, each[member], self._limit_bytes()))
         for caution in cautions:
             logger.warning("%s", caution)
 

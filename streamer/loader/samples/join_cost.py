@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from streamer.config import FetchConfig, format_bytes
 from streamer.loader.samples.joins import OpenedJoin
+from streamer.loader.samples.opened import OpenedDataset
 from streamer.manifest.model import MOST_GAP_BYTES
 from streamer.manifest.table import Manifest
 
@@ -49,12 +50,14 @@ class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def join_cost(join: OpenedJoin) -> JoinCost:
-    """Counts what an epoch needs."""
+def join_cost(join: OpenedJoin, left: OpenedDataset) -> JoinCost:
+    """Counts what an epoch of the selected samples of the left side needs."""
     table, part = join.table, join.manifest
-    uses = np.bincount(table.use_chunk, minlength=part.chunks)
+    chunks = np.flatnonzero(left.chunk_samples)
+    uses = np.bincount(table.uses_of(chunks)[1], minlength=part.chunks)
     (fetch, requests), used = _fetches(part), uses > 0
-    rows = part.chunk_first.searchsorted(np.unique(table.rows), "right") - 1
+    wanted = table.rows if left.selection is None else table.rows_of(left.selection.ordinals)[1]
+    rows = part.chunk_first.searchsorted(np.unique(wanted), "right") - 1
     needed = np.bincount(rows, minlength=part.chunks)
     return JoinCost(
         row_bytes=int((part.column("chunks", "fetch_bytes").astype(np.int64) * needed / part.chunk_samples).sum()),
@@ -64,18 +67,19 @@ def join_cost(join: OpenedJoin) -> JoinCost:
         most_requests=int((requests * uses).sum()),
         local_bytes=int(part.chunk_local_bytes[used].sum()),
         uses=float(uses[used].mean()) if used.any() else 0.0,
-        runs=float((requests * uses).sum() / max(1, table.head.chunks)),
+        runs=float((requests * uses).sum() / max(1, len(chunks))),
     )
 
 
-def in_words(join: OpenedJoin, cache_bytes: int) -> str:
+def in_words(join: OpenedJoin, left: OpenedDataset, cache_bytes: int) -> str:
     """What is said before the training, with a cache of this size."""
-    cost, head = join_cost(join), join.table.head
+    cost, found = join_cost(join, left), join.table.found
+    having = found if left.selection is None else found[left.selection.ordinals]
     # What is kept of the right side saves more than what is kept of the left one, which comes after it.
     kept = min(1.0, cache_bytes / max(1, cost.local_bytes))
     fetched_bytes, requests = cost.expected(kept)
     text = (
-        f"join     {join.recipe.name}: {head.samples - head.matched.missing:,} of {head.samples:,} samples have rows; "
+        f"join     {join.recipe.name}: {np.count_nonzero(having):,} of {left.samples:,} samples have rows; "
         f"an epoch fetches {format_bytes(fetched_bytes)} in {requests:,} requests for them, "
         f"{fetched_bytes / max(1, cost.row_bytes):.2f} times the bytes of the rows"
     )
