@@ -163,11 +163,10 @@ def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest,
     from streamer.loader.rank.joins.tables import keep_keys
     from streamer.loader.rank.single_reads import KEY
 
-    spare = client.settings.runtime_dir / "selections"
-    Columns(manifest, None, spare, client, request).read(names)
+    Columns(manifest, None, client.spare, client, request).read(names)
     if KEY in names:
         # Of the column: nothing is read again.
-        keep_keys(KeyReader(manifest, EngineConnections(lambda: client), KEY, spare=spare))
+        keep_keys(KeyReader(manifest, EngineConnections(lambda: client), KEY, spare=client.spare))
 
 
 def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes: list[str]) -> Manifest:

@@ -157,10 +157,9 @@ def _found(key: str, manifest: Manifest, client: EngineClient) -> int:
     from streamer.loader.rank.joins.tables import find_key
     from streamer.loader.rank.single_reads import KEY
 
-    spare = client.settings.runtime_dir / "selections"
     with closing(EngineConnections(lambda: EngineClient(client.settings))) as connections:
         try:
-            return find_key(KeyReader(manifest, connections, KEY, spare=spare), key)
+            return find_key(KeyReader(manifest, connections, KEY, spare=client.spare), key)
         except KeyError:
             raise ConfigError(f"no sample has the key {key!r}", field="key") from None
 

@@ -16,7 +16,7 @@ DESCRIPTION = """\
 Asks a running engine for its counters and shows them: what comes from the store and from the cache, hits against the
 bound that the cache's size sets, how full it is, requests in flight, and for each session how long it stood still.
 Rates and shares are over the engine's life; `streamer top` shows them live. The names in the JSON are those that
-/metrics is made of.
+/metrics is made of. What a job will fetch, also of its joins, is what `streamer plan` computes.
 """
 
 EXAMPLES = """\

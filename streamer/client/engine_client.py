@@ -133,6 +133,11 @@ class EngineClient:
         )
 
     @property
+    def spare(self) -> Path:
+        """The folder of what is made of this cache's manifests where theirs is read-only for this process."""
+        return self.settings.runtime_dir / "selections" / self.welcome.root_id
+
+    @property
     def welcome(self) -> Welcome:
         """The engine's greeting."""
         return self._connected().welcome

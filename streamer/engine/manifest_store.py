@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from pathlib import Path
 from streamer.annotations.table import AnnotationTable
 from streamer.cache.folder import used_bytes
 from streamer.errors import ManifestError
+from streamer.manifest.made import DIGEST, made_in, remove_orphans
 from streamer.manifest.reader_lock import remove_unread, sweep_removed
 from streamer.manifest.staging import sweep
 from streamer.manifest.table import Manifest
@@ -39,7 +39,6 @@ QUIET_SECONDS = 300.0
 LOG_SECONDS = 7 * 86400.0
 # Each member of a mix may have its own. They take no memory, and no room on the disk after they are removed.
 _MOST_TABLES = 64
-_NAME = re.compile("[0-9a-f]{32}")
 
 
 class ManifestStore:
@@ -153,7 +152,7 @@ class ManifestStore:
         idle = [folder for folder in self._oldest_first() if folder.name not in used]
         idle = [folder for folder in idle if abs(now - folder.stat().st_mtime) > QUIET_SECONDS]
         gone = [folder.name for folder in idle if folder.name not in named and remove_unread(folder)]
-        made = self._made()
+        made = made_in(self._root)
         sizes = {
             folder: used_bytes(folder) + sum(map(used_bytes, made.get(folder.name, ())))
             for folder in idle
@@ -166,32 +165,13 @@ class ManifestStore:
                 surplus -= size
         for digest in gone:
             self.tables.pop(digest, None)
-        self._remove_orphans()
+        remove_orphans(self._root, self.digests())
         self._named()
         return gone
 
     def digests(self) -> set[str]:
         """Digests of the manifests on the disk."""
         return {folder.name for folder in self._oldest_first()}
-
-    def _made(self) -> dict[str, list[Path]]:
-        """What is made of manifests, by their digests."""
-        made: dict[str, list[Path]] = {}
-        with suppress(FileNotFoundError):
-            for path in self._root.iterdir():
-                first, dot, _ = path.name.partition(".")
-                for digest in first.split("-") if dot and _NAME.match(first) else ():
-                    made.setdefault(digest, []).append(path)
-        return made
-
-    def _remove_orphans(self) -> None:
-        """Removes what is made of manifests that are gone."""
-        there = self.digests()
-        for path in {path for digest, paths in self._made().items() if digest not in there for path in paths}:
-            if path.is_dir():
-                remove_unread(path)
-            else:
-                path.unlink(missing_ok=True)
 
     def _remove_old_logs(self, now: float) -> None:
         for folder in self._logs.glob("*"):
@@ -200,7 +180,7 @@ class ManifestStore:
 
     def _oldest_first(self) -> list[Path]:
         with suppress(FileNotFoundError):
-            folders = [path for path in self._root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+            folders = [path for path in self._root.iterdir() if DIGEST.fullmatch(path.name) and path.is_dir()]
             return sorted(folders, key=lambda path: path.stat().st_mtime)
         return []
 
@@ -213,8 +193,8 @@ class ManifestStore:
             yield from list(self._sources.iterdir())
 
     def _digest_of(self, source: Path) -> str | None:
-        words = source.read_text(errors="replace").partition("\n")[0].split() if _NAME.fullmatch(source.name) else []
-        if len(words) == 2 and _NAME.fullmatch(words[1]) and (self._root / words[1]).is_dir():
+        words = source.read_text(errors="replace").partition("\n")[0].split() if DIGEST.fullmatch(source.name) else []
+        if len(words) == 2 and DIGEST.fullmatch(words[1]) and (self._root / words[1]).is_dir():
             return words[1]
         source.unlink()
         return None

@@ -118,3 +118,24 @@ def test_tables_leave_with_their_manifests(tmp_path: Path, folder: Path, closing
     del joined, left, right, loader, batches, dataset
     remove()
     assert not made() & names
+
+
+def test_tables_of_a_spare_folder_leave_after_their_manifests(
+    tmp_path: Path, engine: EngineClient, folder: Path, closing: Closing, monkeypatch: pytest.MonkeyPatch
+):
+    """Where that of the manifests is read-only; the next dataset of the cache removes them."""
+    monkeypatch.setattr(keys_module.os, "access", lambda *_: False)
+    sides.write_left(tmp_path / "left")
+    sides.tars(tmp_path / "right", range(sides.COUNT))
+    left, right = (StreamingDataset(tmp_path / name) for name in ("left", "right"))
+    joined = left.join(right, on=("json.uid", "meta.json.id.uid"), columns=["vector.npy"])
+    assert joined.samples == sides.COUNT
+    assert tables(engine.spare) == {".keys", ".listed-keys", ".join"}
+    gone = right._member.manifest.path
+    for dataset in (joined, right, left):
+        dataset.close()
+    _ = closing(StreamingDataset(tmp_path / "left")).samples
+    assert tables(engine.spare) == {".keys", ".listed-keys", ".join"}
+    gone.rename(tmp_path / "gone")
+    _ = closing(StreamingDataset(tmp_path / "left")).samples
+    assert tables(engine.spare) == {".listed-keys"}

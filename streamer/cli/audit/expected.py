@@ -34,7 +34,8 @@ class StateOrder:
     def __init__(self, state: State, cache_dir: Path | None) -> None:
         environment = Environment.read()
         self._state = state
-        self._folders = [(cache_dir or environment.cache_dir) / "manifests", environment.runtime_dir / "selections"]
+        spare = sorted(environment.runtime_dir.glob("selections/*"))
+        self._folders = [(cache_dir or environment.cache_dir) / "manifests", *spare]
 
     @property
     def names(self) -> list[str]:

@@ -35,6 +35,7 @@ from streamer.loader.rank.single_reads import KEY, StreamedBytes
 from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.opened import MemberRecipe, OpenedDataset
 from streamer.loader.waiting import Announcer, watched
+from streamer.manifest.made import remove_orphans
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
@@ -142,6 +143,7 @@ class Member:
                     manifest = self.settled() or self.found(self._listed())
             joined = self._join(manifest)
             place = self._spare
+            remove_orphans(place, {path.name for path in manifest.path.parent.iterdir()})
             decode = self.options.decode
             decoder = SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle)
             decoder.check(manifest.facts.fields, codecs_of(manifest))
@@ -391,7 +393,7 @@ class Member:
     def _spare(self) -> Path:
         """The folder of tables where that of the manifests is read-only for this process."""
         with self.connections.for_requests() as connection:
-            return connection.settings.runtime_dir / "selections"
+            return connection.spare
 
     def _streamed(self) -> AbstractContextManager[StreamedBytes]:
         return self.streamed(self.manifest)
