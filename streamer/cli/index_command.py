@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         default=(),
         metavar="NAMES",
-        help="fields of the samples, as width,json.lang, kept beside the manifest in the cache folder, for "
+        help="fields of the samples, as width,json.lang, kept and copied with the manifest, for "
         "select(where=...), and __key__ for find(key); reads only these columns of Parquet, else all bytes",
     )
     parser.add_argument(
@@ -108,13 +108,13 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         _check_batch(arguments.explain, arguments.nodes)
         terminal.line(_explained_mix(arguments))
         return Exit.DONE
-    with _indexed(arguments, terminal) as manifest:
+    with _indexed(arguments, terminal) as (manifest, spare):
         where = arguments.out or str(manifest.path)
         if arguments.out:
-            _export(manifest, absolute(arguments.out), arguments.storage_options)
+            _export(manifest, spare, absolute(arguments.out), arguments.storage_options)
         if arguments.beside:
             where = _beside(manifest, arguments.urls)
-            _export(manifest, where, arguments.storage_options)
+            _export(manifest, spare, where, arguments.storage_options)
         _summary(manifest, where, terminal)
         if arguments.packing is not None:
             terminal.line()
@@ -133,8 +133,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[Manifest]:
-    """Yields the manifest, built by the engine of this machine, or in tasks."""
+def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[tuple[Manifest, Path]]:
+    """Yields the manifest, built by the engine of this machine or in tasks, and the other folder of its columns."""
     if arguments.on is None:
         from streamer.cli.dataset import client_settings, open_manifest, request_of
         from streamer.client.engine_client import EngineClient
@@ -144,7 +144,8 @@ def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[Mani
             if arguments.columns:
                 _add_columns(manifest, client, request_of(arguments), arguments.columns)
                 terminal.line(f"columns: {', '.join(arguments.columns)}")
-        yield manifest
+            spare = client.spare
+        yield manifest, spare
         return
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="streamer-index-") as folder:
@@ -152,7 +153,7 @@ def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[Mani
             manifest = _in_tasks(arguments, Path(folder), bar, notes)
         for note in notes:
             terminal.note(note)
-        yield manifest
+        yield manifest, Path(folder)
 
 
 def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest, names: Sequence[str]) -> None:
@@ -179,7 +180,12 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
     from streamer.manifest.builder.build import BuildOptions
 
     if arguments.columns:
-        raise ConfigError("--columns are read by the engine of this machine: leave --on out", field="columns")
+        names = ",".join(arguments.columns)
+        raise ConfigError(
+            "--columns are read by the engine of this machine, and with --on there is none: index with --on and "
+            f"--beside, then `streamer index {arguments.urls[0]} --columns {names} --beside` adds them",
+            field="columns",
+        )
     if not arguments.out and not arguments.beside:
         raise ConfigError("--on needs --out or --beside: there is no engine that keeps the manifest", field="on")
     source = Source(
@@ -267,17 +273,19 @@ def _beside(manifest: Manifest, urls: Sequence[str]) -> str:
     return f"{base}{BESIDE}"
 
 
-def _export(manifest: Manifest, url: str, options: Mapping[str, object]) -> None:
-    """Copies the files, the root last: a reader that finds it finds all of them."""
+def _export(manifest: Manifest, spare: Path, url: str, options: Mapping[str, object]) -> None:
+    """Copies columns and manifest, its root last: a reader that finds it finds all of them."""
     import asyncio
+    from itertools import chain
 
+    from streamer.manifest.column_files import ColumnFiles
     from streamer.manifest.transfer import export_files
     from streamer.store import open_store
 
     async def copy() -> None:
         store = open_store(url, options)
         try:
-            for name, content in export_files(manifest):
+            for name, content in chain(ColumnFiles(manifest, spare).exported(), export_files(manifest)):
                 await store.put(f"{url.rstrip('/')}/{name}", content)
         finally:
             await store.aclose()

@@ -190,7 +190,7 @@ class Manifests:
     # ------------------------------------------------------------ manifests at a url
 
     async def _take(self, url: str, fetcher: Fetcher) -> str | None:
-        """Copies a built manifest into the folder; None: there is none."""
+        """Copies a built manifest into the folder, with its columns; None: there is none."""
         records: list[ObjectRecord] = []
         with suppress(ObjectNotFoundError):
             records = [record for page in await fetcher.list(url) for record in page]
@@ -198,7 +198,15 @@ class Manifests:
             return None
         files = [(name, await fetcher.read(Extent(record, 0, record.size))) for name, record in found.items()]
         self.written += 1
-        return install_files(files, self._root, url).digest
+        manifest = install_files(files, self._root, url)
+        # Only here: see `_build`.
+        from streamer.manifest.column_files import COLUMN_SUFFIX, ColumnFiles
+
+        columns = {record.url.rpartition("/")[2]: record for record in records if record.url.endswith(COLUMN_SUFFIX)}
+        kept = ColumnFiles(manifest, self._root)
+        for name in kept.lacking(columns):
+            kept.install(name, await fetcher.read(Extent(columns[name], 0, columns[name].size)))
+        return manifest.digest
 
     async def _give(self, digest: str, url: str, fetcher: Fetcher) -> None:
         """Copies a manifest to a url, its root last: a reader that finds the root finds all of it."""
