@@ -7,10 +7,11 @@
     manifests/<digest>.<rest>  what is made of a manifest: selections, columns, rows of documents, tables of keys;
                                <digest>-<digest>.<rest> of two, as a join is
 
-A manifest that no source names was superseded: the bucket has changed since. It is removed once it is unused. The
-others stay, because building one may mean reading all the data again; unused ones take at most a share of the limit,
-and are removed in the order of their last use. What is made of a manifest counts as a part of it, and leaves the disk
-after it; processes that have it mapped keep it. All this state is on the disk: a kill between two steps costs nothing.
+A manifest that neither a source nor the table of a join names was superseded: the bucket has changed since. It is
+removed once it is unused. The others stay, because building one may mean reading all the data again; unused ones take
+at most a share of the limit, and are removed in the order of their last use. What is made of a manifest counts as a
+part of it, and leaves the disk after it; processes that have it mapped keep it. All this state is on the disk: a kill
+between two steps costs nothing.
 
 Synchronous; `remove_unused` runs in a thread.
 """
@@ -146,7 +147,7 @@ class ManifestStore:
         sweep(self._root)
         sweep_removed(self._root)
         self._remove_old_logs(now)
-        named = self._named()
+        named = self._named() | self._arranged()
         for digest in used:
             self.use(digest)
         idle = [folder for folder in self._oldest_first() if folder.name not in used]
@@ -187,6 +188,18 @@ class ManifestStore:
     def _named(self) -> set[str]:
         """The digests that sources name; those that name nothing, and what a kill left of one, are removed."""
         return {digest for source in self._all_sources() if (digest := self._digest_of(source)) is not None}
+
+    def _arranged(self) -> set[str]:
+        """The manifests from which joins read their rows: they stay with the tables of these."""
+        found = set[str]()
+        for path in self._root.glob("*.join"):
+            # Only here: an engine without joins does not load it.
+            from streamer.manifest.joined import JoinHead
+            from streamer.manifest.keys import read_head
+
+            with suppress(ManifestError):
+                found.add(read_head(path, JoinHead, "join").part)
+        return found
 
     def _all_sources(self) -> Iterator[Path]:
         with suppress(FileNotFoundError):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from streamer.engine.manifest_store import LOG_SECONDS, QUIET_SECONDS, ManifestStore
 from streamer.manifest import reader_lock
+from streamer.manifest.joined import JoinHead, Matched
 from streamer.manifest.mmap_file import map_file
 
 NOW = 1_000_000.0
@@ -104,6 +106,23 @@ def test_what_is_made_of_a_manifest_leaves_after_it(tmp_path: Path, store: Manif
     assert store.remove_unused([], 1 << 30, NOW) == [b]
     assert [path.exists() for path in (selection, column, keys, both, other)] == [True, False, False, False, True]
     assert bytes(mapped) == bytes(range(256))
+
+
+def test_what_a_join_has_arranged_stays_with_its_table(tmp_path: Path, store: ManifestStore) -> None:
+    """No source names it; it leaves after either side."""
+    for number in range(3):
+        place(tmp_path, number)
+    for number in range(2):
+        store.remember((number,), "listing", digest_of(number))
+    a, b, part = (digest_of(number) for number in range(3))
+    (tmp_path / f"{a}-{b}.34.join").mkdir()
+    (tmp_path / f"{a}-{b}.34.join" / "head.json").write_bytes(
+        msgspec.json.encode(JoinHead(a, b, part, samples=1, chunks=1, uses=1, matched=Matched()))
+    )
+    assert store.remove_unused([], 1 << 30, NOW) == []
+    store.remember((1,), "a new listing", a)
+    assert store.remove_unused([], 1 << 30, NOW) == [b]
+    assert store.remove_unused([], 1 << 30, NOW) == [part]
 
 
 def test_what_is_made_of_a_manifest_counts_with_it(tmp_path: Path, store: ManifestStore) -> None:
