@@ -13,7 +13,7 @@ import pytest
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.samples import joins
-from streamer.loader.samples.maker import CachedBytes
+from streamer.loader.samples.cached_bytes import CachedBytes
 from tests.joins import sides
 
 Closing = Callable[[Any], Any]

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from streamer.client.chunk_reader import ChunkReader
 from streamer.loader.batch.placement import Rows
 from streamer.loader.rows.options import ROW_COST
+from streamer.loader.samples.cached_bytes import CachedBytes
 from streamer.loader.samples.codes import StreamCodes
-from streamer.loader.samples.maker import CachedBytes, Integers, RowSource, SampleLocation, SampleMaker
+from streamer.loader.samples.maker import Integers, RowSource, SampleLocation, SampleMaker
 from streamer.loader.samples.opened import Members
 from streamer.loader.samples.plans import BatchRecipe, Plans
 from streamer.loader.samples.row_reader import RowReader

@@ -9,7 +9,8 @@ from streamer.decode.arrays import NO_ROW, Row
 from streamer.decode.dispatch import Raw
 from streamer.errors import DecodeError
 from streamer.loader.batch.placement import Rows
-from streamer.loader.samples.maker import CachedBytes, Sample, SampleLocation, SampleMaker
+from streamer.loader.samples.cached_bytes import CachedBytes
+from streamer.loader.samples.maker import Sample, SampleLocation, SampleMaker
 from streamer.loader.samples.scatter import ScatterReader
 from streamer.loader.samples.whole_fields import WholeReader
 

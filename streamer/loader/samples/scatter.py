@@ -21,7 +21,8 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.formats.base import Field
 from streamer.loader.batch.buffers import Bytes, address
 from streamer.loader.batch.placement import Key, Rows, RowShape
-from streamer.loader.samples.maker import CachedBytes, SampleLocation
+from streamer.loader.samples.cached_bytes import CachedBytes
+from streamer.loader.samples.maker import SampleLocation
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ import numpy as np
 from streamer.decode.dispatch import Raw
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.placement import Rows
-from streamer.loader.samples.maker import CachedBytes, SampleLocation
+from streamer.loader.samples.cached_bytes import CachedBytes
+from streamer.loader.samples.maker import SampleLocation
 from streamer.loader.samples.scatter import read_by_chunk
 
 # Share of a sample's bytes that are not decoded. Below it, headers and decoded fields would take more of the slot than

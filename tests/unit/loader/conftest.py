@@ -20,7 +20,7 @@ from streamer.formats.chunkfile import relative_path
 from streamer.formats.detect import chooser
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.rank import member
-from streamer.loader.samples.maker import CachedBytes
+from streamer.loader.samples.cached_bytes import CachedBytes
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest

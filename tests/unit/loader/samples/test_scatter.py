@@ -21,7 +21,7 @@ from streamer.errors import WorkerError
 from streamer.loader.batch.placement import Rows, RowShape
 from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.samples.maker import CachedBytes
+from streamer.loader.samples.cached_bytes import CachedBytes
 from streamer.loader.workers.batch_maker import BatchMaker, MakerRules
 from tests.inspection import inspect, poison_freed_slots
 from tests.tars import tar_of

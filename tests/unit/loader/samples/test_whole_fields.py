@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 from streamer.decode import ArrayDecoder
 from streamer.loader.batch.packing import BatchReader
 from streamer.loader.contracts import ChunkUnreadableError
-from streamer.loader.samples.maker import CachedBytes
+from streamer.loader.samples.cached_bytes import CachedBytes
 from streamer.loader.workers.batch_maker import BatchMaker, MakerRules
 from tests.tars import tar_of
 
