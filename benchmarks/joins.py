@@ -1,6 +1,6 @@
 """Joins: tables of keys by their number; what an epoch fetches of a right side that is ten times the cache.
 
-    python benchmarks/joins.py [--keys 10000000] [--samples 40000] [--only keys|orders]
+    python benchmarks/joins.py [--keys 10000000] [--samples 10000] [--only keys|orders]
 
 Keys: so many whole numbers and texts are hashed, sorted into a table and matched to the same keys in another order,
 each in a process of its own: seconds per million, peak memory (resident, without what is mapped from files), and the
@@ -9,8 +9,8 @@ time to find a key among all, 10^6 at a time and one by one. 10^8 keys need 10 G
 Orders: tars of `--samples` samples of 4 KB are joined to rows of 4 KB, from an S3 of this process that counts bytes and
 requests of the right side in one epoch. The cache holds a tenth of the right side. The rows lie in the order of the
 samples, in that order but for blocks of 1,000 rows that are shuffled, or in random order. Bytes are given as multiples
-of those of the rows. Prints a table and keeps it in benchmarks/results/joins-keys-<date>.txt and
-joins-orders-<date>.txt.
+of those of the rows; Parquet in random order has no room. Prints a table and keeps it in
+benchmarks/results/joins-keys-<date>.txt and joins-orders-<date>.txt.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 BATCH_KEYS = 1 << 16
 SAMPLE_BYTES = ROW_BYTES = 4096
 ORDERS = ("same", "blocks", "random")
-KINDS = ("JSON lines", "Parquet, 256 kB", "Parquet, 1 MB")
+KINDS = ("JSON lines", "Parquet")
 
 # ---------------------------------------------------------------- keys
 
@@ -140,7 +140,7 @@ def write_right(folder: Path, kind: str, numbers: np.ndarray) -> None:
             continue
         table = pa.table({"uid": uids, "row": [random.bytes(ROW_BYTES) for _ in uids]})
         # Row groups of 64 rows are a chunk of 256 kB, which is what pages of larger ones would be cut to.
-        pq.write_table(table, folder / f"{shard}.parquet", row_group_size=64 if kind == "Parquet, 256 kB" else 256)
+        pq.write_table(table, folder / f"{shard}.parquet", row_group_size=64)
 
 
 def one_epoch(buckets: Buckets, joined: StreamingDataset, samples: int) -> tuple[int, int]:
@@ -219,7 +219,7 @@ def orders(samples: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=10_000_000)
-    parser.add_argument("--samples", type=int, default=40_000)
+    parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--only", choices=("keys", "orders"))
     parser.add_argument("--run", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
