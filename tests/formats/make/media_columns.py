@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import datasets
+from datasets.table import embed_table_storage
 
 COLUMNS = {
     "sounds": ("audio", datasets.Audio(), {".wav", ".flac", ".mp3"}),
@@ -24,7 +25,9 @@ def main() -> None:
         paths = [str(path) for path in files if path.suffix in endings]
         rows = datasets.Dataset.from_dict({column: paths, "label": list(range(len(paths)))})
         (Path(sys.argv[2]) / name).mkdir(parents=True)
-        rows.cast_column(column, feature).to_parquet(Path(sys.argv[2]) / name / "a.parquet")
+        rows = rows.cast_column(column, feature).with_format("arrow")
+        # As `push_to_hub` does: else there are paths alone.
+        rows.map(embed_table_storage, batched=True).with_format(None).to_parquet(Path(sys.argv[2]) / name / "a.parquet")
 
 
 if __name__ == "__main__":
