@@ -48,6 +48,8 @@ def encoded(
     file, layout = io.BytesIO(), LAYOUTS[len(samples)]
     with av.open(file, "w", format=container, options=dict(movie or {})) as out:
         more = {} if noise or codec != "aac" else NO_NOISE
+        # FFmpeg's encoder of Vorbis, of two channels.
+        more |= {"strict": "experimental"} if codec == "vorbis" else {}
         stream = out.add_stream(codec, rate=rate, layout=layout, options=more)
         for name, value in options.items():
             setattr(stream, name, value)
@@ -82,6 +84,11 @@ def mp3(seconds: float = 6, rate: int = RATE) -> bytes:
 
 def opus(seconds: float = 3) -> bytes:
     return encoded("libopus", "ogg", sound(seconds, 2, 48_000), 48_000, bit_rate=64_000)
+
+
+def vorbis(seconds: float = 3) -> bytes:
+    # Else pages are a second.
+    return encoded("vorbis", "ogg", sound(seconds, 2, 48_000), 48_000, {"page_duration": "100000"})
 
 
 def m4a(seconds: float = 3, codec: str = "aac", container: str = "ipod", **movie: str) -> bytes:

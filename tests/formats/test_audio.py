@@ -22,7 +22,7 @@ from streamer.formats.registry import find_format
 from tests.formats.cases import Case, find, recode, samples_in
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import summary
-from tests.sounds import decoded, flac, m4a, mp3, opus, sound, wav
+from tests.sounds import decoded, flac, m4a, mp3, opus, sound, vorbis, wav
 
 
 def expected(name: str, chosen: Audio, samples: np.ndarray, rate: int) -> list[dict[str, object]]:
@@ -66,11 +66,12 @@ class TestAudio(FormatContract):
             case(overlapping, "flac", {"0.flac": flac(), "1.flac": flac(0.5)}),
             case(Audio(seconds=0.7, policy="pad"), "mp3", {"0.mp3": mp3(), "1.mp3": mp3(2, 44_100)}),
             case(overlapping, "opus", {"0.opus": opus()}),
+            case(overlapping, "vorbis", {"0.ogg": vorbis()}),
             case(overlapping, "tracks", {"0.m4a": m4a(codec="alac"), "1.mov": m4a(1, "libmp3lame", "mov")}),
         ]
 
 
-@pytest.mark.parametrize("make", [flac, mp3, lambda: opus(6)])
+@pytest.mark.parametrize("make", [flac, mp3, lambda: opus(6), lambda: vorbis(6)])
 @pytest.mark.parametrize("chunk_bytes", [3_000, 9_000])
 def test_windows_do_not_depend_on_chunks(make: Callable[[], bytes], chunk_bytes: int, monkeypatch: pytest.MonkeyPatch):
     """However small the blocks are of which they are cut."""
@@ -165,8 +166,9 @@ def test_windows_of_a_recording(total: int, length: int, step: int, kept: int, p
         (wav(sound(1)).replace(b"\x01\0\x01\0", b"\x06\0\x01\0", 1), "WAV of tag 6 with 16 bits"),
         (flac()[:20], "does not begin with STREAMINFO"),
         (flac()[:60], "head is cut off"),
-        (opus().replace(b"OpusHead", b"\x01vorbis\0"), "Ogg, but not Opus"),
-        (b"OggS", "Ogg, but not Opus"),
+        (opus().replace(b"OpusHead", b"\x01vorbis\0"), "the heads of Vorbis are cut off"),
+        (vorbis().replace(b"\5vorbis", b"\7vorbis"), "the heads of Vorbis are cut off"),
+        (b"OggS", "Ogg of neither Opus nor Vorbis"),
         (b"ID3\x04\0\0\0\0\0\0", "no frame of MP3"),
         (b"something", "begins with b'some'"),
         (b"", "it is empty"),

@@ -1,4 +1,4 @@
-"""Windows out of long recordings: WAV and RF64, FLAC, MP3, Opus, tracks of m4a, mp4 and mov."""
+"""Windows out of long recordings: WAV and RF64, FLAC, MP3, Opus, Vorbis, tracks of m4a, mp4 and mov."""
 
 from __future__ import annotations
 

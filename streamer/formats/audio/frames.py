@@ -50,6 +50,7 @@ class Frames(msgspec.Struct, frozen=True):
         firsts: (n + 1,) the first sample of each, and the one behind the last.
         lead: samples before the first wanted one that are decoded, too.
         content: the bytes, where they are there.
+        behind: packets behind that of the last wanted sample that are decoded, too.
     """
 
     offsets: Integers
@@ -57,6 +58,7 @@ class Frames(msgspec.Struct, frozen=True):
     firsts: Integers
     lead: int = 0
     content: memoryview = memoryview(b"")
+    behind: int = 0
 
     def between(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
         """The packets of samples and their lead."""
@@ -64,7 +66,8 @@ class Frames(msgspec.Struct, frozen=True):
             found = f"{self.firsts[0]} to {self.firsts[-1]}" if len(self.sizes) else "none"
             raise DamagedError(f"samples {starts[0]} to {stops[-1]} are wanted, there are {found}")
         lower = np.searchsorted(self.firsts, starts - self.lead, "right") - 1
-        return np.maximum(lower, 0), np.searchsorted(self.firsts, stops, "left")
+        upper = np.searchsorted(self.firsts, stops, "left") + self.behind
+        return np.maximum(lower, 0), np.minimum(upper, len(self.sizes))
 
     def first(self, unit: int) -> int:
         """The first sample of a packet."""

@@ -75,7 +75,7 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
     if bytes(head[:4]) == flac.MAGIC:
         return (yield from flac.read_flac(record, head, source.chunk_bytes))
     if bytes(head[:4]) == ogg.MAGIC:
-        return (yield from ogg.read_opus(record, source.chunk_bytes))
+        return (yield from ogg.read_ogg(record, source.chunk_bytes))
     if is_movie(head):
         return (yield from read_track(record, head, stream_index))
     if mp3.is_mp3(head):

@@ -52,7 +52,8 @@ class Numbers:
 _UNITS: dict[str, Callable[[memoryview, BlockNote], Units]] = {
     PCM: Numbers,
     "flac": lambda content, note: flac.frames_of(content, note.sound, note.first),
-    "opus": lambda content, note: ogg.frames_of(content, note.first),
+    "opus": lambda content, note: ogg.frames_of(content, note.first, note.sound),
+    "vorbis": lambda content, note: ogg.frames_of(content, note.first, note.sound),
 }
 
 
