@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
-    from streamer.loader.measure import measure as measure
     from streamer.loader.mixed_dataset import MixedDataset as MixedDataset
     from streamer.loader.rank.arguments import Index as Index
     from streamer.loader.rank.arguments import Order as Order
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from streamer.loader.rows.options import Buckets as Buckets
     from streamer.loader.rows.options import Packing as Packing
     from streamer.loader.stall.reporter import Reports as Reports
+    from streamer.measuring import measure as measure
     from streamer.order.growing.options import Growing as Growing
     from streamer.order.mix.shares import Weights as Weights
     from streamer.order.mix.spec import Homogeneous as Homogeneous
@@ -57,7 +57,7 @@ _HOMES = {
     "StreamingDataset": "streamer.loader.dataset",
     "Weights": "streamer.order.mix.shares",
     "collate_rows": "streamer.loader.rows.collate",
-    "measure": "streamer.loader.measure",
+    "measure": "streamer.measuring",
     "pack": "streamer.shards.pack",
 }
 

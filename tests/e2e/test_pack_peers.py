@@ -84,3 +84,22 @@ def test_a_dask_cluster_writes_the_same(files: Path, tmp_path: Path, cluster: ob
     assert Manifest.open(tmp_path / "manifest").digest == packed.digest
     here, there = ({p.name: p.read_bytes() for p in (tmp_path / name).glob("*.tar")} for name in ("here", "there"))
     assert here == there
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.leaves_over("Dask's threads and event loops live as long as the process, and the engine for a while")
+@pytest.mark.filterwarnings("ignore")
+def test_a_dask_cluster_counts_the_same(files: Path, tmp_path: Path, cluster: object) -> None:
+    """The file of one process, of processes, and of Dask, byte for byte."""
+    address = cluster.scheduler_address  # type: ignore[attr-defined]
+    dataset = streamer.StreamingDataset(files, cache_dir=tmp_path / "cache")
+
+    def measured(name: str, **options: str) -> bytes:
+        streamer.measure(dataset, lambda sample: len(sample["bin"]), to=tmp_path / name, **options)
+        return (tmp_path / name).read_bytes()
+
+    alone = measured("alone.npy")
+    assert np.load(tmp_path / "alone.npy").tolist() == [len(dataset[number]["bin"]) for number in range(200)]
+    assert measured("processes.npy", on="processes:2") == measured("dask.npy", on=f"dask:{address}") == alone
+    dataset.close()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,11 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.decode.transforms import as_transform, takes
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, ManifestError
+from streamer.executors.runner import run_all, runner
 from streamer.loader import checks
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.rank.arguments import Order
+from streamer.loader.rank.dataset_options import DatasetOptions
+from streamer.loader.rank.member import Member
 from streamer.loader.samples.seeding import UNSEEDED
 from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
@@ -26,9 +31,13 @@ from streamer.manifest.table import Manifest
 logger = logging.getLogger(__name__)
 
 Count = str | Callable[[object], int]
+Integers = npt.NDArray[np.int64]
+_Counted = tuple[str, Integers, npt.NDArray[np.int32]]
 
 # Samples that one task of a worker counts.
 _BATCH = 1024
+# Runs of chunks for each task that an executor runs at a time: a process that is late has few left.
+_RUNS = 4
 
 
 def measure(
@@ -38,12 +47,13 @@ def measure(
     to: str | os.PathLike[str],
     num_workers: int = 0,
     known: str | os.PathLike[str] | None = None,
+    on: str | Executor | None = None,
 ) -> npt.NDArray[np.int32]:
     """Counts the tokens of every sample, and writes the numbers to a file for `Packing(cost=...)`.
 
-    Reads the whole dataset once through the cache, in one process and its workers. With on_error="skip" a sample that
-    cannot be made gets -1, and is in no row. The global random generators are not seeded for the transform: a length
-    must not depend on them.
+    Reads the whole dataset once through the cache, in one process and its workers, or in tasks. With on_error="skip" a
+    sample that cannot be made gets -1, and is in no row. The global random generators are not seeded for the transform:
+    a length must not depend on them.
 
     Args:
         dataset: all samples of it, with the transform that training uses; `packing` and `balance` are not looked at.
@@ -52,12 +62,15 @@ def measure(
         num_workers: as of `StreamingDataLoader`.
         known: `to` of an earlier call with the same count and transform, which may be the same path: only chunks of
             samples that it does not have are read. Keeps `PATH.chunks.npy` beside it.
+        on: what runs tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an executor, each of which
+            reads a run of chunks through the cache of its machine; None: this process.
 
     Returns:
         The numbers.
 
     Raises:
         ConfigError: a selection, whose samples have no numbers in the whole; no count; or `known` was not written here.
+        ManifestError: a task has found other objects below the url.
     """
     member = dataset._member
     path = Path(str(checks.path("to", to)))
@@ -79,29 +92,76 @@ def measure(
         rank=0,
         world_size=1,
     )
-    own = StreamingDataset.__new__(StreamingDataset)
     whole = member.part(None, options)
     costs, manifest = np.full(whole.samples, -1, np.int32), whole.manifest
     missing = None if known is None else (np.flatnonzero(~_fill_in(costs, manifest, str(known))), Where())
-    own._start(whole.part(missing, options))
-    try:
-        if missing is None or len(missing[0]):
-            _count_all(own, num_workers, costs)
-    finally:
-        own.close()
+    if missing is None or len(missing[0]):
+        count_part = partial(_count_part, num_workers=num_workers)
+        parts = partial(_parts, dataset, whole, options, None if missing is None else missing[0])
+        for digest, numbers, found in map(count_part, parts(1)) if on is None else _in_tasks(on, count_part, parts):
+            if digest != manifest.digest:
+                raise ManifestError(
+                    f"a task has found manifest {digest} below {options.place}, this process {manifest.digest}: the "
+                    "objects change, or other ones are there; give a manifest= that all machines can read"
+                )
+            costs[numbers] = found
     _write(path, costs)
     _write(_chunks_of(path), _facts(manifest))
     logger.info("%s: %d tokens of %d samples", path, int(costs[costs > 0].sum(dtype=np.int64)), len(costs))
     return costs
 
 
-def _count_all(dataset: StreamingDataset, num_workers: int, costs: npt.NDArray[np.int32]) -> None:
-    """Sets the numbers of a dataset's samples."""
-    with StreamingDataLoader(dataset, _BATCH, num_workers) as loader:
-        for number, found in enumerate(loader):
-            codes = loader._prepare().ordinals(0, number)
-            # Replaced ones are those that could not be made.
-            costs[codes[~loader.repeated]] = np.asarray(found)[~loader.repeated]
+def _in_tasks(
+    on: str | Executor,
+    count_part: Callable[[StreamingDataset], _Counted],
+    parts: Callable[[int], Iterator[StreamingDataset]],
+) -> Iterator[_Counted]:
+    """Yields what each task has counted."""
+    with runner(on) as running:
+        yield from run_all(running, count_part, parts(_RUNS * running.most_tasks))
+
+
+def _parts(
+    dataset: StreamingDataset, whole: Member, options: DatasetOptions, numbers: Integers | None, most: int
+) -> Iterator[StreamingDataset]:
+    """Cuts samples into at most so many parts, at the borders of chunks.
+
+    Args:
+        dataset: as the user has it.
+        whole: all of its samples.
+        options: of the parts.
+        numbers: the samples, ascending; None: all.
+        most: parts.
+    """
+    manifest = whole.manifest
+    if numbers is None and most == 1:
+        # No selection, which takes eight bytes for each sample.
+        yield dataset._of(whole.part(None, options))
+        return
+    bounds = np.linspace(0, manifest.chunks, min(manifest.chunks, most) + 1).astype(np.int64)
+    for first, stop in pairwise(manifest.chunk_first[bounds].tolist()):
+        own = np.arange(first, stop) if numbers is None else numbers[slice(*np.searchsorted(numbers, [first, stop]))]
+        if len(own):
+            yield dataset._of(whole.part((own, Where()), options))
+
+
+def _count_part(dataset: StreamingDataset, *, num_workers: int) -> _Counted:
+    """Counts the tokens of a dataset's samples, and closes it.
+
+    Returns:
+        The digest of the manifest; the samples that could be made; their tokens.
+    """
+    samples, counted = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+    try:
+        with StreamingDataLoader(dataset, _BATCH, num_workers) as loader:
+            for number, found in enumerate(loader):
+                codes = loader._prepare().ordinals(0, number)
+                # Replaced ones are those that could not be made.
+                samples.append(codes[~loader.repeated])
+                counted.append(np.asarray(found, np.int32)[~loader.repeated])
+            return dataset._member.manifest.digest, np.concatenate(samples), np.concatenate(counted)
+    finally:
+        dataset.close()
 
 
 def _counted(transform: object, count: Count) -> Callable[..., int]:
