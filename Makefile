@@ -52,10 +52,11 @@ unit: $(STAMP)
 	$(PYTEST) -n 2 --dist loadfile -m "not process and not slow and not gpu" $(or $(TESTS),tests/unit)
 
 # The checks beside the tests: mypy takes one core. Three tests at a time on two cores: a third of the time a test waits
-# for a pause, a deadline or a process. In the order of the folders, in which the longest files are not the last ones.
+# for a pause, a deadline or a process; one more would collect all tests once more, 8 s of CPU. In the order of the
+# folders, in which the longest files are not the last ones.
 test: $(STAMP)
 	@$(MAKE) --no-print-directory check > $(VENV)/check.txt 2>&1 & check=$$!; \
-	$(PYTEST) --forks 3 $(TESTS); tests=$$?; \
+	$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder $(TESTS); tests=$$?; \
 	wait $$check; check=$$?; cat $(VENV)/check.txt; test $$tests = 0 -a $$check = 0
 
 check: $(STAMP)

@@ -7,6 +7,7 @@ the fixtures of a module or session opened before the test does not count. The c
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import os
 import select
@@ -14,15 +15,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.starts import Guard
-
-pytest_plugins = ["tests.forks"]
 
 # The same examples every time, and no clock in a test: the machine is shared. A few of them in `make test`, which would
 # draw the same ones again; `make test-faults` draws more with --hypothesis-profile thorough.
@@ -69,6 +68,14 @@ def _no_garbage_is_there() -> None:
     # collected twice, 70 s of CPU in all (2026-11-23). Their fixtures have ended.
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # One process of pytest-xdist after the other: in a fresh clone the first compiles all tests for the others.
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
