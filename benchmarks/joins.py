@@ -188,7 +188,7 @@ def run_order(kind: str, order: str, samples: int, folder: Path) -> dict[str, An
         try:
             sent, requests = one_epoch(buckets, joined, samples)
         except StreamerError as error:
-            return found | {"error": f"{type(error).__name__}: {error.message}"}
+            return found | {"error": f"{type(error).__name__}: {error.message}".replace(f"{folder}", ".")}
         finally:
             for dataset in (joined, right, left):
                 dataset.close()
