@@ -81,11 +81,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def truth(path: Path) -> np.ndarray | None:
     """What is in a file: as soundfile reads numbers, FLAC and Vorbis, else as PyAV does; None: both refuse it."""
-    known = Path(f"{path}.npy")
-    if path.suffix in {".wav", ".flac", ".ogg"}:
+    known, content = Path(f"{path}.npy"), path.read_bytes()
+    if path.suffix in {".wav", ".flac", ".ogg"} and b"OpusHead" not in content[:64]:
         return np.load(known) if known.exists() else None
     try:
-        return decoded(path.read_bytes())[0]
+        return decoded(content)[0]
     except (av.FFmpegError, IndexError):
         return None
 

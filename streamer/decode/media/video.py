@@ -205,8 +205,9 @@ def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
         raise ValueError(f"{film.codec.name} is a codec of sounds")
     try:
         found = _found(context, film, missing, skips=film.codec.name in _SKIPPABLE)
-        if len(found) < len(missing):
+        if len(found) < len(missing) or any(frame.interlaced_frame for frame in found.values()):
             # Where a film does not say how far pictures are reordered, the decoder learns it from those it has skipped.
+            # The second field of a frame may be a packet of its own, at a time that no clip wants.
             context.flush_buffers()
             found = _found(context, film, missing, skips=False)
     except av.FFmpegError as error:

@@ -73,7 +73,7 @@ def without_order(content: bytes) -> bytes:
 
 
 def test_pictures_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatch):
-    """Where the film does not say their order, the decoder may then need a second pass without skipping."""
+    """A second pass skips none: where a film does not say their order, and where fields may be packets of their own."""
     passes: list[tuple[bool, int]] = []
 
     def counted(context: object, film: Film, wanted: set[int], *, skips: bool) -> dict[int, object]:
@@ -88,6 +88,9 @@ def test_pictures_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatc
     assert passes == [(True, 4)]
     assert np.array_equal(decoder(without_order(content)), expected)
     assert passes[1:] == [(True, 3), (False, 4)]
+    fields = film("libx264", 30, options={"preset": "veryfast", "x264-params": "interlaced=1"})
+    assert numbers(VideoClip(4, num_indices_between_frames=3, start="first")(fields)) == [0, 3, 6, 9]
+    assert passes[3:] == [(True, 4), (False, 4)]
 
 
 def test_films_shorter_than_a_clip():
