@@ -126,7 +126,9 @@ class InProcessSource:
 
     def open_session(self, spec: SessionSpec) -> InProcessSession:
         parts = tuple(PartRequest(part.dataset, part.name, value=part.value) for part in spec.parts)
-        return InProcessSession(self, SessionRequest(job="job", **{**msgspec.structs.asdict(spec), "parts": parts}))
+        fields = {**msgspec.structs.asdict(spec), "parts": parts}
+        del fields["if_full"]  # the client's own
+        return InProcessSession(self, SessionRequest(job="job", **fields))
 
     def read(self, dataset: str, chunk: int, start: int, stop: int, *, boundaries: bool = False) -> bytes:
         found = self.engine.read(dataset, {}, chunk, None if boundaries else (start, stop))
