@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -31,6 +32,12 @@ def npy(array: np.ndarray) -> bytes:
     out = io.BytesIO()
     np.save(out, array)
     return out.getvalue()
+
+
+def vectors_of(kind: str) -> dict[str, Any]:
+    """Arguments of `join` with the vectors of a right side, "parquet" or "tars"."""
+    key, name = ("meta.json.id.uid", "vector.npy") if kind == "tars" else ("uid", "vector")
+    return {"on": ("json.uid", key), "columns": {name: "vector"}}
 
 
 def vector(number: int) -> np.ndarray:

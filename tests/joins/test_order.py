@@ -36,11 +36,8 @@ def both(sample: dict[str, Any]) -> dict[str, Any]:
 
 def joined(data: Path, closing: Closing, kind: str = "parquet", **options: Any) -> StreamingDataset:
     """The left side with the rows of one kind."""
-    on, name = ("json.uid", "uid"), "vector"
-    if kind == "tars":
-        on, name = ("json.uid", "meta.json.id.uid"), "vector.npy"
     left = closing(StreamingDataset(data / "left", transform=both, **options))
-    return closing(left.join(closing(StreamingDataset(data / kind)), on=on, columns={name: "vector"}))
+    return closing(left.join(closing(StreamingDataset(data / kind)), **sides.vectors_of(kind)))
 
 
 def numbers_of(batch: dict[str, Any]) -> list[int]:

@@ -31,10 +31,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def joined(data: Path, closing: Closing, kind: str, **options: Any) -> StreamingDataset:
     """Left samples with their rows, all of them as they are stored."""
-    on = ("json.uid", "uid" if kind == "parquet" else "meta.json.id.uid")
-    name = "vector" if kind == "parquet" else "vector.npy"
     left = closing(StreamingDataset(data / "left", **options))
-    return closing(left.join(closing(StreamingDataset(data / kind)), on=on, columns={name: "vector"}))
+    return closing(left.join(closing(StreamingDataset(data / kind)), **sides.vectors_of(kind)))
 
 
 def check(batch: dict[str, Any]) -> int:

@@ -92,6 +92,7 @@ def test_conditions(where: str, missing: str, data: Path, closing: Closing):
 
 def test_an_index_of_the_right_side(data: Path, closing: Closing):
     """Of what is no Parquet, as the error says; chunks without a match are not in the schedule."""
+    assert main(["index", str(data / "left"), "--columns", "json.n"]) == 0
     whole = joined(data, closing, "lines", missing="drop")
     where = "lang == 'en' and good"
     with pytest.raises(

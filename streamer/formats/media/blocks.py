@@ -122,11 +122,7 @@ class Needed(msgspec.Struct, frozen=True):
 
 
 def cut_blocks(
-    packets: Packets,
-    frames: Frames,
-    samples: Samples,
-    described: Described,
-    chunk_bytes: int,
+    packets: Packets, frames: Frames, samples: Samples, described: Described, chunk_bytes: int
 ) -> Iterator[Block]:
     """Yields runs of samples whose packets take about `chunk_bytes`.
 

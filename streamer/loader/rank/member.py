@@ -143,7 +143,8 @@ class Member:
                     manifest = self.settled() or self.found(self._listed())
             joined = self._join(manifest)
             place = self._spare
-            remove_orphans(place, {path.name for path in manifest.path.parent.iterdir()})
+            if place.is_dir():
+                remove_orphans(place, {path.name for path in manifest.path.parent.iterdir()})
             decode = self.options.decode
             decoder = SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle)
             decoder.check(manifest.facts.fields, codecs_of(manifest))
