@@ -134,7 +134,7 @@ class RecordTable(msgspec.Struct, frozen=True):
             local_bytes: length of all its bytes, table included.
 
         Raises:
-            ValueError: it is no table of such a chunk; says why.
+            ValueError: it is not the table of such a chunk; says why.
         """
         if codec not in (Codec.RECORDS, Codec.SHARED):
             raise ValueError(f"chunks of codec {codec} have no records")

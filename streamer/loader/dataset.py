@@ -190,7 +190,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
         Raises:
             IndexError: no such sample.
-            ConfigError: it is no whole number.
+            ConfigError: it is not a whole number.
         """
         with self._single_reads.read():
             return self._member.look(self.epoch, checks.index(index))

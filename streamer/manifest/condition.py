@@ -151,7 +151,7 @@ class Condition:
         columns: names of the columns that it uses, each once.
 
     Raises:
-        ConfigError: it is no such condition; says where.
+        ConfigError: it is not such a condition; says where.
     """
 
     def __init__(self, text: object) -> None:
@@ -217,7 +217,7 @@ class Condition:
             parts.insert(0, node.attr)
             node = node.value
         if not isinstance(node, ast.Name):
-            raise self.error(f"{type(node).__name__} is no column: only names, and parts of them as json.width")
+            raise self.error(f"{type(node).__name__} is not a column: only names, and parts of them as json.width")
         return ".".join([node.id, *parts])
 
     def error(self, what: str) -> ConfigError:
@@ -334,7 +334,7 @@ class _Evaluation:
     def _number(self, node: ast.expr) -> _Numbers:
         found = self._operand(node)
         if not isinstance(found, _Numbers):
-            raise self._condition.error(f"{ast.unparse(node)!r:.100} is no number")
+            raise self._condition.error(f"{ast.unparse(node)!r:.100} is not a number")
         return found
 
     def _taken(self, column: ColumnValues) -> tuple[NDArray[Any], Flags]:

@@ -72,7 +72,7 @@ class DecodeCost(msgspec.Struct, frozen=True):
 
 
 def cost_of(manifest: Manifest, ordinal: int) -> DecodeCost | None:
-    """Returns what decoding a sample takes; None: it is no clip of a film."""
+    """Returns what decoding a sample takes; None: it is not a clip of a film."""
     if manifest.format != "video":
         return None
     chunk = manifest.chunk(int(manifest.locate(np.array([ordinal]))[0][0]))

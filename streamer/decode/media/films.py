@@ -40,7 +40,7 @@ def read_film(content: memoryview) -> tuple[Film, Frames]:
     """Finds packets and frames of a film.
 
     Raises:
-        ValueError: it is no film, or damaged.
+        ValueError: it is not a film, or damaged.
     """
     return _own(content) if is_movie(content) else _demuxed(content)
 

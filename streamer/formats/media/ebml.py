@@ -16,7 +16,7 @@ def header(content: bytes | memoryview, at: int = 0) -> tuple[int, int | None, i
     """Reads the header of an element: its id, the bytes of its body (None: unknown), and those of the header.
 
     Raises:
-        DamagedError: it is no header, or cut off.
+        DamagedError: it is not a header, or cut off.
     """
     try:
         id_bytes = 9 - content[at].bit_length()

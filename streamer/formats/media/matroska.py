@@ -146,7 +146,7 @@ def read_matroska(
 
     Raises:
         DamagedError: it is cut off, or its elements contradict each other.
-        UnreadError: it is no such file, or of a kind that is not read.
+        UnreadError: it is not such a file, or of a kind that is not read.
     """
     window, size, at, film = Window(record.size), record.size, 0, Film(stream_index)
     while at < size:

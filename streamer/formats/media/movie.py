@@ -119,7 +119,7 @@ def read_movie(record: ObjectRecord, held: memoryview = _NOTHING) -> Reading[Mov
 
     Raises:
         DamagedError: it is cut off, or its boxes contradict each other.
-        UnreadError: it is no such file.
+        UnreadError: it is not such a file.
     """
     size, at, held_at = record.size, 0, 0
     while at + HEADER_BYTES <= size:

@@ -257,7 +257,7 @@ def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
     try:
         return tuple(os.fspath(url) for url in several)
     except TypeError as error:
-        raise ConfigError(f"url={given!r} is no url, path or sequence of them", field="url") from error
+        raise ConfigError(f"url={given!r} is not a url, path or sequence of them", field="url") from error
 
 
 def absolute(url: str) -> str:

@@ -56,7 +56,7 @@ class RowAssembler:
             tokens: as many as the plan says.
 
         Raises:
-            DecodeError: the sample is no dict, or has another number of tokens.
+            DecodeError: the sample is not a dict, or has another number of tokens.
         """
         fields = fields_of(sample)
         if (quick := self._as_before(fields, tokens)) is not None:

@@ -218,7 +218,7 @@ class KeyReader:
 
 
 def column_of(manifest: Manifest, on: str) -> str | None:
-    """The column of a Parquet dataset that has a key, or a key's parts; None: it is no such dataset, or has none."""
+    """The column of a Parquet dataset that has a key, or a key's parts; None: it is not such a dataset, or has none."""
     names = {spec.name for spec in manifest.facts.fields}
     while on and on not in names:
         on = on.rpartition(".")[0]
