@@ -2,13 +2,22 @@
 
     python -m venv peers && peers/bin/pip install . trl datasets transformers grain torchtitan lhotse
     peers/bin/pip install lancedb numba scipy accelerate && peers/bin/pip install --no-deps axolotl
-    peers/bin/python benchmarks/rows_peers.py [--quick]
+    PYTHONPATH=Megatron-LM peers/bin/python benchmarks/rows_peers.py [--quick] [--only TABLE]
 
 Runs the libraries' own packers, in an environment that has them; one that cannot be imported is named and left out.
-Prints a table and keeps it in benchmarks/results/rows_peers-<date>.txt. Documents longer than a row are cut to it
-before, for all of them alike, so that every rule has the same documents. "cut" are documents that are in two rows
-though they fit into one, "lost" are tokens in no row. CPU time includes what a library does with the tokens (one byte
-or one number for each), which the plan of streamer does not touch.
+Megatron-LM's scheduler is in none of its wheels (megatron-core 0.16.1): a clone of NVIDIA/Megatron-LM on PYTHONPATH.
+Prints tables and keeps them in benchmarks/results/rows_peers-<date>.txt; one alone in rows_peers-TABLE-<date>.txt.
+
+rows: documents longer than a row are cut to it before, for all of them alike, so that every rule has the same
+documents. "cut" are documents that are in two rows though they fit into one, "lost" are tokens in no row. CPU time
+includes what a library does with the tokens (one byte or one number for each), which the plan of streamer does not
+touch.
+
+balance: 64 ranks of 4 rows in a step, the same documents for all: cost of the dearest rank by the mean of all, without
+the padding at the end of rows, for two costs of a document of n tokens; and what is sent between all ranks. Others
+than streamer load as many documents for a step as 4 rows of each rank have on average.
+
+resume: stopped on 4 ranks, finished on 2; every token is a number of its own.
 """
 
 from __future__ import annotations
@@ -18,48 +27,67 @@ import importlib.metadata
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from report import kept
 from rows import CHUNK_BYTES, lengths
 
-from streamer.order.rows.content import RowContent, row_counts
+from streamer import Packing, StreamingDataLoader, StreamingDataset
+from streamer.formats import Tokens
+from streamer.formats.tokens.megatron import encode_index
+from streamer.loader.rows.explain import dearest_rank
+from streamer.loader.rows.options import ROW_COST
+from streamer.loader.rows.planned import PlannedRows, RowsRecipe
+from streamer.loader.rows.table import Documents, RowTable
+from streamer.order.rows.content import RowContent
 from streamer.order.rows.sets import chunks_per_set, make_sets
 from streamer.order.rows.spec import RowSpec
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Integers = npt.NDArray[np.int64]
+Tokenized = npt.NDArray[np.int32]
 # Rows made, documents cut, tokens in rows.
 Packed = tuple[int, int, int]
+# Of each rank in a step the tokens of its documents, of all steps; and bytes that are sent in a step.
+Dealt = tuple[list[list[Integers]], float]
 # 4,000 documents are 260 rows and more of these lengths.
 CASES = [("web", 8192), ("code", 32768), ("chat", 8192), ("pictures", 16384)]
-LIBRARIES = ("trl", "grain", "torchtitan", "lhotse", "lancedb", "axolotl")
+BALANCED = [("web", 8192), ("code", 32768), ("chat", 8192), ("pictures", 8192)]
+LIBRARIES = ("trl", "grain", "torchtitan", "lhotse", "lancedb", "axolotl", "transformers")
+RANKS, ROWS = 64, 4
+# Of the tokens of a document, and of their square: the default of `Balance`, and that of BatchRebalanceSampler.
+COSTS = (ROW_COST, (1000, 1))
+
+
+def planned(costs: Integers, length: int) -> PlannedRows:
+    """The rows of documents in chunks of 8 MiB, of tokens of two bytes."""
+    per_chunk = max(1, int(CHUNK_BYTES / (2 * costs.mean())))
+    first = np.append(np.arange(0, len(costs), per_chunk), len(costs))
+    documents = Documents("0" * 32, "0" * 32, np.diff(first), first, lambda numbers: costs[numbers], shuffle=True)
+    recipe = RowsRecipe(packing=Packing(length), spec=RowSpec(length), shuffle=True, table=Path())
+    return PlannedRows(recipe, documents, RowTable.make(recipe.spec, documents))
 
 
 def streamer(costs: Integers, length: int) -> Packed:
     """Best fit in sets, as planned."""
-    per_chunk = max(1, int(CHUNK_BYTES / (2 * costs.mean())))
-    samples = np.diff(np.append(np.arange(0, len(costs), per_chunk), len(costs)))
-    first = np.append(0, np.cumsum(samples))
-    spec = RowSpec(length)
-    sets = make_sets(samples, chunks_per_set(samples, int(costs.sum()), length, spec.set_rows), shuffle=True)
-
-    def of_set(number: int) -> Integers:
-        return np.concatenate([costs[first[c] : first[c + 1]] for c in sets.chunks(number).tolist()])
-
-    return int(row_counts(spec, sets, of_set).sum()), 0, int(costs.sum())
+    rows = planned(costs, length)
+    found = [rows.pieces(number, 17, 0) for number in range(rows.rows)]
+    return len(found), _cut([row.document for row in found]), sum(int(row.size.sum()) for row in found)
 
 
 def trl(costs: Integers, length: int, strategy: str) -> Packed:
     """`pack_dataset`, in blocks of a thousand documents as `Dataset.map` has them."""
-    import pyarrow as pa
     from datasets import Dataset
     from trl.data_utils import pack_dataset
 
-    ends = np.append(0, np.cumsum(costs))
-    numbers = np.repeat(np.arange(len(costs), dtype=np.int32), costs)
-    table = pa.table({"input_ids": pa.LargeListArray.from_arrays(pa.array(ends), pa.array(numbers))})
-    packed = pack_dataset(Dataset(table), length, strategy, {"keep_in_memory": True})
+    table = _documents(costs, np.repeat(np.arange(len(costs), dtype=np.int32), costs))
+    packed = pack_dataset(Dataset(table.rename_columns(["input_ids"])), length, strategy, {"keep_in_memory": True})
     rows = [np.asarray(row) for row in packed.with_format("numpy")["input_ids"]]
     return len(rows), _cut([np.unique(row) for row in rows]), sum(map(len, rows))
 
@@ -121,32 +149,45 @@ def torchtitan_pictures(costs: Integers, length: int) -> Packed:
 def lancedb(costs: Integers, length: int) -> Packed:
     """`StreamingDataset(pack_sequences=...)`, which estimates the rows of an epoch; separators are no tokens here."""
     import lancedb as library
-    import pyarrow as pa
-    from lancedb.streaming import StreamingDataset
+    from lancedb.streaming import StreamingDataset as Streaming
 
-    ends = np.append(0, np.cumsum(costs))
-    numbers = np.repeat(np.arange(len(costs), dtype=np.int32), costs)
-    table = pa.table({"tokens": pa.LargeListArray.from_arrays(pa.array(ends), pa.array(numbers))})
+    table = _documents(costs, np.repeat(np.arange(len(costs), dtype=np.int32), costs))
     with tempfile.TemporaryDirectory() as folder:
         given = library.connect(folder).create_table("documents", table)
-        dataset = StreamingDataset(
-            given, columns=["tokens"], pack_sequences=length, eos_id=-1, pad_id=-2, blocks_per_epoch="auto"
-        )
-        rows = [row["input_ids"].numpy() for row in dataset]
+        rows = [row["input_ids"].numpy() for row in Streaming(given, **_packed(length))]
     rows = [row[row >= 0] for row in rows]
     return len(rows), _cut([np.unique(row) for row in rows]), sum(map(len, rows))
 
 
+def _packed(length: int) -> dict[str, object]:
+    return {
+        "columns": ["tokens"],
+        "pack_sequences": length,
+        "eos_id": -1,
+        "pad_id": -2,
+        "blocks_per_epoch": "auto",
+    }
+
+
+def _documents(costs: Integers, tokens: Tokenized) -> pa.Table:
+    """A table with the tokens of each document."""
+    import pyarrow as pa
+
+    return pa.table({"tokens": pa.LargeListArray.from_arrays(pa.array(np.append(0, np.cumsum(costs))), tokens)})
+
+
 def axolotl(costs: Integers, length: int) -> Packed:
     """`MultipackBatchSampler` of batches of one row."""
+    rows = [np.array(row) for batch in _multipack(costs, length, 1) for row in batch]
+    return len(rows), _cut(rows), int(costs[np.unique(np.concatenate(rows))].sum())
+
+
+def _multipack(costs: Integers, length: int, rows: int) -> list[list[list[int]]]:
     from axolotl.utils.samplers.multipack import MultipackBatchSampler
     from torch.utils.data import SequentialSampler
 
-    batches = MultipackBatchSampler(
-        SequentialSampler(range(len(costs))), 1, length, costs, bin_size=200, drop_last=False, num_processes=1
-    )
-    rows = [np.array(row) for batch in batches for row in batch]
-    return len(rows), _cut(rows), int(costs[np.unique(np.concatenate(rows))].sum())
+    documents = SequentialSampler(range(len(costs)))
+    return list(MultipackBatchSampler(documents, rows, length, costs, bin_size=200, drop_last=False, num_processes=1))
 
 
 def _cut(rows: list[Integers]) -> int:
@@ -184,6 +225,154 @@ def row_table(documents: int) -> Iterator[str]:
                 f"{kind:<9} {length:>7,} {name:<30} {rows:>6,} {1 - used / (rows * length):>8.2%} "
                 f"{cut / documents:>7.1%} {lost:>7.2%} {spent:>8.1f}"
             )
+
+
+def megatron(costs: Integers, length: int, documents: int) -> Dealt:
+    """`DpBalancedScheduler`: the documents that all ranks have loaded for a step, packed, and sent to their ranks."""
+    from megatron.core.datasets.data_schedule import DpBalancedScheduler
+
+    scheduler = DpBalancedScheduler(length, 1, RANKS, None)
+    steps, sent = [], 0
+    for loaded in costs.reshape(-1, RANKS * documents):
+        microbatches = scheduler.get_groups_and_subsamples(list(enumerate(loaded.tolist())))
+        ranks = [np.concatenate([batch[rank] for batch in microbatches]) for rank in range(RANKS)]
+        for rank, numbers in enumerate(ranks):
+            others = loaded[numbers[numbers // documents != rank]]
+            # tokens, labels and position_ids are int64, loss_mask float32; two lengths of a document int64.
+            sent += 28 * int(others.sum()) + 16 * len(others)
+        steps.append([loaded[numbers] for numbers in ranks])
+    return steps, sent / len(steps)
+
+
+def by_length(costs: Integers, length: int, documents: int) -> Dealt:
+    """`LengthGroupedSampler`, whose batches go to the ranks in turn, padded to the longest document."""
+    import torch
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    generator = torch.Generator().manual_seed(0)
+    order = list(LengthGroupedSampler(documents, lengths=costs.tolist(), generator=generator))
+    steps = costs[order].reshape(-1, RANKS, documents)
+    return [[np.full(documents, batch.max()) for batch in step] for step in steps], 0
+
+
+def rebalanced(costs: Integers, length: int, documents: int) -> Dealt:
+    """`BatchRebalanceSampler`, 4 padded batches of a rank in a step, by a cost of its own, the second one here."""
+    from transformers.trainer_pt_utils import BatchRebalanceSampler
+
+    sampler = BatchRebalanceSampler(costs.tolist(), RANKS * documents, RANKS, ROWS)
+    steps = []
+    for numbers in np.arange(len(costs)).reshape(-1, RANKS * documents):
+        # As each rank does it, for all of them.
+        ranks = sampler._assign(numbers.tolist(), costs[numbers].tolist())
+        steps.append([np.concatenate([np.full(len(one), costs[one].max()) for one in rank]) for rank in ranks])
+    return steps, 0
+
+
+def axolotl_batches(costs: Integers, length: int, documents: int) -> Dealt:
+    """`MultipackBatchSampler`, whose batches of 4 rows go to the ranks in turn."""
+    batches = [costs[np.concatenate(batch)] for batch in _multipack(costs, length, ROWS)]
+    return [batches[first : first + RANKS] for first in range(0, len(batches) - RANKS + 1, RANKS)], 0
+
+
+DEALERS: dict[str, Callable[[Integers, int, int], Dealt]] = {
+    "Megatron-LM, DpBalancedScheduler": megatron,
+    "transformers, LengthGroupedSampler": by_length,
+    "transformers, BatchRebalanceSampler": rebalanced,
+    "axolotl, MultipackBatchSampler": axolotl_batches,
+}
+
+
+def balance_table(steps: int) -> Iterator[str]:
+    """Cost of the dearest rank of a step by the mean of all, mean over the steps."""
+    for kind, length in BALANCED:
+        drawn = np.minimum(lengths(kind, 1 << 18), length)
+        documents = round(ROWS * length / drawn.mean())
+        costs = drawn[: steps * RANKS * documents]
+        ours = np.transpose([dearest_rank(planned(costs, length), RANKS, ROWS, 17, cost) for cost in COSTS])
+        for name, dearest in zip(("streamer", f"streamer, Balance(rows={ROWS})"), ours.tolist(), strict=True):
+            yield f"{kind:<9} {length:>7,} {name:<35} {_figures(dearest)} {0:>8.1f}"
+        for name, rule in DEALERS.items():
+            try:
+                dealt, sent = rule(costs, length, documents)
+            except ImportError as error:
+                yield f"{kind:<9} {length:>7,} {name:<35} left out: {error}"
+                continue
+            dearest = [_dearest(dealt, *cost) for cost in COSTS]
+            yield f"{kind:<9} {length:>7,} {name:<35} {_figures(dearest)} {sent / 1e6:>8.1f}"
+
+
+def _figures(dearest: list[float]) -> str:
+    return " ".join(f"{figure:>13.3f}" for figure in dearest)
+
+
+def _dearest(steps: list[list[Integers]], linear: int, quadratic: int) -> float:
+    cost = np.array([[int((linear * of + quadratic * of**2).sum()) for of in step] for step in steps])
+    return float((cost.max(axis=1) / cost.mean(axis=1)).mean())
+
+
+def resume_table(documents: int) -> Iterator[str]:
+    """Tokens that come twice, and those that never come, where a run is stopped on 4 ranks and finished on 2."""
+    kind, length = BALANCED[0]
+    costs = np.minimum(lengths(kind, documents), length)
+    tokens, stop = np.arange(int(costs.sum()), dtype=np.int32), int(costs.sum()) // (4 * length) // 3
+    for name, resumed in (("streamer", streamer_resumed), ("LanceDB, pack_sequences", lancedb_resumed)):
+        try:
+            found = np.concatenate(list(resumed(costs, tokens, length, stop)))
+        except ImportError as error:
+            yield f"{kind:<9} {length:>7,} {name:<24} left out: {error}"
+            continue
+        times = np.bincount(found, minlength=len(tokens))
+        yield f"{kind:<9} {length:>7,} {name:<24} {(times > 1).sum():>10,} {(times == 0).sum():>10,}"
+
+
+def streamer_resumed(costs: Integers, tokens: Tokenized, length: int, stop: int) -> Iterator[Tokenized]:
+    """Rows of four a step, on 4 ranks and on 2."""
+    state: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "data"
+        data.mkdir()
+        tokens.tofile(data / "a.bin")
+        (data / "a.idx").write_bytes(encode_index("<i4", costs.astype(np.int32)))
+        for ranks, steps in ((4, stop), (2, None)):
+            before = dict(state)
+            for rank in range(ranks):
+                dataset = StreamingDataset(
+                    f"{data}/",
+                    format=Tokens(),
+                    cache_dir=f"{folder}/cache",
+                    packing=Packing(length),
+                    rank=rank,
+                    world_size=ranks,
+                )
+                with StreamingDataLoader(dataset, 4 // ranks, reports=None) as loader:
+                    loader.load_state_dict(before) if before else None
+                    for batch in islice(loader, steps):
+                        rows, ids = (batch[name].numpy()[~loader.repeated] for name in ("tokens", "document_ids"))
+                        yield rows[ids > 0]
+                    state = loader.state_dict()
+                dataset.close()
+
+
+def lancedb_resumed(costs: Integers, tokens: Tokenized, length: int, stop: int) -> Iterator[Tokenized]:
+    """Four splits, on 4 ranks and on 2."""
+    import lancedb as library
+    from lancedb.streaming import StreamingDataset as Streaming
+
+    with tempfile.TemporaryDirectory() as folder:
+        table = library.connect(folder).create_table("documents", _documents(costs, tokens))
+        # More than there are: tokens beyond those of an epoch are left out.
+        options = {**_packed(length), "blocks_per_epoch": 4 * (len(tokens) // length // 3)}
+        state: dict[str, object] | None = None
+        for ranks, steps in ((4, stop), (2, None)):
+            saved = []
+            for rank in range(ranks):
+                dataset = Streaming(table, num_splits=4, rank=rank, world_size=ranks, **options)
+                if state is not None:
+                    dataset.load_state_dict(state)
+                for row in islice(dataset, steps and steps * 4 // ranks):
+                    yield row["input_ids"].numpy()[row["input_ids"].numpy() >= 0]
+                saved.append(dataset.state_dict())
+            state = Streaming.merge_state_dicts(saved)
 
 
 def durations(count: int) -> Integers:
@@ -238,15 +427,32 @@ def _lhotse(frames: Integers, seconds: int) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the documents; the results are not kept")
-    quick = parser.parse_args().quick
-    scale = 10 if quick else 1
-    with kept("rows_peers", *_versions(), keep=not quick):
-        print("\nkind          row rule                          rows  padding     cut    lost us/document, CPU")
-        for line in row_table(4_000 // scale):
-            print(line)
-        print("\nbatches of speech, 400 s     padding   steps  first batch, s")
-        for line in bucket_table(50_000 // scale):
-            print(line)
+    parser.add_argument("--only", choices=TABLES, help="one of the tables")
+    arguments = parser.parse_args()
+    scale = 10 if arguments.quick else 1
+    name = f"rows_peers-{arguments.only}" if arguments.only else "rows_peers"
+    with kept(name, *_versions(), keep=not arguments.quick):
+        for table in [arguments.only] if arguments.only else TABLES:
+            head, count, lines = TABLES[table]
+            print(f"\n{head}")
+            for line in lines(count // scale):
+                print(line)
+
+
+TABLES: dict[str, tuple[str, int, Callable[[int], Iterator[str]]]] = {
+    "rows": (
+        "kind          row rule                          rows  padding     cut    lost us/document, CPU",
+        4_000,
+        row_table,
+    ),
+    "buckets": ("batches of speech, 400 s     padding   steps  first batch, s", 50_000, bucket_table),
+    "balance": (
+        "kind          row rule                                 24,576 n + n2  1,000 n + n2  MB/step",
+        64,
+        balance_table,
+    ),
+    "resume": ("kind          row rule                  tokens twice   never", 4_000, resume_table),
+}
 
 
 def _versions() -> Iterator[str]:

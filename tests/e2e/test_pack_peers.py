@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import streamer
 from streamer.cli.main import main
 from streamer.manifest.table import Manifest
+from tests.documents import documents, lengths, write_megatron
 
 
 @pytest.fixture
@@ -90,16 +92,29 @@ def test_a_dask_cluster_writes_the_same(files: Path, tmp_path: Path, cluster: ob
 @pytest.mark.timeout(300)
 @pytest.mark.leaves_over("Dask's threads and event loops live as long as the process, and the engine for a while")
 @pytest.mark.filterwarnings("ignore")
-def test_a_dask_cluster_counts_the_same(files: Path, tmp_path: Path, cluster: object) -> None:
-    """The file of one process, of processes, and of Dask, byte for byte."""
-    address = cluster.scheduler_address  # type: ignore[attr-defined]
-    dataset = streamer.StreamingDataset(files, cache_dir=tmp_path / "cache")
+def test_a_dask_cluster_counts_the_same(tmp_path: Path, cluster: object) -> None:
+    """The file of one process, of processes, and of Dask, byte for byte; `known` numbers are not counted again."""
+    given = documents(lengths(2000, 64))
+    old = [write_megatron(tmp_path / "old", given[:1500], 5)]
+    grown = [*old, write_megatron(tmp_path / "new", given[1500:], 3)]
+    before = {document.tobytes() for document in given[:1500] if len(document) > 3}
 
-    def measured(name: str, **options: str) -> bytes:
-        streamer.measure(dataset, lambda sample: len(sample["bin"]), to=tmp_path / name, **options)
-        return (tmp_path / name).read_bytes()
+    def measured(urls: list[Path], name: str, known: str | None = None, on: str | None = None) -> bytes:
+        def count(sample: dict[str, np.ndarray]) -> int:
+            assert known is None or sample["tokens"].tobytes() not in before, "counted again"
+            return len(sample["tokens"])
 
-    alone = measured("alone.npy")
-    assert np.load(tmp_path / "alone.npy").tolist() == [len(dataset[number]["bin"]) for number in range(200)]
-    assert measured("processes.npy", on="processes:2") == measured("dask.npy", on=f"dask:{address}") == alone
-    dataset.close()
+        to, manifest = tmp_path / f"{name}.npy", tmp_path / f"{len(urls)}.manifest"
+        with closing(streamer.StreamingDataset(urls, cache_dir=tmp_path / "cache", manifest=manifest)) as dataset:
+            streamer.measure(dataset, count, to=to, on=on, known=known and tmp_path / f"{known}.npy")
+        return to.read_bytes()
+
+    for urls in (old, grown):
+        out = ["--format", "tokens", "--chunk-bytes", "16kB", "--out", f"{tmp_path}/{len(urls)}.manifest"]
+        assert main(["index", *map(str, urls), *out, "--on", "processes:1"]) == 0
+        assert Manifest.open(tmp_path / f"{len(urls)}.manifest").chunks > 4
+    alone, whole = measured(old, "old"), measured(grown, "grown")
+    assert np.load(tmp_path / "grown.npy").tolist() == list(map(len, given))
+    for on in ("processes:2", f"dask:{cluster.scheduler_address}"):  # type: ignore[attr-defined]
+        assert measured(old, "tasks", on=on) == alone
+        assert measured(grown, "tasks", known="old", on=on) == whole

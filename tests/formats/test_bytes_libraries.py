@@ -16,7 +16,7 @@ from streamer.formats.lmdb.format import LMDB
 from streamer.formats.tokens.format import Tokens
 from streamer.formats.zip import Zip
 from tests.e2e.test_pack_tokens import files_of, made
-from tests.formats.cases import MemoryStore, built, read_case
+from tests.formats.cases import DATA, MemoryStore, built, read_case
 from tests.formats.contract import samples_of
 from tests.formats.library_environment import library_python, make, python_with_only
 
@@ -83,3 +83,16 @@ def test_megatron_reads_packed_tokens(vocabulary: int | None, tmp_path: Path):
     make(library_python("megatron-core==0.16.1"), "packed_tokens.py", tmp_path / "packed", tmp_path / "again")
     assert files_of(tmp_path / "again") == files_of(tmp_path / "packed")
     assert len(files_of(tmp_path / "again")) == 2 * packed.shards
+
+
+@pytest.mark.parametrize(
+    ("peer", "python"),
+    [
+        ("grain", lambda: python_with_only("grain==0.2.18")),
+        ("megatron", lambda: library_python("megatron-core==0.16.1")),
+    ],
+)
+def test_rows_of_other_packers(peer: str, python: Callable[[], Path], tmp_path: Path):
+    """They are those with which rows of documents are compared (tests/unit/loader/rows/test_assemble.py)."""
+    make(python(), "row_fields.py", peer, tmp_path / "rows.json")
+    assert (tmp_path / "rows.json").read_text() == (DATA / "rows" / f"{peer}.json").read_text()

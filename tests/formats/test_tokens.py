@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,7 +26,7 @@ from streamer.formats.tokens.format import Tokens
 from streamer.formats.tokens.megatron import encode_index
 from streamer.formats.tokens.windows import WindowRecoder
 from streamer.manifest.blocks import LONGEST_HINT
-from tests.formats.cases import Case, find, read_case
+from tests.formats.cases import DATA, Case, find, read_case
 from tests.formats.contract import FormatContract
 from tests.formats.summary import summary
 
@@ -376,6 +377,16 @@ def test_the_index_and_the_last_token_say_the_same(tmp_path, monkeypatch):
             read.append([[batch[name].tolist() for name in names] for batch in loader])
     assert read[0] == read[1]
     assert len(read[0]) > 30
+
+
+def test_documents_are_those_of_megatron():
+    """What it makes with reset_position_ids and reset_attention_mask (tests/formats/make/row_fields.py)."""
+    opener = Tokens(sequence_length=31, eos=0).opener(Facts((FieldSpec("tokens", "<u2[32]"),)))
+    rows = json.loads((DATA / "rows" / "megatron.json").read_text())
+    assert len(rows) >= 9
+    for row in rows:
+        _, fields = opener.open(memoryview(np.array(row["tokens"], "<u2").tobytes()), SampleName())
+        assert {field.name: np.frombuffer(field.content, field.kind[:3]).tolist() for field in fields} == row
 
 
 def test_an_eos_that_is_no_token():

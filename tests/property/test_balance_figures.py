@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 
 from streamer import Packing
+from streamer.loader.rows.explain import dearest_rank
 from streamer.loader.rows.planned import PlannedRows, RowsRecipe
 from streamer.loader.rows.table import Documents, RowTable
-from streamer.order import EpochOrder, OrderSpec
-from streamer.order.balanced_order import BalancedOrder
-from streamer.order.level import BalanceSpec
-from streamer.order.row_order import RowOrder, row_window
 from streamer.order.rows.spec import RowSpec
-from streamer.order.spec import auto_lanes
 
 STEPS, CHUNK_BYTES = 64, 8 << 20
 Drawn = Callable[[np.random.Generator, int], np.ndarray]
@@ -40,7 +36,7 @@ def pictures(rng: np.random.Generator, count: int) -> np.ndarray:
     return tiles * 256 + rng.lognormal(np.log(90), 1.0, count).clip(8, 8000)
 
 
-def planned(drawn: Drawn, length: int, rows: int, folder: Path) -> PlannedRows:
+def planned(drawn: Drawn, length: int, rows: int) -> PlannedRows:
     """So many rows of documents, in chunks of 8 MiB of tokens of two bytes."""
     mean = drawn(np.random.default_rng(1), 1 << 14).mean()
     per_chunk = int(CHUNK_BYTES / (2 * mean))
@@ -48,9 +44,8 @@ def planned(drawn: Drawn, length: int, rows: int, folder: Path) -> PlannedRows:
     costs = drawn(np.random.default_rng(0), int(samples.sum())).astype(np.int64)
     first = np.append(0, np.cumsum(samples))
     documents = Documents("0" * 32, "0" * 32, samples, first, lambda numbers: costs[numbers], shuffle=True)
-    table, spec = folder / "rows.arrows", RowSpec(length)
-    RowTable.make(spec, documents).write(table)
-    return PlannedRows(RowsRecipe(packing=Packing(length), spec=spec, shuffle=True, table=table), documents)
+    recipe = RowsRecipe(packing=Packing(length), spec=RowSpec(length), shuffle=True, table=Path())
+    return PlannedRows(recipe, documents, RowTable.make(recipe.spec, documents))
 
 
 @pytest.mark.parametrize(
@@ -66,22 +61,10 @@ def planned(drawn: Drawn, length: int, rows: int, folder: Path) -> PlannedRows:
         (pictures, 8192, 64, 4, (24576, 1), 1.034, 1.003),
     ],
 )
-def test_ranks_are_as_level_as_measured(tmp_path, drawn, length, ranks, rows, cost, plain, level):
+def test_ranks_are_as_level_as_measured(drawn, length, ranks, rows, cost, plain, level):
     """The dearest rank of a step by the mean: within .01 of the figure, .05 of n**2; 1.05 at most with 4 rows each."""
-    batch = ranks * rows
-    data = planned(drawn, length, batch * (STEPS + 8), tmp_path)
-    lanes = auto_lanes(len(data.counts), batch // rows)
-    window = row_window(len(data.counts), len(data.documents.chunk_samples), batch, lanes, None)
-    balance, apart = BalanceSpec(rows, *cost, batch), []
-    order = RowOrder(
-        EpochOrder(OrderSpec("0" * 32, 17, "block", lanes, window, rows=RowSpec(length)), data.counts, 0), data.sets
-    )
-    for one in (order, BalancedOrder(order, balance, lambda found, epoch: data.costs(found, 17, epoch, cost))):
-        steps = min(STEPS, order.samples // batch)
-        # Positions of a batch are in its lanes in turn; a rank has those of its lanes.
-        numbers = one.ordinals(np.arange(steps * batch)).reshape(steps, batch // lanes, lanes).swapaxes(1, 2)
-        sums = data.costs(numbers.ravel(), 17, 0, cost).reshape(steps, ranks, rows).sum(axis=2)
-        apart.append(float((sums.max(axis=1) / sums.mean(axis=1)).mean()))
+    data = planned(drawn, length, ranks * rows * (STEPS + 8))
+    apart = dearest_rank(data, ranks, rows, 17, cost)
     tolerance = 0.01 if cost[0] else 0.05
     assert apart[1] <= level + tolerance
     assert abs(apart[0] - plain) <= (0.04 if cost[0] else 0.2), "not the data of the figure"

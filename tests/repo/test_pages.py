@@ -38,6 +38,7 @@ imagefs.available interleave_datasets max_size nodefs.available optimize pixel_v
 resume_from_checkpoint taskRoleArn train_dataset
 train_sampling_strategy venv with_epoch write_ipc
 BinPackCollator DynamicBucketingSampler DataCollatorWithFlattening SFTConfig packing_ratio reset_position_ids
+DpBalancedScheduler MultipackBatchSampler batch_rebalance group_by_length
 sequence_id
 cut.load_audio cuts.cut_into_windows torchaudio.load torchaudio.transforms.Resample
 """

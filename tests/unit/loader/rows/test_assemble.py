@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from itertools import groupby
+
 import numpy as np
 import pytest
 
@@ -10,8 +13,8 @@ from streamer.loader.rows.assemble import RowAssembler
 from streamer.loader.rows.collate import collate_rows
 from streamer.loader.rows.options import Packing, as_packing
 from streamer.loader.rows.planned import Pieces
-
-LENGTH = 32
+from tests.formats.cases import DATA
+from tests.formats.make.row_fields import LENGTH, SIZES
 
 
 def pieces(rows: list[list[tuple[int, int, int]]], tokens: list[int]) -> Pieces:
@@ -94,6 +97,42 @@ def test_equals_the_reference(labels, multiple):
         "labels": "int64",
         "cu_seqlens": "int32",
     }
+
+
+def row_of(tokens: list[int]) -> list[tuple[int, int, int]]:
+    """The pieces of documents in a row of tests/formats/make/row_fields.py; an end belongs to the document before."""
+    ends = np.maximum.accumulate(tokens) // 100 - 1
+    runs = [list(run) for _, run in groupby(zip(ends.tolist(), tokens, strict=True), lambda pair: pair[0])]
+    return [(run[0][0], run[0][1] % 100 - 1, len(run)) for run in runs]
+
+
+@pytest.mark.parametrize("peer", ["grain", "torchtitan", "megatron"])
+def test_equals_what_other_packers_make(peer):
+    """The same rows of the same documents: positions, documents, bounds; labels but for the end of a document."""
+    ends = [0] if peer == "megatron" else []
+    documents = [[*range(100 * k + 1, 100 * k + 1 + size), *ends] for k, size in enumerate(SIZES, 1)]
+    assembler = RowAssembler(Packing(LENGTH, labels="shifted"))
+    rows = json.loads((DATA / "rows" / f"{peer}.json").read_text())
+    assert len(rows) >= 9
+    for theirs in [{name: np.array(values) for name, values in row.items()} for row in rows]:
+        used = theirs["tokens"] if ends else theirs["tokens"][theirs["tokens"] > 0]
+        plan = pieces([row_of(used.tolist())], [len(document) for document in documents])
+        made = {
+            place: assembler.document({"tokens": np.array(documents[number])}, len(documents[number]))
+            for place, number in enumerate(plan.document.tolist())
+        }
+        row = assembler.rows(made, plan)[0]
+        filled = len(used) if peer == "grain" else LENGTH
+        np.testing.assert_array_equal(row["tokens"], theirs["tokens"])
+        np.testing.assert_array_equal(row["position_ids"][:filled], theirs["position_ids"][:filled])
+        if "document_ids" in theirs:
+            np.testing.assert_array_equal(row["document_ids"], theirs["document_ids"])
+        else:
+            known = row["labels"] != -100
+            np.testing.assert_array_equal(row["labels"][known], theirs["labels"][known])
+            assert set(theirs["labels"][~known].tolist()) <= {0, -100}
+        starts = np.flatnonzero(theirs["position_ids"][:filled] == 0)
+        np.testing.assert_array_equal(row["cu_seqlens"], [*starts, *sorted({filled, LENGTH})])
 
 
 def one(packing: Packing, *samples: dict, tokens: int = 3, missing: tuple[int, ...] = ()) -> dict:
