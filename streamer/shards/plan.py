@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError, PackError
 from streamer.formats.names import base_name, extension
 from streamer.formats.tar import BLOCK
+from streamer.formats.video.format import Video
 from streamer.manifest.model import Chunk, Extent, ObjectRecord, SampleName
 from streamer.manifest.table import Manifest
+from streamer.shards.clips import clip_sizes
 from streamer.splitmix import fold, fold_each
 
 Int64Array = NDArray[np.int64]
@@ -178,7 +180,9 @@ def _check(manifest: Manifest, order: str, shard_bytes: int) -> None:
 
 
 def _sizes(manifest: Manifest) -> Int64Array:
-    """Bytes of each sample; in blocks, whose samples' sizes are unknown, equal shares."""
+    """Bytes of each sample; in blocks, whose samples' sizes are unknown but for clips, equal shares."""
+    if manifest.format == Video.name:
+        return clip_sizes(manifest)
     if manifest.recoded:
         return np.repeat(manifest.chunk_local_bytes // np.maximum(manifest.chunk_samples, 1), manifest.chunk_samples)
     _, starts, stops = manifest.locate(np.arange(manifest.samples))

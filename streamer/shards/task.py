@@ -16,10 +16,12 @@ from streamer.errors import DecodeError, PackError
 from streamer.fetch import Fetcher
 from streamer.formats.base import Field, Opener
 from streamer.formats.registry import find_format
+from streamer.formats.video.format import Video
 from streamer.indexing.stores import Opener as StoreOpener
 from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import SampleName
 from streamer.shards.annotations import rules_here
+from streamer.shards.clips import CLIP_KINDS, clip_values
 from streamer.shards.destination import Destination, agrees, files_of
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.base import SampleTaker
@@ -161,6 +163,7 @@ class _Making:
     def __init__(self, recipe: Recipe, output: str, writer: SampleTaker) -> None:
         self._joiner = None if recipe.joined is None else Joiner(recipe.joined, "auto")
         self._recipe, self._output, self._writer = recipe, output, writer
+        self._are_clips = recipe.dataset.format == Video.name
         self._opener: Opener = find_format(recipe.dataset.format, recipe.dataset.options).opener(recipe.dataset.facts)
 
     def add(self, batch: ReadBatch) -> None:
@@ -176,7 +179,7 @@ class _Making:
         name = read.name
         try:
             key, fields = self._opener.open(read.content, name)
-            sample = self._values(self._wanted(fields, name, where))
+            sample = self._values(self._wanted(fields, name, where), key or "")
             if (label := self._wanted_name("label")) and name.label >= 0:
                 sample.setdefault(label, name.label)
             if self._joiner is not None:
@@ -190,8 +193,12 @@ class _Making:
             key = key_of_file(name.object_key)
         return {KEY: key, **sample} if key is not None else sample
 
-    def _values(self, fields: Iterable[Field]) -> dict[str, Any]:
-        return dict(field_value(self._output, field) for field in fields)
+    def _values(self, fields: Iterable[Field], key: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for field in fields:
+            is_clip = self._are_clips and field.kind in CLIP_KINDS
+            found |= clip_values(field, key) if is_clip else [field_value(self._output, field)]
+        return found
 
     def _wanted(self, fields: Sequence[Field], name: SampleName, where: str) -> Iterator[Field]:
         names = [field.name for field in fields] + (["label"] if name.label >= 0 else [])

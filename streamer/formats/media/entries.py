@@ -10,18 +10,20 @@ from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.media.boxes import boxes, name_of, numbers
 
 # By type of the entry: FFmpeg's decoder. dav1d decodes what FFmpeg's own does not.
-_CODECS = {
-    b"avc1": "h264", b"avc3": "h264", b"hev1": "hevc", b"hvc1": "hevc", b"av01": "libdav1d", b"vp08": "vp8",
+CODECS = {
+    b"avc1": "h264", b"avc3": "h264", b"hvc1": "hevc", b"hev1": "hevc", b"av01": "libdav1d", b"vp08": "vp8",
     b"vp09": "vp9", b"mp4v": "mpeg4", b"jpeg": "mjpeg", b"mjpa": "mjpeg", b"Opus": "opus", b"fLaC": "flac",
     b"alac": "alac", b".mp3": "mp3float", b"ac-3": "ac3", b"ec-3": "eac3", b"mp4a": "",
     **dict.fromkeys([b"apcn", b"apch", b"apcs", b"apco", b"ap4h"], "prores"),
 }  # fmt: skip
 # By objectTypeIndication of esds (ISO/IEC 14496-1).
-_OBJECT_TYPES = {
+OBJECT_TYPES = {
     0x20: "mpeg4", 0x40: "aac", 0x6A: "mpeg1video", 0x69: "mp3float", 0x6B: "mp3float", 0x6C: "mjpeg", 0x6D: "png",
     0xA5: "ac3", 0xA6: "eac3", 0xDD: "vorbis", **dict.fromkeys(range(0x60, 0x66), "mpeg2video"),
     **dict.fromkeys([0x66, 0x67, 0x68], "aac"),
 }  # fmt: skip
+# Signs of the matrix of a track, and degrees counterclockwise.
+TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 270, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 90}
 ENCRYPTED = "is encrypted, and streamer has no keys"
 _VIDEO_BYTES, _AUDIO_BYTES = 86, 36
 # Of QuickTime's versions 1 and 2 of sounds.
@@ -63,7 +65,7 @@ def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> Codec:
     kind = entry[4:8]
     if kind in {b"encv", b"enca"}:
         raise UnreadError(ENCRYPTED)
-    found: dict[str, object] = {"name": _CODECS.get(kind, ""), "extradata": b""}
+    found: dict[str, object] = {"name": CODECS.get(kind, ""), "extradata": b""}
     if video:
         width, height = numbers(">HH", entry, 32)
         codec, at = Codec("", width=width, height=height, rotation=rotation), _VIDEO_BYTES
@@ -85,7 +87,7 @@ def _stored(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[str
         found["extradata"] = bytes(body)
     elif kind == b"esds":
         number, found["extradata"] = _descriptors(bytes(body))
-        found["name"] = _OBJECT_TYPES.get(number, "")
+        found["name"] = OBJECT_TYPES.get(number, "")
     elif kind == b"dOps":
         version, channels, skipped, rate, gain = numbers(">BBHIh", body)
         head = struct.pack("<BBHIh", version + 1, channels, skipped, rate, gain)

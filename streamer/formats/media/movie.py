@@ -9,7 +9,7 @@ from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.media import fragments
 from streamer.formats.media.boxes import HEADER_BYTES, LONG_HEADER_BYTES, boxes, header, name_of, numbers
 from streamer.formats.media.edits import EMPTY, Edit, read_edits, rescaled, shift_of
-from streamer.formats.media.entries import Codec, read_codec
+from streamer.formats.media.entries import TURNS, Codec, read_codec
 from streamer.formats.media.fragment_index import HEAD_BYTES, check_whole, read_moofs
 from streamer.formats.media.tables import Packets, Tables
 from streamer.formats.reading import Reading, read_range
@@ -19,8 +19,6 @@ _MOST_ENTRIES = 64
 _NOTHING = memoryview(b"")
 _FIRST_BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot"])
 VIDEO, AUDIO = "vide", "soun"
-# Signs of the matrix of a track, and degrees counterclockwise.
-_TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 270, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 90}
 
 
 class Track(msgspec.Struct):
@@ -166,7 +164,7 @@ def _read_track(content: memoryview) -> Track:
             long = 12 if numbers("B", body)[0] else 0
             [track.number] = numbers(">I", body, 20 if long else 12)
             a, b, _, c, d = numbers(">5i", body, 40 + long)
-            track.rotation = _TURNS.get(tuple((v > 0) - (v < 0) for v in (a, b, c, d)), 0)
+            track.rotation = TURNS.get(tuple((v > 0) - (v < 0) for v in (a, b, c, d)), 0)
         elif kind == b"edts":
             track.edits = [edit for inner, each in boxes(body) if inner == b"elst" for edit in read_edits(each)]
         elif kind == b"mdia":

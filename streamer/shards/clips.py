@@ -1,0 +1,44 @@
+"""Clips of films in shards: small films of their packets, which are not encoded anew, with times and source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from streamer.decode.kinds import decoder_of
+from streamer.formats.base import Field
+from streamer.formats.media.blocks import read_hint
+from streamer.formats.media.mp4 import clip_mp4
+from streamer.formats.media.tables import Integers
+from streamer.formats.video.format import CLIP, DURATION, PTS
+from streamer.manifest.blocks import decode_hints
+from streamer.manifest.table import Manifest
+
+CLIP_KINDS = frozenset([CLIP, PTS, DURATION])
+_FRAMES = "frames"
+
+
+def clip_values(field: Field, key: str) -> Iterator[tuple[str, object]]:
+    """Yields names and values of a field of the clip with this key: its film and where it is from, or times.
+
+    Raises:
+        ValueError: it cannot be an mp4.
+    """
+    if field.kind == CLIP:
+        path, _, times = key.rpartition("#t=")
+        yield ("mp4" if field.name == _FRAMES else f"{field.name}.mp4"), clip_mp4(field.content)
+        yield "source", {"path": path, "time": [float(each) for each in times.split(",")]}
+    elif (decode := decoder_of(field.kind)) is not None:
+        yield field.name, np.asarray(decode(field.content)).tolist()
+
+
+def clip_sizes(manifest: Manifest) -> Integers:
+    """The bytes of the packets of each clip, which has those of its own of a GOP that several clips share."""
+    found = [np.empty(0, np.int64)]
+    for number in range(manifest.chunks):
+        for block in decode_hints(manifest.chunk(number).hint):
+            _, needed = read_hint(block.hint)
+            before = np.append(0, np.cumsum(needed.size))
+            found.append(before[needed.stop] - before[needed.first])
+    return np.concatenate(found)
