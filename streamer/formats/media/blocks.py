@@ -14,7 +14,7 @@ from streamer.formats.media.clips import Pattern, Samples
 from streamer.formats.media.columns import pack_columns, unpack_columns
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
-from streamer.formats.media.records import SoundHead, head_bytes, part_bytes
+from streamer.formats.media.records import SoundHead, heads_bytes, part_bytes
 from streamer.formats.media.tables import Integers, Packets
 from streamer.manifest.blocks import LONGEST_HINT, Block
 
@@ -188,8 +188,8 @@ def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, des
     sound_hint, sound_parts, sound_bytes = sound.hint(run, ranges) if sound else (b"", 0, 0)
     hint = Hint(key, codec, described.timescale, samples.pattern, *_packed(needed), extra, sound_hint)
     cuts = needed.parts()
-    numbers, sound_head = sum(map(len, needed.draws[:1])), sound.head if sound else None
-    heads = sum(head_bytes(key, len(row), numbers, sound_head) for row in needed.rows)
+    numbers = sum(map(len, needed.rows)) + sum(map(len, needed.draws))
+    heads = heads_bytes(key, len(needed.rows), numbers, sound.head if sound else None)
     heads += sum(map(len, needed.extra)) + sound_bytes
     record_bytes = heads + sum(
         part_bytes(int(stop - start), codec if needed.key[start] else None)

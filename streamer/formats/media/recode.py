@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import msgspec
@@ -13,7 +14,7 @@ from streamer.formats.base import Records
 from streamer.formats.failures import needing
 from streamer.formats.media.blocks import Hint, Needed, read_hint
 from streamer.formats.media.keys import check_key
-from streamer.formats.media.records import PACKET, Head, SoundHead, encode_head, encode_part
+from streamer.formats.media.records import Head, SoundHead, encode_head, encode_part
 from streamer.formats.media.tables import Integers
 
 Sounds: TypeAlias = Callable[[memoryview, bytes], tuple[list[bytes], Integers, list[SoundHead]]]
@@ -73,17 +74,12 @@ def _is_inside(needed: Needed, content_bytes: int) -> bool:
 
 
 def _parts(described: Hint, needed: Needed, packets: list[memoryview], cuts: np.ndarray) -> list[bytes]:
-    table = np.empty(len(packets), PACKET)
-    table["size"], table["pts"] = needed.size, needed.pts
-    key = needed.key.tolist()
+    pts, key, behind_gap = needed.pts.tolist(), needed.key.tolist(), needed.behind_gap.tolist()
     return [
         encode_part(
-            table[first:stop],
-            described.codec if key[first] else None,
-            packets[first:stop],
-            behind_gap=bool(needed.behind_gap[first]),
+            pts[first:stop], packets[first:stop], described.codec if key[first] else None, behind_gap=behind_gap[first]
         )
-        for first, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+        for first, stop in pairwise(cuts.tolist())
     ]
 
 

@@ -16,14 +16,12 @@ from functools import lru_cache
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from streamer.formats.media.clips import Pattern, drawn
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.tables import Integers
 
-PACKET = np.dtype([("size", "<u4"), ("pts", "<i8")])
-_LENGTH, _PART, _ROW = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<Iq")
+_LENGTH, _PART, _PACKET = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<Iq")
 _GAP = 1 << 31
 # Of the numbers of a head: at most 5 bytes where MessagePack has a length, 9 where it has a number.
 _HEAD_BYTES = 64
@@ -136,15 +134,15 @@ def _codec(content: bytes) -> Codec:
     return msgspec.msgpack.decode(content, type=Codec)
 
 
-def head_bytes(key: str, frames: int, numbers: int, sound: SoundHead | None = None) -> int:
-    """The most bytes of a head."""
+def heads_bytes(key: str, samples: int, numbers: int, sound: SoundHead | None = None) -> int:
+    """The most bytes of the heads of these samples; `numbers`: of their frames and of what is drawn."""
     more = _HEAD_BYTES + len(_encode(sound)) if sound else 0
-    return _HEAD_BYTES + len(key.encode()) + 16 * frames + 16 * numbers + more
+    return samples * (_HEAD_BYTES + len(key.encode()) + more) + 16 * numbers
 
 
 def part_bytes(packets: int, codec: Codec | None) -> int:
     """The bytes of a part besides its packets; None: it does not begin with a key packet."""
-    return _PART.size + PACKET.itemsize * packets + (len(_encode(codec)) if codec else 0)
+    return _PART.size + _PACKET.size * packets + (len(_encode(codec)) if codec else 0)
 
 
 def encode_head(head: Head) -> bytes:
@@ -153,13 +151,11 @@ def encode_head(head: Head) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
-def encode_part(
-    packets: NDArray[np.void], codec: Codec | None, content: Sequence[memoryview], *, behind_gap: bool
-) -> bytes:
-    """Returns the bytes of a part; `packets` are of `PACKET`, `content` their bytes."""
+def encode_part(pts: Sequence[int], content: Sequence[memoryview], codec: Codec | None, *, behind_gap: bool) -> bytes:
+    """Returns the bytes of a part, of packets that are shown at `pts`."""
     described = _encode(codec) if codec else b""
-    head = _PART.pack(len(packets) | _GAP * behind_gap, len(described))
-    return b"".join([head, packets.tobytes(), described, *content])
+    head = _PART.pack(len(pts) | _GAP * behind_gap, len(described))
+    return b"".join([head, *map(_PACKET.pack, map(len, content), pts), described, *content])
 
 
 def read_head(record: memoryview) -> tuple[Head, memoryview]:
@@ -188,14 +184,14 @@ def open_record(record: memoryview) -> Opened:
         if count & _GAP:
             gaps.append(len(packets))
             count ^= _GAP
-        table = rest[at + _PART.size : at + _PART.size + PACKET.itemsize * count]
-        at += _PART.size + PACKET.itemsize * count
+        at += _PART.size
+        table, at = rest[at : at + _PACKET.size * count], at + _PACKET.size * count
         if codec is None:
             codec = _codec(bytes(rest[at : at + codec_bytes]))
         if codec_bytes:
             keys.append(len(packets))
         at += codec_bytes
-        for size, time in _ROW.iter_unpack(table):
+        for size, time in _PACKET.iter_unpack(table):
             packets.append(rest[at : at + size])
             at += size
             pts.append(time)
