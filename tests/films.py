@@ -6,6 +6,7 @@ import functools
 import io
 import os
 import re
+import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ import numpy as np
 from av.video.reformatter import Interpolation
 
 from streamer.formats.base import Need
-from streamer.formats.media.movie import Movie, read_movie
+from streamer.formats.media import mp4
+from streamer.formats.media.movie import VIDEO, Movie, read_movie
 from streamer.manifest.model import ObjectRecord
 from tests.sounds import NO_NOISE
 
@@ -140,6 +142,40 @@ def film(
             box.mux(wave.encode(None))
         box.close()
         return Path(path).read_bytes()
+
+
+def joined(one: bytes, two: bytes, *, entries: int) -> bytes:
+    """Two films as one track: with the parameters of both, or of the first one (of the second in its packets)."""
+    movies = [index_of(content)[0] for content in (one, two)]
+    tracks = [movie.track(VIDEO) for movie in movies]
+    packets = [movie.packets(track) for movie, track in zip(movies, tracks, strict=True)]
+    contents = [
+        content[start : start + size]
+        for content, each in zip((one, two), packets, strict=True)
+        for start, size in zip(each.offset.tolist(), each.size.tolist(), strict=True)
+    ]
+    count, ticks = len(packets[0]), int(packets[0].duration[0])
+    scale = ticks // int(packets[1].duration[0])
+    time = np.concatenate([packets[0].pts, packets[1].pts * scale + count * ticks]) - packets[0].pts.min()
+    keys = np.flatnonzero(np.concatenate([each.key for each in packets])) + 1
+    number = np.arange(len(time))
+    runs = [np.array(column) for column in ([1, 2], [count, len(time) - count], [1, entries])]
+    tables = [
+        mp4.full(b"stsd", 0, struct.pack(">I", entries), *(track.entries[0] for track in tracks[:entries])),
+        mp4.full(b"stts", 0, mp4.rows(np.array([len(time)]), np.array([ticks]))),
+        mp4.full(b"ctts", 1, mp4.rows(np.ones_like(time), time - number * ticks)),
+        mp4.full(b"stsc", 0, mp4.rows(*runs)),
+        mp4.full(b"stsz", 0, bytes(4), mp4.rows(np.array(list(map(len, contents))))),
+        mp4.full(b"stss", 0, mp4.rows(keys)),
+    ]
+    edit = 0, len(time) * ticks
+    head, first = mp4.box(b"ftyp", b"isom", bytes(4)), sum(map(len, contents[:count]))
+
+    def moov(data: int) -> bytes:
+        return mp4.movie_box(tables, edit, tracks[0].codec(), tracks[0].timescale, data, data + first)
+
+    data = len(head) + len(moov(0)) + 8
+    return head + moov(data) + mp4.box(b"mdat", *contents)
 
 
 def decoded(content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -36,6 +36,7 @@ class Block(msgspec.Struct, frozen=True):
         objects: the object of each range if there are several (sources of the survey); empty: the indexed object.
         parts: shared parts that the recoder will make (see `formats.base.Records`), as far as the index can know it.
         part_ranges: ranges of shared parts per sample, the same in all blocks of a dataset; 0: nothing is shared.
+        left_out: samples that the index leaves out because codec parameters change within them.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -45,6 +46,7 @@ class Block(msgspec.Struct, frozen=True):
     objects: tuple[ObjectRecord, ...] = ()
     parts: int = 0
     part_ranges: int = 0
+    left_out: int = 0
 
     @property
     def fetch_bytes(self) -> int:

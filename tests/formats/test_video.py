@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamer.decode import Frames
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.base import Block
 from streamer.formats.video.format import Video
 from streamer.manifest.builder.containers import Container, index_container
-from tests.films import decoded, film, made
+from tests.films import decoded, film, joined, made, number_in
 from tests.formats.cases import Case, Found, MemoryStore, block_bytes, built, facts_of, find, recode
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import KEY, summary
@@ -183,6 +184,31 @@ async def test_rows_that_are_shorter_than_a_clip(tmp_path: Path):
     assert "num_frames_per_clip=4" in notes[0]
     assert (await built(Video(1, segments="rows.jsonl"), store, tmp_path, on_note=notes.append)).samples == 4
     assert len(notes) == 1
+
+
+@pytest.mark.parametrize("entries", [1, 2])
+async def test_clips_over_a_change_of_parameters(entries: int, tmp_path: Path):
+    """With entries in the index they are left out and counted; if the packets have the parameters, they are exact."""
+    options = [
+        {"preset": "veryfast", "g": "24", "x264-params": "repeat-headers=1"},
+        {"preset": "ultrafast", "g": "30", "x264-params": "repeat-headers=1:keyint=30"},
+    ]
+    one, two = (
+        film("libx264", 44, options=each, shown=range(n, n + 44)) for n, each in zip((0, 44), options, strict=True)
+    )
+    content, notes = joined(one, two, entries=entries), list[str]()
+    manifest = await built(Video(8), MemoryStore({"a.mp4": content}), tmp_path, on_note=notes.append)
+    left_out = [40] if entries == 2 else []
+    assert manifest.samples == 11 - len(left_out)
+    assert notes == ["samples over a change of codec parameters, which are left out: 1"][: len(left_out)]
+    found = find(Video(8), {"a.mp4": content})
+    records = [
+        memoryview(record)
+        for each in blocks_of(found)
+        for record in recode(Video(8), found, each, block_bytes(each, content))
+    ]
+    frames = [[number_in(np.moveaxis(frame, 0, -1)) for frame in Frames().decode(record)] for record in records]
+    assert frames == [list(range(first, first + 8)) for first in range(0, 88, 8) if first not in left_out]
 
 
 async def test_films_that_are_not_read_are_left_out(tmp_path: Path):

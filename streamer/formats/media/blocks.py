@@ -202,6 +202,7 @@ def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, des
         msgspec.msgpack.encode(hint),
         parts=len(cuts) - 1 + sound_parts,
         part_ranges=2 if sound else 1,
+        left_out=0 if run.start else samples.left_out,
     )
 
 

@@ -91,6 +91,7 @@ class Samples(msgspec.Struct, frozen=True):
         start: first packet of each sample.
         stop: behind its last packet.
         extra: what each record has besides; empty: nothing.
+        left_out: number of samples over a change of codec parameters, which are not among these.
     """
 
     pattern: Pattern
@@ -99,6 +100,7 @@ class Samples(msgspec.Struct, frozen=True):
     start: Integers
     stop: Integers
     extra: Sequence[bytes] = ()
+    left_out: int = 0
 
 
 class Cells(msgspec.Struct, frozen=True):
@@ -193,4 +195,4 @@ def _with_packets(
     order = np.argsort(start, kind="stable")
     order = order[one_entry[order]]
     kept, drawn, beside = ([column[number] for number in order.tolist()] if column else [] for column in found)
-    return Samples(pattern, kept, drawn, start[order], stop[order], beside)
+    return Samples(pattern, kept, drawn, start[order], stop[order], beside, len(rows) - len(order))

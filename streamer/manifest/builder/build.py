@@ -65,7 +65,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         in_key_order: whether raw files stay in the order of url and key, not of the hashes of their keys, which mix the
             classes of a chunk. Has no effect on containers.
         known: manifests from which the rows of unchanged objects are taken; those objects are not read.
-        on_note: called with a line about rows of a table that give no sample.
+        on_note: called with a line about rows of a table that give no sample, or about samples that are left out.
         on_damage: called with a line for each damaged container that is left out, and one for all; None: damage is an
             error.
         elsewhere: indexes the containers in other processes; None: this process does.
@@ -171,6 +171,8 @@ async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions
     rows = await indexed.rows(known)
     if rows.samples < survey.rows:
         options.on_note(f"{survey.rows - rows.samples} of {survey.rows} rows have no sample in them{_as_read(indexer)}")
+    if indexed.left_out:
+        options.on_note(f"samples over a change of codec parameters, which are left out: {indexed.left_out}")
     return rows, str(indexed.longest or "")
 
 
@@ -194,6 +196,7 @@ class _Indexed:
 
     Attributes:
         longest: of the containers that are shorter than a sample.
+        left_out: see `Block`, of the containers that were not known.
     """
 
     def __init__(
@@ -208,6 +211,7 @@ class _Indexed:
         self._done = self._done_bytes = self._read_bytes = self._samples = 0
         self._damages: dict[int, ManifestError] = {}
         self.longest: Short | None = None
+        self.left_out = 0
 
     async def rows(self, known: Mapping[int, Cut | list[Block]]) -> Rows:
         """Returns the rows of all containers, some of which are known."""
@@ -303,6 +307,7 @@ class _Indexed:
         self._done += 1
         self._done_bytes += self._survey.sources[number].record.size - passed
         self._samples += len(cut.sample_start) if isinstance(cut, Cut) else sum(block.samples for block in cut)
+        self.left_out += 0 if isinstance(cut, Cut) else sum(block.left_out for block in cut)
         return cut
 
     def _report(self) -> None:

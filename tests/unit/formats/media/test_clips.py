@@ -72,6 +72,8 @@ def test_drawn_clips_begin_anywhere_in_their_cell(pattern: Pattern):
 
 
 def test_clips_over_a_change_of_parameters_are_left_out():
-    """A decoder has one set of them."""
+    """A decoder has one set of them; they are counted."""
     entry = (np.arange(20) >= 10).astype(np.int64)
-    assert rows(cut(Sampling(Pattern(4)), entry=entry)) == [[0, 1, 2, 3], [4, 5, 6, 7], [16, 17, 18, 19]]
+    found = cut(Sampling(Pattern(4)), entry=entry)
+    assert rows(found) == [[0, 1, 2, 3], [4, 5, 6, 7], [16, 17, 18, 19]]
+    assert found.left_out == 2
