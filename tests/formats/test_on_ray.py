@@ -1,4 +1,4 @@
-"""Packs and indexes on Ray itself, in an environment of its own."""
+"""Packs, indexes and counts on Ray itself, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from tests.formats.library_environment import library_python, make
 
 @pytest.mark.formats
 def test_a_ray_cluster_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte for byte as processes do, a worker that is killed in the middle costs its task; an index finds the same."""
+    """Byte for byte as processes do, a killed worker costs its task; the same index and counts."""
     for name, value in {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     numbers = np.random.default_rng(1)
     for number in range(600):
         path = tmp_path / "raw" / "ab"[number % 2] / f"{number:03d}.bin"
@@ -25,6 +26,8 @@ def test_a_ray_cluster_writes_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     found = json.loads((tmp_path / "out/result.json").read_text())
     assert (found["samples"], found["killed"], found["connected"]) == ([600, 600], 1, True)
     assert found["indexed"] == found["packed"]
+    assert found["counted"][0] == found["counted"][1]
+    assert sorted(found["counted"][0]) == [10 * number for number in range(600)]
     here, there = ({p.name: p.read_bytes() for p in (tmp_path / "out" / n).glob("*.tar")} for n in ("here", "there"))
     assert len(here) > 50
     assert here == there

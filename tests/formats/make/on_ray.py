@@ -1,6 +1,7 @@
-"""Packs and indexes on a local Ray cluster, of which a worker is killed in the middle: `on_ray.py SOURCE FOLDER`.
+"""Packs, indexes and counts on a local Ray cluster, of which a worker is killed first: `on_ray.py SOURCE FOLDER`.
 
-Writes result.json: the digests of what Ray packed and of an index of it on Ray, and how many workers were killed.
+Writes result.json: the digests of what Ray packed and of an index of it on Ray, how many workers were killed, and the
+bytes of samples as processes and Ray count them.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ def run(source: Path, folder: Path) -> dict[str, object]:
     thread.join()
     assert main(["index", f"{folder}/there/", "--out", f"{folder}/manifest", "--on", "ray:auto"]) == 0
     root = json.loads((folder / "manifest/root.json").read_text())
+    counted = []
+    for on in ("processes:2", "ray:auto"):
+        dataset = streamer.StreamingDataset(folder / "there", manifest=folder / "manifest", cache_dir=folder / "cache")
+        costs = streamer.measure(dataset, lambda sample: len(sample["bin"]), to=folder / "costs.npy", on=on)
+        counted.append(costs.tolist())
+        dataset.close()
     connected = ray.is_initialized()
     ray.shutdown()
     return {
@@ -60,6 +67,7 @@ def run(source: Path, folder: Path) -> dict[str, object]:
         "indexed": root["digest"],
         "killed": len(ended),
         "connected": connected,
+        "counted": counted,
     }
 
 

@@ -15,7 +15,9 @@ from torch.utils.data import DataLoader
 from streamer import Balance, Index, Order, Packing, StreamingDataLoader, StreamingDataset, collate_rows
 from streamer.errors import ConfigError, DecodeError, ManifestError, StateError
 from streamer.loader.rows import costs, table
+from streamer.loader.rows.planned import PlannedRows, RowsRecipe
 from streamer.loader.stall.report import compare
+from streamer.order.rows.spec import RowSpec
 from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron
 
 # By value: processes would import this module otherwise, and torch with it.
@@ -189,6 +191,24 @@ def test_global_batches_do_not_depend_on_ranks(make, world):
         parts = np.concatenate([rank[number]["tokens"] for rank in ranks])
         assert Counter(row.tobytes() for row in parts) == Counter(row.tobytes() for row in batch["tokens"])
     assert {len(rank) for rank in ranks} == {len(whole)}
+
+
+@pytest.mark.parametrize(("last_batch", "world"), [("fill", 3), ("drop", 3), ("short", 1)])
+def test_as_many_steps_on_all_ranks(make, last_batch, world):
+    """As `len` says, in two epochs; rows that fill the last batch up are marked, one flag for each row."""
+    steps, real = set(), np.zeros(2, int)
+    for rank in range(world):
+        dataset = make(rank=rank, world_size=world, order=Order(last_batch=last_batch))
+        with StreamingDataLoader(dataset, 7, reports=None) as loader:
+            for epoch in range(2):
+                repeated = [loader.repeated.copy() for _ in loader]
+                steps.add(len(repeated))
+                real[epoch] += np.count_nonzero(~np.concatenate(repeated))
+            steps.add(len(loader))
+    rows, batch = dataset.rows, 7 * world
+    assert rows % batch
+    assert steps == {rows // batch if last_batch == "drop" else -(-rows // batch)}
+    assert real.tolist() == [rows // batch * batch if last_batch == "drop" else rows] * 2
 
 
 def test_a_run_goes_on_from_every_step_on_other_ranks(make):
@@ -436,6 +456,18 @@ def test_the_table_counts_tokens_of_any_block(monkeypatch, runs):
         for number, tokens in enumerate(made.tokens.tolist()):
             members = documents.of_chunks(made.sets.chunks(number))
             assert tokens == np.minimum(documents.costs(members), ROW).sum()
+
+
+def test_an_open_set_takes_16_bytes_of_a_document():
+    """And less than one more for its rows and chunks."""
+    samples = some_documents().chunk_samples * 1000
+    costs = np.random.default_rng(0).integers(1, ROW // 4, int(samples.sum()))
+    first = np.append(0, np.cumsum(samples))
+    documents = table.Documents("", "", samples, first, lambda numbers: costs[numbers], shuffle=True)
+    recipe = RowsRecipe(packing=Packing(ROW), spec=RowSpec(ROW), shuffle=True, table=Path())
+    opened = PlannedRows(recipe, documents, table.RowTable.make(recipe.spec, documents))._opened(0, 17, 1)
+    assert len(opened.document) >= 20_000
+    assert sum(getattr(opened, name).nbytes for name in opened.__struct_fields__) <= 17 * len(opened.document)
 
 
 @pytest.mark.process

@@ -22,7 +22,7 @@ SLOW = settings(suppress_health_check=[HealthCheck.too_slow])
 def datasets(draw):
     """Costs of documents, samples per chunk, and a spec."""
     length = draw(st.sampled_from([16, 64, 128]))
-    multiple = draw(st.sampled_from([1, 8]))
+    multiple = draw(st.sampled_from([1, 8, min(64, length)]))
     sizes = st.one_of(st.integers(0, length), st.integers(0, 20 * length))
     costs = np.array(draw(st.lists(sizes, min_size=1, max_size=150)), np.int64)
     count = draw(st.integers(1, 12))
