@@ -18,6 +18,7 @@ from streamer.decode.media.pictures import turned, write_rgb
 from streamer.errors import ConfigError
 from streamer.formats.audio.sounds import packets_of
 from streamer.formats.media.clips import Pattern
+from streamer.formats.media.keys import unreferenced
 from streamer.formats.media.records import Head, open_record, read_head
 from streamer.formats.media.tables import Integers
 
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 _ORDERS = ("NCHW", "NHWC")
 _STARTS = ("first", "middle", "random")
 _POLICIES = ("error", "repeat_last")
-# Codecs whose non-reference pictures are skipped where they are not wanted. They are half of the packets of x264, and
-# 30 % of the CPU of a clip of 16 frames, every second one, of 1280x720 (2026-11-26). Not hevc: FFmpeg also skips
-# pictures that a higher sublayer refers to.
-_SKIPPABLE = frozenset(["h264"])
 
 
 @dataclass(frozen=True)
@@ -203,13 +200,17 @@ def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
     context, missing = context_of(film.codec), set(wanted)
     if not isinstance(context, av.VideoCodecContext):
         raise ValueError(f"{film.codec.name} is a codec of sounds")
+    # Pictures to which no other refers are skipped where they are not wanted: half of the packets of x264, and 30 % of
+    # the CPU of a clip of 16 frames, every second one, of 1280x720; 58 % of x265's packets, and 17 % at 640x272
+    # (2026-11-26).
+    skippable = unreferenced(film.packets, film.codec)
     try:
-        found = _found(context, film, missing, skips=film.codec.name in _SKIPPABLE)
+        found = _found(context, film, missing, skippable)
         if len(found) < len(missing) or any(frame.interlaced_frame for frame in found.values()):
             # Where a film does not say how far pictures are reordered, the decoder learns it from those it has skipped.
             # The second field of a frame may be a packet of its own, at a time that no clip wants.
             context.flush_buffers()
-            found = _found(context, film, missing, skips=False)
+            found = _found(context, film, missing, [False] * len(skippable))
     except av.FFmpegError as error:
         raise ValueError(f"FFmpeg: {error}") from error
     if missing := missing - found.keys():
@@ -220,8 +221,10 @@ def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
     return [found[pts] for pts in wanted]
 
 
-def _found(context: VideoCodecContext, film: Film, wanted: set[int], *, skips: bool) -> dict[int, VideoFrame]:
-    """The wanted frames that the packets have, by time; with `skips` only pictures that they depend on are decoded."""
+def _found(
+    context: VideoCodecContext, film: Film, wanted: set[int], skippable: Sequence[bool]
+) -> dict[int, VideoFrame]:
+    """The wanted frames that the packets have, by time; others are skipped where they are `skippable`."""
     import av
 
     found: dict[int, VideoFrame] = {}
@@ -231,7 +234,7 @@ def _found(context: VideoCodecContext, film: Film, wanted: set[int], *, skips: b
             if number in gaps:
                 _take(context.decode(None), wanted, found)
                 context.flush_buffers()
-            context.skip_frame = "NONREF" if skips and pts not in wanted else "DEFAULT"
+            context.skip_frame = "NONREF" if skippable[number] and pts not in wanted else "DEFAULT"
             packet = av.Packet(content)  # type: ignore[arg-type]  # any buffer
             packet.pts, packet.time_base = pts, base
             _take(context.decode(packet), wanted, found)

@@ -1,8 +1,8 @@
-"""Whether decoding may begin with a packet that the container calls a key: looks at NAL units, decodes nothing."""
+"""What NAL units say of packets, without decoding: whether decoding may begin there, whether others refer to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from streamer.errors import RecodeError
 from streamer.formats.media.entries import Codec
@@ -38,6 +38,26 @@ def check_key(packet: memoryview, codec: Codec) -> None:
                 return
             if kind <= _HEVC_LAST_PICTURE:
                 raise RecodeError(f"it has no whole key frames: a picture of type {kind} is called one")
+
+
+def unreferenced(packets: Sequence[memoryview], codec: Codec) -> list[bool]:
+    """Returns which packets may be ones to which no other of these refers; FFmpeg itself finds out for those of h264.
+
+    Of hevc sub-layer non-reference pictures of the highest sub-layer: pictures of higher ones may refer to others
+    (ISO/IEC 23008-2, 7.4.2.2, types 0, 2, ... 14), which FFmpeg does not check.
+    """
+    if codec.name != "hevc" or len(codec.extradata) < _HEVC_LEAST_BYTES:
+        return [codec.name == "h264"] * len(packets)
+    length_bytes = (codec.extradata[21] & 3) + 1
+    found = [_picture(packet, length_bytes) for packet in packets]
+    highest = max(layer for _, layer in found)
+    return [kind < _HEVC_FIRST_KEY and kind % 2 == 0 and layer == highest for kind, layer in found]
+
+
+def _picture(packet: memoryview, length_bytes: int) -> tuple[int, int]:
+    """Type and temporal id plus 1 of a picture of hevc; of a packet without one, those of one that is needed."""
+    units = (unit for unit in _units(packet, length_bytes) if len(unit) > 1)
+    return next(((unit[0] >> 1, unit[1] & 7) for unit in units if unit[0] >> 1 <= _HEVC_LAST_PICTURE), (1, 7))
 
 
 def _units(packet: memoryview, length_bytes: int) -> Iterator[memoryview]:

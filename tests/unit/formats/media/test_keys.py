@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import RecodeError
 from streamer.formats.media.entries import Codec
-from streamer.formats.media.keys import check_key
+from streamer.formats.media.keys import check_key, unreferenced
 
 HEVC = Codec("hevc", bytes(21) + b"\x03" + bytes(10))
 AVC = Codec("h264", bytes(4) + b"\x03" + bytes(10))
@@ -36,3 +36,17 @@ def test_h264():
     check_key(packet(b"\x65rest"), AVC)
     with pytest.raises(RecodeError, match="no whole key frames, but intra refresh over 2 frames"):
         check_key(packet(b"\x06\x06\x01\x60\x80", b"\x41rest"), AVC)
+
+
+def test_pictures_to_which_no_other_refers():
+    """Of hevc those of the highest sub-layer alone; FFmpeg itself knows those of h264; others are not known."""
+
+    def picture(kind: int, layer: int) -> memoryview:
+        return packet(hevc(35), bytes([kind << 1, layer]) + bytes(10))
+
+    base = [picture(*each) for each in ((19, 1), (1, 1), (0, 1), (8, 1), (14, 1), (22, 1))]
+    assert unreferenced(base, HEVC) == [False, False, True, True, True, False]
+    assert unreferenced([*base, picture(2, 2), picture(3, 2)], HEVC) == [False] * 6 + [True, False]
+    assert unreferenced([*base, packet(hevc(35), b"\2")], HEVC) == [False] * 7
+    assert unreferenced(base, AVC) == [True] * 6
+    assert unreferenced(base, Codec("vp9")) == [False] * 6
