@@ -22,9 +22,9 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
-import av
 from bounds import Bounds
 from bytecode import compile_streamer
 from report import kept
@@ -152,7 +152,8 @@ def main() -> None:
         options = ("--format-options", json.dumps(OPTIONS))
         subprocess.run([sys.executable, "-m", "streamer", *packing, SHARD_BYTES, *options], check=True)
         here = [name for name in READERS if importlib.util.find_spec(name)]
-        stack.enter_context(kept("video_cut", f"PyAV {av.__version__}"))
+        versions = [f"{name} {version(name)}" for name in ("av", "torchcodec", *here[1:])]
+        stack.enter_context(kept("video_cut", *versions))
         print("not importable, left out:", ", ".join(READERS.keys() - set(here)) or "none")
         if "litdata" in here:
             write_litdata(folder)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.formats.media.clips import Pattern, Samples, Sampling, samples_of
+from streamer.formats.media.clips import Pattern, Samples, Sampling, drawn, samples_of
 from streamer.formats.media.frames import Frames
 from streamer.formats.media.records import Head
+from streamer.loader.samples.seeding import SampleDraws
 from tests.unit.formats.media.conftest import TIMESCALE, track
 
 
@@ -69,6 +70,15 @@ def test_drawn_clips_begin_anywhere_in_their_cell(pattern: Pattern):
         found.append(set(begins.tolist()))
         assert counts.min() > 0.6 * 600 / len(begins)
     assert found == [set(range(6)), set(range(6, 12)), set(range(12, 16))]
+
+
+def test_drawn_clips_are_uniform():
+    """Over epochs and samples, with the generators that workers have: chi-square of 10,000 draws of 6 beginnings."""
+    draws = SampleDraws(17)
+    found = [int(drawn(6, draws.at(epoch, sample))) for epoch in range(100) for sample in range(100)]
+    counts = np.bincount(found, minlength=6)
+    # 5 degrees of freedom, 1 in 1,000.
+    assert ((counts - 10_000 / 6) ** 2 / (10_000 / 6)).sum() < 20.5
 
 
 def test_clips_over_a_change_of_parameters_are_left_out():
