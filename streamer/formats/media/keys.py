@@ -46,9 +46,11 @@ def unreferenced(packets: Sequence[memoryview], codec: Codec) -> list[bool]:
     Of hevc sub-layer non-reference pictures of the highest sub-layer: pictures of higher ones may refer to others
     (ISO/IEC 23008-2, 7.4.2.2, types 0, 2, ... 14), which FFmpeg does not check.
     """
-    if codec.name != "hevc" or len(codec.extradata) < _HEVC_LEAST_BYTES:
+    setup = codec.extradata
+    # Other containers than mp4 and Matroska have start codes in place of lengths, and no version before them.
+    if codec.name != "hevc" or len(setup) < _HEVC_LEAST_BYTES or setup[0] != 1:
         return [codec.name == "h264"] * len(packets)
-    length_bytes = (codec.extradata[21] & 3) + 1
+    length_bytes = (setup[21] & 3) + 1
     found = [_picture(packet, length_bytes) for packet in packets]
     highest = max(layer for _, layer in found)
     return [kind < _HEVC_FIRST_KEY and kind % 2 == 0 and layer == highest for kind, layer in found]

@@ -10,7 +10,7 @@ from streamer.errors import RecodeError
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.keys import check_key, unreferenced
 
-HEVC = Codec("hevc", bytes(21) + b"\x03" + bytes(10))
+HEVC = Codec("hevc", b"\1" + bytes(20) + b"\x03" + bytes(10))
 AVC = Codec("h264", bytes(4) + b"\x03" + bytes(10))
 
 
@@ -50,3 +50,4 @@ def test_pictures_to_which_no_other_refers():
     assert unreferenced([*base, packet(hevc(35), b"\2")], HEVC) == [False] * 7
     assert unreferenced(base, AVC) == [True] * 6
     assert unreferenced(base, Codec("vp9")) == [False] * 6
+    assert unreferenced(base, Codec("hevc", b"\0\0\0\1" + HEVC.extradata[4:])) == [False] * 6
