@@ -297,7 +297,8 @@ seen = {}
 
 def test_the_page_about_joins(place: Place, libraries: Path) -> None:
     """On local folders in place of its buckets: the score that a sample gets is that of its uid."""
-    text = program("docs/joins.md").replace(', storage_options={"profile": "other"}', "")
+    text, choosing = blocks("docs/joins.md")
+    text = text.replace(', storage_options={"profile": "other"}', "")
     for url, folder in (
         ("s3://bucket/datacomp/shards/", "shards/"),
         ("s3://bucket/datacomp/metadata/", "metadata/"),
@@ -308,13 +309,28 @@ def test_the_page_about_joins(place: Place, libraries: Path) -> None:
     seen |= dict(zip(batch["json"]["uid"], batch["score"].tolist()))
     assert batch["latent.npy"].shape[1:] == (4,)
 assert seen == {f"u{number}": number for number in range(300)}
+captions = scores  # not opened
 """
-    place.run(libraries, SIDES + text + check + EPILOGUE)
+    place.run(libraries, SIDES + text + check + choosing + EPILOGUE)
 
 
-def test_the_page_about_formats(place: Place, fresh: Path) -> None:
-    """The options that it shows are taken; nothing is opened."""
-    place.run(fresh, program("docs/formats.md") + EPILOGUE)
+EPISODES = """
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+Path("episodes").mkdir()
+for number in range(4):
+    with h5py.File(f"episodes/{number}.h5", "w") as file:
+        file["action"] = np.ones((140, 7), np.float32)
+"""
+
+
+def test_the_page_about_formats(place: Place, libraries: Path) -> None:
+    """The options that it shows are taken, without opening anything; windows come from a local folder."""
+    text = program("docs/formats.md").replace("s3://bucket/episodes/", "episodes/")
+    assert "(32, 16, 7)" in place.run(libraries, EPISODES + text + EPILOGUE)
 
 
 AROUND_SCALE_OUT = """
