@@ -330,7 +330,7 @@ for number in range(4):
 def test_the_page_about_formats(place: Place, libraries: Path) -> None:
     """The options that it shows are taken, without opening anything; windows come from a local folder."""
     text = program("docs/formats.md").replace("s3://bucket/episodes/", "episodes/")
-    assert "(32, 16, 7)" in place.run(libraries, EPISODES + text + EPILOGUE)
+    assert "[32, 16, 7]" in place.run(libraries, EPISODES + text + EPILOGUE)
 
 
 AROUND_SCALE_OUT = """
