@@ -28,8 +28,8 @@ def test_whole_files_and_windows_are_those_of_a_full_decode(make: Callable[[], b
     """Every sample; a window has its length, with zeros behind the end."""
     content = make()
     wave, rate = decoded(content)
-    if make is m4a:  # FFmpeg fills the last packet
-        assert 0 < wave.shape[1] - 3 * rate < 1024
+    if make is m4a:  # FFmpeg before that of PyAV 19 fills the last packet
+        assert 0 <= wave.shape[1] - 3 * rate < 1024
         wave = wave[:, : 3 * rate]
     whole = AudioClip()(content)
     assert np.array_equal(whole["audio"], wave)
