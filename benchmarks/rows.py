@@ -1,10 +1,11 @@
 """What rows of one length cost and leave empty: padding, planning, start at 1e9 documents, making.
 
-    python benchmarks/rows.py [--quick]
+    python benchmarks/rows.py [--quick] [--only TABLE]
 
-Prints tables and keeps them in benchmarks/results/rows-<date>.txt. Lengths are drawn like those of texts of the web,
-source code, chats, and pictures of tiles with a text. The aims: at most 0.3 % padding, 0.1 % where a set has 1,000
-rows; order and first batch of 1e9 documents in 200 ms; rows at 0.8 of the bytes/s of the same documents unpacked.
+Prints tables and keeps them in benchmarks/results/rows-<date>.txt, one alone in rows-TABLE-<date>.txt. Lengths are
+drawn like those of texts of the web, source code, chats, and pictures of tiles with a text. The aims: at most 0.3 %
+padding, 0.1 % where a set has 1,000 rows; order and first batch of 1e9 documents in 200 ms; rows at 0.8 of the bytes/s
+of the same documents unpacked, and of the CPU time where this process makes them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from streamer.order.spec import auto_lanes
 
 Integers = npt.NDArray[np.int64]
 CHUNK_BYTES = 8 << 20
+# Epochs of each kind, of which the fastest counts.
+TURNS = 5
 # Texts of the web in a chunk. A number, so that a start does not draw lengths to find it (60 ms, 2026-11-26).
 WEB_DOCUMENTS = 4700
 # Kind, tokens of a row, bytes of a document besides its tokens of two bytes.
@@ -241,19 +244,19 @@ def write_tokens(folder: Path, costs: Integers) -> None:
         (folder / f"{number}.idx").write_bytes(encode_index("<u2", part.astype(np.int32)))
 
 
-def epoch_seconds(folder: str, packing: Packing | None, batch_size: int, workers: int) -> float:
-    """The second epoch, warm: seconds until the last batch."""
+def epoch_seconds(folder: str, packing: Packing | None, batch_size: int, workers: int) -> tuple[float, float]:
+    """The second epoch, warm: seconds until the last batch, and CPU seconds of this process."""
     dataset = StreamingDataset(f"{folder}/data", format=Tokens(), cache_dir=f"{folder}/cache", packing=packing)
     ragged = () if packing else ("tokens",)
     with StreamingDataLoader(dataset, batch_size, workers, ragged=ragged, reports=None) as loader:
         for _ in loader:
             pass
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         for _ in loader:
             pass
-        seconds = time.perf_counter() - begin
+        spent = time.perf_counter() - begin, time.process_time() - cpu
     dataset.close()
-    return seconds
+    return spent
 
 
 def making_rows(documents: int) -> Iterator[str]:
@@ -264,44 +267,61 @@ def making_rows(documents: int) -> Iterator[str]:
         for workers in (0, 1):
             kinds = [(None, 4 * 8192 // int(costs.mean())), (Packing(8192), 4)]
             # In turn: a machine that others use is slower for minutes.
-            turns = [[epoch_seconds(scratch, *kind, workers) for kind in kinds] for _ in range(5)]
-            speeds = [costs.sum() / min(seconds) / 1e6 for seconds in zip(*turns, strict=True)]
-            yield f"{workers:>7} {speeds[0]:>10.1f} {speeds[1]:>8.1f} {speeds[1] / speeds[0]:>6.2f}"
+            turns = [[epoch_seconds(scratch, *kind, workers) for kind in kinds] for _ in range(TURNS)]
+            (wall, cpu), (row_wall, row_cpu) = np.min(turns, axis=0)
+            tokens = costs.sum() / 1e6
+            # A worker process has its own CPU time.
+            by_cpu = f"{cpu / row_cpu:>6.2f}" if workers == 0 else ""
+            yield f"{workers:>7} {tokens / wall:>10.1f} {tokens / row_wall:>8.1f} {wall / row_wall:>6.2f} {by_cpu}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the documents; the results are not kept")
     parser.add_argument("--given", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--only-given", action="store_true", help="only the start at 1e9 documents, and the table")
+    parser.add_argument("--only", choices=TABLES, help="one of the tables")
     arguments = parser.parse_args()
     if arguments.given is not None:
         print(start_given(arguments.given, len(np.load(arguments.given, mmap_mode="r"))))
         return
-    quick = arguments.quick
-    scale = 10 if quick else 1
-    with kept("rows_start" if arguments.only_given else "rows", f"numpy {np.__version__}", keep=not quick):
-        print("\nstart with costs and table in files, wall; table in processes")
-        for line in given_rows(10**9 // scale):
-            print(line, flush=True)
-        if arguments.only_given:
-            return
-        print("\nkind          row documents  sets  chunks rows/set  padding  cut by  us/document, CPU: ")
-        print("                                     /set                   concat    table  epoch 0  epoch 1")
-        for kind, length, other_bytes in CASES:
-            print(padding_row(kind, length, other_bytes, 400_000 // scale))
-        print("\nstart in mid-epoch, 64 ranks of 4 rows, CPU ms")
-        print("kind          row      documents    sets         rows order+batch  packing schedule of 50")
-        for kind, length, documents in [
-            ("web", 8192, 1_000_000),
-            ("web", 8192, 1_000_000_000),
-            ("code", 32768, 100_000_000),
-        ]:
-            print(start_row(kind, length, documents))
-        print("\nmaking rows of 8,192 tokens with positions and documents, warm, million tokens/s, the best of 5 turns")
-        print("workers  documents     rows  ratio")
-        for line in making_rows(30_000 // scale):
-            print(line)
+    scale = 10 if arguments.quick else 1
+    name = f"rows-{arguments.only}" if arguments.only else "rows"
+    with kept(name, f"numpy {np.__version__}", keep=not arguments.quick):
+        for table in [arguments.only] if arguments.only else TABLES:
+            head, count, lines = TABLES[table]
+            print(f"\n{head}")
+            for line in lines(count // scale):
+                print(line)
+
+
+TABLES: dict[str, tuple[str, int, Callable[[int], Iterator[str]]]] = {
+    "padding": (
+        "kind          row documents  sets  chunks rows/set  padding  cut by  us/document, CPU: \n"
+        "                                     /set                   concat    table  epoch 0  epoch 1",
+        400_000,
+        lambda count: (padding_row(kind, length, other, count) for kind, length, other in CASES),
+    ),
+    "start": (
+        "start in mid-epoch, 64 ranks of 4 rows, CPU ms\n"
+        "kind          row      documents    sets         rows order+batch  packing schedule of 50",
+        10**9,
+        lambda count: (
+            start_row(kind, length, documents)
+            for kind, length, documents in [
+                ("web", 8192, count // 1000),
+                ("web", 8192, count),
+                ("code", 32768, count // 10),
+            ]
+        ),
+    ),
+    "making": (
+        f"making rows of 8,192 tokens with positions and documents, warm, million tokens/s, the best of {TURNS} turns\n"
+        "workers  documents     rows  ratio of CPU",
+        30_000,
+        making_rows,
+    ),
+    "given": ("start with costs and table in files, wall; table in processes", 10**9, given_rows),
+}
 
 
 if __name__ == "__main__":

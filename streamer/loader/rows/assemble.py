@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.decode.arrays import NO_ROW, Row
+from streamer.decode.arrays import Row
 from streamer.errors import DecodeError, WorkerError
 from streamer.loader.rows.options import BOUNDS, DOCUMENTS, IGNORED, LABELS, LONGEST, POSITIONS, Packing
 from streamer.loader.rows.planned import Pieces
@@ -79,15 +79,18 @@ class RowAssembler:
         if list(sample) != names:
             return None
         found: dict[str, Array] = {}
-        for name in of_tokens:
-            array = sample[name]
-            if type(array) is not np.ndarray or array.shape != (tokens,):
+        others: dict[str, object] = {}
+        for name, value in sample.items():
+            array = value if type(value) is np.ndarray else None
+            if name in of_tokens:
+                if array is None or array.shape != (tokens,):
+                    return None
+                found[name] = array
+            elif array is not None and self._packing.fields is None:
+                # It may have as many values, unless the user names the fields.
                 return None
-            found[name] = array
-        others = {name: value for name, value in sample.items() if name not in found}
-        # Another array may have as many values, unless the user names the fields.
-        if self._packing.fields is None and any(type(value) is np.ndarray for value in others.values()):
-            return None
+            else:
+                others[name] = value
         return Document(found, others)
 
     def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
@@ -105,7 +108,7 @@ class RowAssembler:
         self._learn(made)
         spans = list(pairwise(pieces.first.tolist()))
         begin, size = pieces.begin.tolist(), pieces.size.tolist()
-        memory = out or [NO_ROW] * len(spans)
+        memory = out or self._memory_of(len(spans))
         return [
             self._row([(made[at], begin[at], size[at]) for at in range(*span) if at in made], row)
             for span, row in zip(spans, memory, strict=True)
@@ -130,6 +133,14 @@ class RowAssembler:
             self._others = tuple(first.others)
         if not self._dtypes:
             raise WorkerError("all documents of the first batch failed: there is nothing to make a row of")
+
+    def _memory_of(self, rows: int) -> list[Row]:
+        """Returns memory of the arrays of rows: one block for each field, which `collate_rows` takes without a copy."""
+        made: dict[str, npt.DTypeLike] = {**self._dtypes, POSITIONS: np.int32, DOCUMENTS: np.int32}
+        if self._packing.labels is not None:
+            made[LABELS] = np.int64
+        blocks = {name: np.empty((rows, self._packing.length), dtype) for name, dtype in made.items()}
+        return [{name: block[number] for name, block in blocks.items()} for number in range(rows)]
 
     def _row(self, documents: Sequence[tuple[Document, int, int]], out: Row) -> dict[str, object]:
         """Makes a row of documents, each with the first of its tokens in the row, and their number."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,16 @@ def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
     import torch
     from torch.utils.data import default_collate
 
-    return _joined(rows, default_collate, lambda values, field: join_ragged(values, [field]), torch.from_numpy)
+    def stack(values: Sequence[object]) -> object:
+        block = _block(values)
+        if block is not None:
+            return torch.from_numpy(block)
+        first = values[0]
+        if type(first) is dict:
+            return {name: stack([row[name] for row in cast("Sequence[Row]", values)]) for name in first}
+        return default_collate(list(values))
+
+    return _joined(rows, stack, lambda values, field: join_ragged(values, [field]), torch.from_numpy)
 
 
 def collate_row_buffers(rows: Sequence[Row]) -> dict[str, object]:
@@ -89,6 +98,21 @@ def _of_documents(
     if values and isinstance(values[0], np.ndarray):
         return join([{name: value} for value in values], name)[name]
     return stack(values) if values else []
+
+
+def _block(values: Sequence[object]) -> npt.NDArray[Any] | None:
+    """Returns the array whose rows these values are, all of them and in order; None: they are something else."""
+    block = getattr(values[0], "base", None)
+    if not isinstance(block, np.ndarray) or len(block) != len(values):
+        return None
+    for value, row in zip(values, block, strict=True):
+        if (
+            not isinstance(value, np.ndarray)
+            or value.base is not block
+            or value.__array_interface__ != row.__array_interface__
+        ):
+            return None
+    return block
 
 
 def _joined_bounds(rows: Sequence[Row], length: int) -> npt.NDArray[np.int32]:

@@ -143,6 +143,21 @@ def one(packing: Packing, *samples: dict, tokens: int = 3, missing: tuple[int, .
     return collate_rows(assembler.rows({key: one for key, one in made.items() if key not in missing}, plan))
 
 
+def test_rows_of_one_batch_are_not_copied():
+    """They are made in one block; rows of other batches, or in another order, are stacked."""
+    plan = pieces([[(0, 0, 3)], [(1, 0, 3)]], [3, 3])
+    assembler = RowAssembler(Packing(16, labels="same"))
+    one, other = (
+        assembler.rows({at: assembler.document({"tokens": np.arange(3) + at + first}, 3) for at in (0, 1)}, plan)
+        for first in (0, 5)
+    )
+    for rows, copied in ((one, False), (one[::-1], True), ([one[0], other[1]], True), (one[:1], True), (one * 2, True)):
+        batch = collate_rows(rows)
+        for name in ("tokens", "position_ids", "document_ids", "labels"):
+            assert batch[name].tolist() == [row[name].tolist() for row in rows]
+            assert np.shares_memory(batch[name].numpy(), rows[0][name]) != copied
+
+
 def test_fields_are_packed_alike():
     """Lists of numbers and tensors are tokens, too; other arrays are joined, texts and numbers are one per document."""
     import torch
