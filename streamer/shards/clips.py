@@ -8,10 +8,10 @@ import numpy as np
 
 from streamer.decode.kinds import decoder_of
 from streamer.formats.base import Field
-from streamer.formats.media.blocks import read_hint
+from streamer.formats.media.blocks import Needed, read_hint
 from streamer.formats.media.mp4 import clip_mp4
 from streamer.formats.media.tables import Integers
-from streamer.formats.video.format import CLIP, DURATION, PTS
+from streamer.formats.video.format import CLIP, DURATION, PTS, Video
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
 
@@ -33,12 +33,27 @@ def clip_values(field: Field, key: str) -> Iterator[tuple[str, object]]:
         yield field.name, np.asarray(decode(field.content)).tolist()
 
 
+def are_films(manifest: Manifest) -> bool:
+    """Whether samples are clips whose packets are films: they are not where GOPs between their frames are left out."""
+    if manifest.format != Video.name:
+        return False
+    for needed in _blocks(manifest):
+        gaps = np.cumsum(needed.behind_gap)
+        if (gaps[needed.stop - 1] > gaps[needed.first]).any():
+            return False
+    return True
+
+
 def clip_sizes(manifest: Manifest) -> Integers:
     """The bytes of the packets of each clip, which has those of its own of a GOP that several clips share."""
     found = [np.empty(0, np.int64)]
+    for needed in _blocks(manifest):
+        before = np.append(0, np.cumsum(needed.size))
+        found.append(before[needed.stop] - before[needed.first])
+    return np.concatenate(found)
+
+
+def _blocks(manifest: Manifest) -> Iterator[Needed]:
     for number in range(manifest.chunks):
         for block in decode_hints(manifest.chunk(number).hint):
-            _, needed = read_hint(block.hint)
-            before = np.append(0, np.cumsum(needed.size))
-            found.append(before[needed.stop] - before[needed.first])
-    return np.concatenate(found)
+            yield read_hint(block.hint)[1]

@@ -17,6 +17,7 @@ from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.model import Facts
 from streamer.manifest.table import Manifest
 from streamer.shards.annotations import make_table, put_table
+from streamer.shards.clips import are_films
 from streamer.shards.destination import folder_url
 from streamer.shards.job import Job, Transform, transform_name
 from streamer.shards.outputs.columns import FIRST_SAMPLES, known_kinds
@@ -82,6 +83,7 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
         joined,
         dict(source.options),
         writing.options,
+        are_films(manifest),
     )
     described = {
         "source": manifest.digest,

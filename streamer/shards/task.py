@@ -16,7 +16,6 @@ from streamer.errors import DecodeError, PackError
 from streamer.fetch import Fetcher
 from streamer.formats.base import Field, Opener
 from streamer.formats.registry import find_format
-from streamer.formats.video.format import Video
 from streamer.indexing.stores import Opener as StoreOpener
 from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import SampleName
@@ -42,6 +41,7 @@ class Recipe(msgspec.Struct, frozen=True):
         fields: the fields to write, by name in the source, with their new names; None: all.
         transform: called with each sample; None: there is none.
         joined: annotations of the samples; None: there are none.
+        are_films: whether samples are clips that are written as films of their own.
     """
 
     dataset: Dataset
@@ -50,6 +50,7 @@ class Recipe(msgspec.Struct, frozen=True):
     joined: JoinRules | None
     storage_options: dict[str, object]
     out_storage_options: dict[str, object]
+    are_films: bool = False
 
 
 class ShardTask(msgspec.Struct, frozen=True):
@@ -163,7 +164,6 @@ class _Making:
     def __init__(self, recipe: Recipe, output: str, writer: SampleTaker) -> None:
         self._joiner = None if recipe.joined is None else Joiner(recipe.joined, "auto")
         self._recipe, self._output, self._writer = recipe, output, writer
-        self._are_clips = recipe.dataset.format == Video.name
         self._opener: Opener = find_format(recipe.dataset.format, recipe.dataset.options).opener(recipe.dataset.facts)
 
     def add(self, batch: ReadBatch) -> None:
@@ -196,7 +196,7 @@ class _Making:
     def _values(self, fields: Iterable[Field], key: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {}
         for field in fields:
-            is_clip = self._are_clips and field.kind in CLIP_KINDS
+            is_clip = self._recipe.are_films and field.kind in CLIP_KINDS
             found |= clip_values(field, key) if is_clip else [field_value(self._output, field)]
         return found
 

@@ -58,13 +58,13 @@ def shown(name: str) -> tuple[np.ndarray, list[float]]:
     return frames, np.round(pts, 6).tolist()
 
 
-def check(sample: dict[str, object], source: object, pts: object) -> str:
+def check(sample: dict[str, object], source: object, pts: object, step: int = 2) -> str:
     """Compares the frames of a sample with those that a full decode of its film has at these times."""
     path, times = str(source["path"]), list(pts)  # type: ignore[index,call-overload]
     frames, known = shown(path.rpartition("/")[2])
     chosen = [known.index(each) for each in np.round(times, 6).tolist()]
     assert np.array_equal(sample["mp4"], frames[chosen])
-    assert np.diff(chosen).tolist() == [2] * (len(chosen) - 1)
+    assert np.diff(chosen).tolist() == [step] * (len(chosen) - 1)
     assert np.allclose(source["time"], [times[0], times[-1]], atol=5.1e-4)  # type: ignore[index]
     return path
 
@@ -89,6 +89,21 @@ def test_shards_have_the_size_that_was_asked_for(folder: Path, here: Executor):
     sizes = [path.stat().st_size for path in out.glob("*.tar")]
     assert sum(sizes) > 5 * len(made("b_frames.mp4"))
     assert max(sizes) < 1_300_000
+
+
+def test_frames_that_are_gops_apart_are_arrays(folder: Path, here: Executor):
+    """Packets of such a clip are not a film; other clips of the same film, which others precede after a gap, are."""
+    apart = {"num_frames_per_clip": 2, "num_indices_between_frames": 60, "num_indices_between_clip_starts": 15}
+    out = packed(folder, ["open_gop.mp4"], here, format_options=apart)
+    with closing(StreamingDataset(out)) as dataset:
+        for sample in dataset:
+            times = sample["pts_seconds.npy"]
+            source = {"path": "b/open_gop.mp4", "time": [times[0], times[1]]}
+            check({"mp4": sample["frames.npy"]}, source, times, step=60)
+    sparse = {"num_frames_per_clip": 2, "num_indices_between_clip_starts": 40}
+    streamer.pack(folder / "films", folder / "sparse", source_format="video", on=here, format_options=sparse)
+    with closing(StreamingDataset(folder / "sparse", decode={"mp4": VideoClip(2)})) as dataset:
+        assert len([check(s, s["json"]["source"], s["json"]["pts_seconds"], step=1) for s in dataset]) == 3
 
 
 @pytest.mark.leaves_over("libuv opens one pipe for signals per process and keeps it")

@@ -23,8 +23,8 @@ def clip_mp4(record: memoryview) -> bytes:
     Each frame is shown until the next one of the clip. All other packets are decoded and hidden by the edit list.
 
     Raises:
-        ValueError, struct.error, msgspec.MsgspecError: bytes that are no record, of a codec that mp4 does not have, or
-            with times that it does not have.
+        ValueError, struct.error, msgspec.MsgspecError: bytes that are no record; or one of a codec or with times that
+            mp4 does not have, or without GOPs between its frames, behind which decoders would have to begin anew.
     """
     opened = open_record(record)
     wanted, duration = opened.head.drawn(None)
@@ -39,6 +39,8 @@ def clip_mp4(record: memoryview) -> bytes:
     lengths[places] = duration[at]
     # Behind the last one that is shown none is needed.
     count = int(places.max()) + 1
+    if any(first < gap < first + count for gap in opened.gaps):
+        raise ValueError("a clip whose frames are whole GOPs apart is not a film of its own")
     contents, lengths = opened.packets[first : first + count], lengths[:count]
     # Hidden packets have times before the edit, a tick each; those of shown ones are not before their decoding times.
     hidden = order[(order < count) & ~np.isin(order, places)]

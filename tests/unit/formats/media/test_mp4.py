@@ -67,6 +67,12 @@ def test_frames_of_the_clip_alone_are_shown(name: str):
     assert frames.duration.tolist() == [*np.diff(wanted), duration[-1]]
 
 
+def test_gops_that_are_left_out():
+    """Decoders are not told to begin anew behind them: pictures of open GOPs would be wrong."""
+    with pytest.raises(ValueError, match="whole GOPs apart"):
+        clip_mp4(record_of("open_gop.mp4", Video(2, num_indices_between_frames=60), 0))
+
+
 def test_times_that_mp4_does_not_have():
     """Frames that are more than 2^31 ticks apart are refused, not shown at other times."""
     record = record_of("b_frames.mp4", Video(2), 0)
