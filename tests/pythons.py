@@ -47,6 +47,11 @@ _UNIT = (
     "loadfile",
     "-m",
     "not process and not slow and not gpu",
+    # The lowest matplotlib calls the newest pyparsing by its old names.
+    "-W",
+    "ignore::DeprecationWarning:matplotlib._fontconfig_pattern",
+    "-W",
+    "ignore::DeprecationWarning:matplotlib._mathtext",
 )
 _VERSIONS = (
     "import importlib.metadata as m, json, platform;"
