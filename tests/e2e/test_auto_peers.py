@@ -210,7 +210,7 @@ def test_the_token_is_nowhere(
     sharing._token.cache_clear()
     epoch(ranks, 0)
     seen = "".join(
-        [caplog.text, *capfd.readouterr(), *(repr(node.client.statistics()) for node in nodes), *map(repr, ranks)]
+        [caplog.text, *capfd.readouterr(), *(repr(node.client.statistics()) for node in nodes[:2]), *map(repr, ranks)]
     )
     raw = seen.encode()
     for node in nodes[:2]:
