@@ -25,7 +25,8 @@ def library_python(*packages: str) -> Path:
         _run(sys.executable, "-m", "venv", folder)
         (own,) = folder.glob("lib/python*/site-packages")
         (own / "this-one.pth").write_text(sysconfig.get_path("purelib"))
-        _run(python, "-m", "pip", "install", "--quiet", "--no-deps", *packages)
+        # Also those that this environment has: tests read files that lie beside their code.
+        _run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed", *packages)
         if any(package.startswith("torchvision") for package in packages):
             _mend_torchvision(folder)
         stamp.touch()
