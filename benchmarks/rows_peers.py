@@ -5,7 +5,8 @@
     PYTHONPATH=Megatron-LM peers/bin/python benchmarks/rows_peers.py [--quick] [--only TABLE]
 
 Runs the libraries' own packers, in an environment that has them; one that cannot be imported is named and left out.
-Megatron-LM's scheduler is in none of its wheels (megatron-core 0.16.1): a clone of NVIDIA/Megatron-LM on PYTHONPATH.
+Megatron-LM's scheduler is in none of its wheels (megatron-core 0.16.1): a clone of NVIDIA/Megatron-LM on PYTHONPATH,
+and triton, which it imports, by `pip install --no-deps triton` where torch is the one for CPUs.
 Prints tables and keeps them in benchmarks/results/rows_peers-<date>.txt; one alone in rows_peers-TABLE-<date>.txt.
 
 rows: documents longer than a row are cut to it before, for all of them alike, so that every rule has the same
