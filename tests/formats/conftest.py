@@ -14,7 +14,7 @@ import pytest
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from tests.formats.cases import Case
-from tests.formats.contract import Job
+from tests.formats.contract import Job, engine_below
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,9 +42,7 @@ def job(
     capsys: pytest.CaptureFixture,
 ) -> Iterator[Job]:
     """The files of a case, and what is read of them through the engine."""
-    monkeypatch.setenv("STREAMER_CACHE_DIR", str(engine.cache_dir))
-    monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(engine.runtime_dir))
-    monkeypatch.delenv("STREAMER_ENGINE", raising=False)
+    engine_below(engine.cache_dir.parent, monkeypatch)
     with closing(Job(tmp_path, case, lambda: capsys.readouterr().out)) as made:
         yield made
 

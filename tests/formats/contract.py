@@ -297,6 +297,13 @@ class Job:
             self._made.pop().close()
 
 
+def engine_below(root: Path, patch: pytest.MonkeyPatch) -> None:
+    """Sets the folders of the engine that jobs use."""
+    patch.setenv("STREAMER_CACHE_DIR", str(root / "cache"))
+    patch.setenv("STREAMER_RUNTIME_DIR", str(root / "run"))
+    patch.delenv("STREAMER_ENGINE", raising=False)
+
+
 def samples_of(case: Case) -> list[object]:
     """Every sample of a case."""
     found = find(case.format, case.objects)

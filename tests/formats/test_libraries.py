@@ -14,7 +14,7 @@ from streamer.formats.lerobot.format import LeRobot
 from streamer.formats.litdata.format import LitData
 from streamer.formats.mds import Mds
 from tests.formats.cases import read_case
-from tests.formats.contract import Job, _sorted, _told, samples_of
+from tests.formats.contract import Job, _sorted, _told, engine_below, samples_of
 from tests.formats.library_environment import library_python, make
 
 pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
@@ -75,7 +75,8 @@ def _compare(chosen: Format, folder: Path, root: Path, patch: pytest.MonkeyPatch
     case = read_case(given, str(folder))
     assert len(case.samples) >= SAMPLES
     assert samples_of(case) == list(case.samples), folder.name
-    with closing(Job(root, case, patch, out)) as job:
+    engine_below(root, patch)
+    with closing(Job(root, case, out)) as job:
         named = given if given.options else "auto"
         with closing(StreamingDataset(job.folder, format=named, cache_bytes="1GB")) as dataset:
             read = [_told(dict(sample)) for sample in dataset]

@@ -13,7 +13,7 @@ import pytest
 from streamer import StreamingDataset
 from streamer.formats.parquet.format import Parquet
 from tests.formats.cases import MemoryStore, built, read_case
-from tests.formats.contract import Job, _sorted, _told, samples_of
+from tests.formats.contract import Job, _sorted, _told, engine_below, samples_of
 from tests.formats.library_environment import python_with_only
 
 pytestmark = [pytest.mark.formats, pytest.mark.timeout(3000)]
@@ -43,7 +43,8 @@ def test_what_the_libraries_write(
     assert samples_of(case) == list(case.samples)
     manifest = asyncio.run(built(case.format, MemoryStore(case.objects, seed=1), tmp_path / "manifest", 64 << 10))
     assert manifest.samples == len(case.samples)
-    with closing(Job(tmp_path, case, monkeypatch, lambda: capsys.readouterr().out)) as job:
+    engine_below(tmp_path, monkeypatch)
+    with closing(Job(tmp_path, case, lambda: capsys.readouterr().out)) as job:
         rule = dict.fromkeys(case.raw) if case.raw else "auto"
         with closing(StreamingDataset(job.folder, decode=rule, cache_bytes="1GB")) as dataset:
             read = [_told(dict(sample)) for sample in dataset]
