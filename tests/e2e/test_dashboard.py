@@ -13,7 +13,12 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs" / "deploy"
 # Nothing fails here.
-EMPTY = {"Errors that ended sessions, since the engine started"}
+EMPTY = {
+    "Errors that ended sessions, since the engine started",
+    # Of packed documents, which its jobs do not read.
+    "Rows of documents: padding and spread of costs",
+    "Tokens per second, by job",
+}
 
 
 def _load(name: str) -> ModuleType:
@@ -39,7 +44,7 @@ def test_every_panel_has_series(tmp_path: Path) -> None:
         queries = {(p["title"], t["expr"]): t["legendFormat"] for p in panels for t in p["targets"]}
         deadline = time.monotonic() + 60
         found: dict[tuple[str, str], list] = {}
-        while time.monotonic() < deadline and len(found) < len(queries) - len(EMPTY):
+        while time.monotonic() < deadline and len(found) < sum(title not in EMPTY for title, _ in queries):
             time.sleep(1)  # Prometheus tells nobody that it has scraped
             found = {key: series for key in queries if (series := pictures.asked(key[1], None, time.time()))}
     assert {title for title, query in queries if (title, query) not in found} == EMPTY & {p["title"] for p in panels}

@@ -126,7 +126,7 @@ async def test_an_engine_that_does_not_answer_is_announced() -> None:
         await chromium.until("document.body.classList.contains('stale')")
         state = await chromium.evaluate("document.querySelector('[role=status][aria-live=polite]').textContent")
         assert state == "The engine does not answer; the figures are old."
-        assert len((await text_of(chromium)).descriptions) == 11
+        assert len((await text_of(chromium)).descriptions) == 12
 
 
 async def test_names_of_clients_stay_text() -> None:
