@@ -7,7 +7,7 @@ import io
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
@@ -37,6 +37,19 @@ def kept(name: str, *more: str, keep: bool = True) -> Iterator[None]:
         yield
     if keep:
         result(name).write_text(copy.getvalue())
+
+
+# By name: the lines above a table, its size, and what yields the lines of a table of that size.
+Tables = dict[str, tuple[str, int, Callable[[int], Iterator[str]]]]
+
+
+def print_tables(tables: Tables, only: str | None, scale: int) -> None:
+    """Prints all tables, or one of them; their sizes are divided by `scale`."""
+    for name in [only] if only else tables:
+        head, count, lines = tables[name]
+        print(f"\n{head}")
+        for line in lines(count // scale):
+            print(line)
 
 
 class _Both(io.TextIOBase):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from report import kept
+from report import Tables, kept, print_tables
 
 from streamer import Packing, StreamingDataLoader, StreamingDataset
 from streamer.cgroup import usable_cores
@@ -284,17 +284,12 @@ def main() -> None:
     if arguments.given is not None:
         print(start_given(arguments.given, len(np.load(arguments.given, mmap_mode="r"))))
         return
-    scale = 10 if arguments.quick else 1
     name = f"rows-{arguments.only}" if arguments.only else "rows"
     with kept(name, f"numpy {np.__version__}", keep=not arguments.quick):
-        for table in [arguments.only] if arguments.only else TABLES:
-            head, count, lines = TABLES[table]
-            print(f"\n{head}")
-            for line in lines(count // scale):
-                print(line)
+        print_tables(TABLES, arguments.only, 10 if arguments.quick else 1)
 
 
-TABLES: dict[str, tuple[str, int, Callable[[int], Iterator[str]]]] = {
+TABLES: Tables = {
     "padding": (
         "kind          row documents  sets  chunks rows/set  padding  cut by  us/document, CPU: \n"
         "                                     /set                   concat    table  epoch 0  epoch 1",

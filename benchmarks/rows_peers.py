@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from report import kept
+from report import Tables, kept, print_tables
 from rows import CHUNK_BYTES, lengths
 
 from streamer import Packing, StreamingDataLoader, StreamingDataset
@@ -430,17 +430,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the documents; the results are not kept")
     parser.add_argument("--only", choices=TABLES, help="one of the tables")
     arguments = parser.parse_args()
-    scale = 10 if arguments.quick else 1
     name = f"rows_peers-{arguments.only}" if arguments.only else "rows_peers"
     with kept(name, *_versions(), keep=not arguments.quick):
-        for table in [arguments.only] if arguments.only else TABLES:
-            head, count, lines = TABLES[table]
-            print(f"\n{head}")
-            for line in lines(count // scale):
-                print(line)
+        print_tables(TABLES, arguments.only, 10 if arguments.quick else 1)
 
 
-TABLES: dict[str, tuple[str, int, Callable[[int], Iterator[str]]]] = {
+TABLES: Tables = {
     "rows": (
         "kind          row rule                          rows  padding     cut    lost us/document, CPU",
         4_000,
