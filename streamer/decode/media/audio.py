@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.decode.media.contexts import check_codecs, context_of
+from streamer.decode.media.contexts import check_codecs, context_of, packet_of
 from streamer.decode.media.decoder import Array, Draws, MediaDecoder, memory_for
 from streamer.formats.audio.sounds import PCM, packets_of, split_record
 from streamer.formats.media.entries import Codec
@@ -77,7 +77,7 @@ def decoded(packets: Sequence[memoryview], sound: Codec) -> Wave:
     import av
 
     assert isinstance(context, av.AudioCodecContext)
-    frames = [frame for packet in packets for frame in context.decode(av.Packet(bytes(packet)))]
+    frames = [frame for packet in packets for frame in context.decode(packet_of(packet))]
     frames += context.decode(None)
     if frames and frames[0].sample_rate != sound.rate:
         raise ValueError(f"its packets are of {frames[0].sample_rate} Hz, its file says {sound.rate}")

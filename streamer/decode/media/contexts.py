@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError
 from streamer.extras import require
@@ -60,6 +60,19 @@ def context_of(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:
     while len(contexts) > _MOST_CONTEXTS:
         del contexts[next(iter(contexts))]
     return context
+
+
+def packet_of(content: bytes | memoryview) -> av.Packet[Any]:
+    """Returns a packet with memory of its own, in which zeros follow.
+
+    Decoders read up to 64 bytes behind a packet. One that PyAV makes of a buffer is the buffer itself (18.1), and what
+    lies behind decides about macroblocks of MPEG-4.
+    """
+    import av
+
+    packet = av.Packet(len(content))
+    packet.update(content)  # type: ignore[arg-type]  # any buffer
+    return packet
 
 
 def _opened(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from streamer.decode.media.audio import decoded
-from streamer.decode.media.contexts import context_of
+from streamer.decode.media.contexts import context_of, packet_of
 from streamer.decode.media.decoder import Array, Draws, MediaDecoder, memory_for
 from streamer.decode.media.films import Film, read_film
 from streamer.decode.media.pictures import turned, write_rgb
@@ -225,8 +225,6 @@ def _found(
     context: VideoCodecContext, film: Film, wanted: set[int], skippable: Sequence[bool]
 ) -> dict[int, VideoFrame]:
     """The wanted frames that the packets have, by time; others are skipped where they are `skippable`."""
-    import av
-
     found: dict[int, VideoFrame] = {}
     base, gaps = Fraction(1, film.timescale), set(film.gaps)
     try:
@@ -235,7 +233,7 @@ def _found(
                 _take(context.decode(None), wanted, found)
                 context.flush_buffers()
             context.skip_frame = "NONREF" if skippable[number] and pts not in wanted else "DEFAULT"
-            packet = av.Packet(content)  # type: ignore[arg-type]  # any buffer
+            packet = packet_of(content)
             packet.pts, packet.time_base = pts, base
             _take(context.decode(packet), wanted, found)
             if len(found) == len(wanted):

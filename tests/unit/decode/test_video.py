@@ -179,3 +179,14 @@ def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         ):
             decoder.check(specs)  # type: ignore[arg-type]
     assert sys.executable
+
+
+@pytest.mark.parametrize("behind", [bytes(64), b"\0\xff" * 32, b"\xff" * 64])
+def test_what_lies_behind_a_packet_is_not_read(behind):
+    """The last frame of each film is that of a full decode; with zero and another byte behind it MPEG-4's was not."""
+    content = made("mpeg4.mp4")
+    opened, frames = read_film(memoryview(content))
+    end = 1 + opened.pts.index(wanted := sorted(frames.pts.tolist())[45])
+    packets = [memoryview(bytes(packet) + behind)[: len(packet)] for packet in opened.packets[:end]]
+    [frame] = _decoded(Film(opened.codec, packets, opened.pts[:end], opened.timescale), [wanted])
+    assert np.array_equal(frame.to_ndarray(format="rgb24").transpose(2, 0, 1), decoded(content)[0][45])
