@@ -87,6 +87,15 @@ class Chunk(msgspec.Struct, frozen=True):
             offset += extent.length
         return found
 
+    def extent_of(self, start: int, stop: int) -> Extent:
+        """Returns the range of a sample in its object; without bytes it is empty, behind the byte before it."""
+        if found := self.extents_of(start, stop):
+            return found[0]
+        if before := self.extents_of(start - 1, start):
+            return Extent(before[0].object, before[0].stop, before[0].stop)
+        first = self.extents[0]
+        return Extent(first.object, first.start, first.start)
+
 
 class FieldSpec(msgspec.Struct, frozen=True, array_like=True):
     """One field of all samples of a dataset.

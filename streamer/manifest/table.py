@@ -235,7 +235,7 @@ class Manifest:
         )
 
     def extent_of(self, ordinal: int) -> Extent:
-        """The object and the byte range of a sample; the range of an empty file is empty.
+        """The object and the byte range of a sample; that of a sample without bytes is empty.
 
         A sample of a recoded dataset has the whole range of its chunk.
 
@@ -249,7 +249,7 @@ class Manifest:
         if self.recoded:
             first = found.extents[0]
             return Extent(first.object, first.start, max(extent.stop for extent in found.extents))
-        return found.extents_of(start, stop)[0]
+        return found.extent_of(start, stop)
 
     def _whole_extents(self, first: int, samples: int) -> tuple[Extent, ...]:
         records = map(self.object, range(first, first + samples))

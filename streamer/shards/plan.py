@@ -14,7 +14,7 @@ from streamer.errors import ConfigError, PackError
 from streamer.formats.names import base_name, extension
 from streamer.formats.tar import BLOCK
 from streamer.formats.video.format import Video
-from streamer.manifest.model import Chunk, Extent, ObjectRecord, SampleName
+from streamer.manifest.model import Chunk, ObjectRecord, SampleName
 from streamer.manifest.table import Manifest
 from streamer.shards.clips import clip_sizes
 from streamer.splitmix import fold, fold_each
@@ -124,18 +124,12 @@ def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch | RecodedBatch:
     chunks, starts, stops = manifest.locate(ordinals)
     known = {number: manifest.chunk(number) for number in set(chunks.tolist())}
     found = [
-        _place(known[number], start, stop)
+        known[number].extent_of(start, stop)
         for number, start, stop in zip(chunks.tolist(), starts.tolist(), stops.tolist(), strict=True)
     ]
     places_of = {record: place for place, record in enumerate(dict.fromkeys(extent.object for extent in found))}
     owner = [places_of[extent.object] for extent in found]
     return Batch(ordinals.tolist(), list(places_of), owner, [e.start for e in found], [e.stop for e in found], names=[])
-
-
-def _place(chunk: Chunk, start: int, stop: int) -> Extent:
-    """The range of a sample of a container; for one without bytes the beginning of its chunk."""
-    first = chunk.extents[0]
-    return next(iter(chunk.extents_of(start, stop)), Extent(first.object, first.start, first.start))
 
 
 def key_of_file(path: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
 from streamer.formats.registry import find_format
-from streamer.manifest.model import ObjectRecord
+from streamer.manifest.model import Chunk, Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import open_verified
 
@@ -89,6 +89,18 @@ def test_the_extents_of_a_sample_are_its_bytes(tar_manifest, file_manifest, tars
             chunk, start, stop = (int(a[0]) for a in manifest.locate(np.array([ordinal])))
             whole = source.bytes_of(manifest.chunk(chunk).extents)
             assert source.bytes_of(manifest.chunk(chunk).extents_of(start, stop)) == whole[start:stop]
+
+
+def test_a_sample_without_bytes_is_behind_the_one_before_it():
+    """In its object, whether it is the first of its chunk, the last one, or alone."""
+    one, other = (ObjectRecord(url, size, "1") for url, size in (("a", 6), ("b", 4)))
+    chunk = Chunk(0, bytes(16), (Extent(one, 0, 6), Extent(other, 0, 4)), 0, 4, 10, 10)
+    expected = {(0, 0): (one, 0, 0), (0, 6): (one, 0, 6), (6, 6): (one, 6, 6), (6, 10): (other, 0, 4)}
+    assert {ends: chunk.extent_of(*ends) for ends in expected} == {
+        ends: Extent(*place) for ends, place in expected.items()
+    }
+    assert chunk.extent_of(10, 10) == Extent(other, 4, 4)
+    assert Chunk(0, bytes(16), (Extent(other, 4, 4),), 0, 1, 0, 0).extent_of(0, 0) == Extent(other, 4, 4)
 
 
 def test_numbers_agree(tar_manifest, file_manifest):
