@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from streamer.loader.rows.collate import collate_rows as collate_rows
     from streamer.loader.rows.options import Balance as Balance
     from streamer.loader.rows.options import Buckets as Buckets
+    from streamer.loader.rows.options import Estimate as Estimate
     from streamer.loader.rows.options import Packing as Packing
     from streamer.loader.stall.reporter import Reports as Reports
     from streamer.measuring import measure as measure
@@ -44,6 +45,7 @@ _HOMES = {
     "Buckets": "streamer.loader.rows.options",
     "Decode": "streamer.decode.rule",
     "DevicePrefetcher": "streamer.loader.device.prefetcher",
+    "Estimate": "streamer.loader.rows.options",
     "Growing": "streamer.order.growing.options",
     "Homogeneous": "streamer.order.mix.spec",
     "Index": "streamer.loader.rank.arguments",
@@ -67,6 +69,7 @@ __all__ = [
     "Buckets",
     "Decode",
     "DevicePrefetcher",
+    "Estimate",
     "Growing",
     "Homogeneous",
     "Index",

@@ -89,6 +89,7 @@ def test_the_names_are_these():
         "Buckets",
         "Decode",
         "DevicePrefetcher",
+        "Estimate",
         "Growing",
         "Homogeneous",
         "Index",

@@ -78,7 +78,7 @@ class FeedCounters(msgspec.Struct):
         """Counts a finished batch."""
         self.worker_faults += made.faults
         self.pickled_bytes += made.description[1]
-        if any(made.packed):
+        if made.packed is not None:
             self.packing = (self.packing or PackingStats()).with_batch(made.samples, made.packed)
         for at, spent in enumerate(msgspec.structs.astuple(made.stages)):
             self.nanoseconds[at] += spent

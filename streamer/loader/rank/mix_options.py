@@ -16,7 +16,7 @@ from streamer.loader import checks
 from streamer.loader.rank.arguments import Index, Order, Skip
 from streamer.loader.rank.dataset_options import DatasetOptions, StreamOptions
 from streamer.loader.removed import refuse_removed
-from streamer.loader.rows.options import Balance
+from streamer.loader.rows.options import Balance, Estimate
 from streamer.order.mix import Batching, Homogeneous, MixRequest, Shares, Weights
 from streamer.order.spec import shuffle_mode
 from streamer.wire.messages import MAX_PARTS
@@ -109,11 +109,22 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
 
 
 def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str) -> None:
-    """Makes sure that rows of all members are alike, and balanced alike, but for the source of their lengths."""
+    """Makes sure that rows of all members are alike, and balanced alike, but for the source of their lengths.
+
+    Rows of estimated tokens are made by other rules than those of exact ones.
+    """
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
         given = [getattr(of, option) for of in (first, options)]
         one, other = (None if each is None else replace(each, **{source: None}) for each in given)
+        estimated = [option == "packing" and isinstance(getattr(each, source, None), Estimate) for each in given]
+        if one == other and estimated[0] != estimated[1]:
+            raise ConfigError(
+                f"members {first_name} and {name}: the tokens of one are estimated and those of the other are known; "
+                "count those of both with streamer.measure, or give both an Estimate",
+                field=option,
+                members=f"{first_name}, {name}",
+            )
         if one != other:
             raise ConfigError(
                 f"members {first_name} and {name} differ in {option}: {one} and {other}; a batch has rows of one kind: "

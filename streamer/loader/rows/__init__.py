@@ -3,6 +3,7 @@
 options.py    how rows are made, as the user says it
 costs.py      the tokens of each document: from the format, or measured
 table.py      how many rows each set has: made once, on all cores, and kept in a file
+counts.py     what the rows of a batch were made of
 planned.py    which documents are in which row: the sets that are open
 assemble.py   made documents to the arrays of rows
 bucket.py     made documents to buckets

@@ -11,7 +11,16 @@ import numpy.typing as npt
 
 from streamer.decode.arrays import Row
 from streamer.errors import DecodeError, WorkerError
-from streamer.loader.rows.options import BOUNDS, DOCUMENTS, IGNORED, LABELS, LONGEST, POSITIONS, Packing
+from streamer.loader.rows.options import (
+    BOUNDS,
+    DOCUMENTS,
+    IGNORED,
+    LABELS,
+    LONGEST,
+    POSITIONS,
+    Estimate,
+    Packing,
+)
 from streamer.loader.rows.planned import Pieces
 
 Array = npt.NDArray[np.generic]
@@ -38,6 +47,7 @@ class RowAssembler:
 
     def __init__(self, packing: Packing) -> None:
         self._packing = packing
+        self._estimated = isinstance(packing.cost, Estimate)
         self._counting = np.arange(packing.length, dtype=np.int32)
         # All fields and those with one value per token, of the last document: most have the same.
         self._known: tuple[list[str], list[str]] = [], []
@@ -53,12 +63,14 @@ class RowAssembler:
 
         Args:
             sample: what the transform has returned.
-            tokens: as many as the plan says.
+            tokens: as many as the plan says; an estimate is not looked at: then the first field says it.
 
         Raises:
             DecodeError: the sample is not a dict, or has another number of tokens.
         """
         fields = fields_of(sample)
+        if self._estimated:
+            tokens = self._tokens(fields)
         if (quick := self._as_before(fields, tokens)) is not None:
             return quick
         named = self._packing.fields
@@ -72,6 +84,25 @@ class RowAssembler:
         self._check_names(found)
         self._known = list(fields), list(found)
         return Document(found, {name: value for name, value in fields.items() if name not in found})
+
+    def _tokens(self, fields: Mapping[str, object]) -> int:
+        """Returns the number of tokens of a document of which it was only estimated."""
+        for name in self._packing.fields or fields:
+            if (array := _one_for_each(fields.get(name))) is not None:
+                return len(array)
+        return 0
+
+    def settled(self, made: Mapping[int, Document], pieces: Pieces) -> Pieces:
+        """Returns the pieces by the tokens that the documents have; they are as planned, unless these were estimated.
+
+        Args:
+            made: the documents by their places among the pieces.
+            pieces: which documents are planned for each row.
+        """
+        if not self._estimated:
+            return pieces
+        tokens = {at: len(next(iter(document.tokens.values()))) for at, document in made.items()}
+        return pieces.settled(tokens, self._packing.length, self._packing.multiple_of)
 
     def _as_before(self, sample: dict[str, object], tokens: int) -> Document | None:
         """Returns the document, if it has the fields of the last one, all of them arrays; None: look closely."""
@@ -98,7 +129,7 @@ class RowAssembler:
 
         Args:
             made: the documents by their places among the pieces; of those that are missing the places stay empty.
-            pieces: which documents are in each row.
+            pieces: which documents are in each row, settled.
             out: memory for the arrays of each row, by field.
 
         Raises:
@@ -110,7 +141,7 @@ class RowAssembler:
         begin, size = pieces.begin.tolist(), pieces.size.tolist()
         memory = out or self._memory_of(len(spans))
         return [
-            self._row([(made[at], begin[at], size[at]) for at in range(*span) if at in made], row)
+            self._row([(made[at], begin[at], size[at]) for at in range(*span) if at in made and size[at]], row)
             for span, row in zip(spans, memory, strict=True)
         ]
 
@@ -201,6 +232,11 @@ class RowAssembler:
     def _other_length(self, arrays: Mapping[str, Array], tokens: int) -> DecodeError:
         source = "as the format has them" if self._packing.cost is None else f"by {self._packing.cost}"
         lengths = ", ".join(f"{name!r} has {len(array)}" for name, array in arrays.items()) or "no field has values"
+        if self._estimated:
+            return DecodeError(
+                f"packing: the fields of a document must have one value for each token, and here {lengths}; name those "
+                "that have (Packing(fields=...))"
+            )
         return DecodeError(
             f"packing: {tokens} tokens are planned for the document ({source}), but {lengths}: the transform makes "
             "others than were counted; count what it returns (streamer.measure), or name the fields "

@@ -49,6 +49,10 @@ class BucketAssembler:
             )
         return Document(arrays, {name: value for name, value in fields.items() if name not in arrays})
 
+    def settled(self, made: Mapping[int, Document], pieces: Pieces) -> Pieces:
+        """Returns the pieces, which are as planned; see `RowAssembler.settled`."""
+        return pieces
+
     def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
         """Returns the buckets; documents that are missing are left out.
 

@@ -1,4 +1,4 @@
-"""The tokens of each document, known before it is read: from the format, or from a file with one number per sample."""
+"""The tokens of each document before it is read: from the format, a file with one number per sample, or estimated."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ConfigError
+from streamer.loader.rows.options import Estimate
 from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
 
@@ -27,18 +28,24 @@ class DocumentCosts:
 
     Args:
         manifest: of the dataset.
-        measured: path of an .npy file with a whole number for each sample; None: the format knows them.
+        measured: path of an .npy file with a whole number for each sample; None: the format knows them; or an estimate.
         fields: that have one value for each token, as the user says it; (): not said.
 
     Raises:
-        ConfigError: nothing says how many tokens a sample has, or the file is of another dataset.
+        ConfigError: nothing says how many tokens a sample has, the file is of another dataset, or the bytes of samples
+            are not known for an estimate.
     """
 
-    def __init__(self, manifest: Manifest, measured: str | None, fields: tuple[str, ...] = ()) -> None:
+    def __init__(self, manifest: Manifest, measured: str | Estimate | None, fields: tuple[str, ...] = ()) -> None:
         self._manifest = manifest
-        self._column = None if measured is None else _opened(measured, manifest)
         self._measured = measured
-        self._token_bytes, self._constant = (0, 0) if measured is not None else _known(manifest, fields)
+        self._column = _opened(measured, manifest) if isinstance(measured, str) else None
+        self._token_bytes: float
+        self._token_bytes, self._constant = 0, 0
+        if isinstance(measured, Estimate):
+            self._token_bytes = _estimated(measured, manifest)
+        elif measured is None:
+            self._token_bytes, self._constant = _known(manifest, fields)
 
     def __repr__(self) -> str:
         known = f"{self._constant} tokens" if self._constant else f"{self._token_bytes} bytes a token"
@@ -46,7 +53,9 @@ class DocumentCosts:
 
     @property
     def identity(self) -> str:
-        """Digest that a state keeps: "" where costs follow from the manifest, else of the measured values."""
+        """What a state keeps: "" where costs follow from the manifest, the estimate, or a digest of the values."""
+        if isinstance(self._measured, Estimate):
+            return self._measured.identity
         if self._column is None or self._measured is None:
             return ""
         if len(self._column) <= _BLOCK:
@@ -71,8 +80,9 @@ class DocumentCosts:
         if self._constant:
             return np.full(len(ordinals), self._constant, np.int64)
         _, start, stop = self._manifest.locate(ordinals)
-        tokens: Integers = (stop - start) // self._token_bytes
-        return tokens
+        tokens: Integers = ((stop - start) // self._token_bytes).astype(np.int64)
+        # At least one of each document that may have some, so that it is in a row.
+        return np.maximum(tokens, stop > start) if isinstance(self._measured, Estimate) else tokens
 
 
 def _digest(column: npt.NDArray[np.integer]) -> str:
@@ -98,6 +108,21 @@ def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
         'Balance(..., lengths="costs.npy")',
         field="cost",
     )
+
+
+def _estimated(estimate: Estimate, manifest: Manifest) -> float:
+    """Returns the bytes of a token.
+
+    Raises:
+        ConfigError: the chunks of this format are made when they are fetched: nothing says the bytes of a sample.
+    """
+    if manifest.recoded:
+        raise ConfigError(
+            f"Estimate: how many bytes a sample of format {manifest.format!r} has is not known before it is read: "
+            'count the tokens once, streamer.measure(dataset, function, to="costs.npy")',
+            field="cost",
+        )
+    return estimate.bytes_per_token
 
 
 def _opened(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, get_args
@@ -10,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 from streamer.errors import ConfigError
 from streamer.loader import checks
 from streamer.order.level import BalanceSpec
-from streamer.order.rows.spec import Overflow, Policy, RowSpec
+from streamer.order.rows.spec import LEAST_LENGTH, Overflow, Policy, RowSpec
 
 Labels: TypeAlias = Literal["shifted", "same"]
 
@@ -21,6 +23,43 @@ LENGTHS = "lengths"
 ROW_COST = 24576, 1
 # cross_entropy's ignore_index of torch.
 IGNORED = -100
+MOST_SAFETY = 0.5
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Guesses the tokens of a document from its bytes, in place of numbers from `streamer.measure`.
+
+    Rows are planned less full, and may still get too long: the end of such a row is lost, in every epoch, and counted
+    (`loader.stats().packing.overflowed`). `measure` costs one pass over the data, and loses nothing.
+
+    Args:
+        bytes_per_token: stored bytes of a document for each of its tokens, above 0.
+        safety: share of a row that is planned to stay empty, 0 to .5.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    bytes_per_token: float
+    safety: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name, most in (("bytes_per_token", sys.float_info.max), ("safety", MOST_SAFETY)):
+            given = getattr(self, name)
+            if (
+                not isinstance(given, int | float)
+                or not 0 <= given <= most
+                or (name == "bytes_per_token" and not given)
+            ):
+                rule = f"a number, 0 to {MOST_SAFETY}" if name == "safety" else "a number above 0"
+                raise ConfigError(f"Estimate: {name}={given!r} must be {rule}", field=name)
+            object.__setattr__(self, name, float(given))
+
+    @property
+    def identity(self) -> str:
+        """What a state keeps of it."""
+        return f"{self.bytes_per_token!r} bytes a token"
 
 
 @dataclass(frozen=True)
@@ -37,7 +76,7 @@ class Packing:
         overflow: documents longer than a row: "split" into pieces, "truncate" to the first `length` tokens, "drop", or
             "error".
         cost: the tokens of each document: None: as the format knows them; else the path of an .npy file with a whole
-            number for each sample in the order of the dataset, from `streamer.measure`.
+            number for each sample in the order of the dataset, from `streamer.measure`; or an `Estimate`.
         fields: fields with one value for each token; a mapping also says with what they are padded. None: all that are
             as long as the document, padded with 0 ("labels" with -100). Of the others a row has a list, with one entry
             for each document; arrays come as `Ragged` in a batch.
@@ -54,7 +93,7 @@ class Packing:
     length: int
     policy: Policy = "best_fit"
     overflow: Overflow = "split"
-    cost: str | None = None
+    cost: str | Estimate | None = None
     fields: Sequence[str] | Mapping[str, float] | None = None
     labels: Labels | None = None
     multiple_of: int = 1
@@ -73,7 +112,11 @@ class Packing:
         Args:
             costs: identity of the measured costs.
         """
-        return RowSpec(self.length, self.policy, self.overflow, self.multiple_of, self.set_rows, costs)
+        planned = self.length
+        if isinstance(self.cost, Estimate):
+            least = max(LEAST_LENGTH, planned - math.ceil(planned * self.cost.safety))
+            planned = -(-least // self.multiple_of) * self.multiple_of
+        return RowSpec(planned, self.policy, self.overflow, self.multiple_of, self.set_rows, costs)
 
     def pad(self, field: str) -> float:
         """Returns what a field is padded with."""
@@ -91,7 +134,7 @@ class Buckets:
         budget: most of samples x the longest of them, in the unit of `cost`, 16 to 2**24.
         most: samples of a batch; None: as many as the budget allows.
         overflow: samples longer than the budget: "error", or "drop".
-        cost: the length of each sample: as of `Packing`.
+        cost: the length of each sample: as of `Packing`, but for an `Estimate`: the budget is a limit of memory.
         fields: fields that are padded along their first axis; a mapping also says with what. None: all that are as long
             as `cost` says, padded with 0 ("labels" with -100).
         set_rows: batches that are planned together, on average: the more, the more alike the lengths of a batch.
@@ -112,6 +155,12 @@ class Buckets:
         if self.most is not None:
             object.__setattr__(self, "most", checks.at_least("most", self.most, 1))
         checks.one_of("overflow", self.overflow, ("error", "drop"))
+        if isinstance(self.cost, Estimate):
+            raise ConfigError(
+                "Buckets(cost=Estimate(...)): the budget is a limit of memory, which batches of longer samples than "
+                "estimated would break; count the samples once: streamer.measure",
+                field="cost",
+            )
         self.spec()
 
     def spec(self, costs: str = "") -> RowSpec:
@@ -136,7 +185,8 @@ class Balance:
             as it is. With 1, rows of like cost share a step, and batches differ more from each other.
         cost: of a document, or sample, of n tokens: (a, b) for a x n + b x n**2, whole numbers. The default is that of
             a transformer of hidden size 4,096: 6 x 4,096 x n + n**2.
-        lengths: without packing, n of each sample: as `cost` of `Packing`. More than 2**24 count as 2**24.
+        lengths: without packing, n of each sample: as `cost` of `Packing`. More than 2**24 count as 2**24. With an
+            `Estimate`, ranks are as level as it is right.
 
     Raises:
         ConfigError: an invalid value.
@@ -144,7 +194,7 @@ class Balance:
 
     rows: int
     cost: tuple[int, int] = ROW_COST
-    lengths: str | None = None
+    lengths: str | Estimate | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", checks.at_least("rows", self.rows, 1))
@@ -194,9 +244,17 @@ def _settle(packing: Packing | Buckets, *numbers: str) -> None:
         object.__setattr__(packing, name, value)
 
 
-def _settled(name: str, path: str | None) -> str | None:
-    """Returns the path of measured numbers as absolute."""
-    return None if path is None else os.path.abspath(str(checks.path(name, path)))
+def _settled(name: str, given: object) -> str | Estimate | None:
+    """Returns the path of measured numbers as absolute; an estimate may also be a mapping, as a file has it."""
+    if given is None or isinstance(given, Estimate):
+        return given
+    if (
+        isinstance(given, Mapping)
+        and "bytes_per_token" in given
+        and set(given) <= {one.name for one in fields(Estimate)}
+    ):
+        return Estimate(**given)
+    return os.path.abspath(str(checks.path(name, given)))  # type: ignore[arg-type]
 
 
 def _pad(fields: Sequence[str] | Mapping[str, float] | None, field: str) -> float:

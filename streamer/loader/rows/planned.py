@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.config import counted
-from streamer.loader.rows.options import Buckets, Packing
+from streamer.loader.rows.counts import PackedCounts
+from streamer.loader.rows.options import Buckets, Estimate, Packing
 from streamer.loader.rows.table import Documents, Integers, RowTable
 from streamer.order.rows.content import RowContent, Rows
 from streamer.order.rows.spec import RowSpec
@@ -30,6 +32,8 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         begin, size: (T,) the tokens of the document that are in the row.
         tokens: (T,) all tokens of the document.
         first: (rows + 1,) where the documents of each row begin.
+        estimated: tokens that were estimated of the documents that were made; 0: the tokens are exact.
+        overflowed: of those that the same documents have, tokens that have no room in their rows.
     """
 
     document: Integers
@@ -37,17 +41,44 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
     size: Integers
     tokens: Integers
     first: Integers
+    estimated: int = 0
+    overflowed: int = 0
 
-    def counts(self, made: list[int], cost: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Returns how many documents were made, how many of them are pieces, their tokens, and their cost.
+    def counts(self, made: list[int], places: int, cost: tuple[int, int]) -> PackedCounts:
+        """Returns the counts of the documents that were made.
 
         Args:
             made: places of the documents that were made.
+            places: tokens that the rows have room for.
             cost: of the tokens of a document in a row, and of their square.
         """
         sizes = self.size[made]
-        pieces = int(np.count_nonzero(sizes < self.tokens[made]))
-        return len(made), pieces, int(sizes.sum()), int((cost[0] * sizes + cost[1] * sizes**2).sum())
+        cut = int(np.count_nonzero(sizes < self.tokens[made]))
+        total = int((cost[0] * sizes + cost[1] * sizes**2).sum())
+        return PackedCounts(len(made), cut, int(sizes.sum()), places, total, self.estimated, self.overflowed)
+
+    def settled(self, tokens: Mapping[int, int], length: int, multiple: int) -> Pieces:
+        """Returns the pieces of documents whose tokens were estimated, now that these are known.
+
+        A piece is the same share of its document; what has no room in its row is left out.
+
+        Args:
+            tokens: of the documents that were made, by their places.
+            length: of a row.
+            multiple: a piece takes a multiple of this in its row; divides `length`.
+        """
+        made = list(tokens)
+        found = self.tokens.copy()
+        found[made] = list(tokens.values())
+        begin = self.begin * found // self.tokens
+        size = (self.begin + self.size) * found // self.tokens - begin
+        taken = -(-size // multiple) * multiple
+        before = np.cumsum(taken) - taken
+        counts = np.diff(self.first)
+        before -= np.repeat(before[self.first[:-1][counts > 0]], counts[counts > 0])
+        kept = np.minimum(size, np.maximum(length - before, 0))
+        estimated, overflowed = int(self.size[made].sum()), int((size - kept)[made].sum())
+        return Pieces(self.document, begin, kept, found, self.first, estimated, overflowed)
 
     @classmethod
     def joined(cls, parts: list[Pieces]) -> Pieces:
@@ -157,13 +188,18 @@ class PlannedRows:
 
     def in_words(self) -> str:
         """Describes the rows, for the log."""
-        spec, documents = self.recipe.spec, int(self.documents.chunk_first[-1])
-        what = "batches of at most" if spec.policy == "buckets" else "rows of"
+        spec, packing, documents = self.recipe.spec, self.recipe.packing, int(self.documents.chunk_first[-1])
+        what, length = "rows of", spec.length
+        if isinstance(packing, Buckets):
+            what = "batches of at most"
+        else:
+            length = packing.length
+        about = "about " if isinstance(packing.cost, Estimate) else ""
         left_out = f"; {self.left_out:,} tokens are left out ({spec.overflow})" if self.left_out else ""
         return (
-            f"{self.rows:,} {what} {spec.length:,} tokens in {counted(len(self.counts), 'sets')} of up to "
-            f"{counted(int(np.diff(self.sets.first).max()), 'chunks')}: {self.tokens:,} tokens of {documents:,} "
-            f"documents, {self.tokens / (self.rows * spec.length):.2%} full{left_out}"
+            f"{self.rows:,} {what} {length:,} tokens in {counted(len(self.counts), 'sets')} of up to "
+            f"{counted(int(np.diff(self.sets.first).max()), 'chunks')}: {about}{self.tokens:,} tokens of {documents:,} "
+            f"documents, {about}{self.tokens / (self.rows * length):.2%} full{left_out}"
         )
 
     def pieces(self, row: int, seed: int, epoch: int) -> Pieces:

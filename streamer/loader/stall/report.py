@@ -255,7 +255,14 @@ def _in_words(packing: PackingStats) -> str:
     per_row = packing.documents / max(1, packing.rows)
     cut = f", {packing.cut / packing.documents:.1%} of them pieces" if packing.cut else ""
     full, spread = f"{1 - packing.padding:.2%}", f"{packing.cost_spread:.1%}"
-    return f"rows {full} full, {per_row:.1f} documents each{cut}, costs of batches spread by {spread}"
+    lost = ""
+    if packing.estimated:
+        tokens = packing.tokens + packing.overflowed
+        lost = (
+            f", {packing.overflowed / max(1, tokens):.2%} of the tokens had no room in their rows: documents have "
+            f"{tokens / packing.estimated:.3f} of the estimated tokens; streamer.measure() counts them"
+        )
+    return f"rows {full} full, {per_row:.1f} documents each{cut}, costs of batches spread by {spread}{lost}"
 
 
 def _packing_scalars(packing: PackingStats) -> dict[str, float]:

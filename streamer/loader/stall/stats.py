@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from streamer.client.oneshot import Finding
+from streamer.loader.rows.counts import PackedCounts
 from streamer.loader.stall.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
 from streamer.loader.stall.growth import GrowingStats
 
 Scalar = str | int | float | bool | None
-# Of a batch of rows: documents, pieces among them, their tokens, the places of the rows, the cost of all rows.
-PackedCounts = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +143,8 @@ class PackingStats:
         places: tokens that the rows have room for.
         cost: sum over the batches of the mean cost of a row, as `Balance` has it. squared_cost: of its square.
         left_out: tokens that `overflow` leaves out of every epoch, of documents longer than a row, over all ranks.
+        estimated: tokens that were expected of the same documents, with `Packing(cost=Estimate(...))`.
+        overflowed: tokens that these have beyond `tokens`, and that had no room in their rows.
     """
 
     batches: int = 0
@@ -155,6 +156,8 @@ class PackingStats:
     cost: float = 0.0
     squared_cost: float = 0.0
     left_out: int = 0
+    estimated: int = 0
+    overflowed: int = 0
 
     @property
     def padding(self) -> float:
@@ -174,16 +177,18 @@ class PackingStats:
 
     def with_batch(self, rows: int, packed: PackedCounts) -> PackingStats:
         """Returns the counts with those of a further batch."""
-        documents, cut, tokens, places, total = packed
+        mean = packed.cost / rows
         return PackingStats(
             batches=self.batches + 1,
             rows=self.rows + rows,
-            documents=self.documents + documents,
-            cut=self.cut + cut,
-            tokens=self.tokens + tokens,
-            places=self.places + places,
-            cost=self.cost + total / rows,
-            squared_cost=self.squared_cost + (total / rows) ** 2,
+            documents=self.documents + packed.documents,
+            cut=self.cut + packed.cut,
+            tokens=self.tokens + packed.tokens,
+            places=self.places + packed.places,
+            cost=self.cost + mean,
+            squared_cost=self.squared_cost + mean**2,
+            estimated=self.estimated + packed.estimated,
+            overflowed=self.overflowed + packed.overflowed,
         )
 
     def since(self, before: PackingStats) -> PackingStats:

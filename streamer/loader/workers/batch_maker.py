@@ -23,15 +23,16 @@ from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
 from streamer.loader.batch.ragged import collate_ragged
 from streamer.loader.contracts import ChunkUnreadableError, Collate
+from streamer.loader.rows.counts import PackedCounts
 from streamer.loader.rows.options import Buckets, Packing
 from streamer.loader.samples.recipe import StreamReader
 from streamer.loader.samples.seeding import SeededCode, collate_seed, sample_seeds
 from streamer.loader.skipping import OnError, may_skip
 from streamer.loader.stall.causes import Stages
-from streamer.loader.stall.stats import PackedCounts
 from streamer.order.audit.tallies import Tally, tallies
 
 if TYPE_CHECKING:
+    from streamer.loader.rows.assemble import Document
     from streamer.loader.rows.bucket import Assembler
     from streamer.loader.rows.planned import Pieces
 
@@ -85,7 +86,7 @@ class Loaded(msgspec.Struct):
         made: the samples, or the rows, by index, in order once complete; of rows the documents until then.
         skipped: ordinals and errors of the samples that could not be made.
         slowest: ordinal and nanoseconds of the slowest sample.
-        packed: counts of packed rows; zeros: samples are not packed.
+        packed: counts of packed rows; None: samples are not packed.
         tallies: the samples, or the rows, without repeats.
     """
 
@@ -100,7 +101,7 @@ class Loaded(msgspec.Struct):
     made: dict[int, object] = msgspec.field(default_factory=dict)
     skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
     slowest: tuple[int, int] = (-1, 0)
-    packed: PackedCounts = (0, 0, 0, 0, 0)
+    packed: PackedCounts | None = None
     tallies: tuple[Tally, ...] = ()
 
     @property
@@ -180,9 +181,10 @@ class BatchMaker:
                 self._take(loaded, index, index)
         if self._assembler is not None and pieces is not None:
             out = [] if rows is None else [rows.row(index) for index in range(repeated.size)]
-            packed = self._assembler.rows(loaded.made, pieces, out)  # type: ignore[arg-type]
-            counts = pieces.counts(list(loaded.made), self._source.row_cost)
-            loaded.packed = *counts[:3], self._assembler.places(packed), counts[3]
+            made: dict[int, Document] = loaded.made  # type: ignore[assignment]
+            pieces = self._assembler.settled(made, pieces)
+            packed = self._assembler.rows(made, pieces, out)
+            loaded.packed = pieces.counts(list(made), self._assembler.places(packed), self._source.row_cost)
             loaded.made = dict(enumerate(packed))
         elif len(loaded.made) < len(loaded.ordinals):
             self._fill_all(loaded)

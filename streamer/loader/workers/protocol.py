@@ -11,8 +11,8 @@ import socket
 
 import msgspec
 
+from streamer.loader.rows.counts import PackedCounts
 from streamer.loader.stall.causes import Stages
-from streamer.loader.stall.stats import PackedCounts
 from streamer.loader.workers import datagrams
 from streamer.order.audit.tallies import Tally
 
@@ -84,7 +84,7 @@ class Made(_Message, frozen=True):
         repeated: one byte per sample, 1 where it repeats another to fill the batch; empty: none.
         memory_bytes: size of the new memory.
         slowest: ordinal and nanoseconds of the slowest sample; ordinal -1: unknown.
-        packed: counts of packed rows; zeros: samples are not packed.
+        packed: counts of packed rows; None: samples are not packed.
         tallies: its samples, without repeats.
     """
 
@@ -97,7 +97,7 @@ class Made(_Message, frozen=True):
     repeated: bytes = b""
     memory_bytes: int = 0
     slowest: tuple[int, int] = (-1, 0)
-    packed: PackedCounts = (0, 0, 0, 0, 0)
+    packed: PackedCounts | None = None
     tallies: tuple[Tally, ...] = ()
 
 

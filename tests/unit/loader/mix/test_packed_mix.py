@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from streamer import MixedDataset, Order, Packing, StreamingDataLoader, StreamingDataset, Weights
+from streamer import Estimate, MixedDataset, Order, Packing, StreamingDataLoader, StreamingDataset, Weights
 from streamer.errors import ConfigError
 from tests.documents import documents, lengths, pieces_in, pieces_of, write_megatron
 
@@ -102,3 +102,12 @@ def test_members_must_have_rows_of_one_kind(make):
         make({"code": Packing(2 * ROW, set_rows=8)})
     with pytest.raises(ConfigError, match="and None"):
         make({"chat": None})
+
+
+def test_members_are_estimated_together(make):
+    """Each with bytes a token of its own; rows of exact and of estimated tokens are not of one kind."""
+    packings = {name: Packing(ROW, cost=Estimate(2 + at / 10, at / 10), set_rows=8) for at, name in enumerate(MEMBERS)}
+    with StreamingDataLoader(make(packings), 4, reports=None) as loader:
+        assert next(iter(loader))["tokens"].shape == (4, ROW)
+    with pytest.raises(ConfigError, match="members web and chat: the tokens of one are estimated"):
+        make({"chat": packings["chat"]})
