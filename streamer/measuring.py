@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,7 @@ def measure(
     num_workers: int = 0,
     known: str | os.PathLike[str] | None = None,
     on: str | Executor | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> npt.NDArray[np.int32]:
     """Counts the tokens of every sample, and writes the numbers to a file for `Packing(cost=...)`.
 
@@ -64,6 +65,7 @@ def measure(
             samples that it does not have are read. Keeps `PATH.chunks.npy` beside it.
         on: what runs tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an executor, each of which
             reads a run of chunks through the cache of its machine; None: this process.
+        on_progress: called now and then with the samples that were read, and those to read in all.
 
     Returns:
         The numbers.
@@ -94,17 +96,21 @@ def measure(
     )
     whole = member.part(None, options)
     costs, manifest = np.full(whole.samples, -1, np.int32), whole.manifest
-    missing = None if known is None else (np.flatnonzero(~_fill_in(costs, manifest, str(known))), Where())
-    if missing is None or len(missing[0]):
+    missing = None if known is None else np.flatnonzero(~_fill_in(costs, manifest, str(known)))
+    done, total = 0, whole.samples if missing is None else len(missing)
+    if total:
         count_part = partial(_count_part, num_workers=num_workers)
-        parts = partial(_parts, dataset, whole, options, None if missing is None else missing[0])
-        for digest, numbers, found in map(count_part, parts(1)) if on is None else _in_tasks(on, count_part, parts):
+        parts = partial(_parts, dataset, whole, options, missing)
+        batches = map(count_part, parts(1)) if on is None else _in_tasks(on, count_part, parts)
+        for digest, numbers, found in chain.from_iterable(batches):
             if digest != manifest.digest:
                 raise ManifestError(
                     f"a task has found manifest {digest} below {options.place}, this process {manifest.digest}: the "
                     "objects change, or other ones are there; give a manifest= that all machines can read"
                 )
             costs[numbers] = found
+            done += len(numbers)
+            on_progress(done, total)
     _write(path, costs)
     _write(_chunks_of(path), _facts(manifest))
     logger.info("%s: %d tokens of %d samples", path, int(costs[costs > 0].sum(dtype=np.int64)), len(costs))
@@ -113,12 +119,18 @@ def measure(
 
 def _in_tasks(
     on: str | Executor,
-    count_part: Callable[[StreamingDataset], _Counted],
+    count_part: Callable[[StreamingDataset], Iterable[_Counted]],
     parts: Callable[[int], Iterator[StreamingDataset]],
-) -> Iterator[_Counted]:
+) -> Iterator[Iterable[_Counted]]:
     """Yields what each task has counted."""
     with runner(on) as running:
-        yield from run_all(running, count_part, parts(_RUNS * running.most_tasks))
+        yield from run_all(running, partial(_count_whole, count_part), parts(_RUNS * running.most_tasks))
+
+
+def _count_whole(
+    count_part: Callable[[StreamingDataset], Iterable[_Counted]], dataset: StreamingDataset
+) -> list[_Counted]:
+    return list(count_part(dataset))
 
 
 def _parts(
@@ -145,21 +157,19 @@ def _parts(
             yield dataset._of(whole.part((own, Where()), options))
 
 
-def _count_part(dataset: StreamingDataset, *, num_workers: int) -> _Counted:
+def _count_part(dataset: StreamingDataset, *, num_workers: int) -> Iterator[_Counted]:
     """Counts the tokens of a dataset's samples, and closes it.
 
-    Returns:
-        The digest of the manifest; the samples that could be made; their tokens.
+    Yields:
+        Of each batch the digest of the manifest; the samples that could be made; their tokens.
     """
-    samples, counted = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
     try:
         with StreamingDataLoader(dataset, _BATCH, num_workers) as loader:
             for number, found in enumerate(loader):
                 codes = loader._prepare().ordinals(0, number)
                 # Replaced ones are those that could not be made.
-                samples.append(codes[~loader.repeated])
-                counted.append(np.asarray(found, np.int32)[~loader.repeated])
-            return dataset._member.manifest.digest, np.concatenate(samples), np.concatenate(counted)
+                made = ~loader.repeated
+                yield dataset._member.manifest.digest, codes[made], np.asarray(found, np.int32)[made]
     finally:
         dataset.close()
 

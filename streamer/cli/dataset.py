@@ -131,22 +131,9 @@ def opened(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
 
     if not arguments.join and arguments.where is None:
         return OpenedDataset(manifest, None)
-    try:
-        from streamer.loader.dataset import StreamingDataset
-        from streamer.loader.rank.arguments import Index
-    except ImportError as error:
-        raise ConfigError(f"--join and --where need torch: {error}", field="join") from error
-    from streamer.formats.folder import Folder
+    dataset = dataset_of(arguments, arguments.manifest)
+    from streamer.loader.rank.arguments import Index
 
-    format_options = json.loads(arguments.format_options)
-    dataset = StreamingDataset(
-        arguments.urls,
-        format=Folder(arguments.extensions) if arguments.extensions else named_format(arguments.format, format_options),
-        storage_options=arguments.storage_options,
-        manifest=Index(arguments.manifest, limit_seconds=NO_LIMIT_SECONDS, on_error=arguments.index_errors),
-        cache_dir=arguments.cache_dir,
-        shuffle=not arguments.no_shuffle,
-    )
     for given in arguments.join:
         join = JoinOptions.of(_key(arguments.on) | ({"url": given} if isinstance(given, str) else given))
         dataset = join.join(
@@ -161,6 +148,34 @@ def opened(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
         dataset = dataset.select(where=arguments.where)
     with contextlib.closing(dataset):
         return dataset._member.opened
+
+
+def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> StreamingDataset:
+    """Opens the dataset of the urls, as a job would with these options.
+
+    Args:
+        arguments: of `options.add_sample_choice`, `add_storage_options` and `add_cache_dir`.
+        manifest: folder or url of its manifest; None: found, or built.
+
+    Raises:
+        ConfigError: an invalid option, or torch is missing.
+    """
+    try:
+        from streamer.loader.dataset import StreamingDataset
+        from streamer.loader.rank.arguments import Index
+    except ImportError as error:
+        raise ConfigError(f"to read samples, torch is needed: {error}", field="torch") from error
+    from streamer.formats.folder import Folder
+
+    format_options = json.loads(arguments.format_options)
+    return StreamingDataset(
+        arguments.urls,
+        format=Folder(arguments.extensions) if arguments.extensions else named_format(arguments.format, format_options),
+        storage_options=arguments.storage_options,
+        manifest=Index(manifest, limit_seconds=NO_LIMIT_SECONDS, on_error=arguments.index_errors),
+        cache_dir=arguments.cache_dir,
+        shuffle=not arguments.no_shuffle,
+    )
 
 
 def _key(on: str | None) -> dict[str, object]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.absolute import absolute
 from streamer.cli.exit_codes import Exit
-from streamer.cli.options import add_cache_dir, add_on, add_sample_choice, add_storage_options, size_or_auto
+from streamer.cli.options import add_cache_dir, add_on, add_sample_choice, add_storage_options, count_of, size_or_auto
 from streamer.cli.terminal import Progress, Terminal
 from streamer.config import counted, format_bytes
 from streamer.errors import ConfigError
@@ -41,6 +41,7 @@ examples:
   streamer index ./data/                     a local folder works as well
   streamer index s3://bucket/train/ --explain 4096 --nodes 4
   streamer index s3://bucket/tokens/ --packing 8192 --explain 256    rows for Packing(8192), and what they give
+  streamer index s3://bucket/texts/ --measure job:count --cost costs.npy    job.py: def count(sample): return ...
   streamer index s3://bucket/raw/ --out s3://bucket/manifests/raw/ --on processes:16
   streamer index s3://bucket/train/ --columns json.width,json.lang   for select(where="json.width >= 256")
   streamer index mix.toml --explain 4096     the datasets of a mix, as MixedDataset.from_file reads it
@@ -84,6 +85,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BATCH",
         help="say how well a global batch of so many samples is shuffled, and what it keeps open",
     )
+    _add_rows(parser)
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines, for --explain (default: 1)")
+    parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the order, for --explain (default: 17)")
+    add_on(parser, default=None)
+    add_storage_options(parser)
+    add_cache_dir(parser)
+    parser.set_defaults(manifest=None)
+
+
+def _add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--packing",
         type=int,
@@ -92,14 +103,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--explain BATCH, in rows: what must be local, and how unequal the ranks of a step are",
     )
     parser.add_argument(
-        "--cost", metavar="FILE", help="with --packing, the tokens of each sample, from streamer.measure"
+        "--measure",
+        type=count_of,
+        metavar="WHAT",
+        help="count the tokens of each sample, once, and write the numbers to --cost FILE.npy, as streamer.measure "
+        "does: the name of a field, whose length counts, or module:function, which gets a sample as the format makes "
+        "it. If the file is there, only chunks that it does not have are read",
     )
-    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines, for --explain (default: 1)")
-    parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the order, for --explain (default: 17)")
-    add_on(parser, default=None)
-    add_storage_options(parser)
-    add_cache_dir(parser)
-    parser.set_defaults(manifest=None)
+    parser.add_argument(
+        "--cost",
+        metavar="FILE",
+        help="with --packing, the tokens of each sample, from --measure; or a number: about so many "
+        "bytes a token, as Packing(cost=Estimate(...)) plans them",
+    )
 
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
@@ -116,6 +132,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             where = _beside(manifest, arguments.urls)
             _export(manifest, spare, where, arguments.storage_options)
         _summary(manifest, where, terminal)
+        if arguments.measure is not None:
+            _measure(manifest, arguments, terminal)
         if arguments.packing is not None:
             terminal.line()
             terminal.line(_packed(manifest, arguments))
@@ -218,16 +236,50 @@ def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
 def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
     """Plans rows, and describes them."""
     from streamer.loader.rows.explain import explain_rows
-    from streamer.loader.rows.options import Packing
+    from streamer.loader.rows.options import Estimate, Packing
     from streamer.loader.samples.opened import OpenedDataset
 
-    data = OpenedDataset(manifest, None)
-    data.pack(Packing(arguments.packing, cost=arguments.cost), manifest.path.parent, shuffle=True)
+    data, cost = OpenedDataset(manifest, None), arguments.cost
+    with suppress(TypeError, ValueError):
+        cost = Estimate(float(cost))
+    data.pack(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
     assert data.rows is not None
     if arguments.explain is None:
         return data.rows.in_words()
     _check_batch(arguments.explain, arguments.nodes)
     return explain_rows(data.rows, data.stored_bytes, arguments.explain, arguments.seed)
+
+
+def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal) -> None:
+    """Counts the tokens of all samples."""
+    from contextlib import closing
+
+    import numpy as np
+
+    from streamer.cgroup import usable_cores
+    from streamer.cli.dataset import dataset_of
+    from streamer.measuring import measure
+
+    if arguments.cost is None:
+        raise ConfigError("--measure needs --cost FILE.npy, where the numbers are written", field="cost")
+    # With --on, the manifest of this process is not kept: it is found beside the data, or at --out.
+    place = str(manifest.path) if arguments.on is None else arguments.out
+    known = arguments.cost if Path(arguments.cost).exists() else None
+    with closing(dataset_of(arguments, place)) as dataset, terminal.progress("counting", "samples") as bar:
+        costs = measure(
+            dataset,
+            arguments.measure,
+            to=arguments.cost,
+            num_workers=0 if arguments.on else usable_cores(),
+            known=known,
+            on=arguments.on,
+            on_progress=bar.update,
+        )
+    read = costs[costs >= 0]
+    terminal.line(
+        f"tokens: {int(read.sum(dtype=np.int64)):,} of {counted(len(costs), 'samples')}, median "
+        f"{int(np.median(read)) if len(read) else 0:,}, most {int(read.max(initial=0)):,}: {arguments.cost}"
+    )
 
 
 def _explained_mix(arguments: argparse.Namespace) -> str:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -163,6 +167,24 @@ def add_on(parser: argparse.ArgumentParser, default: str | None = "processes") -
         help="processes (one for each core), processes:8, dask:tcp://scheduler:8786, or ray:auto (default: "
         f"{default or 'the engine of this machine'})",
     )
+
+
+def count_of(text: str) -> str | Callable[..., object]:
+    """Reads what `streamer.measure` takes: the name of a field, or a function as module:function.
+
+    The module is imported, from this folder too, as `python -m` does.
+    """
+    module, colon, name = text.partition(":")
+    if not colon:
+        return text
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = attrgetter(name)(import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+    if not callable(found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a function")
+    return found  # type: ignore[no-any-return]
 
 
 def add_storage_options(parser: argparse.ArgumentParser) -> None:

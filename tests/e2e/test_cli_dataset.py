@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -71,6 +72,66 @@ def test_index_plans_rows(environment: Mapping[str, str], tmp_path: Path) -> Non
     explained = _run(environment, *command, "--explain", "8").splitlines()
     assert f"rows     {planned}" in explained
     assert explained[-1].startswith("         2 ranks of 4 rows: 1.")
+
+
+JOB = """
+import json, sys
+
+def count(sample):
+    print(sample["text"], file=open("read.txt", "a"))
+    return len(sample["text"].split())
+"""
+
+
+def _texts(folder: Path, number: int, samples: int) -> None:
+    folder.mkdir(exist_ok=True)
+    lines = (json.dumps({"text": f"{number}-{at} " + "word " * (at % 7)}) for at in range(samples))
+    (folder / f"{number}.jsonl").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("on", [(), ("--on", "processes:2", "--beside")])
+def test_index_counts_tokens(
+    environment: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: tuple[str, ...]
+) -> None:
+    """By a function of a module in this folder, into a file that rows are planned by; then of new objects alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.py").write_text(JOB)
+    command = ("index", "texts/", "--measure", "job:count", "--cost", "costs.npy", *on)
+    for number, samples in ((0, 50), (1, 20)):
+        _texts(Path("texts"), number, samples)
+        said = _run(environment, *command).splitlines()[-1]
+        # Those of the other file are not read again.
+        read = {line.split()[0] for line in Path("read.txt").read_text().splitlines()}
+        assert read == {f"{number}-{at}" for at in range(samples)}
+        Path("read.txt").unlink()
+    expected = [1 + at % 7 for samples in (50, 20) for at in range(samples)]
+    assert np.load("costs.npy").tolist() == expected
+    assert said == f"tokens: {sum(expected)} of 70 samples, median 4, most 7: costs.npy"
+    planned = _run(environment, "index", "texts/", "--packing", "64", "--cost", "costs.npy").splitlines()[-1]
+    assert f": {sum(expected)} tokens of 70 documents, " in planned
+    guessed = _run(environment, "index", "texts/", "--packing", "64", "--cost", "5").splitlines()[-1]
+    assert " rows of 64 tokens in 1 set of up to " in guessed
+    assert "full" in guessed.partition("about ")[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--measure", "text"), 2, "--measure needs --cost FILE.npy"),
+        (("--measure", "job:nothing", "--cost", "c.npy"), 2, "'job:nothing': No module named 'job'"),
+        (("--measure", "json:__name__", "--cost", "c.npy"), 2, "'json:__name__' is not a function"),
+        (("--measure", "words", "--cost", "c.npy"), 1, "KeyError"),
+    ],
+)
+def test_what_is_counted_must_be_there(
+    environment: Mapping[str, str], tmp_path: Path, options: tuple[str, ...], code: int, message: str
+) -> None:
+    """One line says what is wrong."""
+    _texts(tmp_path / "texts", 0, 3)
+    command = [*COMMAND, "index", f"{tmp_path}/texts/", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == code
+    assert message in done.stderr
 
 
 @pytest.mark.slow
