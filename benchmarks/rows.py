@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 from report import Tables, kept, print_tables
 
-from streamer import Packing, StreamingDataLoader, StreamingDataset
+from streamer import Estimate, Packing, StreamingDataLoader, StreamingDataset
 from streamer.cgroup import usable_cores
 from streamer.formats import Tokens
 from streamer.formats.tokens.megatron import encode_index
-from streamer.loader.rows.planned import PlannedRows, RowsRecipe
+from streamer.loader.rows.planned import Pieces, PlannedRows, RowsRecipe
 from streamer.loader.rows.table import Documents, RowTable
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 from streamer.order.row_order import RowOrder, row_window
@@ -104,6 +104,25 @@ def padding_row(kind: str, length: int, other_bytes: int, documents: int) -> str
         f"{kind:<9} {length:>7,} {documents:>9,} {len(sets):>5} {per_set:>7} {rows / len(sets):>8.0f} "
         f"{1 - tokens / (rows * length):>8.3%} {cut / fits:>9.1%} {table:>8.2f} "
         + " ".join(f"{seconds / len(members) * 1e6:>8.2f}" for seconds in opened)
+    )
+
+
+def estimated_row(safety: float, scatter: float, documents: int, length: int = 8192) -> str:
+    """One epoch of a set, planned by estimates that are right on average: rows too long, tokens lost, padding."""
+    tokens = lengths("web", documents)
+    planned = tokens * np.random.default_rng(1).normal(1, scatter, documents)
+    costs = np.maximum(planned, 1).astype(np.int64)
+    packing = Packing(length, cost=Estimate(1, safety))
+    rows = RowContent(packing.spec(), 17).rows(costs, np.arange(documents), 0)
+    items = rows.items
+    pieces = Pieces(items.document, items.begin, items.size, costs[items.document], rows.first)
+    settled = pieces.settled(dict(enumerate(tokens[items.document].tolist())), length, 1)
+    whole = pieces.settled(dict(enumerate(tokens[items.document].tolist())), 1 << 40, 1)
+    long = np.add.reduceat(whole.size, rows.first[:-1]) > length
+    kept = int(settled.size.sum())
+    return (
+        f"{scatter:>7.0%} {safety:>7.0%} {long.mean():>9.1%} {settled.overflowed / whole.size.sum():>7.2%} "
+        f"{1 - kept / (len(rows) * length):>8.1%}"
     )
 
 
@@ -295,6 +314,14 @@ TABLES: Tables = {
         "                                     /set                   concat    table  epoch 0  epoch 1",
         400_000,
         lambda count: (padding_row(kind, length, other, count) for kind, length, other in CASES),
+    ),
+    "estimates": (
+        "web, rows of 8,192 tokens, tokens estimated with a scatter: rows that get too long, tokens lost\n"
+        "scatter  safety  too long    lost  padding",
+        80_000,
+        lambda count: (
+            estimated_row(safety, scatter, count) for scatter in (0.05, 0.1) for safety in (0.0, 0.02, 0.05, 0.1)
+        ),
     ),
     "start": (
         "start in mid-epoch, 64 ranks of 4 rows, CPU ms\n"
