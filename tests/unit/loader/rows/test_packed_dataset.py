@@ -211,18 +211,29 @@ def test_as_many_steps_on_all_ranks(make, last_batch, world):
     assert real.tolist() == [rows // batch * batch if last_batch == "drop" else rows] * 2
 
 
-def test_a_run_goes_on_from_every_step_on_other_ranks(make):
-    """Stopped after each step of an epoch on 4 ranks, on 2 a step later, and finished on 1: the same rows."""
-    whole = rows_of(make(order=FILL), batch_size=16)
+@pytest.mark.parametrize(
+    ("count", "every", "options"),
+    [
+        (COUNT, 5, {}),
+        pytest.param(11_000, 1, {}, marks=pytest.mark.slow),
+        pytest.param(11_000, 10, {"balance": Balance(rows=2)}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_goes_on_from_every_step_on_other_ranks(make, tmp_path, count, every, options):
+    """Stopped after each step of an epoch on 4 ranks, on 2 a step later, and finished on 1: the same rows.
+
+    The slow ones have 200 steps, and go on from each of them, or from every tenth.
+    """
+    options = {"order": FILL, "url": write_megatron(tmp_path / "own", documents(lengths(count, ROW))), **options}
+    whole = rows_of(make(**options), batch_size=16)
     steps = len(whole)
+    assert count == COUNT or steps >= 200
     wanted = [Counter(row.tobytes() for row in batch["tokens"]) for batch in whole]
 
     def run(world: int, state: dict | None, most: int) -> tuple[list[Counter], dict]:
         found: list[Counter] = [Counter() for _ in range(most)]
         for rank in range(world):
-            with StreamingDataLoader(
-                make(rank=rank, world_size=world, order=FILL), 16 // world, reports=None
-            ) as loader:
+            with StreamingDataLoader(make(rank=rank, world_size=world, **options), 16 // world, reports=None) as loader:
                 if state is not None:
                     loader.load_state_dict(state)
                 for number, batch in zip(range(most), loader, strict=False):
@@ -234,7 +245,7 @@ def test_a_run_goes_on_from_every_step_on_other_ranks(make):
     for stop in range(1, steps):
         found, state_here = run(4, state, 1)
         assert found == wanted[stop - 1 : stop]
-        if stop % 5 == 0:
+        if stop % every == 0:
             middle, later = run(2, state_here, 1)
             rest, _ = run(1, later, steps - stop - 1)
             assert [*middle, *rest] == wanted[stop:]
