@@ -50,6 +50,8 @@ from streamer.order.rows.spec import RowSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import torch
+    from torch.utils.data import IterableDataset
 
 Integers = npt.NDArray[np.int64]
 Tokenized = npt.NDArray[np.int32]
@@ -113,13 +115,20 @@ def grain(costs: Integers, length: int, rule: str, bins: int) -> Packed:
 
 def torchtitan_chats(costs: Integers, length: int) -> Packed:
     """The greedy packing of `ChatDataset`."""
+    rows = [int((inputs["input"] != 0).sum()) for inputs, _ in _chats(costs, length)]
+    return len(rows), 0, sum(rows)
+
+
+def _chats(costs: Integers, length: int) -> IterableDataset[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    """A `ChatDataset` of documents of these lengths."""
+    from datasets import Dataset
     from torchtitan.hf_datasets.text_datasets import ChatDataset
 
     class Lengths(ChatDataset):
         def __init__(self) -> None:
             self._eos_id, self.seq_len, self.infinite = 0, length, False
             self._sample_idx = self._epoch = 0
-            self._dataset_id = "lengths"
+            self._dataset_id, self._data = "lengths", Dataset.from_dict({"tokens": costs})
             self._inputs_buffer, self._labels_buffer, self._positions_buffer = [], [], []
             self._pending_input_ids, self._pending_label_ids = [], []
 
@@ -129,8 +138,7 @@ def torchtitan_chats(costs: Integers, length: int) -> Packed:
         def _tokenize_sample(self, sample: int) -> tuple[list[int], list[int]]:
             return [1] * sample, [1] * sample
 
-    rows = [int((inputs["input"] != 0).sum()) for inputs, _ in Lengths()]
-    return len(rows), 0, sum(rows)
+    return Lengths()
 
 
 def torchtitan_pictures(costs: Integers, length: int) -> Packed:
@@ -316,11 +324,18 @@ def resume_table(documents: int) -> Iterator[str]:
     kind, length = BALANCED[0]
     costs = np.minimum(lengths(kind, documents), length)
     tokens, stop = np.arange(int(costs.sum()), dtype=np.int32), int(costs.sum()) // (4 * length) // 3
-    for name, resumed in (("streamer", streamer_resumed), ("LanceDB, pack_sequences", lancedb_resumed)):
+    for name, resumed in (
+        ("streamer", streamer_resumed),
+        ("LanceDB, pack_sequences", lancedb_resumed),
+        ("torchtitan, ChatDataset", torchtitan_resumed),
+    ):
         try:
             found = np.concatenate(list(resumed(costs, tokens, length, stop)))
         except ImportError as error:
             yield f"{kind:<9} {length:>7,} {name:<24} left out: {error}"
+            continue
+        except AssertionError as error:
+            yield f"{kind:<9} {length:>7,} {name:<24} refused: {error}"
             continue
         times = np.bincount(found, minlength=len(tokens))
         yield f"{kind:<9} {length:>7,} {name:<24} {(times > 1).sum():>10,} {(times == 0).sum():>10,}"
@@ -352,6 +367,22 @@ def streamer_resumed(costs: Integers, tokens: Tokenized, length: int, stop: int)
                         yield rows[ids > 0]
                     state = loader.state_dict()
                 dataset.close()
+
+
+def torchtitan_resumed(costs: Integers, tokens: Tokenized, length: int, stop: int) -> Iterator[Tokenized]:
+    """Its loader of each rank, on 4 ranks and on 2."""
+    from torchtitan.components.dataloader import ParallelAwareDataloader
+
+    states: dict[str, object] = {}
+    for ranks, steps in ((4, stop), (2, None)):
+        saved: dict[str, object] = {}
+        for rank in range(ranks):
+            loader = ParallelAwareDataloader(_chats(costs[rank::ranks], length), rank, ranks, batch_size=1)
+            loader.load_state_dict(states)
+            for fields, _ in islice(loader, steps):
+                yield fields["input"].numpy().ravel()
+            saved |= loader.state_dict()
+        states = saved
 
 
 def lancedb_resumed(costs: Integers, tokens: Tokenized, length: int, stop: int) -> Iterator[Tokenized]:
