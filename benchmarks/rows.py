@@ -116,8 +116,8 @@ def estimated_row(safety: float, scatter: float, documents: int, length: int = 8
     rows = RowContent(packing.spec(), 17).rows(costs, np.arange(documents), 0)
     items = rows.items
     pieces = Pieces(items.document, items.begin, items.size, costs[items.document], rows.first)
-    settled = pieces.settled(dict(enumerate(tokens[items.document].tolist())), length, 1)
-    whole = pieces.settled(dict(enumerate(tokens[items.document].tolist())), 1 << 40, 1)
+    found = dict(enumerate(tokens[items.document].tolist()))
+    settled, whole = pieces.settled(found, packing), pieces.settled(found, Packing(1 << 24))
     long = np.add.reduceat(whole.size, rows.first[:-1]) > length
     kept = int(settled.size.sum())
     return (

@@ -111,6 +111,7 @@ def measure(
             costs[numbers] = found
             done += len(numbers)
             on_progress(done, total)
+        on_progress(total, total)
     _write(path, costs)
     _write(_chunks_of(path), _facts(manifest))
     logger.info("%s: %d tokens of %d samples", path, int(costs[costs > 0].sum(dtype=np.int64)), len(costs))

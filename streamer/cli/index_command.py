@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,6 +112,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--cost",
+        type=_file_or_number,
         metavar="FILE",
         help="with --packing, the tokens of each sample, from --measure; or a number: about so many "
         "bytes a token, as Packing(cost=Estimate(...)) plans them",
@@ -120,7 +121,10 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Builds the manifest, copies it, and describes the dataset."""
+    _check_measure(arguments)
     if arguments.explain is not None and arguments.urls[0].endswith(".toml"):
+        if arguments.measure is not None or arguments.packing is not None:
+            raise ConfigError("--measure and --packing are for a dataset, not for a mix", field="measure")
         _check_batch(arguments.explain, arguments.nodes)
         terminal.line(_explained_mix(arguments))
         return Exit.DONE
@@ -141,6 +145,24 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
             terminal.line()
             terminal.line(_explained(manifest, arguments.explain, arguments.seed, arguments.nodes))
     return Exit.DONE
+
+
+def _file_or_number(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _check_measure(arguments: argparse.Namespace) -> None:
+    """Checks before a long index what is counted after it."""
+    cost = arguments.cost
+    if arguments.measure is None:
+        return
+    if not isinstance(cost, str) or not cost.endswith(".npy"):
+        raise ConfigError("--measure needs --cost FILE.npy, where the numbers are written", field="cost")
+    if Path(cost).exists() and not Path(f"{cost}.chunks.npy").exists():
+        raise ConfigError(f"--cost {cost} is there and was not written by --measure: name another file", field="cost")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -240,8 +262,7 @@ def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
     from streamer.loader.samples.opened import OpenedDataset
 
     data, cost = OpenedDataset(manifest, None), arguments.cost
-    with suppress(TypeError, ValueError):
-        cost = Estimate(float(cost))
+    cost = Estimate(cost) if isinstance(cost, float) else cost
     data.pack(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
     assert data.rows is not None
     if arguments.explain is None:
@@ -260,11 +281,11 @@ def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Termin
     from streamer.cli.dataset import dataset_of
     from streamer.measuring import measure
 
-    if arguments.cost is None:
-        raise ConfigError("--measure needs --cost FILE.npy, where the numbers are written", field="cost")
     # With --on, the manifest of this process is not kept: it is found beside the data, or at --out.
     place = str(manifest.path) if arguments.on is None else arguments.out
     known = arguments.cost if Path(arguments.cost).exists() else None
+    if known is not None:
+        terminal.note(f"{known} is there: only new chunks are read; delete it to count all, as with another function")
     with closing(dataset_of(arguments, place)) as dataset, terminal.progress("counting", "samples") as bar:
         costs = measure(
             dataset,

@@ -118,6 +118,9 @@ def test_index_counts_tokens(
     ("options", "code", "message"),
     [
         (("--measure", "text"), 2, "--measure needs --cost FILE.npy"),
+        (("--measure", "text", "--cost", "4.2"), 2, "--measure needs --cost FILE.npy"),
+        (("--measure", "text", "--cost", "texts/own.npy"), 2, "own.npy is there and was not written by --measure"),
+        (("--packing", "64", "--cost", "nan"), 2, "bytes_per_token=nan must be a number"),
         (("--measure", "job:nothing", "--cost", "c.npy"), 2, "'job:nothing': No module named 'job'"),
         (("--measure", "json:__name__", "--cost", "c.npy"), 2, "'json:__name__' is not a function"),
         (("--measure", "words", "--cost", "c.npy"), 1, "KeyError"),
@@ -128,8 +131,9 @@ def test_what_is_counted_must_be_there(
 ) -> None:
     """One line says what is wrong."""
     _texts(tmp_path / "texts", 0, 3)
-    command = [*COMMAND, "index", f"{tmp_path}/texts/", *options]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    (tmp_path / "texts" / "own.npy").touch()
+    command = [*COMMAND, "index", f"{tmp_path}/texts/0.jsonl", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=tmp_path)
     assert done.returncode == code
     assert message in done.stderr
 

@@ -109,19 +109,17 @@ def check_members(members: Mapping[str, DatasetOptions]) -> None:
 
 
 def _check_alike(members: Mapping[str, DatasetOptions], option: str, source: str) -> None:
-    """Makes sure that rows of all members are alike, and balanced alike, but for the source of their lengths.
-
-    Rows of estimated tokens are made by other rules than those of exact ones.
-    """
+    """Makes sure that rows of all members are alike, and balanced alike, but for the source of their lengths."""
     first_name, first = next(iter(members.items()))
     for name, options in members.items():
         given = [getattr(of, option) for of in (first, options)]
         one, other = (None if each is None else replace(each, **{source: None}) for each in given)
-        estimated = [option == "packing" and isinstance(getattr(each, source, None), Estimate) for each in given]
-        if one == other and estimated[0] != estimated[1]:
+        costs = [getattr(each, source, None) for each in given]
+        safety = [cost.safety if isinstance(cost, Estimate) else None for cost in costs]
+        if option == "packing" and one == other and safety[0] != safety[1]:
             raise ConfigError(
-                f"members {first_name} and {name}: the tokens of one are estimated and those of the other are known; "
-                "count those of both with streamer.measure, or give both an Estimate",
+                f"members {first_name} and {name}: rows are equally full where all tokens are known, or all are "
+                "estimated with the same safety; count them with streamer.measure, or give both an Estimate",
                 field=option,
                 members=f"{first_name}, {name}",
             )

@@ -194,7 +194,7 @@ class SampleIterator(Iterator[object]):
                 if self._prepared.skip_rules.on_error == "raise" or not may_skip(error):
                     raise
                 self._skip_place(place, error)
-        return assembler.rows(made, assembler.settled(made, pieces))[0]
+        return assembler.rows(*assembler.settled(made, pieces))[0]
 
     def _skip_place(self, place: SampleLocation, error: Exception) -> None:
         cause = f"{type(error).__name__}: {error}"

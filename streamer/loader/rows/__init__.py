@@ -1,7 +1,7 @@
 """Rows: documents joined to one length, planned before they are read, made by the workers. Imports no torch.
 
 options.py    how rows are made, as the user says it
-costs.py      the tokens of each document: from the format, or measured
+costs.py      the tokens of each document: from the format, measured, or estimated
 table.py      how many rows each set has: made once, on all cores, and kept in a file
 counts.py     what the rows of a batch were made of
 planned.py    which documents are in which row: the sets that are open

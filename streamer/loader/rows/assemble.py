@@ -69,8 +69,8 @@ class RowAssembler:
             DecodeError: the sample is not a dict, or has another number of tokens.
         """
         fields = fields_of(sample)
-        if self._estimated:
-            tokens = self._tokens(fields)
+        if self._estimated and (tokens := self._tokens(fields)) == 0:
+            return Document({}, {})
         if (quick := self._as_before(fields, tokens)) is not None:
             return quick
         named = self._packing.fields
@@ -86,23 +86,25 @@ class RowAssembler:
         return Document(found, {name: value for name, value in fields.items() if name not in found})
 
     def _tokens(self, fields: Mapping[str, object]) -> int:
-        """Returns the number of tokens of a document of which it was only estimated."""
-        for name in self._packing.fields or fields:
-            if (array := _one_for_each(fields.get(name))) is not None:
-                return len(array)
-        return 0
+        """Returns the number of tokens of a document of which it was only estimated; -1: no field has any values."""
+        values = [fields.get(name) for name in self._packing.fields or self._known[1] or fields]
+        lengths = [len(array) for value in values if (array := _one_for_each(value)) is not None]
+        if any(lengths):
+            return next(filter(None, lengths))
+        return 0 if lengths or [] in values else -1
 
-    def settled(self, made: Mapping[int, Document], pieces: Pieces) -> Pieces:
-        """Returns the pieces by the tokens that the documents have; they are as planned, unless these were estimated.
+    def settled(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
+        """Returns the documents that are in rows, and their pieces: all, as planned, unless tokens were estimated.
 
         Args:
             made: the documents by their places among the pieces.
             pieces: which documents are planned for each row.
         """
         if not self._estimated:
-            return pieces
-        tokens = {at: len(next(iter(document.tokens.values()))) for at, document in made.items()}
-        return pieces.settled(tokens, self._packing.length, self._packing.multiple_of)
+            return made, pieces
+        tokens = {at: len(next(iter(document.tokens.values()), ())) for at, document in made.items()}
+        found = pieces.settled(tokens, self._packing)
+        return {at: document for at, document in made.items() if found.size[at]}, found
 
     def _as_before(self, sample: dict[str, object], tokens: int) -> Document | None:
         """Returns the document, if it has the fields of the last one, all of them arrays; None: look closely."""
@@ -141,7 +143,7 @@ class RowAssembler:
         begin, size = pieces.begin.tolist(), pieces.size.tolist()
         memory = out or self._memory_of(len(spans))
         return [
-            self._row([(made[at], begin[at], size[at]) for at in range(*span) if at in made and size[at]], row)
+            self._row([(made[at], begin[at], size[at]) for at in range(*span) if at in made], row)
             for span, row in zip(spans, memory, strict=True)
         ]
 

@@ -49,9 +49,9 @@ class BucketAssembler:
             )
         return Document(arrays, {name: value for name, value in fields.items() if name not in arrays})
 
-    def settled(self, made: Mapping[int, Document], pieces: Pieces) -> Pieces:
-        """Returns the pieces, which are as planned; see `RowAssembler.settled`."""
-        return pieces
+    def settled(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
+        """Returns them: all are as planned; see `RowAssembler.settled`."""
+        return made, pieces
 
     def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
         """Returns the buckets; documents that are missing are left out.

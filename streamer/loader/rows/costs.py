@@ -40,10 +40,10 @@ class DocumentCosts:
         self._manifest = manifest
         self._measured = measured
         self._column = _opened(measured, manifest) if isinstance(measured, str) else None
-        self._token_bytes: float
-        self._token_bytes, self._constant = 0, 0
+        self._token_bytes, self._constant = 0.0, 0
         if isinstance(measured, Estimate):
-            self._token_bytes = _estimated(measured, manifest)
+            _check_bytes(manifest)
+            self._token_bytes = measured.bytes_per_token
         elif measured is None:
             self._token_bytes, self._constant = _known(manifest, fields)
 
@@ -110,19 +110,18 @@ def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
     )
 
 
-def _estimated(estimate: Estimate, manifest: Manifest) -> float:
-    """Returns the bytes of a token.
+def _check_bytes(manifest: Manifest) -> None:
+    """Makes sure that the bytes of samples are known.
 
     Raises:
-        ConfigError: the chunks of this format are made when they are fetched: nothing says the bytes of a sample.
+        ConfigError: chunks are made when they are fetched, of Parquet, Arrow or compressed files.
     """
     if manifest.recoded:
         raise ConfigError(
-            f"Estimate: how many bytes a sample of format {manifest.format!r} has is not known before it is read: "
-            'count the tokens once, streamer.measure(dataset, function, to="costs.npy")',
+            f"Estimate: how many bytes a sample of these files ({manifest.format}, columns or compressed) has is not "
+            'known before it is read: count the tokens once, streamer.measure(dataset, function, to="costs.npy")',
             field="cost",
         )
-    return estimate.bytes_per_token
 
 
 def _opened(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:

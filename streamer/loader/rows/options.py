@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Literal, TypeAlias, get_args
+
+from msgspec.structs import replace
 
 from streamer.errors import ConfigError
 from streamer.loader import checks
@@ -23,19 +25,18 @@ LENGTHS = "lengths"
 ROW_COST = 24576, 1
 # cross_entropy's ignore_index of torch.
 IGNORED = -100
-MOST_SAFETY = 0.5
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Guesses the tokens of a document from its bytes, in place of numbers from `streamer.measure`.
 
-    Rows are planned less full, and may still get too long: the end of such a row is lost, in every epoch, and counted
-    (`loader.stats().packing.overflowed`). `measure` costs one pass over the data, and loses nothing.
+    Rows are planned less full, and may still get too long: the end of such a row is left out in this epoch, and counted
+    (`loader.stats().packing.overflowed`). `measure` costs one pass over the data, and leaves nothing out.
 
     Args:
-        bytes_per_token: stored bytes of a document for each of its tokens, above 0.
-        safety: share of a row that is planned to stay empty, 0 to .5.
+        bytes_per_token: stored bytes of a document for each of its tokens, .01 to 2**30.
+        safety: share of a row that is planned to stay empty, 0 to .5. Not for `Balance(lengths=...)`.
 
     Raises:
         ConfigError: an invalid value.
@@ -45,20 +46,15 @@ class Estimate:
     safety: float = 0.02
 
     def __post_init__(self) -> None:
-        for name, most in (("bytes_per_token", sys.float_info.max), ("safety", MOST_SAFETY)):
-            given = getattr(self, name)
-            if (
-                not isinstance(given, int | float)
-                or not 0 <= given <= most
-                or (name == "bytes_per_token" and not given)
-            ):
-                rule = f"a number, 0 to {MOST_SAFETY}" if name == "safety" else "a number above 0"
-                raise ConfigError(f"Estimate: {name}={given!r} must be {rule}", field=name)
+        for name, least, most in (("bytes_per_token", 0.01, 1 << 30), ("safety", 0, 0.5)):
+            given: object = getattr(self, name)
+            if isinstance(given, bool) or not isinstance(given, Real) or not least <= float(given) <= most:
+                raise ConfigError(f"Estimate: {name}={given!r} must be a number, {least} to {most}", field=name)
             object.__setattr__(self, name, float(given))
 
     @property
     def identity(self) -> str:
-        """What a state keeps of it."""
+        """What a state keeps of it, besides the length that rows are planned for."""
         return f"{self.bytes_per_token!r} bytes a token"
 
 
@@ -66,8 +62,9 @@ class Estimate:
 class Packing:
     """Packs documents into rows of `length` tokens. A row is the sample: batch_size, len, order and state count rows.
 
-    Every token of every document is once in an epoch: a document in one row, or in several if it is longer than a
-    row. Transforms run on documents, before packing. See docs/sequences.md.
+    Every token of every document is once in an epoch, unless `overflow` or an `Estimate` leaves it out: a document in
+    one row, or in several if it is longer than a row. Transforms run on documents, before packing. See
+    docs/sequences.md.
 
     Args:
         length: tokens of a row, 16 to 2**24.
@@ -104,19 +101,26 @@ class Packing:
         checks.one_of("labels", self.labels, (None, *get_args(Labels)))
         if self.policy not in ("best_fit", "concat"):
             raise ConfigError(f'policy={self.policy!r} must be "best_fit" or "concat"', field="policy")
+        if self.overflow == "error" and isinstance(self.cost, Estimate):
+            raise ConfigError(
+                'overflow="error" with an Estimate: which documents are longer than a row is not known; count their '
+                "tokens with streamer.measure",
+                field="overflow",
+            )
         self.spec()
 
     def spec(self, costs: str = "") -> RowSpec:
-        """Returns the parts that decide which tokens share a row.
+        """Returns the parts that decide which tokens share a row; the length is that which rows are planned for.
 
         Args:
             costs: identity of the measured costs.
         """
-        planned = self.length
-        if isinstance(self.cost, Estimate):
-            least = max(LEAST_LENGTH, planned - math.ceil(planned * self.cost.safety))
-            planned = -(-least // self.multiple_of) * self.multiple_of
-        return RowSpec(planned, self.policy, self.overflow, self.multiple_of, self.set_rows, costs)
+        spec = RowSpec(self.length, self.policy, self.overflow, self.multiple_of, self.set_rows, costs)
+        if not isinstance(self.cost, Estimate):
+            return spec
+        least = max(LEAST_LENGTH, self.length - math.ceil(self.length * self.cost.safety))
+        planned = -(-least // self.multiple_of) * self.multiple_of
+        return replace(spec, length=planned, costs=f"{costs}, rows of {self.length}")
 
     def pad(self, field: str) -> float:
         """Returns what a field is padded with."""
@@ -248,11 +252,10 @@ def _settled(name: str, given: object) -> str | Estimate | None:
     """Returns the path of measured numbers as absolute; an estimate may also be a mapping, as a file has it."""
     if given is None or isinstance(given, Estimate):
         return given
-    if (
-        isinstance(given, Mapping)
-        and "bytes_per_token" in given
-        and set(given) <= {one.name for one in fields(Estimate)}
-    ):
+    if isinstance(given, Mapping):
+        names = [one.name for one in fields(Estimate)]
+        if "bytes_per_token" not in given or not set(given) <= set(names):
+            raise ConfigError(f"{name}={given!r}: the arguments of an Estimate are {', '.join(names)}", field=name)
         return Estimate(**given)
     return os.path.abspath(str(checks.path(name, given)))  # type: ignore[arg-type]
 

@@ -57,28 +57,31 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         total = int((cost[0] * sizes + cost[1] * sizes**2).sum())
         return PackedCounts(len(made), cut, int(sizes.sum()), places, total, self.estimated, self.overflowed)
 
-    def settled(self, tokens: Mapping[int, int], length: int, multiple: int) -> Pieces:
+    def settled(self, tokens: Mapping[int, int], packing: Packing) -> Pieces:
         """Returns the pieces of documents whose tokens were estimated, now that these are known.
 
-        A piece is the same share of its document; what has no room in its row is left out.
+        A piece is the same share of its document. What has no room in its row is left out; documents that were not
+        made leave theirs to others.
 
         Args:
             tokens: of the documents that were made, by their places.
-            length: of a row.
-            multiple: a piece takes a multiple of this in its row; divides `length`.
+            packing: of the rows.
         """
         made = list(tokens)
-        found = self.tokens.copy()
+        found, planned = np.zeros_like(self.tokens), self.tokens
         found[made] = list(tokens.values())
-        begin = self.begin * found // self.tokens
-        size = (self.begin + self.size) * found // self.tokens - begin
-        taken = -(-size // multiple) * multiple
+        kept = found
+        if packing.overflow == "truncate":
+            planned, kept = np.minimum(planned, packing.spec().length), np.minimum(found, packing.length)
+        begin = self.begin * kept // planned
+        size = (self.begin + self.size) * kept // planned - begin
+        taken = -(-size // packing.multiple_of) * packing.multiple_of
         before = np.cumsum(taken) - taken
         counts = np.diff(self.first)
         before -= np.repeat(before[self.first[:-1][counts > 0]], counts[counts > 0])
-        kept = np.minimum(size, np.maximum(length - before, 0))
-        estimated, overflowed = int(self.size[made].sum()), int((size - kept)[made].sum())
-        return Pieces(self.document, begin, kept, found, self.first, estimated, overflowed)
+        fits = np.minimum(size, np.maximum(packing.length - before, 0))
+        estimated, overflowed = int(self.size[made].sum()), int((size - fits).sum())
+        return Pieces(self.document, begin, fits, found, self.first, estimated, overflowed)
 
     @classmethod
     def joined(cls, parts: list[Pieces]) -> Pieces:

@@ -270,6 +270,7 @@ def _packing_scalars(packing: PackingStats) -> dict[str, float]:
         "stall/padding": packing.padding,
         "stall/cost_spread": packing.cost_spread,
         "stall/tokens": float(packing.tokens),
+        "stall/overflowed": float(packing.overflowed),
     }
 
 

@@ -181,8 +181,8 @@ class BatchMaker:
                 self._take(loaded, index, index)
         if self._assembler is not None and pieces is not None:
             out = [] if rows is None else [rows.row(index) for index in range(repeated.size)]
-            made: dict[int, Document] = loaded.made  # type: ignore[assignment]
-            pieces = self._assembler.settled(made, pieces)
+            documents: dict[int, Document] = loaded.made  # type: ignore[assignment]
+            made, pieces = self._assembler.settled(documents, pieces)
             packed = self._assembler.rows(made, pieces, out)
             loaded.packed = pieces.counts(list(made), self._assembler.places(packed), self._source.row_cost)
             loaded.made = dict(enumerate(packed))

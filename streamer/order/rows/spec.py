@@ -20,14 +20,14 @@ class RowSpec(msgspec.Struct, frozen=True):
     """The parts that decide which tokens share a row.
 
     Attributes:
-        length: C, tokens of a row.
+        length: C, tokens of a row; of estimated ones, for which it is planned.
         policy: "best_fit": no document that fits into a row is cut; "concat": documents one after the other, cut at
             the end of each row; "buckets": whole documents of like length, each taking as much as the longest.
         overflow: what becomes of documents longer than a row: "split" into pieces, "truncate" to the first `length`
             tokens, "drop", or "error".
         multiple_of: every item takes a multiple of this in its row; divides `length`.
         set_rows: rows of a set on average; the last one may have half as many.
-        costs: where the costs come from: "" for the format, else the name and digest of a measured column.
+        costs: where the costs come from: "" for the format, else the digest of a measured column, or an estimate.
         version: of the rules.
         most: documents of a row, with "buckets"; left out of the parts of all other rows.
 

@@ -106,8 +106,9 @@ def test_members_must_have_rows_of_one_kind(make):
 
 def test_members_are_estimated_together(make):
     """Each with bytes a token of its own; rows of exact and of estimated tokens are not of one kind."""
-    packings = {name: Packing(ROW, cost=Estimate(2 + at / 10, at / 10), set_rows=8) for at, name in enumerate(MEMBERS)}
+    packings = {name: Packing(ROW, cost=Estimate(2 + at / 10), set_rows=8) for at, name in enumerate(MEMBERS)}
     with StreamingDataLoader(make(packings), 4, reports=None) as loader:
         assert next(iter(loader))["tokens"].shape == (4, ROW)
-    with pytest.raises(ConfigError, match="members web and chat: the tokens of one are estimated"):
-        make({"chat": packings["chat"]})
+    for other in (packings["chat"], Packing(ROW, cost=Estimate(2, 0.1), set_rows=8)):
+        with pytest.raises(ConfigError, match="members web and chat: rows are equally full where all tokens are known"):
+            make({**({} if other is packings["chat"] else packings), "chat": other})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
+import torch
 
-from streamer import Balance, Buckets, Estimate, Packing, StreamingDataLoader
+from streamer import Balance, Buckets, Estimate, Packing, StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError, DecodeError, StateError
 from streamer.loader.rows.options import as_packing
 from streamer.loader.rows.planned import Pieces
@@ -40,42 +42,105 @@ def scattered(sample: dict) -> dict:
     return {"tokens": np.resize(tokens, count), "at": np.arange(count)}
 
 
-def settled_one_by_one(pieces: Pieces, tokens: dict[int, int], length: int, multiple: int) -> tuple[list, int]:
-    """(begin, size) of each piece, token by token, and the tokens that overflow."""
+def settled_one_by_one(pieces: Pieces, tokens: dict[int, int], packing: Packing) -> tuple[list, int]:
+    """(begin, size) of each piece, one after the other, and the tokens that overflow."""
     found, lost = [], 0
     for first, stop in pairwise(pieces.first.tolist()):
-        room = length
+        room = ROW
         for at in range(first, stop):
-            planned = int(pieces.tokens[at])
-            count = tokens.get(at, planned)
+            planned, count = int(pieces.tokens[at]), tokens.get(at, 0)
+            if packing.overflow == "truncate":
+                planned, count = min(planned, packing.spec().length), min(count, ROW)
             begin = int(pieces.begin[at]) * count // planned
             size = int(pieces.begin[at] + pieces.size[at]) * count // planned - begin
             kept = min(size, max(room, 0))
             found.append((begin, kept))
-            lost += size - kept if at in tokens else 0
-            room -= -(-size // multiple) * multiple
+            lost += size - kept
+            room -= -(-size // packing.multiple_of) * packing.multiple_of
     return found, lost
 
 
-@pytest.mark.parametrize("multiple", [1, 8])
-def test_a_piece_is_the_same_share_of_its_document(multiple):
+@pytest.mark.parametrize(("multiple", "overflow"), [(1, "split"), (8, "split"), (8, "truncate")])
+def test_a_piece_is_the_same_share_of_its_document(multiple, overflow):
     """200 random batches: as a loop over the pieces says; rows without a document, documents that failed."""
     random = np.random.default_rng(multiple)
+    packing = Packing(ROW, overflow=overflow, cost=Estimate(1, 0.2), multiple_of=multiple)
     lost = 0
     for _ in range(200):
         counts = random.integers(0, 6, 5)
-        planned = random.integers(1, 40, counts.sum())
-        begin = random.integers(0, planned)
-        size = random.integers(1, planned - begin + 1)
+        planned = random.integers(1, 90 if overflow == "truncate" else 40, counts.sum())
+        kept = np.minimum(planned, packing.spec().length)
+        begin = random.integers(0, kept)
+        size = random.integers(1, kept - begin + 1)
         pieces = Pieces(np.arange(len(planned)), begin, size, planned, np.append(0, np.cumsum(counts)))
         made = {at: int(random.integers(0, 80)) for at in range(len(planned)) if random.random() < 0.9}
-        found = pieces.settled(made, 64, multiple)
-        expected, overflowed = settled_one_by_one(pieces, made, 64, multiple)
+        found = pieces.settled(made, packing)
+        expected, overflowed = settled_one_by_one(pieces, made, packing)
         assert list(zip(found.begin.tolist(), found.size.tolist(), strict=True)) == expected
         assert found.overflowed == overflowed
         assert found.estimated == size[list(made)].sum()
         lost += overflowed
     assert lost > 1000
+
+
+TEXTS = [10, 20, 30, 40, 60, 64, 90, 300, 0, 5]
+
+
+def texts(folder: Path) -> Path:
+    """Lines of JSON of 12 bytes and texts of these lengths."""
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("\n".join(json.dumps({"text": "x" * count}) for count in TEXTS))
+    return folder
+
+
+def rows_of(dataset: StreamingDataset) -> list[list[int]]:
+    """The tokens of each document of all rows."""
+    found = []
+    with StreamingDataLoader(dataset, 1, reports=None) as loader:
+        for batch in loader:
+            assert batch["tokens"].dtype == torch.int64
+            found += np.diff(batch["cu_seqlens"])[: int(batch["document_ids"].max())].tolist()
+    return found
+
+
+@pytest.mark.parametrize("fields", [None, ["tokens"]])
+@pytest.mark.parametrize("made", [list, np.array, torch.tensor])
+def test_a_document_without_tokens_is_in_no_row(make_dataset, tmp_path, fields, made):
+    """Though it has bytes: whether it is an empty list, an array or a tensor, which are of floating point."""
+
+    def tokenize(sample: dict) -> dict:
+        return {"tags": [], "tokens": made(list(sample["text"].encode()))}
+
+    packing = Packing(ROW * 8, cost=Estimate(1), fields=fields)
+    assert sorted(rows_of(make_dataset(texts(tmp_path / "texts"), transform=tokenize, packing=packing))) == sorted(
+        count for count in TEXTS if count
+    )
+
+
+def in_bytes(sample: dict) -> dict:
+    return {"tokens": list(sample["text"].encode())}
+
+
+def test_truncated_documents_have_the_first_tokens_of_a_row(make_dataset, tmp_path):
+    """However wrong the estimate is: twice as many, and those that are not longer than a row are whole."""
+    packing = Packing(ROW, overflow="truncate", cost=Estimate(0.5, safety=0))
+    dataset = make_dataset(texts(tmp_path / "texts"), transform=in_bytes, packing=packing)
+    assert sorted(rows_of(dataset)) == sorted(min(count, ROW) for count in TEXTS if count)
+
+
+def failing(sample: dict) -> dict:
+    if len(sample["text"]) == 40:
+        raise ValueError("no good")
+    return in_bytes(sample)
+
+
+def test_a_document_that_fails_leaves_its_room(make_dataset, tmp_path):
+    """on_error="skip": nothing of the others of its row is left out as long as they fit."""
+    packing = Packing(sum(TEXTS) - 40, cost=Estimate(4, safety=0))
+    dataset = make_dataset(
+        texts(tmp_path / "texts"), transform=failing, packing=packing, on_error="skip", shuffle=False
+    )
+    assert sorted(rows_of(dataset)) == sorted(count for count in TEXTS if count not in (0, 40))
 
 
 @pytest.mark.parametrize("policy", ["best_fit", "concat"])
@@ -127,17 +192,21 @@ def test_nothing_is_lost_of_an_estimate_that_is_right(make_dataset, url, given, 
 def test_a_state_names_another_estimate(make_dataset, url):
     """Bytes of a token and the safety are parts of the rows."""
 
-    def loader(estimate: Estimate) -> StreamingDataLoader:
-        dataset = make_dataset(url, format="tokens", packing=Packing(ROW, cost=estimate, set_rows=8))
-        return StreamingDataLoader(dataset, 4, reports=None)
+    def loader(packing: Packing) -> StreamingDataLoader:
+        return StreamingDataLoader(make_dataset(url, format="tokens", packing=packing), 4, reports=None)
 
-    with loader(Estimate(2)) as run:
+    given = Packing(ROW, cost=Estimate(2, 0), set_rows=8)
+    with loader(given) as run:
         next(iter(run))
         state = run.state_dict()
-    for changed, part in ((Estimate(2.1), "costs"), (Estimate(2, 0.2), "length")):
+    for changed, part in (
+        (Packing(ROW, cost=Estimate(2.1, 0), set_rows=8), "costs"),
+        (Packing(ROW, cost=Estimate(2, 0.2), set_rows=8), "length"),
+        (Packing(2 * ROW, cost=Estimate(2, 0.5), set_rows=8), "costs"),
+    ):
         with loader(changed) as run, pytest.raises(StateError, match=rf"packing\.{part} was"):
             run.load_state_dict(state)
-    with loader(Estimate(2)) as run:
+    with loader(given) as run:
         run.load_state_dict(state)
 
 
@@ -169,9 +238,14 @@ def test_samples_are_balanced_by_their_bytes(make_dataset, url):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Estimate(0), "bytes_per_token=0 must be a number above 0"),
+        (lambda: Estimate(0), "bytes_per_token=0 must be a number, 0.01 to 1073741824"),
+        (lambda: Estimate(True), "bytes_per_token=True must be"),
         (lambda: Estimate("4"), "bytes_per_token='4' must be"),
         (lambda: Estimate(4, -0.1), "safety=-0.1 must be a number, 0 to 0.5"),
+        (lambda: Packing(8, cost=Estimate(4)), "length=8 must be 16 to"),
+        (lambda: Packing(100, multiple_of=8, cost=Estimate(4)), "multiple_of=8 must divide length=100"),
+        (lambda: Packing(64, overflow="error", cost=Estimate(4)), "which documents are longer than a row is not known"),
+        (lambda: as_packing({"length": 64, "cost": {"bytes_per_token": 4, "saftey": 0}}), "arguments of an Estimate"),
         (lambda: Buckets(100, cost=Estimate(4)), "the budget is a limit of memory"),
     ],
 )
@@ -187,4 +261,4 @@ def test_a_file_may_have_an_estimate():
     assert packing == Packing(1024, cost=Estimate(4, 0.25), multiple_of=512)
     assert packing.spec().length == 1024
     assert Packing(1024, cost=Estimate(4, 0.25)).spec().length == 768
-    assert Packing(16, cost=Estimate(4)).spec().length == 16
+    assert Packing(16, cost=Estimate(np.float32(4))).spec().length == 16
