@@ -207,7 +207,8 @@ class BatchMaker:
             WorkerError: the function has called `sys.exit`.
             ConfigError: torch's rules cannot make a batch of these samples; names field and samples.
         """
-        if len(loaded.members) > 1 and not self._rules.own_collate:
+        # The documents of rows were compared when these were made, and their bounds differ.
+        if len(loaded.members) > 1 and loaded.pieces is None and not self._rules.own_collate:
             check_fields(loaded.samples, loaded.members, self._rules.ragged)
         try:
             return self._collate(loaded)

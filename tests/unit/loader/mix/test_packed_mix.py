@@ -48,11 +48,12 @@ def make(fake_engine, urls):
         made.pop().close()
 
 
-def test_whole_passes_have_every_token(make, given):
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.process)])
+def test_whole_passes_have_every_token(make, given, workers):
     """repeat: each member once in an epoch, its documents in rows of its own, other ones in the next epoch."""
     mixed = make(repeat=dict.fromkeys(MEMBERS, 1))
     wanted = sum((pieces_of(own, ROW) for own in given.values()), Counter())
-    with StreamingDataLoader(mixed, 4, reports=None) as loader:
+    with StreamingDataLoader(mixed, 4, workers, reports=None) as loader:
         epochs = [[{name: np.asarray(batch[name]).copy() for name in FIELDS} for batch in loader] for _ in range(2)]
     assert [pieces_in(batches) for batches in epochs] == [wanted, wanted]
     assert not np.array_equal(epochs[0][0]["tokens"], epochs[1][0]["tokens"])
