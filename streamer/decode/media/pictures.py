@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 _EIGHT_BITS = 8
 # Planes of gbrp that are red, green and blue.
 _RED_GREEN_BLUE = (2, 0, 1)
+# Of PyAV, whose reformatters take a number of threads.
+_WITH_THREADS = 17
 _kept = threading.local()
+_of_parent: list[dict[str, object]] = []
 
 
 def write_rgb(frame: VideoFrame, size: tuple[int, int] | None, rotation: int, target: Array, *, planar: bool) -> None:
@@ -66,13 +70,25 @@ def _plane(plane: VideoPlane, height: int, width: int, channels: int) -> Array:
     return rows.reshape(height, plane.line_size)[:, : width * channels].reshape(height, width, channels)
 
 
+def _leave_behind() -> None:
+    """Forgets what the parent process has made: its threads do not exist in this one, which must not free it either."""
+    _of_parent.append(dict(_kept.__dict__))
+    _kept.__dict__.clear()
+
+
+os.register_at_fork(after_in_child=_leave_behind)
+
+
 def _reformat(frame: VideoFrame, width: int, height: int, form: str) -> VideoFrame:
+    import av
     from av.video.reformatter import Interpolation, VideoReformatter
 
     known: VideoReformatter | None = _kept.__dict__.get("reformatter")
     if known is None:
         known = _kept.__dict__["reformatter"] = VideoReformatter()
-    return known.reformat(frame, width, height, form, interpolation=Interpolation.BICUBIC)
+    # Before PyAV 17 it has no threads; from then on it has one for each core, unless it is told.
+    one = {"threads": 1} if int(av.__version__.partition(".")[0]) >= _WITH_THREADS else {}
+    return known.reformat(frame, width, height, form, interpolation=Interpolation.BICUBIC, **one)
 
 
 def _filtered(frame: VideoFrame, width: int, height: int) -> VideoFrame:
@@ -82,6 +98,9 @@ def _filtered(frame: VideoFrame, width: int, height: int) -> VideoFrame:
     known, ends = _kept.__dict__.get("graph", (None, []))
     if known != key:
         graph = av.filter.Graph()
+        # PyAV before 18 cannot be told: then it has a thread for each core.
+        if hasattr(graph, "threads"):
+            graph.threads = 1
         source = graph.add_buffer(
             width=frame.width, height=frame.height, format=frame.format, time_base=Fraction(1, 1000)
         )

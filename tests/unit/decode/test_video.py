@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
 import sys
 from importlib import util
 
+import av
 import numpy as np
 import pytest
 
 from streamer.decode import Frames, SampleDecoder, VideoClip
 from streamer.decode.media.contexts import _MOST_CONTEXTS, _kept, context_of
 from streamer.decode.media.films import Film, read_film
+from streamer.decode.media.pictures import write_rgb
 from streamer.decode.media.video import _decoded, _found
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
@@ -190,3 +194,26 @@ def test_what_lies_behind_a_packet_is_not_read(behind):
     packets = [memoryview(bytes(packet) + behind)[: len(packet)] for packet in opened.packets[:end]]
     [frame] = _decoded(Film(opened.codec, packets, opened.pts[:end], opened.timescale), [wanted])
     assert np.array_equal(frame.to_ndarray(format="rgb24").transpose(2, 0, 1), decoded(content)[0][45])
+
+
+def converted(depth: str) -> np.ndarray:
+    """A grey picture as RGB, in half its size."""
+    target = np.empty((3, 360, 640), np.uint8)
+    write_rgb(av.VideoFrame(1280, 720, depth), (360, 640), 0, target, planar=True)
+    return target
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("depth", ["yuv420p", "yuv420p10le"])
+def test_pictures_are_converted_by_one_thread_and_after_a_fork(depth: str):
+    """Workers are the parallelism; a process that torch forks uses nothing of its parent, whose threads it has not."""
+    before = len(os.listdir("/proc/self/task"))
+    converted(depth)
+    if depth == "yuv420p" or hasattr(av.filter.Graph(), "threads"):
+        assert len(os.listdir("/proc/self/task")) == before
+    child = multiprocessing.get_context("fork").Process(target=converted, args=(depth,))
+    child.start()
+    child.join(20)
+    ended = child.exitcode
+    child.kill()
+    assert ended == 0
