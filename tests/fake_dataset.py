@@ -341,6 +341,7 @@ class FakeDataset:
         self.requested_epoch: int | None = None
         self.grown: int | None = None
         self.edition = 0
+        self.begun = False
         self.prepared: FakePrepared | None = None
 
     def _for_loader(self) -> FakeDataset:

@@ -137,7 +137,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._last: Delivery | None = None
         # The error that the next iter() raises on all ranks; and whether the ranks have compared since.
         self._failure: StreamerError | None = None
-        self._compared = False
+        self._compared = self._resumed = False
         self._prepared: RankStream | None = None
         # The stream before the data changed.
         self._before: RankStream | None = None
@@ -237,7 +237,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._check_usable()
         saved_state(state)
         self._end_supply()
-        self._compared, self._failure = False, None
+        self._compared, self._resumed, self._failure = False, True, None
         try:
             self._supply_owner.start_workers()
             prepared = self._prepare()
@@ -322,7 +322,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         """Between epochs: prepares a dataset that has changed again, and ends its supply."""
         if self._start[1]:
             return
-        if self._compared and self._source.refreshes:
+        # The first epoch of a later loader is not the first one of the data; a state must fit the data as they are.
+        if self._source.refreshes and self._source.begun and not self._resumed:
             self._source.refresh()
         # Also if `refresh` was called elsewhere: by the user, or by another loader of this dataset.
         if self._prepared is not None and self._edition != self._source.edition:
@@ -342,7 +343,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def _compare(self) -> None:
         self._source.compare(self._prepare_to_compare, "epoch {}, batch {}".format(*self._start))
-        self._compared = True
+        self._compared, self._resumed, self._source.begun = True, False, True
         rules = self._prepare().skip_rules
         shared = self._prepare().shared_budget() if rules.on_error == "skip" else None
         if shared is not None:

@@ -198,7 +198,8 @@ class Member:
         self.knowing(rights)
         for member in (self, *self.rights):
             member._opened = member._found = None
-        logger.info("%s changed: %d samples now", self.options.place, self.samples)
+        # Opened by the next epoch: what does not fit any more, as the costs of rows, is then an error of all ranks.
+        logger.info("%s changed: the next epoch has what is there now", self.options.place)
         return True
 
     def _common(self, digest: str, failure: StreamerError | None) -> str:

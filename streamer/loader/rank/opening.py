@@ -51,6 +51,7 @@ class Opening:
 
     Attributes:
         edition: number of changes that `refresh` has found; a stream prepared before the last one is out of date.
+        begun: whether an epoch has begun: then the objects are listed again before each further one.
         requested_epoch: the last `set_epoch`; None: none since a loader has taken it.
     """
 
@@ -66,6 +67,7 @@ class Opening:
         self.job = job
         self.shared = shared
         self.edition = 0
+        self.begun = False
         self.requested_epoch: int | None = None
         self._datasets = tuple(members)
         self._mixing = mixing

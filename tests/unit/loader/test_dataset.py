@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer import Growing, Index, Order, Skip
+from streamer import Growing, Index, Order, Skip, StreamingDataLoader
 from streamer.errors import ConfigError, DecodeError, IntegrityError, ManifestError, StateError
 from streamer.formats import Folder
 from streamer.loader.contracts import REREADS
@@ -603,6 +603,24 @@ def test_refresh_makes_the_next_epoch_of_what_is_there(fake_engine, make_dataset
     grow(fake_engine, folder)
     assert sorted(numbers(dataset)) == list(range(110))
     assert (len(dataset), dataset.epoch) == (110, 3)
+
+
+def test_refresh_with_a_loader_of_its_own_for_each_epoch(fake_engine, make_dataset, folder, monkeypatch):
+    """As with one loader for all of them; one that resumes has the data of its state."""
+    dataset = make_dataset(folder, manifest=Index(on_change="refresh"))
+    for count in (100, 110, 110):
+        with StreamingDataLoader(dataset, 5, reports=None) as loader:
+            assert sum(len(batch["__key__"]) for batch in loader) == count
+            state = loader.state_dict()
+        if count == 100:
+            grow(fake_engine, folder)
+    listed: list[str] = []
+    monkeypatch.setattr(dataset._opening, "refresh", lambda: listed.append(""))
+    with StreamingDataLoader(dataset, 5, reports=None) as loader:
+        loader.load_state_dict(state)
+        for count in (0, 1):
+            assert sum(len(batch["__key__"]) for batch in loader) == 110
+            assert len(listed) == count
 
 
 def test_refresh_by_hand(fake_engine, make_dataset, folder):

@@ -322,6 +322,25 @@ def test_documents_that_arrive_are_in_rows_from_the_next_epoch_on(fake_engine, m
         later.load_state_dict(state)
 
 
+def test_a_refresh_is_tried_again(fake_engine, make_dataset, given, tmp_path):
+    """Where the file of the costs is late: the epoch is an error, and the next try has what is there."""
+    where, path = write_megatron(tmp_path / "tokens", given, files=1), tmp_path / "costs.npy"
+    np.save(path, np.array([len(one) for one in given], np.int32))
+    packing = Packing(ROW, set_rows=8, cost=path)
+    dataset = make_dataset(where, format="tokens", packing=packing, manifest=Index(on_change="refresh"))
+    with StreamingDataLoader(dataset, 4, reports=None) as loader:
+        assert pieces_in(map(kept, loader)) == pieces_of(given, ROW)
+        write_megatron(tmp_path / "more", given[:50], files=1)
+        for file in (tmp_path / "more").iterdir():
+            file.rename(where / f"9{file.name}")
+        fake_engine.manifest = None
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"int32 \(400,\); a whole number for each of the 450 samples"):
+                iter(loader)
+        np.save(path, np.array([len(one) for one in [*given, *given[:50]]], np.int32))
+        assert pieces_in(map(kept, loader)) == pieces_of([*given, *given[:50]], ROW)
+
+
 def broken(sample: dict) -> dict:
     if int(sample["__key__"]) % 50 == 3:
         raise ValueError("no good")
