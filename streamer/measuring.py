@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -71,13 +71,16 @@ def measure(
         The numbers.
 
     Raises:
-        ConfigError: a selection, whose samples have no numbers in the whole; no count; or `known` was not written here.
+        ConfigError: a selection, whose samples have no numbers in the whole; no count, or no such field; `to` cannot
+            be written; or `known` was not written here.
         ManifestError: a task has found other objects below the url.
     """
     member = dataset._member
     path = Path(str(checks.path("to", to)))
     if path.suffix != ".npy":
         raise ConfigError(f"to={str(path)!r}: give the path of an .npy file", field="to")
+    # Before anything is read.
+    _beside(path).unlink()
     if member.choices:
         raise ConfigError(
             "measure() counts the samples of a whole dataset: call it before select(); a selection with "
@@ -184,8 +187,7 @@ def _counted(transform: object, count: Count) -> Callable[..., int]:
 
     def tokens(sample: dict[str, object], **more: object) -> int:
         made: object = sample if own is None else own(sample, **given, **more)
-        found = len(made[count]) if isinstance(count, str) else count(made)  # type: ignore[index]
-        return checks.at_least("count", found, 0)
+        return checks.at_least("count", _length_of(made, count) if isinstance(count, str) else count(made), 0)
 
     def drawing(sample: dict[str, object], rng: np.random.Generator) -> int:
         return tokens(sample, rng=rng)
@@ -193,6 +195,24 @@ def _counted(transform: object, count: Count) -> Callable[..., int]:
     found = drawing if takes(own, "rng") else tokens
     setattr(found, UNSEEDED, True)
     return found
+
+
+def _length_of(sample: object, name: str) -> int:
+    """Returns the length of a field.
+
+    Raises:
+        ConfigError: the sample does not have it, or it has none.
+    """
+    fields = sample if isinstance(sample, Mapping) else {}
+    if name not in fields:
+        has = ", ".join(map(str, fields)) or f"none: it is of type {type(sample).__name__}"
+        raise ConfigError(f"count={name!r} is not a field of the sample; its fields are {has}", field="count")
+    try:
+        return len(fields[name])
+    except TypeError as error:
+        raise ConfigError(
+            f"count={name!r}: a value of type {type(fields[name]).__name__} has no length", field="count"
+        ) from error
 
 
 def _chunks_of(path: Path) -> Path:
@@ -227,10 +247,24 @@ def _fill_in(costs: npt.NDArray[np.int32], manifest: Manifest, known: str) -> np
 
 def _write(path: Path, costs: npt.NDArray[np.generic]) -> None:
     """Writes the whole file or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    place = path.with_name(f".{path.name}.{secrets.token_hex(4)}.npy")
+    place = _beside(path)
     try:
         np.save(place, costs)
         os.replace(place, path)
     finally:
         place.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """Makes an empty file beside another one, and the folder of both.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    place = path.with_name(f".{path.name}.{secrets.token_hex(4)}.npy")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    except OSError as error:
+        raise ConfigError(f"to={str(path)!r} cannot be written: {error.strerror}", field="to") from error
+    return place

@@ -74,13 +74,16 @@ def test_samples_that_cannot_be_made_are_in_no_row(make_dataset, folder, tmp_pat
     ("arguments", "message"),
     [
         ({"to": "costs.txt"}, "to='costs.txt': give the path of an .npy file"),
+        ({"to": "/proc/costs.npy"}, "to='/proc/costs.npy' cannot be written: No such file or directory"),
+        ({"count": "text"}, "count='text' is not a field of the sample; its fields are __key__, txt, label"),
+        ({"count": "label"}, "count='label': a value of type int has no length"),
         ({"count": 3}, "count=3 is neither the name of a field nor a function"),
     ],
 )
-def test_arguments_outside_the_rules_are_refused(make_dataset, folder, arguments, message):
-    """Before anything is read."""
+def test_arguments_outside_the_rules_are_refused(make_dataset, folder, tmp_path, arguments, message):
+    """Before anything is read, or with the first sample."""
     with pytest.raises(ConfigError, match=message):
-        measure(make_dataset(folder), **{"count": "txt", "to": "costs.npy", **arguments})
+        measure(make_dataset(folder), **{"count": "txt", "to": tmp_path / "costs.npy", **arguments})
 
 
 def test_a_selection_is_measured_as_a_whole(make_dataset, folder):
