@@ -126,7 +126,7 @@ def test_index_counts_tokens(
         (
             ("--measure", "words", "--cost", "c.npy"),
             2,
-            "count='words' is not a field of the sample; its fields are text",
+            "count='words' is not a field of the sample; its fields are __key__, text",
         ),
     ],
 )
