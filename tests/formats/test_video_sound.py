@@ -18,7 +18,7 @@ from streamer.errors import ConfigError, ManifestError
 from streamer.formats.base import Block, Facts
 from streamer.formats.chunkfile import ChunkHeader
 from streamer.formats.video.format import Video
-from tests.films import made
+from tests.films import film, made
 from tests.formats.cases import Found, block_bytes, find, samples_in
 from tests.formats.test_video import shown
 
@@ -91,6 +91,17 @@ def test_clips_over_the_end_of_the_sound():
     [sample] = samples_in(Video(120, policy="repeat_last", audio=True), {"sound.mp4": content})
     check(sample, whole, 120)
     assert not sample["audio"][:, whole.shape[1] :].any()
+
+
+def test_clips_behind_the_end_of_the_sound():
+    """Are silent: 1.36 s of sound, and clips of 0.8 s that begin at 1.4 s and later."""
+    content = film("libx264", 40, name="x.mp4", times=range(0, 4_000, 100), sound=True)
+    whole = heard(content)
+    samples = samples_in(Video(8, num_indices_between_clip_starts=1, audio=True), {"x.mp4": content})
+    assert len(samples) == 33
+    assert sum(not sample["audio"].any() for sample in samples) >= 33 - 14
+    for sample in samples:
+        check(sample, whole, 24)
 
 
 def blocks_of(found: Found) -> list[Block]:

@@ -154,10 +154,11 @@ class SoundOfClips(MediaDecoder):
         made[...] = 0
         begins = [sound.begin(time / head.timescale) for time in pts[:: head.pattern.count].tolist()]
         for begin, target in zip(begins, made.reshape(-1, *made.shape[-2:]), strict=True):
-            start, stop = max(begin, 0), min(begin + sound.length, sound.total)
+            start = max(begin, 0)
+            stop = max(start, min(begin + sound.length, sound.total))
             if stop > start and wave.shape[1] < stop - sound.first:
                 raise ValueError(f"{wave.shape[1]} samples are decoded of {stop - sound.first}")
-            target[:, start - begin : stop - begin] = wave[:, start - sound.first : max(start, stop) - sound.first]
+            target[:, start - begin : stop - begin] = wave[:, start - sound.first : stop - sound.first]
         return made
 
 
