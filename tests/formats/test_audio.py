@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamer.decode import AudioClip
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.audio import flac as flac_files
 from streamer.formats.audio import ogg
@@ -186,6 +187,25 @@ def test_a_recording_that_is_cut_off_is_refused_by_the_recoder():
     found = find(Audio(seconds=1.0), {"0.flac": content})
     with pytest.raises(RecodeError, match="samples 0 to 24000 are wanted, there are 0 to"):
         recode(Audio(), found, found.items[0][1][0], content[8_288:])
+
+
+@pytest.mark.parametrize("length", [0, 0xFFFFFFFF, 0x7FFFF000])
+def test_a_wav_that_was_not_closed_is_read_to_its_end(length: int):
+    """A recorder that was killed leaves 0 as the length of the numbers, one that writes to a pipe all ones."""
+    content = wav(sound(2))
+    killed = content[:40] + length.to_bytes(4, "little") + content[44:]
+    chosen = Audio(seconds=0.5)
+    closed, found = (samples_in(chosen, {"0.wav": each}) for each in (content, killed))
+    assert len(found) == 4
+    for sample, other in zip(found, closed, strict=True):
+        assert np.array_equal(sample["audio"], other["audio"])
+    assert np.array_equal(AudioClip()(killed)["audio"], AudioClip()(content)["audio"])
+
+
+def test_a_wav_that_is_cut_off_is_a_shorter_one():
+    """As for FFmpeg; it has no samples that are missing."""
+    samples = samples_in(Audio(seconds=0.5), {"0.wav": wav(sound(2))[:-5_000]})
+    assert [sample["start_seconds"] for sample in samples] == [0.0, 0.5, 1.0]
 
 
 def test_options():

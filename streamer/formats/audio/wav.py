@@ -18,8 +18,9 @@ _READ_BYTES = 4096
 _FORM = Struct("<HHIIHH")
 _DTYPES = {(1, 8): "u1", (1, 16): "<i2", (1, 24): "i3", (1, 32): "<i4", (3, 32): "<f4", (3, 64): "<f8"}
 _PLAIN, _EXTENSIBLE = 16, 0xFFFE
-# Writers that cannot seek leave these in place of lengths, and so does RF64.
-_UNKNOWN = 0xFFFFFFFF
+# Writers that cannot seek leave the second in place of lengths, and so does RF64; recorders that were killed leave the
+# first. FFmpeg and libsndfile read to the end of the file, too.
+_UNKNOWN = (0, 0xFFFFFFFF)
 
 
 class Wav(Recording, frozen=True):
@@ -64,7 +65,7 @@ def read_wav(record: ObjectRecord, head: memoryview) -> Reading[Wav]:
             if form is None:
                 raise damaged(record, "it has no fmt chunk before its samples", at)
             sound, width = form
-            length = (long or record.size) if length == _UNKNOWN else length
+            length = (long or record.size) if length in _UNKNOWN else length
             return Wav(sound, min(length, record.size - at - 8) // width, at + 8, width)
         at += 8 + length + (length & 1)
     raise damaged(record, "it is cut off before its samples (a data chunk)", min(at, record.size))
