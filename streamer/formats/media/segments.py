@@ -68,13 +68,15 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
                 row=self.numbers[row],
             )
         first = _shown(pts, (start + _ROUNDING_SECONDS) * timescale)
-        behind = np.maximum(np.searchsorted(pts, (end - _ROUNDING_SECONDS) * timescale, "left"), first + 1)
+        # Behind the times at which frames of a segment begin: the first one always does.
+        bound = np.maximum(np.minimum(end - _ROUNDING_SECONDS, length) * timescale, pts[first] + 1)
+        behind = np.searchsorted(pts, bound, "left")
         if sampling.start == "spread":
             parts = (np.arange(pattern.count) + 0.5) / pattern.count
             times = start[:, None] + (np.minimum(end, length) - start)[:, None] * parts
             chosen = np.clip(_shown(pts, times * timescale), first[:, None], behind[:, None] - 1)
             return Cells(first, behind, behind, chosen, self.records)
-        stop = behind if sampling.repeats_last else _fitting(pattern, pts, first, behind, end * timescale)
+        stop = behind if sampling.repeats_last else _fitting(pattern, pts, behind, bound)
         cells = Cells(first, stop, behind, np.empty((len(first), 0), np.int64), self.records)
         return cells.taken(np.flatnonzero(stop > first))
 
@@ -85,12 +87,12 @@ def _shown(pts: Integers, ticks: np.ndarray) -> Integers:
     return found
 
 
-def _fitting(pattern: Pattern, pts: Integers, first: Integers, behind: Integers, end: np.ndarray) -> Integers:
+def _fitting(pattern: Pattern, pts: Integers, behind: Integers, bound: np.ndarray) -> Integers:
     """Behind the frames with which a clip may begin so that it is in its segment."""
     if pattern.every:
         return behind - (pattern.count - 1) * pattern.every
-    found: Integers = np.searchsorted(pts, end - (pattern.count - 1) * pattern.ticks, "left")
-    return np.minimum(found, behind)
+    found: Integers = np.searchsorted(pts, bound - (pattern.count - 1) * pattern.ticks, "left")
+    return found
 
 
 def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Asking[tuple[ObjectRecord, SegmentTable]]:

@@ -45,6 +45,16 @@ def test_clips_begin_at_their_segments():
     assert rows(Sampling(Pattern(3, 0, 0.15)), (1.0, 1.5), (1.0, 1.2)) == [[10, 11, 13]]
 
 
+def test_clips_by_times_end_with_their_segments():
+    """By the rule for frames: one that is shown in a segment for less than a millisecond ends no clip of it."""
+    for every, seconds in ((1, 0.0), (0, 0.1)):
+        assert rows(Sampling(Pattern(2, every, seconds)), (0.3, 0.4007), (1.0, 1.1993)) == [[10, 11]]
+        drawn = Sampling(Pattern(3, every, seconds), start="random")
+        assert rows(drawn, (0.0, 0.4007), (2.0, 2.4)) == [[0, 1, 2, 3], [20, 21, 22, 23]]
+    assert rows(Sampling(Pattern(1, 0, 0.1)), (1.0995, 1.1005)) == [[11]]
+    assert rows(Sampling(Pattern(2, 0, 0.1)), (3.9, 4.09), (3.8, 4.09)) == [[38, 39]]
+
+
 def test_the_last_frame_of_a_segment_is_repeated():
     """Not that of the film."""
     repeats = Sampling(Pattern(4), repeats_last=True)
