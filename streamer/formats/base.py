@@ -12,6 +12,8 @@ the workers. They pass facts, notes and hints on to each other, as JSON or bytes
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -19,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.errors import ConfigError
 from streamer.formats.names import is_hidden
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import Facts, FieldSpec, ObjectRecord, SampleName
@@ -127,6 +130,25 @@ class Recoder(Protocol):
         ...
 
 
+def _plain(value: object) -> object:
+    """A path, numbers of numpy or a range as JSON has them."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, range):
+        return list(value)
+    raise TypeError(f"options are texts, numbers, lists and mappings, not {type(value).__name__}")
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A format, whose options are the fields of this struct. Where samples say everything, it is its own opener.
 
@@ -144,14 +166,29 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __hash__(self) -> int:
         # Options may be mappings, which have no hash: their JSON has one.
-        return hash((type(self), msgspec.json.encode(self, order="sorted")))
+        return hash((type(self), msgspec.json.encode(self, order="sorted", enc_hook=_plain)))
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options that differ from the defaults, as JSON has them."""
-        given: dict[str, Any] = msgspec.to_builtins(self)
+        """Options that differ from the defaults, as JSON has them.
+
+        Raises:
+            ConfigError: a value that JSON does not have.
+        """
+        given = {name: self._plain_option(name) for name in self.__struct_fields__}
         defaults = msgspec.to_builtins(type(self)())
         return {name: value for name, value in given.items() if value != defaults[name]}
+
+    def _plain_option(self, name: str) -> object:
+        value = getattr(self, name)
+        try:
+            plain: object = msgspec.to_builtins(value, enc_hook=_plain)
+        except TypeError as error:
+            raise ConfigError(f"{type(self).__name__}: {name}={value!r}: {error}", field="format") from error
+        if not _is_finite(plain):
+            # JSON has null in their place, which is the default of many options.
+            raise ConfigError(f"{type(self).__name__}: {name}={value!r}: give finite numbers", field="format")
+        return plain
 
     def accepts(self, key: str) -> bool:
         """Whether an object of this name holds samples: it has one of the `endings`, and is not hidden."""

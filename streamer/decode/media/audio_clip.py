@@ -10,7 +10,7 @@ import numpy as np
 
 from streamer.decode.media.audio import Sound, Wave, joined_frames
 from streamer.decode.media.contexts import check_installed
-from streamer.decode.media.decoder import Array, Draws, MediaDecoder
+from streamer.decode.media.decoder import Array, Draws, MediaDecoder, check_seconds
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.audio.index import read_recording
 from streamer.formats.audio.recode import record_of
@@ -45,11 +45,13 @@ class AudioClip(MediaDecoder):
     start: float | Literal["random"] = 0.0
 
     def __post_init__(self) -> None:
-        if self.seconds is not None and not self.seconds > 0:
-            raise ConfigError(f"AudioClip: seconds={self.seconds} is not positive", field="decode")
+        if self.seconds is not None:
+            check_seconds("AudioClip", "seconds", self.seconds)
         is_drawn = self.start == "random"
-        if not is_drawn and not (isinstance(self.start, int | float) and self.start >= 0):
+        if isinstance(self.start, str) and not is_drawn:
             raise ConfigError(f"AudioClip: start={self.start!r} is neither a time nor 'random'", field="decode")
+        if not is_drawn:
+            check_seconds("AudioClip", "start", self.start, zero=True)
         if is_drawn and self.seconds is None:
             raise ConfigError("AudioClip: a whole file does not begin at random: give seconds", field="decode")
 

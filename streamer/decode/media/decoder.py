@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode.media.contexts import check_codecs
+from streamer.errors import ConfigError
 
 Array = NDArray[Any]
 # Returns a generator that depends on seed, epoch and sample alone; each call one that begins anew.
@@ -46,6 +48,17 @@ class MediaDecoder(ABC):
     def __call__(self, content: bytes | memoryview) -> object:
         """Decodes a field of a sample that is in no epoch."""
         return self.decode(memoryview(content))
+
+
+def check_seconds(decoder: str, name: str, value: object, *, zero: bool = False) -> None:
+    """Raises ConfigError unless the value is a finite number of seconds, positive or, if `zero`, 0."""
+    if (
+        not isinstance(value, int | float | np.integer | np.floating)
+        or not 0 <= value < math.inf
+        or (value == 0 and not zero)
+    ):
+        rule = "a time from 0 on" if zero else "a positive number"
+        raise ConfigError(f"{decoder}: {name}={value!r} is not {rule}, finite and in seconds", field="decode")
 
 
 def memory_for(shape: tuple[int, ...], dtype: type[np.generic], out: Array | None) -> Array:

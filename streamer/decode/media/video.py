@@ -6,13 +6,14 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
+from numbers import Integral
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from streamer.decode.media.audio import decoded
 from streamer.decode.media.contexts import context_of, packet_of
-from streamer.decode.media.decoder import Array, Draws, MediaDecoder, memory_for
+from streamer.decode.media.decoder import Array, Draws, MediaDecoder, check_seconds, memory_for
 from streamer.decode.media.films import Film, read_film
 from streamer.decode.media.pictures import turned, write_rgb
 from streamer.errors import ConfigError
@@ -112,9 +113,19 @@ class VideoClip(MediaDecoder):
         for name, value, known in (("start", self.start, _STARTS), ("policy", self.policy, _POLICIES)):
             if value not in known:
                 raise ConfigError(f"VideoClip: {name}={value!r} is none of {', '.join(known)}", field="decode")
-        between = self.seconds_between_frames
-        if min(self.num_frames_per_clip, self.num_indices_between_frames) < 1 or (between is not None and between <= 0):
-            raise ConfigError("VideoClip: numbers of frames and seconds between them are positive", field="decode")
+        for name in ("num_frames_per_clip", "num_indices_between_frames"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
+                raise ConfigError(f"VideoClip: {name}={value!r} is not a whole number of at least 1", field="decode")
+        if self.seconds_between_frames is None:
+            return
+        check_seconds("VideoClip", "seconds_between_frames", self.seconds_between_frames)
+        if self.num_indices_between_frames != 1:
+            raise ConfigError(
+                f"VideoClip: seconds_between_frames={self.seconds_between_frames} and num_indices_between_frames="
+                f"{self.num_indices_between_frames} exclude each other: leave one out",
+                field="decode",
+            )
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
         """Decodes a clip of a film; see `MediaDecoder`."""

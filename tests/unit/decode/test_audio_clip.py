@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -80,9 +81,18 @@ def test_without_pyav_only_wav_is_decoded(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"seconds": 0}, {"seconds": 1, "start": -1}, {"start": "random"}, {"start": "end"}]
+    ("options", "said"),
+    [
+        ({"seconds": 0}, "seconds=0 is not a positive number, finite and in seconds"),
+        ({"seconds": math.inf}, "seconds=inf is not a positive number"),
+        ({"seconds": "1"}, "seconds='1' is not a positive number"),
+        ({"seconds": 1, "start": -1}, "start=-1 is not a time from 0 on"),
+        ({"seconds": 1, "start": math.inf}, "start=inf is not a time from 0 on"),
+        ({"start": "random"}, "a whole file does not begin at random"),
+        ({"start": "end"}, "start='end' is neither a time nor 'random'"),
+    ],
 )
-def test_options_are_checked(options: dict[str, object]):
+def test_options_are_checked(options: dict[str, object], said: str):
     """When the decoder is made."""
-    with pytest.raises(ConfigError, match="AudioClip: "):
+    with pytest.raises(ConfigError, match=f"AudioClip: {said}"):
         AudioClip(**options)

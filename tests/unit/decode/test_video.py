@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import re
@@ -118,6 +119,26 @@ def test_films_shorter_than_a_clip():
     with pytest.raises(ValueError, match="the film has 90 frames, a clip needs more; policy='repeat_last'"):
         VideoClip(200)(made("b_frames.mp4"))
     assert numbers(VideoClip(92, policy="repeat_last")(made("b_frames.mp4")))[-3:] == [89, 89, 89]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_frames_per_clip": "16"}, "num_frames_per_clip='16' is not a whole number of at least 1"),
+        ({"num_frames_per_clip": 2.5}, r"num_frames_per_clip=2\.5 is not a whole number"),
+        ({"num_indices_between_frames": 0}, "num_indices_between_frames=0 is not a whole number"),
+        ({"seconds_between_frames": math.nan}, "seconds_between_frames=nan is not a positive number, finite"),
+        ({"seconds_between_frames": 0}, "seconds_between_frames=0 is not a positive number"),
+        (
+            {"seconds_between_frames": 0.1, "num_indices_between_frames": 2},
+            r"seconds_between_frames=0\.1 and num_indices_between_frames=2 exclude each other",
+        ),
+    ],
+)
+def test_options_are_checked(options: dict[str, object], said: str):
+    """When the decoder is made."""
+    with pytest.raises(ConfigError, match=f"VideoClip: {said}"):
+        VideoClip(**options)
 
 
 def test_rules_name_extensions():

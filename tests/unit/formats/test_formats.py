@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import ast
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import streamer.formats
 from streamer.errors import ConfigError
+from streamer.formats import Audio, LeRobot, Video
+from streamer.formats.base import Format
 from streamer.formats.detect import chooser, detect
 from streamer.formats.folder import Folder
 from streamer.formats.registry import find_format
@@ -178,6 +182,33 @@ def test_an_unknown_option_is_named():
     """Options come as JSON from other processes."""
     with pytest.raises(ConfigError, match=r"format 'webdataset': .*unknown field `columns`"):
         find_format("webdataset", {"columns": ["a"]})
+
+
+@pytest.mark.parametrize(
+    ("chosen", "named"),
+    [
+        (Video(16, seconds_between_frames=math.nan), "Video: seconds_between_frames=nan"),
+        (Audio(math.inf), "Audio: seconds=inf"),
+        (
+            LeRobot(delta_timestamps={"action": [0.0, math.nan]}),
+            r"LeRobot: delta_timestamps=\{'action': \[0\.0, nan\]\}",
+        ),
+    ],
+)
+def test_options_are_finite(chosen: Format, named: str):
+    """JSON has null in place of other numbers, which is the default of many options."""
+    with pytest.raises(ConfigError, match=f"{named}: give finite numbers"):
+        _ = chosen.options
+
+
+def test_options_of_other_types():
+    """Paths, ranges and numbers of numpy are what JSON has in their place; other types are named."""
+    assert Video(np.int64(8), segments=Path("a.csv")).options == {"num_frames_per_clip": 8, "segments": "a.csv"}
+    windows = LeRobot(delta_timestamps={"action": np.arange(3) / 10}, episodes=range(2))
+    assert windows.options == {"delta_timestamps": {"action": [0.0, 0.1, 0.2]}, "episodes": [0, 1]}
+    assert hash(windows) == hash(find_format("lerobot", windows.options))
+    with pytest.raises(ConfigError, match=r"Video: segments=<object .*>: options are .*, not object"):
+        _ = Video(segments=object()).options
 
 
 def test_what_streamer_keeps_beside_a_dataset_is_no_part_of_it() -> None:
