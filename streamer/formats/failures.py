@@ -56,6 +56,12 @@ def check_filled(record: ObjectRecord) -> None:
         raise damaged(record, "it is empty", 0, "delete it if it has no samples")
 
 
+def check_table(record: ObjectRecord) -> None:
+    """Refuses a table without a byte, which cannot be left out; raises ManifestError."""
+    if not record.size:
+        raise refused(record, "is empty: write it again")
+
+
 def refused(record: ObjectRecord, what: str, offset: int = 0, *, of_one: bool = False) -> ManifestError:
     """Makes the error of an object that this format does not read.
 

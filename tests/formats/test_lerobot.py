@@ -155,6 +155,8 @@ def first(value: object) -> Callable[[list[object]], list[object]]:
         (lambda objects: objects.pop(INFO), ManifestError, "0 of the files are meta/info.json"),
         (lambda objects: objects.pop(TASKS), ManifestError, "tasks is missing"),
         (lambda objects: objects.update({EPISODES: b"PAR1"}), ManifestError, "not -1 rows of Parquet"),
+        (lambda objects: objects.update({EPISODES: b""}), ManifestError, r"file-000\.parquet is empty: write it again"),
+        (lambda objects: objects.update({TASKS: b""}), ManifestError, r"meta/tasks\.parquet is empty: write it again"),
         (lambda objects: objects.update({INFO: b"\xff"}), ManifestError, "is not the info.json of LeRobot"),
         (column(DATA, "action", None), ManifestError, "columns=action: no such field"),
         (column(DATA, "action", lambda values: [["x"]] * 20), ManifestError, "has a feature 'action' of structs, or"),

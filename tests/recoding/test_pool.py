@@ -18,9 +18,11 @@ import pytest
 from streamer.engine.engine import Engine
 from streamer.errors import RecodeError
 from streamer.fetch.buffer_pool import BufferPool, ChunkBuffer
-from streamer.manifest.model import Chunk
+from streamer.manifest.model import Chunk, Facts, ObjectRecord
+from streamer.manifest.protocols import Examine
 from streamer.manifest.table import Manifest
 from streamer.recode import messages, pool
+from streamer.recode.results import failure, whole_object
 from streamer.recode.shared import SharedMemory
 from tests.recoding.conftest import indexed
 
@@ -208,3 +210,11 @@ def _leave_in_mid_job(job: bytes, content: bytes, busy: Path) -> None:
         ours.close()
         assert process.wait() == -signal.SIGIO
     memory.close()
+
+
+def test_the_error_of_an_object_without_bytes_names_it() -> None:
+    """Its range is empty; it was an IndexError, as of a table of annotations of 0 bytes."""
+    record = ObjectRecord("s3://bucket/labels.parquet", 0, "")
+    job = messages.Job.examine(Examine(record, "annotations", {}, Facts(), b""))
+    error = failure(whole_object(record), job, "no Parquet", -1)
+    assert error.message == "s3://bucket/labels.parquet [0, 0): no Parquet (format 'annotations')"

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Recoder, SampleName
-from streamer.formats.failures import needing, refused
+from streamer.formats.failures import check_table, needing, refused
 from streamer.formats.lerobot.blocks import Part, reach_of
 from streamer.formats.lerobot.episodes import EPISODE_COLUMNS, TASK_COLUMNS, Episode, File, files_of, tasks_of
 from streamer.formats.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, Info, frames_of, read_info
@@ -99,6 +99,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         if not tables:
             raise ManifestError(f"{place} is missing, so this is not a whole data set of LeRobot", url=place)
         for record in tables:
+            check_table(record)
             hint = msgspec.msgpack.encode(columns)
             made = yield Examine(record, self.name, {}, Facts(), hint, reads=True)
             assert isinstance(made, Examined)

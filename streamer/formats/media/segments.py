@@ -9,6 +9,7 @@ import numpy as np
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.base import Facts, FieldSpec
+from streamer.formats.failures import check_table
 from streamer.formats.media.clips import ROUNDING_TICKS, Cells, Pattern, Samples, Sampling, samples_of_cells
 from streamer.formats.media.frames import Frames
 from streamer.formats.media.tables import Integers, Packets
@@ -100,6 +101,7 @@ def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Aski
 
     Raises:
         ConfigError: there is none, or several.
+        ManifestError: it is empty.
     """
     end = f"/{segments.removeprefix('file://').lstrip('/')}"
     found = [record for record in tables if record.url == segments or record.url.endswith(end)]
@@ -109,6 +111,7 @@ def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Aski
             "of a table below the url of the dataset, or a url that is given to the dataset beside that of the films",
             field="format",
         )
+    check_table(found[0])
     made = yield Examine(found[0], name, {"segments": segments}, Facts(), found[0].url.encode(), reads=True)
     assert isinstance(made, Examined)
     return found[0], msgspec.msgpack.decode(made.records, type=SegmentTable)

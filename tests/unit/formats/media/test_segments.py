@@ -119,6 +119,8 @@ def test_the_table_is_one_of_the_objects():
         next(read_table("video", "z.csv", others))
     with pytest.raises(ConfigError, match=r"segments='rows\.csv' names 2 of"):
         next(read_table("video", "rows.csv", others))
+    with pytest.raises(ManifestError, match=r"films/rows\.csv is empty: write it again \(at byte 0 of 0\)"):
+        next(read_table("video", "rows.csv", [ObjectRecord(URL, 0, "")]))
 
 
 def parsed(content: bytes, ending: str = "jsonl") -> SegmentTable:
