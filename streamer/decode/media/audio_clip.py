@@ -83,7 +83,7 @@ class AudioClip(MediaDecoder):
 
 
 def _decode_file(content: memoryview) -> tuple[Wave, int]:
-    """Decodes the first sound of a file of any kind; raises ValueError if it has none."""
+    """Decodes the first sound of a file of any kind; raises ValueError if it has none, or none that is decoded."""
     check_installed()
     import av
 
@@ -91,5 +91,10 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
         if not file.streams.audio:
             raise ValueError("it has no sound")
         stream = file.streams.audio[0]
+        # None where FFmpeg has no decoder, whatever its type says.
+        if not isinstance(stream.codec_context, av.AudioCodecContext):
+            raise ValueError(
+                "the FFmpeg of PyAV has no decoder of its sound: its head is damaged, or its codec unknown"
+            )
         stream.codec_context.thread_count = 1
         return joined_frames(list(file.decode(stream)), stream.channels), stream.rate

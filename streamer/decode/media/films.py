@@ -64,7 +64,10 @@ def _demuxed(content: memoryview) -> tuple[Film, Frames]:
                 raise ValueError("it has no film")
             found = [packet for packet in box.demux(stream) if packet.size]
             context, base = stream.codec_context, stream.time_base
-            assert isinstance(context, av.VideoCodecContext)
+            if not isinstance(context, av.VideoCodecContext):
+                raise ValueError(
+                    "the FFmpeg of PyAV has no decoder of its film: its head is damaged, or its codec unknown"
+                )
             colour = (context.color_primaries, context.color_trc, context.colorspace, context.color_range == 2)
             known = colour if set(colour[:3]) != {_UNKNOWN_COLOUR} else None
             codec = Codec(context.codec.name, context.extradata or b"", context.width, context.height, colour=known)

@@ -60,6 +60,14 @@ def test_a_rule_decodes_a_field():
         decode("a", [Field("flac", memoryview(b"no sound"))])
 
 
+def test_sound_of_an_unknown_codec_is_refused():
+    """As of a WAV with the tag of an extended head, 0xFFFE, which does not have one: PyAV gives it no decoder."""
+    content = wav(sound(1))
+    content = content[:20] + b"\xfe\xff" + content[22:]
+    with pytest.raises(DecodeError, match=r"sample 'a': field 'wav' .*no decoder of its sound: its head is damaged"):
+        SampleDecoder({"wav": AudioClip()})("a", [Field("wav", memoryview(content))])
+
+
 def test_another_rate_than_the_file_says_is_refused():
     """As of AAC whose packets alone tell that they have twice the rate: the window would be another one."""
     content = memoryview(flac())

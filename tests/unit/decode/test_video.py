@@ -46,6 +46,13 @@ def test_containers_that_FFmpeg_reads():
     assert numbers(VideoClip(3, start="first", num_indices_between_frames=7)(content)) == [0, 7, 14]
 
 
+def test_a_film_of_an_unknown_codec_is_refused():
+    """PyAV gives it no decoder."""
+    content = made("b_frames.mkv").replace(b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/ABC")
+    with pytest.raises(ValueError, match="no decoder of its film: its head is damaged, or its codec unknown"):
+        VideoClip(2)(content)
+
+
 def test_frames_are_written_to_their_row():
     """Memory of the right shape is used, other memory is not."""
     row = np.zeros((4, 3, 48, 64), np.uint8)
