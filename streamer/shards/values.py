@@ -129,7 +129,8 @@ def json_of(name: str, value: object) -> bytes:
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PackError(
-            f"field {name!r} cannot be written: {error}; give bytes, text, numbers, arrays, or lists and dicts of these"
+            f"field {name!r} cannot be written: {error}; give bytes, text, numbers, arrays, or lists and dicts of text, "
+            "numbers and arrays"
         ) from error
 
 
@@ -139,7 +140,12 @@ def _plain(value: object) -> object:
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return value.tolist()
-    raise TypeError(f"a value of type {type(value).__name__}")
+    what = (
+        "bytes in a list or dict"
+        if isinstance(value, bytes | memoryview)
+        else f"a value of type {type(value).__name__}"
+    )
+    raise TypeError(what)
 
 
 def _has_ending(name: str, ending: str) -> bool:

@@ -92,6 +92,31 @@ def test_samples_without_a_row(data: Path, tmp_path: Path, closing: Closing):
     assert found[0].keys() == {"__key__", "txt", "numbers"}
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("output", ["tar", "parquet"])
+def test_lists_have_decoded_values(output: str, tmp_path: Path, closing: Closing):
+    """Each row's text, JSON or array is in the list as it is alone."""
+    numbers = [5, 2, 2, 0, 7]
+    sides.write_left(tmp_path / "left", 8)
+    for write, name in ((sides.parquet, "rows"), (sides.json_lines, "lines"), (sides.tars, "tars")):
+        write(tmp_path / name, numbers)
+    values = {
+        "a": ("rows", "uid", {"uid": "a"}, sides.uid),
+        "b": ("lines", "uid", {"vector": "b"}, lambda number: sides.vector(number).tolist()),
+        "c": ("tars", "meta.json.id.uid", {"meta.json": "c"}, lambda number: {"id": {"uid": sides.uid(number)}}),
+        "d": ("tars", "meta.json.id.uid", {"vector.npy": "d"}, lambda number: sides.vector(number).tolist()),
+    }
+    options = ["--format", output]
+    for right, key, columns, _ in values.values():
+        join = {"url": f"{tmp_path}/{right}", "on": ["json.uid", key], "columns": columns}
+        options += ["--join", json.dumps(join | {"how": "many", "missing": "null"})]
+    assert main(["pack", f"{tmp_path}/left", "--out", str(tmp_path / "out"), *options]) == 0
+    found = list(closing(StreamingDataset(tmp_path / "out", shuffle=False)))
+    for name, (_, _, _, value) in values.items():
+        written = [sample[f"{name}.json" if output == "tar" else name] for sample in found]
+        assert written == [[value(number)] * numbers.count(number) for number in range(8)]
+
+
 def test_what_it_would_write(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """--dry-run says what the right sides cost, and writes nothing."""
     assert packed(data, tmp_path / "out", "--dry-run") == 0

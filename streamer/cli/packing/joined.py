@@ -16,6 +16,7 @@ from streamer.errors import ConfigError, PackError
 from streamer.formats.base import Field
 from streamer.formats.folder import Folder
 from streamer.loader.samples.join_cost import in_words
+from streamer.shards.outputs.columns import listed_value
 from streamer.shards.outputs.writer import field_value
 
 # What is written as a member of its own, under its own name or with an extension.
@@ -87,7 +88,7 @@ def samples_of(dataset: StreamingDataset, output: str, fields: Mapping[str, str]
 def _written(output: str, name: str, value: object) -> tuple[str, object]:
     """Name and value of a field, or of the list of those of several rows."""
     if isinstance(value, list):
-        return name, [_written(output, name, each)[1] for each in value]
+        return name, [_listed(name, each) for each in value]
     if not isinstance(value, Field):
         return name, value
     # Under another name its kind is not known by the extension.
@@ -95,6 +96,11 @@ def _written(output: str, name: str, value: object) -> tuple[str, object]:
     if not value.kind and name != value.name and name.rpartition(".")[2] != ending:
         name = f"{name}.{ending}"
     return field_value(output, Field(name, value.content, value.kind))
+
+
+def _listed(name: str, value: object) -> object:
+    """A field of one of several rows, in their list: it is JSON, in every output."""
+    return listed_value(*_written("parquet", name, value)) if isinstance(value, Field) else value
 
 
 def _member(name: str, value: object) -> str:

@@ -84,6 +84,16 @@ def given_value(value: object) -> object:
     return bytes(value) if isinstance(value, memoryview) else value
 
 
+def listed_value(name: str, value: object) -> object:
+    """A value from `field_value` inside of a list, which is written as JSON.
+
+    Raises:
+        PackError: it is not what its name says.
+    """
+    plain = _plain(name, value)
+    return json.loads(plain) if isinstance(plain, JsonText) else plain
+
+
 def plain_values(sample: Sample) -> dict[str, object]:
     """The values of a sample by column. Names that begin with two underscores are left out, except the key.
 
