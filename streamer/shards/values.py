@@ -129,8 +129,8 @@ def json_of(name: str, value: object) -> bytes:
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PackError(
-            f"field {name!r} cannot be written: {error}; give bytes, text, numbers, arrays, or lists and dicts of text, "
-            "numbers and arrays"
+            f"field {name!r} cannot be written: {error}; give bytes, text, numbers, arrays, or lists and dicts of "
+            "text, numbers and arrays"
         ) from error
 
 

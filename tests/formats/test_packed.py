@@ -21,6 +21,7 @@ from streamer.formats.webdataset import WebDataset
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
 from tests.formats.test_webdataset import TestWebDataset
+from tests.tars import tar_of
 
 Pack = Callable[[bytes], bytes]
 
@@ -140,6 +141,17 @@ def test_another_number_of_samples() -> None:
     recoder = JsonLines().recoder(Facts())
     with pytest.raises(RecodeError, match="3 samples, 2 were indexed"):
         recoder.recode(memoryview(gzip.compress(b"1\n2\n3")), 2, block.hint)
+
+
+@pytest.mark.parametrize(
+    ("found", "name", "content"),
+    [(JsonLines(), "jsonl.gz", b""), (JsonLines(), "jsonl.gz", b"\n\n"), (WebDataset(), "tar.gz", bytes(1024))],
+)
+def test_a_file_without_samples(found: Format, name: str, content: bytes) -> None:
+    """It is one of no samples, beside others that have some."""
+    good = b"1\n" if name == "jsonl.gz" else tar_of([("a.txt", b"1")])
+    items = find(found, {f"a.{name}": gzip.compress(content), f"b.{name}": gzip.compress(good)}).items
+    assert [len(blocks) for _, blocks in items] == [0, 1]
 
 
 def test_packings_that_are_not_read() -> None:

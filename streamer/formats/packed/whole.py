@@ -75,8 +75,10 @@ class PackedRecoder:
         if samples not in (-1, len(spans)):
             raise RecodeError(f"it has {len(spans)} samples, {samples} were indexed")
         starts, stops = spans[:, 0], spans[:, 1]
-        runs = np.flatnonzero(np.append(True, starts[1:] != stops[:-1])) if len(spans) else np.empty(0, np.int64)
-        ends = np.append(runs[1:], len(spans)) - 1
+        # Spans that follow one another are one part; without spans there is none.
+        apart = starts[1:] != stops[:-1]
+        runs = np.flatnonzero(np.append(True, apart)[: len(spans)])
+        ends = np.flatnonzero(np.append(apart, True)[: len(spans)])
         parts = [unpacked[a:b] for a, b in zip(starts[runs].tolist(), stops[ends].tolist(), strict=True)]
         return Records(parts, stops - starts)
 
