@@ -21,6 +21,7 @@ Integers = npt.NDArray[np.int64]
 _NUMBERS = re.compile(r"[<>|][iu](\d+)\[(\d*)\]")
 # Costs that are hashed at once: 4 MB.
 _BLOCK = 1 << 20
+_MOST = np.iinfo(np.int64).max
 
 
 class DocumentCosts:
@@ -76,7 +77,10 @@ class DocumentCosts:
     def of(self, ordinals: Integers) -> Integers:
         """Returns the tokens of samples, by their ordinals in the manifest: (N,)."""
         if self._column is not None:
-            return self._column[ordinals].astype(np.int64)
+            counts = self._column[ordinals]
+            # Large ones would be negative, which is a sample that cannot be read; the table of rows refuses them.
+            counts = np.minimum(counts, np.uint64(_MOST)) if counts.dtype.kind == "u" else counts
+            return counts.astype(np.int64)
         if self._constant:
             return np.full(len(ordinals), self._constant, np.int64)
         _, start, stop = self._manifest.locate(ordinals)
@@ -130,6 +134,13 @@ def _opened(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:
         column = np.load(Path(path), mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"cost={path!r} is not an .npy file that can be read: {error}", field="cost") from error
+    if not isinstance(column, np.ndarray):
+        column.close()
+        raise ConfigError(
+            f"cost={path!r} is an .npz file of several arrays, not an .npy file; write one array with numpy.save, or "
+            "measure again",
+            field="cost",
+        )
     if column.dtype.kind not in "iu" or column.shape != (manifest.samples,):
         raise ConfigError(
             f"cost={path!r} has {column.dtype} {column.shape}; a whole number for each of the {manifest.samples} "

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from streamer.cgroup import usable_cores
 from streamer.config import counted
-from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.staging import settle_file, workplace
 from streamer.order.rows.content import row_counts
@@ -36,6 +36,8 @@ Task = TypeVar("Task")
 _SCHEMA = {"rows": "int64", "chunks": "int64", "tokens": "int64", "left_out": "int64"}
 # Costs that are summed at once: 8 MB.
 _BLOCK = 1 << 20
+# Of a document, as counted: 4 GB of tokens of 2 bytes. A file with larger numbers has something else.
+_MOST_TOKENS = (1 << 31) - 1
 # Documents whose table takes a time that is worth a line, and processes for every core.
 _MANY = 5_000_000
 # With best fit, on one core (benchmarks/rows.py, 2026-11-26).
@@ -172,17 +174,29 @@ def _counts(spec: RowSpec, documents: Documents, sets: Sets) -> Integers:
     return row_counts(spec, sets, lambda number: documents.costs(documents.of_chunks(sets.chunks(number))))
 
 
+def _check_counts(costs: Integers, first: int) -> None:
+    """Refuses counts that no document has, whose rows would take all memory; `first`: number of the first document."""
+    if (most := int(costs.max())) > _MOST_TOKENS:
+        raise ConfigError(
+            f"cost: sample {first + int(costs.argmax())} has {most} tokens, at most {_MOST_TOKENS} are possible; "
+            "correct its number, or measure again",
+            field="cost",
+        )
+
+
 def _tokens_of_chunks(spec: RowSpec, documents: Documents, chunks: tuple[int, int]) -> Integers:
     """Returns the tokens of each chunk of a run, (2, M): those that go to rows, and all.
 
     Raises:
-        ConfigError: a document is longer than a row, and overflow="error".
+        ConfigError: a document is longer than a row, and overflow="error"; or a count is no document's.
     """
     ends = documents.chunk_first[chunks[0] : chunks[1] + 1]
     before, total = np.zeros((2, len(ends)), np.int64), np.zeros((2, 1), np.int64)
     for first in range(int(ends[0]), int(ends[-1]), _BLOCK):
         numbers = np.arange(first, min(first + _BLOCK, int(ends[-1])))
         costs = documents.costs(numbers)
+        if spec.costs:
+            _check_counts(costs, first)
         sums = total + np.cumsum([kept_costs(costs, spec), np.maximum(costs, 0)], axis=1)
         here = slice(*np.searchsorted(ends, [first, first + len(numbers)], side="right"))
         before[:, here] = sums[:, ends[here] - first - 1]

@@ -431,6 +431,11 @@ def doubled(sample: dict) -> dict:
         (np.arange(5), "has int64 .5,.; a whole number for each of the 400 samples"),
         (np.ones(COUNT), "has float64"),
         (None, "is not an .npy file that can be read"),
+        (
+            np.r_[np.ones(COUNT - 7), 1 << 40, np.ones(6)].astype(np.int64),
+            f"sample {COUNT - 7} has 1099511627776 tokens",
+        ),
+        (np.full(COUNT, 1 << 63, np.uint64), "sample 0 has 9223372036854775807 tokens, at most 2147483647"),
     ],
 )
 def test_costs_of_other_data_are_refused(make_dataset, tmp_path, url, content, message):
@@ -441,6 +446,14 @@ def test_costs_of_other_data_are_refused(make_dataset, tmp_path, url, content, m
     dataset = make_dataset(url, format="tokens", packing=Packing(ROW, cost=str(path)))
     with pytest.raises(ConfigError, match=message):
         len(dataset)
+
+
+def test_an_archive_of_costs_is_refused(make_dataset, tmp_path, url):
+    """As any file that is no .npy."""
+    path = tmp_path / "costs.npz"
+    np.savez(path, np.ones(COUNT, np.int64))
+    with pytest.raises(ConfigError, match=r"costs\.npz' is an \.npz file of several arrays, not an \.npy file"):
+        len(make_dataset(url, format="tokens", packing=Packing(ROW, cost=str(path))))
 
 
 def test_texts_must_be_measured(make_dataset, folder):
