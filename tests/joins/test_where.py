@@ -160,6 +160,14 @@ def test_columns_that_are_none(data: Path, closing: Closing):
         ConfigError, match=r"`streamer index \S+left --columns size` or `streamer index \S+lines/? --col"
     ):
         _ = every.select(where="size >= 100").samples
+    whole = closing(left.join(right, on=("json.uid", "uid"), missing="drop"))
+    with pytest.raises(
+        ConfigError,
+        match=r"'size'; columns of this dataset are: .*\b(width|good)\. `streamer index \S+left --columns size` reads",
+    ):
+        _ = whole.select(where="size >= 100").samples
+    with pytest.raises(ConfigError, match=r"'size'; columns of this dataset are: .*\buid\b.*\. Name one of these$"):
+        _ = right.select(where="size >= 100").samples
     many = closing(left.join(right, on=("json.uid", "uid"), columns=["width"], how="many", missing="null"))
     with pytest.raises(ConfigError, match=r"names 'width' of the join with \S+: with how='many' samples have lists"):
         _ = many.select(where="width >= 100").samples

@@ -102,14 +102,25 @@ class Columns:
         # A join that names its columns has this one; otherwise it may be of either side.
         if all(columns is None for _, _, columns in rights):
             sources.insert(0, (self._manifest, name))
-        commands = (f"`streamer index {manifest.urls[0]} --columns {field}`" for manifest, field in sources)
-        names = [*self._known(), *(to for join in joins for _, to in join.recipe.columns or ())]
-        known = ", ".join(names[:_NAMED]) or "none"
-        return ConfigError(
-            f"where= names the column {name!r}; columns of this dataset are: {known}. {' or '.join(commands)} reads "
-            "others from the samples, once",
-            field="where",
+        # Those of Parquet need no index: it has no others.
+        commands = " or ".join(
+            f"`streamer index {manifest.urls[0]} --columns {field}`"
+            for manifest, field in sources
+            if manifest.format != _CHEAP or field == KEY
         )
+        names = dict.fromkeys([*self._known(), *(name for join in joins for name in self._joined_names(join))])
+        known = ", ".join(list(names)[:_NAMED]) or "none"
+        remedy = f"{commands} reads others from the samples, once" if commands else "Name one of these"
+        return ConfigError(
+            f"where= names the column {name!r}; columns of this dataset are: {known}. {remedy}", field="where"
+        )
+
+    def _joined_names(self, join: OpenedJoin) -> list[str]:
+        """Names of the columns that samples get from a right side, as far as they are known."""
+        if join.recipe.columns is not None:
+            return [to for _, to in join.recipe.columns]
+        known = [*ColumnFiles(join.manifest, self._spare).names, *_cheap_fields(join.manifest)]
+        return [name for name in known if name not in (KEY, join.recipe.key)]
 
     def read(self, names: Sequence[str]) -> list[ColumnValues]:
         """Reads columns of all samples, and keeps them; one process of a machine reads while the others wait.
@@ -174,9 +185,8 @@ class Columns:
 
     def _known(self) -> list[str]:
         """Names of the columns that need no index."""
-        own = [field.name for field in self._manifest.facts.fields] if self._manifest.format == _CHEAP else []
         given = [] if self._joined is None else [field.name for field in self._table(self._joined).head.fields]
-        return list(dict.fromkeys([*given, *self._files.names, *own]))
+        return list(dict.fromkeys([*given, *self._files.names, *_cheap_fields(self._manifest)]))
 
     def _table(self, joined: JoinRules) -> AnnotationTable:
         return AnnotationTable.open(joined.table)
@@ -202,6 +212,11 @@ class Columns:
             own = {} if row < 0 else {f.name: f for f in opener.open(memoryview(table.row(row)), SampleName())[1]}
             values.append(_value(own, name, decoder, row) if own else None)
         return column_of(name, values)
+
+
+def _cheap_fields(manifest: Manifest) -> list[str]:
+    """The fields that are read without an index."""
+    return [field.name for field in manifest.facts.fields] if manifest.format == _CHEAP else []
 
 
 def _value(fields: dict[str, Field], wanted: str, decoder: SampleDecoder, ordinal: int) -> object:
