@@ -127,7 +127,9 @@ def test_nan_in_a_column(tmp_path: Path, both: Sides, closing: Closing):
 
 
 def test_a_sample_without_the_field(both: Sides):
-    with pytest.raises(ManifestError, match=r"sample 1: it has no field 'k'; it has __key__, a"):
+    with pytest.raises(
+        ManifestError, match=r"^/[^:]*: the key 'k' of sample 1: it has no field 'k'; it has __key__, a"
+    ):
         both.joined([{"k": 1}, {"a": 2}], [{"k": 1, "b": 0}])[0]
     with pytest.raises(ManifestError, match=r"field 'k' has no 'part'"):
         both.joined([{"k": {"other": 1}}], [{"k": 1}], on=("k.part", "k"))[0]
@@ -169,6 +171,8 @@ def test_names_of_fields(both: Sides):
     assert renamed[0] == {"__key__": "0", "k": 1, "a": 0, "right_a": 1, "row": "0"}
     with pytest.raises(DecodeError, match="both sides of the join have the field 'a'"):
         both.joined(left, right)[0]
+    with pytest.raises(DecodeError, match=r"have the field 'a'; columns=\{'b': 'another name'\}"):
+        both.joined(left, right, columns={"b": "a"})[0]
     with pytest.raises(DecodeError, match="columns='c' is not a field of sample '0' of the right side"):
         both.joined(left, right, columns=["c"])[0]
 

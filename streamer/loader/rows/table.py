@@ -96,14 +96,12 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
 
         Raises:
             ManifestError: no document has a token.
-            ConfigError: a document is longer than a row, and overflow="error".
+            ConfigError: a document is longer than a row, and overflow="error"; or all are, and overflow="drop".
         """
         with _running(documents) as run:
             of_chunks = np.hstack(run(partial(_tokens_of_chunks, spec), _cut(len(documents.chunk_samples))))
             if (tokens := int(of_chunks[0].sum())) == 0:
-                raise ManifestError(
-                    f"none of the {documents.chunk_first[-1]} documents has a token for a row of {spec.length}"
-                )
+                raise _without_rows(spec, int(documents.chunk_first[-1]), int(of_chunks[1].sum()))
             per_set = chunks_per_set(documents.chunk_samples, tokens, spec.length, spec.set_rows)
             sets = make_sets(documents.chunk_samples, per_set, shuffle=documents.shuffle)
             counts = np.concatenate(run(partial(_counts, spec), [sets.part(*ends) for ends in _cut(len(sets))]))
@@ -138,6 +136,20 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
             columns = self.counts, chunks, self.tokens, self.left_out
             write_table(place / path.name, dict(zip(_SCHEMA, columns, strict=True)))
             settle_file(place / path.name, path)
+
+
+def _without_rows(spec: RowSpec, documents: int, tokens: int) -> ManifestError | ConfigError:
+    """The error of documents of which none is in a row, although they have `tokens`."""
+    if not tokens:
+        return ManifestError(f"none of the {documents} documents has a token for a row of {spec.length}")
+    room, remedy = f"a row of {spec.length} tokens", 'a larger length, or overflow="split" or "truncate"'
+    if spec.policy == "buckets":
+        room, remedy = f"the budget of {spec.length} tokens", "a larger budget"
+    return ConfigError(
+        f'overflow="drop" leaves out all of the {documents} documents: those that have a token are longer than {room}; '
+        f"give {remedy}",
+        field="overflow",
+    )
 
 
 def _cut(count: int) -> list[tuple[int, int]]:

@@ -155,6 +155,10 @@ class JoinReader:
         names = self._names or list(dict.fromkeys(name for row in rows for name in row))
         return {name: [row.get(name) for row in rows] for name in names}
 
+    def field_of(self, name: str) -> str:
+        """The name in the right side of a field of samples."""
+        return next((field for field, to in self._joined.recipe.columns or () if to == name), name)
+
     def _located(self, ordinals: Integers) -> Iterator[list[SampleLocation]]:
         """The places of the rows of each sample."""
         owner, rows = self._table.rows_of(ordinals)

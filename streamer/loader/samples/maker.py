@@ -78,6 +78,10 @@ class RowSource(Protocol):
         """The fields of a sample, by its ordinal; arguments and errors as of `JoinReader.values`."""
         ...
 
+    def field_of(self, name: str) -> str:
+        """The name that a field of samples has there."""
+        ...
+
 
 class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of making samples from bytes.
@@ -284,7 +288,7 @@ class SampleMaker:
         if self._joiner is not None:
             sample |= self._joiner.values(key, fields)
         for join in self._joins:
-            sample |= checked_apart(sample, join.values(place.ordinal, raw))
+            sample |= checked_apart(sample, join.values(place.ordinal, raw), join.field_of)
         if self._rules.source_key is not None:
             sample[self._rules.source_key] = self._rules.member
         return sample
@@ -364,11 +368,12 @@ class SampleMaker:
         return f"{self._label(place.ordinal)}, {f'key {key!r}, ' if key else ''}{where}"
 
 
-def checked_apart(sample: Sample, joined: Mapping[str, object]) -> Mapping[str, object]:
+def checked_apart(sample: Sample, joined: Mapping[str, object], field_of: Callable[[str], str]) -> Mapping[str, object]:
     """Returns the fields of a join; raises DecodeError where the sample has one of that name."""
     if twice := sample.keys() & joined.keys():
+        name = min(twice)
         raise DecodeError(
-            f"both sides of the join have the field {min(twice)!r}; columns={{{min(twice)!r}: 'another name'}} renames "
+            f"both sides of the join have the field {name!r}; columns={{{field_of(name)!r}: 'another name'}} renames "
             "that of the right side"
         )
     return joined

@@ -43,9 +43,12 @@ def kept_costs(costs: Integers, spec: RowSpec) -> Integers:
     if spec.overflow == "split" or not longer.any():
         return costs
     if spec.overflow == "error":
+        room, remedy = f"a row of {spec.length} tokens", 'a larger length, or overflow="split", "truncate" or "drop"'
+        if spec.policy == "buckets":
+            room, remedy = f"the budget of {spec.length} tokens", 'a larger budget, or overflow="drop"'
         raise ConfigError(
-            f'overflow="error": {int(longer.sum())} documents are longer than a row of {spec.length} tokens, the '
-            f'longest has {int(costs.max())}; give a larger length, or overflow="split", "truncate" or "drop"',
+            f'overflow="error": {int(longer.sum())} documents are longer than {room}, the longest has '
+            f"{int(costs.max())}; give {remedy}",
             field="overflow",
         )
     return np.where(longer, spec.length if spec.overflow == "truncate" else 0, costs)

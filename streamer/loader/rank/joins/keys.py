@@ -181,8 +181,9 @@ class KeyReader:
 
     def _of_chunk(self, chunk: int) -> tuple[int, Keys]:
         first, samples = int(self._read_from.chunk_first[chunk]), int(self._read_from.chunk_samples[chunk])
+        values = self._values(chunk, 0, samples)
         try:
-            return first, hash_values(self._values(chunk, 0, samples))
+            return first, hash_values(values)
         except ManifestError as error:
             raise self._at(error, first) from error
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from streamer import Balance, Index, Order, Packing, StreamingDataLoader, StreamingDataset, collate_rows
+from streamer import Balance, Buckets, Index, Order, Packing, StreamingDataLoader, StreamingDataset, collate_rows
 from streamer.errors import ConfigError, DecodeError, ManifestError, StateError
 from streamer.loader.rows import costs, table
 from streamer.loader.rows.planned import PlannedRows, RowsRecipe
@@ -42,7 +42,7 @@ def url(tmp_path_factory, given) -> Path:
 def make(make_dataset, url) -> Callable[..., StreamingDataset]:
     """Datasets of rows of 64 tokens, planned in small sets."""
 
-    def make(packing: Packing | None = None, **options: object) -> StreamingDataset:
+    def make(packing: Packing | Buckets | None = None, **options: object) -> StreamingDataset:
         packing = packing or Packing(ROW, set_rows=8)
         return make_dataset(options.pop("url", url), format="tokens", packing=packing, **options)
 
@@ -615,8 +615,22 @@ def test_documents_without_tokens_make_no_dataset(make, tmp_path):
     dataset = make(
         url=write_megatron(tmp_path / "none", documents(np.zeros(5, np.int64)) + documents(np.zeros(1, int)))
     )
-    with pytest.raises(ManifestError):
+    with pytest.raises(ManifestError, match="none of the 6 documents has a token for a row of"):
         len(dataset)
+
+
+@pytest.mark.parametrize(
+    ("packing", "said"),
+    [
+        (Packing(16, overflow="drop"), 'a row of 16 tokens; give a larger length, or overflow="split" or "truncate"$'),
+        (Buckets(16, overflow="drop"), "the budget of 16 tokens; give a larger budget$"),
+    ],
+)
+def test_documents_that_are_all_dropped(make, tmp_path, packing, said):
+    """They have tokens, and a larger row has room for them."""
+    url = write_megatron(tmp_path / "long", documents(np.array([17, 30, 0])), files=1)
+    with pytest.raises(ConfigError, match=rf'overflow="drop" leaves out all of the 3 documents: .* longer than {said}'):
+        len(make(packing, url=url))
 
 
 @pytest.mark.parametrize(
