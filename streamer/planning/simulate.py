@@ -20,13 +20,13 @@ from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.sessions import Opening
 from streamer.cache.policy.table import charged_bytes
 from streamer.client.session import EpochSchedule
-from streamer.config import CacheConfig, EngineConfig, FetchConfig
+from streamer.config import CacheConfig, EngineConfig, FetchConfig, enough_bytes, format_bytes
 from streamer.engine.collection import Collection, PartRequest, Parts
 from streamer.engine.datasets import Dataset
 from streamer.engine.scheduler import OPEN_SHARE
 from streamer.engine.session_progress import SessionProgress
 from streamer.engine.uses import Columns, Use, affordable_lookahead, open_bytes
-from streamer.errors import ConfigError
+from streamer.errors import CacheFullError, ConfigError
 from streamer.fetch.ranges import plan_ranges
 from streamer.loader.samples.opened import Members, OpenedDataset
 from streamer.order.epoch import EpochOrder
@@ -92,11 +92,15 @@ class _Node:
         self._link_free_at = 0.0
         self._in_flight: list[tuple[float, int]] = []
         tables = [each.path for each in manifests] + [join.table.path for join in data.joins]
-        self._policy = CachePolicy(max(0, setting.cache_bytes - FIXED_BYTES - sum(map(used_bytes, tables))))
+        overhead_bytes = FIXED_BYTES + sum(map(used_bytes, tables))
+        self._policy = CachePolicy(max(0, setting.cache_bytes - overhead_bytes))
         for dataset in self._collection.datasets:
             self._policy.add_dataset(dataset.manifest.digest, dataset.file_bytes, dataset.manifest.chunk_keys)
         self.progress = SessionProgress(self._collection.file_bytes)
-        self._open_session()
+        try:
+            self._open_session()
+        except CacheFullError as error:
+            raise _too_small(setting.cache_bytes, overhead_bytes, int(str(error.details["wanted_bytes"]))) from error
 
     def _open_session(self) -> None:
         """Opens one session with the open chunks and the look-ahead of all ranks."""
@@ -328,6 +332,17 @@ class _Ranks:
             seconds=seconds,
             waiting_share=waited / seconds if seconds else 0.0,
         )
+
+
+def _too_small(cache_bytes: int, overhead_bytes: int, wanted_bytes: int) -> CacheFullError:
+    """The error of a cache without room for what is open at once, with a limit that is enough."""
+    return CacheFullError(
+        f"a cache of {format_bytes(cache_bytes)} is too small: needed are {format_bytes(wanted_bytes)} for the open "
+        f"chunks and one more, besides {format_bytes(overhead_bytes)} of manifests and catalog; raise "
+        f"cache_bytes to at least {enough_bytes(wanted_bytes + overhead_bytes)}",
+        limit_bytes=cache_bytes,
+        wanted_bytes=wanted_bytes,
+    )
 
 
 def _check(setting: Setting) -> None:

@@ -147,4 +147,4 @@ def _opened(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:
             "samples is expected: it was measured on other data, measure again",
             field="cost",
         )
-    return column  # type: ignore[no-any-return]
+    return column

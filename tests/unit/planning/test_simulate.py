@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from streamer.config import format_bytes, parse_bytes
 from streamer.errors import CacheFullError, ConfigError
 from streamer.formats import detect
 from streamer.loader.samples.opened import OpenedDataset
@@ -125,9 +126,15 @@ def test_many_epochs_are_counted(data: OpenedDataset) -> None:
 
 
 def test_a_cache_below_the_open_chunks_is_refused(data: OpenedDataset) -> None:
-    """As the engine refuses it."""
-    with pytest.raises(CacheFullError, match="cache limit"):
-        simulate(data, setting(share=0.01))
+    """As the engine refuses it; with the limit that the error proposes it is not."""
+    small = setting(share=0.01)
+    with pytest.raises(CacheFullError, match=r"besides \S+ \S+ of manifests and catalog") as caught:
+        simulate(data, small)
+    assert str(caught.value).startswith(f"a cache of {format_bytes(small.cache_bytes)} is too small")
+    least = parse_bytes(str(caught.value).partition("at least ")[2])
+    assert simulate(data, replace(small, cache_bytes=least)).epochs
+    with pytest.raises(CacheFullError):
+        simulate(data, replace(small, cache_bytes=least * 9 // 10))
 
 
 @pytest.mark.parametrize("changes", [{"workers": 0}, {"batch_size": 0}, {"epochs": 0}, {"step_seconds": -1}])
