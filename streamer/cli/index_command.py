@@ -48,6 +48,8 @@ examples:
 """
 
 _CLASSES_SHOWN = 8
+# Samples below which a further process takes longer to start than to count them.
+_FOR_A_WORKER = 2048
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -291,7 +293,7 @@ def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Termin
             dataset,
             arguments.measure,
             to=arguments.cost,
-            num_workers=0 if arguments.on else usable_cores(),
+            num_workers=0 if arguments.on else min(usable_cores(), manifest.samples // _FOR_A_WORKER),
             known=known,
             on=arguments.on,
             on_progress=bar.update,

@@ -117,3 +117,32 @@ def test_help_brings_no_heavy_library() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["text"], "--measure needs --cost FILE.npy"),
+        (["text", "--cost", "4.2"], "--measure needs --cost FILE.npy"),
+        (["text", "--cost", "own.npy"], "--cost own.npy is there and was not written by --measure"),
+        (["job:nothing", "--cost", "c.npy"], "'job:nothing': No module named 'job'"),
+        (["json:__name__", "--cost", "c.npy"], "'json:__name__' is not a function"),
+    ],
+)
+def test_what_is_counted_is_checked_before_the_index(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing is read or started."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.npy").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    try:
+        code = main.main(["index", "s3://nowhere/", "--measure", *options])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == Exit.USAGE
+    assert message in capsys.readouterr().err
