@@ -92,7 +92,8 @@ def _texts(folder: Path, number: int, samples: int) -> None:
     (folder / f"{number}.jsonl").write_text("\n".join(lines))
 
 
-@pytest.mark.parametrize("on", [(), pytest.param(("--on", "processes:2", "--beside"), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("on", [(), ("--on", "processes:2", "--beside")])
 def test_index_counts_tokens(
     environment: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: tuple[str, ...]
 ) -> None:
