@@ -192,11 +192,9 @@ class PlannedRows:
     def in_words(self) -> str:
         """Describes the rows, for the log."""
         spec, packing, documents = self.recipe.spec, self.recipe.packing, int(self.documents.chunk_first[-1])
-        what, length = "rows of", spec.length
-        if isinstance(packing, Buckets):
-            what = "batches of at most"
-        else:
-            length = packing.length
+        what, length = (
+            ("batches of at most", packing.budget) if isinstance(packing, Buckets) else ("rows of", packing.length)
+        )
         about = "about " if isinstance(packing.cost, Estimate) else ""
         left_out = f"; {self.left_out:,} tokens are left out ({spec.overflow})" if self.left_out else ""
         return (

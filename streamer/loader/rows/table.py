@@ -142,12 +142,10 @@ def _without_rows(spec: RowSpec, documents: int, tokens: int) -> ManifestError |
     """The error of documents of which none is in a row, although they have `tokens`."""
     if not tokens:
         return ManifestError(f"none of the {documents} documents has a token for a row of {spec.length}")
-    room, remedy = f"a row of {spec.length} tokens", 'a larger length, or overflow="split" or "truncate"'
-    if spec.policy == "buckets":
-        room, remedy = f"the budget of {spec.length} tokens", "a larger budget"
+    remedy = "a larger budget" if spec.policy == "buckets" else 'a larger length, or overflow="split" or "truncate"'
     return ConfigError(
-        f'overflow="drop" leaves out all of the {documents} documents: those that have a token are longer than {room}; '
-        f"give {remedy}",
+        f'overflow="drop" leaves out all of the {documents} documents: those that have a token are longer than '
+        f"{spec.room}; give {remedy}",
         field="overflow",
     )
 

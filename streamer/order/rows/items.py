@@ -43,11 +43,11 @@ def kept_costs(costs: Integers, spec: RowSpec) -> Integers:
     if spec.overflow == "split" or not longer.any():
         return costs
     if spec.overflow == "error":
-        room, remedy = f"a row of {spec.length} tokens", 'a larger length, or overflow="split", "truncate" or "drop"'
+        remedy = 'a larger length, or overflow="split", "truncate" or "drop"'
         if spec.policy == "buckets":
-            room, remedy = f"the budget of {spec.length} tokens", 'a larger budget, or overflow="drop"'
+            remedy = 'a larger budget, or overflow="drop"'
         raise ConfigError(
-            f'overflow="error": {int(longer.sum())} documents are longer than {room}, the longest has '
+            f'overflow="error": {int(longer.sum())} documents are longer than {spec.room}, the longest has '
             f"{int(costs.max())}; give {remedy}",
             field="overflow",
         )

@@ -68,6 +68,11 @@ class RowSpec(msgspec.Struct, frozen=True):
                 field="version",
             )
 
+    @property
+    def room(self) -> str:
+        """What documents may be longer than, in words."""
+        return f"the budget of {self.length} tokens" if self.policy == "buckets" else f"a row of {self.length} tokens"
+
     def parts(self) -> dict[str, str | int]:
         """Returns the parts by the names that messages use, plain values."""
         parts = msgspec.structs.asdict(self)
