@@ -86,17 +86,17 @@ class FetchConfig:
     window_max: int = 256
     # Reserved before a request, released after publish. None: a quarter of the cgroup, <= 1 GiB.
     memory_bytes: int | None = None
-    # An endpoint that serves no request is waited for this long (a rolling restart, a lost route, an early start).
+    # How long to wait for an endpoint that serves no request (a rolling restart, a lost route, an early start).
     outage_seconds: float = 60.0
     hedge: bool = True
     # 16 x 90 MB/s starts at 10 Gbit/s; slow start takes it from there.
     window_start: int = 16
     window_min: int = 4
-    # Tries in a row without a byte, and for how long, until a range is given up that fails alone; sooner where it
-    # stalls again and again with bytes in between (fetch/retry.py).
+    # A range is given up after this many consecutive tries without a byte and this many seconds, if other ranges of the
+    # endpoint succeed; sooner if it stalls again and again with bytes in between (fetch/retry.py).
     attempts: int = 8
     failing_seconds: float = 8.0
-    # Upper bound of the random pause before the second try; it doubles with each, up to the second.
+    # Upper bound of the random pause before the second try; it doubles with each try, up to `backoff_max_seconds`.
     backoff_start_seconds: float = 0.05
     backoff_max_seconds: float = 4.0
     # A body slower than the floor for this long is abandoned and resumed on a new connection.

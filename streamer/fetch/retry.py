@@ -23,14 +23,11 @@ _RETRIED_CLIENT_ERRORS = (408, 425, 429)
 # Each retry takes one, and each served request gives one back, so that an outage uses them up while failures of less
 # than half of the requests do not. (The retry strategy of aws-c-io has 500 tokens, takes 10 or 5, and gives back 1: 5 %
 # each of 503, resets and short bodies spent those in 4 s, 200 instead of 2,000 objects/s, 2026-11-22.)
-# retry takes one, and each request that is served gives one back, so that an outage spends them and failures of less
-# than half of the requests do not. (The retry strategy of aws-c-io has 500 tokens, takes 10 or 5, and gives back 1: 5 %
-# each of 503, resets and short bodies spent those in 4 s, 200 instead of 2,000 objects/s, 2026-11-22.)
 RETRY_BUDGET = 100
+# Consecutive tries without a byte after which a range counts as silent. One timeout may be chance; two are not.
 SILENT_TRIES = 2
 # A body that stalls is resumed where it ended, so each try delivers its bytes. At 2 % of stalls six in one range have a
 # probability of 6e-11; an object all of whose bodies stall somewhere took 12.7-19.7 s, now 8.9-13.3 s (2026-11-20).
-# 6e-11; an object all of whose bodies stall somewhere took 12.7-19.7 s, now 8.9-13.3 s (2026-11-20).
 STALLED_TRIES = 6
 
 

@@ -101,7 +101,7 @@ class FetchPool:
         fetchers: the engine's own fetchers, which get their part of the bounds.
         folder: the cache folder, in which chunks are published.
         notify: called with the key of storage options and a sentence, when a store has served nothing for a while.
-        guarded: whether stores refuse what is of this machine; see `store.UrlAllowlist`.
+        guarded: whether stores refuse what is of this machine; see `engine.url_allowlist.UrlAllowlist`.
 
     Attributes:
         crashes: number of processes that ended by themselves, or were killed because they did not answer.
