@@ -6,11 +6,11 @@
 | cls cls2 index inx id | int |
 | json jsn, jsonl | the JSON document; list of the lines |
 | txt text transcript | str |
-| npy, npz, safetensors | numpy array; dict of arrays |
+| npy, npz, safetensors | numpy array; dict of arrays (of npz at most 1 GiB) |
 | wav flac mp3 ... | bytes; with `decode={"flac": AudioClip()}`: samples and their rate |
 | numbers without a header | with `decode={"bin": ArrayDecoder("<f4", (64, 64))}`: numpy array |
 | pt pth, pkl pickle | refused unless `decode=Decode(allow_pickle=True)` |
-| txt.gz, json.gz, ... | unpacked (at most 1 GiB), then as the extension before .gz; others: the unpacked bytes |
+| txt.gz, json.gz, ... | unpacked (at most 1 GiB, JSON 64 MiB), then as the extension before .gz; others: bytes |
 | any other | bytes |
 
 `jpeg` counts as `jpg`, in rules and in names of fields.

@@ -31,6 +31,8 @@ NO_ROW: Row = {}
 
 # numpy refuses longer headers too, because they are parsed as Python literals.
 _NPY_HEADER_BYTES = 10_000
+# deflate compresses zeros 1,000 to 1: without a limit, 2 MB take 2 GB in every worker.
+MAX_NPZ_BYTES = 1 << 30
 _SAFETENSORS_HEADER_BYTES = 100_000_000
 _SAFETENSORS_TYPES = {
     "BOOL": "?",
@@ -136,6 +138,11 @@ def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic
 def decode_npz(content: Content) -> dict[str, Array]:
     """Reads the arrays of a `numpy.savez` archive by name; also raises zipfile.BadZipFile."""
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        if (total := sum(entry.file_size for entry in archive.zip.infolist())) > MAX_NPZ_BYTES:
+            raise ValueError(
+                f"its {len(archive.files)} arrays have {total:,} bytes, more than the {MAX_NPZ_BYTES:,} that are "
+                "decompressed; decode={'npz': your_function} reads larger ones"
+            )
         return {name: archive[name] for name in archive.files}
 
 

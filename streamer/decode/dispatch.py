@@ -171,7 +171,7 @@ class SampleDecoder:
             return NestedDecoder(given)
         if known == _PACKED and _PACKED not in self._readers:
             inner = self._readers.get(extension(name.rpartition(".")[0]), bytes)
-            return unpacking(inner, _name_of(inner))
+            return unpacking(inner, _name_of(inner), makes_objects=inner in (texts.decode_json, texts.decode_jsonl))
         return self._readers.get(known, bytes)
 
     def _reader_of_kind(self, field: Field) -> _Reader:

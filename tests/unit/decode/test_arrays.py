@@ -129,3 +129,13 @@ def test_torch_files_are_read_when_allowed():
     loaded = arrays.decode_torch(stream.getvalue())
     assert isinstance(loaded, dict)
     assert torch.equal(loaded["w"], torch.ones(2))
+
+
+def test_an_npz_that_decompresses_to_too_much_is_refused_by_its_directory(monkeypatch):
+    """Before memory is taken for its arrays; the error names the way to read larger ones."""
+    stream = io.BytesIO()
+    np.savez_compressed(stream, a=np.zeros(1000), b=np.zeros(1000))
+    assert set(arrays.decode_npz(stream.getvalue())) == {"a", "b"}
+    monkeypatch.setattr(arrays, "MAX_NPZ_BYTES", 16_000)
+    with pytest.raises(ValueError, match=r"2 arrays have 16,\d+ bytes, .* decode=\{'npz': your_function\}"):
+        arrays.decode_npz(stream.getvalue())

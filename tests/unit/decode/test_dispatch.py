@@ -216,3 +216,15 @@ def test_damage_that_a_decoder_passes_over_is_told_with_its_sample(picture, enco
     assert np.asarray(sample["jpg"]).shape == picture.shape
     (text,) = caplog.messages
     assert text.startswith("sample 'a/7': field 'jpg' is decoded, but simplejpeg: Corrupt JPEG data: ")
+
+
+def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
+    """Its last bytes say its length; documents of JSON have a smaller limit, because their objects are larger."""
+    monkeypatch.setattr(gzipped, "MAX_JSON_BYTES", 50)
+    assert SampleDecoder()("k", [field("txt.gz", gzip.compress(b" " * 60))])["txt.gz"] == " " * 60
+    with pytest.raises(DecodeError, match="unpacks to more than 50 bytes"):
+        SampleDecoder()("k", [field("json.gz", gzip.compress(b"1" + b" " * 60))])
+    monkeypatch.setattr("streamer.formats.packed.unpack.unpack", None)
+    monkeypatch.setattr(gzipped, "MOST_BYTES", 100)
+    with pytest.raises(DecodeError, match="unpacks to more than 100 bytes"):
+        SampleDecoder()("k", [field("txt.gz", gzip.compress(bytes(2000)))])
