@@ -8,30 +8,33 @@ The result is the same with every installed library, within one level (tests/uni
 * transparency is dropped, not blended (like Pillow's `convert("RGB")`);
 * EXIF orientation is *not* applied: the pixels are returned as stored, like in torchvision's ImageFolder;
 * only the first frame of an animation is decoded;
-* a truncated file is an error, never a partly grey picture; damage inside a JPEG that libjpeg ignores is reported.
+* a truncated file is an error, never a partly grey picture; damage inside a JPEG that libjpeg ignores is reported;
+* a picture of more pixels than `max_pixels` is refused by its header, before memory is taken for it.
 
-JPEG is decoded by simplejpeg (0.96 ms for 500x375, releases the GIL, writes into the caller's array; 2026-11-20), other
-pictures by OpenCV. Both are strict; pictures that they refuse are decoded by Pillow. Pillow alone suffices.
+The first bytes choose the decoder, not the name. JPEG is decoded by simplejpeg (0.96 ms for 500x375, releases the GIL,
+writes into the caller's array; 2026-11-20), PNG and WebP by OpenCV, TIFF by `streamer.decode.tiff`, binary PGM, PPM and
+PAM by `streamer.decode.netpbm`, others by Pillow. A picture that its decoder finds damaged goes to no other one that
+would show it. The exceptions: a JPEG that simplejpeg refuses goes to Pillow, and the refusal is reported with it; a
+PNG goes to Pillow if its checksums are right, a picture that Pillow would change or does not know to OpenCV.
 
 libjpeg and libpng inside OpenCV write warnings to stderr without naming the file. JPEGs that simplejpeg refuses
-therefore go to Pillow first, which is silent, and PNGs go to OpenCV without the chunks that do not affect their pixels.
+therefore go to Pillow, which is silent, and PNGs go to OpenCV without the chunks that do not affect their pixels.
 """
 
 from __future__ import annotations
 
-import importlib
 import io
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.decode import image_headers as headers
+from streamer.decode.libraries import library
 from streamer.errors import ConfigError
 from streamer.formats.names import PICTURES
 
@@ -46,23 +49,29 @@ Content = bytes | bytearray | memoryview
 # In place of a field's name: the picture of a sample, whatever its extension.
 IMAGE = "image"
 
-_JPEG_MAGIC = b"\xff\xd8\xff"
 _JPEG_END = b"\xff\xd9"
 # OpenCV 4 fills a truncated JPEG with grey and only prints a warning; the end mark must be near the end (some cameras
 # pad with a block of zeros).
 _JPEG_TAIL_BYTES = 4096
-# How libjpeg begins its warnings about damage that it ignores and simplejpeg refuses.
-_DAMAGE = "Corrupt JPEG data"
-_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-# The bit of the first letter of a chunk's name that marks optional chunks, and the optional chunks that OpenCV reads.
-_ANCILLARY, _OF_PIXELS = 0x20, frozenset([b"tRNS", b"acTL", b"fcTL", b"fdAT"])
-_Attempt = Callable[[Content, "ImageDecoder", Picture | None], Stored]
+# What simplejpeg says of pictures that it does not decode although they are whole.
+_NOT_DECODED = re.compile(r"unsupported|not supported|not implemented|precision", re.IGNORECASE)
 _MODES = ("rgb", "rgb8", "stored")
+# Formats that Pillow is asked for. It would start Ghostscript for EPS.
+_BY_PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "PPM", "AVIF", "JPEG2000")
 # Pillow's modes of more than 8 bits, its names of 16-bit data, PPM's names that it scales, and those it reads as 8.
 _DEEP_MODES, _DEEP_DATA = ("I", "F"), ";16"
 _SCALED, _MOST_8 = re.compile(r"'(?:L|RGB)', (\d+)"), 255
-_PERHAPS_REDUCED = frozenset(["JPEG2000", "AVIF"])
 _STORED_MODES = frozenset(["L", "P", "LA", "RGB", "RGBA"])
+# Type of colours of a PNG: grey with alpha.
+_PNG_GREY_ALPHA = 4
+_OF_MAX_PIXELS = "ImageDecoder: max_pixels={!r} must be a number of at least 1"
+
+
+_Attempt = Callable[[Content, "ImageDecoder", Picture | None], Stored]
+
+
+class _UnreadError(ValueError):
+    """Raised for a whole picture that a library does not know, or would change."""
 
 
 class TooDeepError(ValueError):
@@ -108,20 +117,25 @@ class ImageDecoder:
         min_width: the same for columns.
         mode: "rgb": as above; values of more than 8 bits are refused. "rgb8": 16 bits are reduced to 8. "stored":
             values as they are stored: (height, width) for grey, and for palettes, whose indices are kept; with a third
-            axis for RGB and RGBA; uint8, uint16, int32 or float32. Grey of fewer than 8 bits is scaled to 0 to 255.
-            Needs Pillow, and OpenCV for RGB of 16 bits and for several floats.
+            axis for RGB and RGBA; uint8, uint16, int32 or float32. Fewer than 8 bits are scaled to 0 to 255.
+            TIFFs have the type and the bands of the file, (height, width, bands) for several. Needs Pillow, and OpenCV
+            for RGB of 16 bits in PNGs.
+        max_pixels: largest height x width; a TIFF of wide values or many bands may have four bytes for each of them.
 
     Raises:
-        ConfigError: there is no such mode.
+        ConfigError: there is no such mode, or a number is invalid.
     """
 
     min_height: int = 0
     min_width: int = 0
     mode: Literal["rgb", "rgb8", "stored"] = "rgb"
+    max_pixels: int = headers.MAX_PIXELS
 
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
             raise ConfigError(f"ImageDecoder: mode={self.mode!r} must be one of {', '.join(_MODES)}", field="decode")
+        if type(self.max_pixels) is not int or self.max_pixels < 1:
+            raise ConfigError(_OF_MAX_PIXELS.format(self.max_pixels), field="decode")
 
     def __call__(self, content: Content, out: Picture | None = None) -> Stored:
         """Decodes a picture.
@@ -134,62 +148,116 @@ class ImageDecoder:
             `out` if it fits, otherwise a new array.
 
         Raises:
-            ValueError: no decoder can read it; the text has each decoder's reason.
-            ConfigError: neither simplejpeg, OpenCV nor Pillow is installed.
+            ValueError: it cannot be read; the text has each decoder's reason.
+            ConfigError: the libraries that it needs are not installed.
         """
         return self.decode(content, out)[0]
 
     def decode(self, content: Content, out: Picture | None = None) -> tuple[Stored, str]:
         """Decodes like a call, and also returns the damage for which another decoder refused the picture, or ""."""
-        refusals: list[str] = []
-        for name, attempt in _attempts(bytes(content[:3]) == _JPEG_MAGIC, self.mode == "stored"):
+        stored = self.mode == "stored"
+        if stored:
+            _loaded("PIL.Image")
+        kind = headers.format_of(content)
+        if kind == headers.JPEG and not stored:
+            return self._decode_jpeg(content, out)
+        if kind == headers.TIFF:
+            return place(self._decode_tiff(content), out), ""
+        if kind == headers.NETPBM:
+            return place(self._decode_netpbm(content), out), ""
+        chain: list[tuple[str, _Attempt]] = [("PIL.Image", _stored_by_pillow if stored else _by_pillow)]
+        opencv = ("cv2", _stored_by_opencv if stored else _by_opencv)
+        if kind == headers.PNG:
+            headers.check_size(*headers.png_size(content)[:2], self.max_pixels)
+        if kind in {headers.PNG, headers.WEBP} and not stored and not _is_animated(kind, content):
+            chain = [opencv, *chain]
+        elif kind != headers.JPEG or library("PIL.Image") is None:
+            chain = [*chain, opencv]
+        return self._first_of(chain, content, out), ""
+
+    def _decode_jpeg(self, content: Content, out: Picture | None) -> tuple[Picture, str]:
+        """Decodes a JPEG; one that simplejpeg refuses by Pillow, which passes over more damage."""
+        refusal = ""
+        if library("simplejpeg") is not None:
             try:
-                return attempt(content, self, out), next((text for text in refusals if _DAMAGE in text), "")
-            except TooDeepError:  # another decoder might silently change values
+                return _by_simplejpeg(content, self, out), ""
+            except (headers.TooLargeError, ConfigError):
+                raise
+            except Exception as error:  # noqa: BLE001 - any of the library's; reported below
+                refusal = f"simplejpeg: {error}"
+        name, attempt = ("PIL.Image", _by_pillow) if library("PIL.Image") is not None else ("cv2", _by_opencv)
+        try:
+            found = self._first_of([(name, attempt)], content, out)
+        except (TooDeepError, headers.TooLargeError, ConfigError):
+            raise
+        except ValueError as error:
+            raise ValueError("; ".join(filter(None, [refusal, str(error)]))) from error
+        return found, "" if _NOT_DECODED.search(refusal) else refusal
+
+    def _first_of(self, chain: Sequence[tuple[str, _Attempt]], content: Content, out: Picture | None) -> Stored:
+        """Decodes by the first installed library that knows the picture and keeps its values."""
+        refusals = []
+        for name, attempt in chain:
+            if library(name) is None:
+                continue
+            try:
+                return attempt(content, self, out)
+            except (TooDeepError, headers.TooLargeError, ConfigError):  # another decoder might silently change values
                 raise
             except Exception as refusal:  # noqa: BLE001 - each library has its own; all are reported below
                 refusals.append(f"{name}: {refusal}")
+                if not isinstance(refusal, _UnreadError):
+                    break
+        if not refusals:
+            raise ConfigError(
+                "no picture decoder is installed; `pip install 'streamer-data[images]'`, or pass decode=None for raw "
+                "bytes",
+                field="decode",
+            )
         raise ValueError("; ".join(refusals))
+
+    def _decode_tiff(self, content: Content) -> Stored:
+        # Few data sets have such pictures.
+        from streamer.decode import tiff, tiff_colours
+        from streamer.decode.tiff_page import read_page
+
+        page = read_page(content)
+        headers.check_size(page.height, page.width, self.max_pixels)
+        if page.height * page.width * page.samples * page.dtype.itemsize > headers.MAX_BYTES_OF_PIXEL * self.max_pixels:
+            what = f" of {page.samples} bands of {page.bits} bits"
+            raise headers.TooLargeError(page.height, page.width, self.max_pixels, what)
+        if self.mode == "stored":
+            return tiff_colours.as_stored(tiff.read_values(content, page), page)
+        tiff_colours.check_colours(page)
+        if page.kind != "u" or page.bits > 16:
+            raise TooDeepError(str(page.dtype) if page.bits == 8 else f"of {page.bits} bits", has_16=False)
+        if page.bits > 8 and self.mode != "rgb8":
+            raise TooDeepError(f"of {page.bits} bits", has_16=True)
+        return tiff_colours.as_rgb(tiff.read_values(content, page), page)
+
+    def _decode_netpbm(self, content: Content) -> Stored:
+        from streamer.decode import netpbm
+
+        header = netpbm.read_header(content)
+        headers.check_size(header.height, header.width, self.max_pixels)
+        values = netpbm.read_values(content, header)
+        deep = header.maxval > _MOST_8
+        if self.mode == "stored":
+            found = values if deep else netpbm.scale_values(values, header.maxval, _MOST_8)
+            return found[:, :, 0] if header.bands == 1 else found
+        if deep and self.mode != "rgb8":
+            raise TooDeepError("of 16 bits", has_16=True)
+        if not header.colours:
+            raise ValueError(
+                f"its {header.bands} bands are neither grey nor RGB; "
+                "decode= with ImageDecoder(mode='stored') keeps them"
+            )
+        found = netpbm.scale_values(values, header.maxval, 65535 if deep else _MOST_8)
+        colours = (found >> 8).astype(np.uint8) if deep else found
+        return np.repeat(colours[:, :, :1], 3, axis=2) if header.bands < 3 else np.ascontiguousarray(colours[:, :, :3])
 
 
 decode_image = ImageDecoder()
-
-
-def _attempts(is_jpeg: bool, stored: bool) -> Iterator[tuple[str, _Attempt]]:
-    """Yields the installed decoders, fastest first."""
-    chain: tuple[tuple[str, _Attempt], ...] = (("cv2", _by_opencv), ("PIL.Image", _by_pillow))
-    if stored:
-        # OpenCV does not return the indices of palettes.
-        _loaded("PIL.Image")
-        chain = (("PIL.Image", _stored_by_pillow), ("cv2", _stored_by_opencv))
-    elif is_jpeg:
-        chain = (("simplejpeg", _by_simplejpeg), *reversed(chain))
-    found = False
-    for name, attempt in chain:
-        if library(name) is not None:
-            found = True
-            yield name, attempt
-    if not found:
-        raise ConfigError(
-            "no picture decoder is installed; `pip install 'streamer-data[images]'`, or pass decode=None for raw bytes",
-            field="decode",
-        )
-
-
-@cache
-def library(name: str) -> ModuleType | None:
-    """Returns the optional module `name`, or None if it is not installed."""
-    if name == "cv2":
-        # Its log names no sample; the error that a decoder raises does.
-        os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
-    try:
-        module = importlib.import_module(name)
-    except ImportError:
-        return None
-    if name == "cv2":
-        # One thread per worker process: OpenCV's pool would compete with the other workers for the cores.
-        module.setNumThreads(1)
-    return module
 
 
 def place(picture: Stored, out: Stored | None) -> Stored:
@@ -207,14 +275,19 @@ def _loaded(name: str) -> ModuleType:
     return module
 
 
+def _is_animated(kind: str, content: Content) -> bool:
+    return kind == headers.WEBP and headers.webp_size(content)[2]
+
+
 def _by_simplejpeg(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
     simplejpeg = _loaded("simplejpeg")
+    height, width, _, _ = simplejpeg.decode_jpeg_header(content)
+    headers.check_size(height, width, decoder.max_pixels)
+    scaled = decoder.min_height or decoder.min_width
+    if out is not None and out.flags.c_contiguous and not scaled and out.shape == (height, width, 3):
+        simplejpeg.decode_jpeg(content, "RGB", buffer=out)
+        return out
     scale = {"min_height": decoder.min_height, "min_width": decoder.min_width, "min_factor": 1}
-    if out is not None and out.flags.c_contiguous and not (decoder.min_height or decoder.min_width):
-        height, width, _, _ = simplejpeg.decode_jpeg_header(content)
-        if out.shape == (height, width, 3):
-            simplejpeg.decode_jpeg(content, "RGB", buffer=out)
-            return out
     picture: Picture = simplejpeg.decode_jpeg(content, "RGB", **scale)
     return place(picture, out)
 
@@ -223,7 +296,7 @@ def _by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> 
     cv2 = _loaded("cv2")
     # Without the depth it reduces 16 bits to 8.
     depth = 0 if decoder.mode == "rgb8" else cv2.IMREAD_ANYDEPTH
-    picture = _read_by_opencv(content, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION | depth)
+    picture = _read_by_opencv(content, decoder, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION | depth)
     if picture.dtype != np.uint8:
         raise TooDeepError(str(picture.dtype), has_16=picture.dtype == np.uint16)
     cv2.cvtColor(picture, cv2.COLOR_BGR2RGB, dst=picture)
@@ -231,41 +304,42 @@ def _by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> 
 
 
 def _stored_by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> Stored:
-    picture = _read_by_opencv(content, _loaded("cv2").IMREAD_UNCHANGED)
+    picture = _read_by_opencv(content, decoder, _loaded("cv2").IMREAD_UNCHANGED)
     order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(picture.shape[-1] if picture.ndim == 3 else 0)
+    if headers.format_of(content) == headers.PNG and headers.png_size(content)[3] == _PNG_GREY_ALPHA:
+        # OpenCV repeats the grey.
+        order = [0, 3]
     return place(picture if order is None else np.ascontiguousarray(picture[:, :, order]), out)
 
 
-def _read_by_opencv(content: Content, flags: int) -> Stored:
-    raw = np.frombuffer(_pixels(content), np.uint8)
-    if raw.size == 0:
-        raise ValueError("no bytes")
-    if bytes(raw[:3]) == _JPEG_MAGIC and _JPEG_END not in bytes(raw[-_JPEG_TAIL_BYTES:]):
-        raise ValueError("the JPEG's end is missing")
-    picture: Stored | None = _loaded("cv2").imdecode(raw, flags)
+def _read_by_opencv(content: Content, decoder: ImageDecoder, flags: int) -> Stored:
+    kind = headers.format_of(content)
+    if kind == headers.PNG:
+        size = headers.png_size(content)[:2]
+        content = headers.png_pixels(content)
+    elif kind == headers.WEBP:
+        size = headers.webp_size(content)[:2]
+    elif kind == headers.JPEG:
+        if _JPEG_END not in bytes(content[-_JPEG_TAIL_BYTES:]):
+            raise ValueError("the JPEG's end is missing")
+        size = headers.jpeg_size(content)
+    else:
+        size = headers.size_for_opencv(content)
+    headers.check_size(*size, decoder.max_pixels)
+    picture: Stored | None = _loaded("cv2").imdecode(np.frombuffer(content, np.uint8), flags)
     if picture is None:
-        raise ValueError("not a picture that OpenCV reads")
+        # The checksums of a PNG then tell whether it is damaged; Pillow's WebP decoder is the same and as strict.
+        again = kind in {headers.PNG, headers.WEBP}
+        raise (_UnreadError if again else ValueError)("not a picture that OpenCV reads")
+    if picture.shape[:2] != size:
+        raise ValueError(f"OpenCV reads {picture.shape[:2]} of a picture of {size}")
     return picture
-
-
-def _pixels(content: Content) -> Content:
-    """Returns a PNG without the chunks that do not affect its pixels: libpng warns about damaged ones."""
-    if content[:8] != _PNG_MAGIC:
-        return content
-    view, parts, kept, at = memoryview(content), list[memoryview](), 0, 8
-    while at + 12 <= len(view):
-        end = at + 12 + int.from_bytes(view[at : at + 4], "big")
-        if view[at + 4] & _ANCILLARY and bytes(view[at + 4 : at + 8]) not in _OF_PIXELS:
-            parts.append(view[kept:at])
-            kept = end
-        at = end
-    return b"".join([*parts, view[kept:]]) if parts else content
 
 
 def _by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
     with _opened(content, decoder) as image:
         deep = image.mode.startswith(_DEEP_MODES)
-        if not deep and not _is_reduced(image):
+        if not deep and not _is_reduced(image, content):
             return place(np.array(image.convert("RGB")), out)
         has_32 = image.mode == "F" or "32" in _data(image)
         if decoder.mode != "rgb8" or has_32:
@@ -275,22 +349,33 @@ def _by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> 
 
 def _stored_by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> Stored:
     with _opened(content, decoder) as image:
-        if _is_reduced(image) or image.format in _PERHAPS_REDUCED:
-            raise ValueError(f"Pillow may change the values of this picture to its mode {image.mode}")
+        if _is_reduced(image, content) or (image.format == "JPEG2000" and not headers.is_plain_jpeg2000(content)):
+            raise _UnreadError(f"Pillow may change the values of this picture to its mode {image.mode}")
         if image.mode not in _STORED_MODES and not image.mode.startswith(_DEEP_MODES):
             return place(np.array(image.convert("L" if image.mode == "1" else "RGB")), out)
-        # Pillow makes int32 of PGM, and of PNG in older versions.
+        # Pillow makes int32 of PNG in older versions.
         short, found = image.mode == "I" and _DEEP_DATA in _data(image), np.array(image)
         return place(found.astype(np.uint16 if short else found.dtype.newbyteorder("="), copy=False), out)
 
 
 def _opened(content: Content, decoder: ImageDecoder) -> ImageFile:
+    """Opens a picture without decoding it, if it is of a known format and not too large."""
     image_module = _loaded("PIL.Image")
-    try:
-        image: ImageFile = image_module.open(io.BytesIO(content))
-    except _loaded("PIL").UnidentifiedImageError:
-        # Its message names the object in memory.
-        raise ValueError("not a picture that Pillow reads") from None
+    image_module.init()
+    stream = io.BytesIO(content)
+    start = stream.read(16)
+    for name in _BY_PILLOW:
+        # `Image.open` would also apply the limit of Pillow, which is one for all threads.
+        factory, accepts = image_module.OPEN.get(name, (None, None))
+        if factory is not None and accepts(start) is True:
+            stream.seek(0)
+            image: ImageFile = factory(stream, "")
+            break
+    else:
+        raise _UnreadError("not a picture that Pillow reads")
+    headers.check_size(image.height, image.width, decoder.max_pixels)
+    if image.format == "PNG":
+        headers.check_png(content)
     if decoder.min_height or decoder.min_width:
         # draft() never goes below the requested size in either direction; other formats ignore it.
         image.draft("RGB", (max(1, decoder.min_width), max(1, decoder.min_height)))
@@ -302,12 +387,16 @@ def _data(image: ImageFile) -> str:
     return str(image.tile[0][3]) if image.tile else ""
 
 
-def _is_reduced(image: ImageFile) -> bool:
+def _is_reduced(image: ImageFile, content: Content) -> bool:
     """Whether Pillow returns other values than the file's: 8 bits of 16 in colours, scaled ones, 32 of 64."""
     data = _data(image)
     if image.format == "PPM" and (scaled := _SCALED.search(data)) is not None:
         return int(scaled[1]) > _MOST_8
-    return "64F" in data or (_DEEP_DATA in data and not image.mode.startswith(_DEEP_MODES))
+    if image.format == "JPEG2000":
+        return not image.mode.startswith(_DEEP_MODES) and max(headers.jpeg2000_depths(content), default=0) > 8
+    if image.format == "AVIF":
+        return headers.avif_depth(content) > 8
+    return _DEEP_DATA in data and not image.mode.startswith(_DEEP_MODES)
 
 
 def _high_bytes(grey: NDArray[np.integer]) -> Picture:

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.decode.arrays import NO_ROW, Row
-from streamer.decode.images import library, picture_field, place
+from streamer.decode.images import picture_field, place
+from streamer.decode.libraries import library
 from streamer.errors import ConfigError
 
 Picture = NDArray[np.uint8]

@@ -1,0 +1,262 @@
+"""Reads the values of TIFFs: every strip or tile is decompressed to exactly its size, then placed.
+
+The values are those of tifffile, whatever their type, bands and order of planes (tests/formats/test_pictures.py); what
+is not read here is refused. Stored values and values of deflate are read by numpy and zlib, other compressions by the
+libtiff inside Pillow, to which the compressed bytes are given as a picture of bytes that it cannot interpret.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.decode.libraries import needed_library
+from streamer.decode.tiff_page import WAY_OUT, Content, TiffPage
+
+Values = NDArray[Any]
+
+_NONE, _CCITT, _LZW, _JPEG, _DEFLATE, _PACKBITS, _LZMA, _ZSTD = 1, (2, 3, 4), 5, 7, (8, 32946), 32773, 34925, 50000
+_BY_PILLOW = frozenset([_LZW, _PACKBITS, _LZMA, _ZSTD])
+_NO_PREDICTOR, _HORIZONTAL, _FLOATING = 1, 2, 3
+_GREY, _RGB, _INKS, _YCBCR = 1, 2, 5, 6
+# Photometrics that a JPEG of so many samples has.
+_JPEG_COLOURS = {1: (0, _GREY), 3: (_GREY, _RGB, _YCBCR), 4: (_INKS,)}
+_JPEG_PLANES = (0, _GREY, _RGB, _INKS)
+_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+_ZLIB_HEADER = 15
+
+
+def read_values(content: Content, page: TiffPage) -> Values:
+    """Returns the values of a picture: (height, width, bands), of `page.dtype`.
+
+    Raises:
+        ValueError: they are damaged, cut off, or compressed in a way that is not read here.
+        ConfigError: Pillow is needed, and not installed.
+    """
+    _check_supported(page)
+    page = _merge_strips(page)
+    bands = 1 if page.planar else page.samples
+    found = np.empty((page.height, page.width, page.samples), page.dtype)
+    covered = 0
+    for numbers, values in _read_cells(memoryview(content), page):
+        if values.shape[3] != bands or values.dtype != found.dtype or len(values) != len(numbers):
+            raise AssertionError(f"strips of {values.dtype} {values.shape} for {found.dtype} {found.shape}")
+        for number, cell in zip(numbers, values, strict=True):
+            covered += _place_cell(found, page, number, cell)
+    if covered != found.size:
+        raise AssertionError(f"{covered} of {found.size} values of a TIFF are written")
+    return found
+
+
+def _check_supported(page: TiffPage) -> None:
+    """Refuses what would not be decoded right."""
+    if page.compression == _JPEG:
+        known = page.bits == 8 and page.kind == "u" and page.predictor == _NO_PREDICTOR
+        colours = _JPEG_PLANES if page.planar else _JPEG_COLOURS.get(page.samples, ())
+        if not known or page.photometric not in colours:
+            raise ValueError(
+                f"the TIFF is a JPEG of {page.samples} bands of {page.bits} bits, photometric {page.photometric}; "
+                f"{WAY_OUT}"
+            )
+        return
+    if page.compression in _CCITT:
+        if (page.bits, page.samples, page.kind) != (1, 1, "u") or page.tiled:
+            raise ValueError(f"the TIFF is a fax of {page.samples} bands of {page.bits} bits; {WAY_OUT}")
+        return
+    if page.compression not in {_NONE, *_DEFLATE, *_BY_PILLOW}:
+        raise ValueError(f"the TIFF is compressed by method {page.compression}, which is not read here; {WAY_OUT}")
+    whole = page.bits in {8, 16, 32, 64} and page.kind in "uif"
+    predictors = {_NO_PREDICTOR, *([_HORIZONTAL] if whole else []), *([_FLOATING] if page.kind == "f" else [])}
+    if page.compression == _NONE or page.compression == _PACKBITS:
+        # libtiff knows no prediction for these, and neither does any writer.
+        predictors = {_NO_PREDICTOR}
+    if page.predictor not in predictors:
+        raise ValueError(
+            f"the TIFF's values are predicted by method {page.predictor} (compression {page.compression}, "
+            f"{page.bits} bits of {page.kind!r}), which is not read here; {WAY_OUT}"
+        )
+    if page.photometric == _YCBCR and page.subsampling != (1, 1):
+        raise ValueError(f"the TIFF's chroma is subsampled by {page.subsampling} without JPEG; {WAY_OUT}")
+
+
+def _merge_strips(page: TiffPage) -> TiffPage:
+    """Returns a page with one strip for each plane, where the strips lie one after the other as they are."""
+    if page.compression != _NONE or page.tiled or page.cell[0] == page.height:
+        return page
+    rows = math.ceil(page.height / page.cell[0])
+    size = _row_bytes(page)
+    places = np.array(page.places, np.int64)
+    for plane in places.reshape(-1, rows, 2):
+        lengths = np.full(rows, size * page.cell[0])
+        lengths[-1] = size * (page.height - page.cell[0] * (rows - 1))
+        if (plane[:, 1] != lengths).any() or (plane[1:, 0] != plane[:-1, 0] + lengths[:-1]).any():
+            return page
+    merged = tuple((offset, size * page.height) for offset, _ in page.places[::rows])
+    return page._replace(cell=(page.height, page.width), places=merged)
+
+
+def _row_bytes(page: TiffPage) -> int:
+    """Returns the bytes of a row of a strip or tile."""
+    return math.ceil(page.cell[1] * (1 if page.planar else page.samples) * page.bits / 8)
+
+
+def _read_cells(view: memoryview, page: TiffPage) -> Iterator[tuple[list[int], Values]]:
+    """Yields the numbers of strips or tiles of one shape, and their values: (cells, rows, columns, bands)."""
+    groups: dict[int, list[int]] = {}
+    per_plane = math.prod(page.cells_of_plane)
+    for number, (_, count) in enumerate(page.places):
+        top = number % per_plane // page.cells_of_plane[1] * page.cell[0]
+        rows = page.cell[0] if page.tiled else min(page.cell[0], page.height - top)
+        groups.setdefault(rows if count else -rows, []).append(number)
+    for rows, numbers in groups.items():
+        shape = (len(numbers), abs(rows), page.cell[1], 1 if page.planar else page.samples)
+        if rows < 0:
+            yield numbers, np.full(shape, page.fill, page.dtype)
+            continue
+        parts = [view[offset : offset + count] for offset, count in (page.places[number] for number in numbers)]
+        if page.reversed_bits and page.compression not in _CCITT:
+            parts = [memoryview(bytes(part).translate(_REVERSED)) for part in parts]
+        if page.compression == _JPEG or page.compression in _CCITT:
+            yield numbers, _read_pictures(parts, page, rows).reshape(shape)
+            continue
+        plain = _decompress(parts, page.compression, rows, _row_bytes(page))
+        yield numbers, _decode_values(plain, page, shape)
+
+
+def _place_cell(found: Values, page: TiffPage, number: int, cell: Values) -> int:
+    """Writes a strip or tile to its place, without what is beyond the picture; returns how many values that are."""
+    below, beside = page.cells_of_plane
+    plane, number = divmod(number, below * beside)
+    top, left = number // beside * page.cell[0], number % beside * page.cell[1]
+    rows, columns = min(page.height - top, cell.shape[0]), min(page.width - left, cell.shape[1])
+    bands = slice(plane, plane + 1) if page.planar else slice(None)
+    found[top : top + rows, left : left + columns, bands] = cell[:rows, :columns]
+    return int(rows * columns * cell.shape[2])
+
+
+def _decompress(parts: list[memoryview], compression: int, rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    """Returns the bytes of strips or tiles: uint8 (parts, rows, bytes of a row)."""
+    shape = (len(parts), rows, row_bytes)
+    if compression in _BY_PILLOW:
+        page = {256: row_bytes, 257: rows * len(parts), 258: 8, 259: compression, 262: _GREY, 277: 1, 278: rows}
+        found = _read_by_pillow(page, parts)
+        return found.reshape(shape)
+    size = rows * row_bytes
+    if compression in _DEFLATE:
+        parts = [_inflate(part, size) for part in parts]
+    for part in parts:
+        if len(part) < size:
+            raise ValueError(f"a strip or tile of the TIFF has {len(part)} bytes, its {rows} rows need {size}")
+    if len(parts) == 1:
+        return np.frombuffer(parts[0], np.uint8, size).reshape(shape)
+    return np.frombuffer(b"".join(part[:size] for part in parts), np.uint8).reshape(shape)
+
+
+def _inflate(part: memoryview, size: int) -> memoryview:
+    """Decompresses a strip or tile of `size` bytes, and checks its checksum."""
+    # Most pictures have none.
+    from streamer.formats.packed.unpack import inflate
+
+    stream = inflate.decompressobj(_ZLIB_HEADER)
+    try:
+        found = stream.decompress(part, size)
+        if len(found) == size and not stream.eof:
+            stream.decompress(stream.unconsumed_tail, 1)
+    except inflate.error as error:
+        raise ValueError(f"a strip or tile of the TIFF is damaged: {error}") from error
+    if len(found) == size and not stream.eof and not stream.unconsumed_tail:
+        raise ValueError("a strip or tile of the TIFF is cut off before its checksum")
+    return memoryview(found)
+
+
+def _decode_values(plain: NDArray[np.uint8], page: TiffPage, shape: tuple[int, ...]) -> Values:
+    """Makes values of the bytes of strips or tiles: undoes the prediction, the packing and the order of bytes."""
+    cells, rows, columns, bands = shape
+    if page.bits not in {8, 16, 32, 64, 128}:
+        packed = np.unpackbits(plain, axis=2, count=columns * bands * page.bits)
+        packed = packed.reshape(cells, rows, columns * bands, page.bits)
+        found = np.zeros(packed.shape[:3], page.dtype)
+        for bit in range(page.bits):
+            found <<= 1
+            found |= packed[..., bit]
+        return found.reshape(shape)
+    if page.predictor == _FLOATING:
+        # Of each row the first bytes of all values, then the second ones, as differences.
+        size = page.bits // 8
+        summed = np.cumsum(plain.reshape(cells, rows, -1, bands), axis=2, dtype=np.uint8)
+        mixed = summed.reshape(cells, rows, size, columns * bands)
+        ordered = np.ascontiguousarray(np.moveaxis(mixed, 2, 3))
+        return ordered.view(f">f{size}").astype(page.dtype).reshape(shape)
+    found = plain.reshape(-1).view(page.dtype.newbyteorder(page.order)).reshape(shape)
+    found = found.astype(page.dtype, copy=False)
+    if page.predictor == _HORIZONTAL:
+        unsigned = np.dtype(f"u{page.dtype.itemsize}")
+        found = np.cumsum(found.view(unsigned), axis=2, dtype=unsigned).view(page.dtype)
+    return found
+
+
+def _read_pictures(parts: list[memoryview], page: TiffPage, rows: int) -> NDArray[np.uint8]:
+    """Returns the values of strips or tiles that are JPEGs or faxes: one below the other, one for each plane."""
+    bands = 1 if page.planar else page.samples
+    photometric = _GREY if bands == 1 else page.photometric if page.photometric != _GREY else _RGB
+    tags: dict[int, object] = {
+        256: page.cell[1],
+        257: rows * len(parts),
+        258: (page.bits,) * bands,
+        259: page.compression,
+        262: photometric,
+        266: 2 if page.reversed_bits else 1,
+        277: bands,
+        278: rows,
+        **page.fax_options,
+    }
+    if photometric == _YCBCR:
+        tags[530] = page.subsampling
+    if page.jpeg_tables:
+        tags[347] = page.jpeg_tables
+    return _read_by_pillow(tags, parts).astype(np.uint8)
+
+
+def _read_by_pillow(tags: dict[int, Any], parts: list[memoryview]) -> Values:
+    """Decodes strips with the libtiff inside Pillow: rows x columns, or rows x columns x bands.
+
+    Pillow is given a TIFF of these tags and nothing else: no orientation, no colours and no second page.
+    """
+    plugin = needed_library("PIL.TiffImagePlugin")
+    image = plugin.TiffImageFile(io.BytesIO(_write_tiff(tags, parts)))
+    found = np.array(image)
+    if found.shape[:2] != (tags[257], tags[256]):
+        raise ValueError(f"Pillow reads {found.shape} of a TIFF of {tags[257]} x {tags[256]}")
+    return found
+
+
+def _write_tiff(tags: dict[int, Any], parts: list[memoryview]) -> bytes:
+    """Writes a little-endian TIFF of these strips."""
+    joined = b"".join(parts)
+    offsets = []
+    end = 8
+    for part in parts:
+        offsets.append(end)
+        end += len(part)
+    fields = {**tags, 273: tuple(offsets), 279: tuple(map(len, parts))}
+    directory, more = [struct.pack("<H", len(fields))], []
+    after = end + 2 + 12 * len(fields) + 4
+    for tag, value in sorted(fields.items()):
+        if isinstance(value, bytes):
+            kind, count, packed = 7, len(value), value
+        else:
+            numbers = value if isinstance(value, tuple) else (value,)
+            # Pillow compares some tags with tuples of shorts.
+            kind, letter = (3, "H") if tag in {258, 259, 262, 266, 277, 530} else (4, "I")
+            count, packed = len(numbers), struct.pack(f"<{len(numbers)}{letter}", *numbers)
+        if len(packed) > 4:
+            more.append(packed)
+            packed, after = struct.pack("<I", after), after + len(packed)
+        directory.append(struct.pack("<HHI", tag, kind, count) + packed.ljust(4, b"\0"))
+    return b"".join([struct.pack("<2sHI", b"II", 42, end), joined, *directory, bytes(4), *more])

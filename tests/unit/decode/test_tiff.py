@@ -1,0 +1,163 @@
+"""What becomes of TIFFs of every type, number of bands and layout: the values of the file, or a refusal."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from streamer.decode.images import ImageDecoder, decode_image
+from tests.unit.decode.tiffs import GREY, INKS, RGB, write_tiff
+
+stored = ImageDecoder(mode="stored")
+TYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
+
+
+def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+    """Any bits; floats are numbers."""
+    rng = np.random.default_rng(seed)
+    if dtype[0] == "f":
+        return rng.normal(0, 100, shape).astype(dtype)
+    return rng.integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8).view(dtype)[..., 0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 7)),
+    dtype=st.sampled_from(TYPES),
+    planar=st.booleans(),
+    deflate=st.booleans(),
+    predicted=st.booleans(),
+    cell=st.sampled_from([None, (16, 16), (32, 16)]),
+    strip_rows=st.integers(0, 9),
+    order=st.sampled_from("<>"),
+    photometric=st.sampled_from([0, GREY, RGB, INKS, 32803]),
+    orientation=st.integers(1, 8),
+)
+def test_stored_values_are_those_of_the_file(
+    shape, dtype, planar, deflate, predicted, cell, strip_rows, order, photometric, orientation
+):
+    """Every type, every number of bands, in strips and tiles, in one plane and in several, not turned."""
+    values = drawn(shape, dtype)
+    content = write_tiff(
+        values,
+        planar=planar,
+        photometric=photometric,
+        deflate=deflate,
+        predicted=predicted and deflate,
+        cell=cell,
+        strip_rows=min(strip_rows, shape[0]),
+        order=order,
+        more=[(274, 3, [orientation])],
+    )
+    found = stored(content)
+    expected = values if shape[2] > 1 else values[:, :, 0]
+    assert found.dtype == expected.dtype
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("planar", [False, True])
+@pytest.mark.parametrize("extra", [0, 2])
+def test_bands_beyond_the_colours_are_dropped(extra, planar):
+    """Regression: near infrared and alpha were multiplied with the colours."""
+    for bands in (3, 4, 6):
+        values = drawn((24, 32, bands), "u1")
+        content = write_tiff(values, photometric=RGB, extra=extra, planar=planar)
+        assert np.array_equal(decode_image(content), values[:, :, :3])
+
+
+def test_the_default_is_what_pillow_makes():
+    """Grey, inverted grey, inks, colours with alpha that they are multiplied with."""
+    for photometric, bands, extra in ((0, 1, 0), (GREY, 1, 0), (GREY, 2, 2), (INKS, 4, 0), (RGB, 4, 1)):
+        content = write_tiff(drawn((24, 32, bands), "u1"), photometric=photometric, extra=extra)
+        with Image.open(io.BytesIO(content)) as image:
+            assert np.array_equal(decode_image(content), np.array(image.convert("RGB"))), (photometric, bands)
+
+
+@pytest.mark.parametrize(
+    ("bands", "dtype", "photometric", "message"),
+    [
+        (2, "u1", GREY, "2 bands have no meaning as colours"),
+        (5, "u1", GREY, "5 bands have no meaning"),
+        (3, "u1", 8, "CIELab"),
+        (1, "i1", GREY, "values are int8"),
+        (4, "u2", RGB, "values are of 16 bits.*rgb8"),
+        (1, "f8", GREY, "values are of 64 bits"),
+    ],
+)
+def test_values_that_are_no_colours_are_refused_with_the_way_out(bands, dtype, photometric, message):
+    """The default decoder takes no band for grey, and says what keeps the values."""
+    content = write_tiff(drawn((8, 8, bands), dtype), photometric=photometric)
+    with pytest.raises(ValueError, match=rf"{message}.*mode='stored'\) keeps them|{message}"):
+        decode_image(content)
+    assert stored(content).shape[:2] == (8, 8)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"compression": "tiff_lzw"}, {"compression": "packbits"}, {"compression": "zstd"}]
+)
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "CMYK"])
+def test_what_pillow_writes(picture, encode, mode, options):
+    """Also compressed by what only libtiff decompresses; palettes as indices."""
+    image = Image.fromarray(picture).convert(mode)
+    content = encode(image, "TIFF", **options)
+    assert np.array_equal(decode_image(content), np.array(image.convert("RGB")))
+    expected = np.array(image.convert("L") if mode == "1" else image)
+    assert np.array_equal(stored(content), expected)
+
+
+def test_faxes_and_jpegs_within_a_tiff(picture, encode):
+    """By the libtiff of Pillow, without what else the file says."""
+    fax = Image.fromarray(picture).convert("1")
+    for compression in ("group3", "group4"):
+        assert np.array_equal(stored(encode(fax, "TIFF", compression=compression)), np.array(fax.convert("L")))
+    for image in (Image.fromarray(picture), Image.fromarray(picture).convert("L")):
+        content = encode(image, "TIFF", compression="jpeg")
+        with Image.open(io.BytesIO(content)) as read:
+            assert np.array_equal(decode_image(content), np.array(read.convert("RGB")))
+
+
+def test_damaged_and_cut_strips_are_errors():
+    """Every flipped bit of a deflated strip is seen, and every cut."""
+    values = drawn((40, 30, 3), "u1")
+    content = write_tiff(values, photometric=RGB, deflate=True, strip_rows=7)
+    end = content.rindex(b"\0\0\0\0") - 200
+    rng = np.random.default_rng(0)
+    for at in rng.integers(8, end - 200, 60):
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << int(rng.integers(8))
+        with pytest.raises(ValueError, match=r"damaged|cut off|need"):
+            decode_image(bytes(damaged))
+    plain = write_tiff(values, photometric=RGB)
+    for cut in rng.integers(1, len(plain), 40):
+        with pytest.raises(ValueError, match=r"truncated|entries|need|not a picture|cut off"):
+            decode_image(plain[:cut])
+
+
+@pytest.mark.parametrize("tag", [258, 277, 257, 256, 278])
+def test_headers_that_contradict_the_strips_are_refused(tag):
+    """Memory that no strip fills is never delivered."""
+    content = bytearray(write_tiff(drawn((16, 16, 1), "u1"), strip_rows=4))
+    start = int.from_bytes(content[4:8], "little")
+    for at in range(start + 2, start + 2 + 12 * int.from_bytes(content[start : start + 2], "little"), 12):
+        if int.from_bytes(content[at : at + 2], "little") == tag:
+            number = int.from_bytes(content[at + 4 : at + 8], "little")
+            if number == 1:
+                content[at + 8 : at + 10] = (64).to_bytes(2, "little")
+            else:
+                content[at + 4 : at + 8] = (number - 1).to_bytes(4, "little")
+    with pytest.raises(ValueError, match=r"need|has|end at|64"):
+        stored(bytes(content))
+
+
+def test_tiffs_of_other_methods_name_the_way_out(picture):
+    """A compression that is not read here is not decoded by chance."""
+    content = bytearray(write_tiff(picture, photometric=RGB))
+    at = content.index((259).to_bytes(2, "little") + (3).to_bytes(2, "little"))
+    content[at + 8 : at + 10] = (34712).to_bytes(2, "little")
+    with pytest.raises(ValueError, match=r"method 34712.*decode=\{'tif': your_function\}"):
+        decode_image(bytes(content))
