@@ -15,6 +15,10 @@ Segmentation: TypeAlias = list[list[float]] | RunLengths
 
 # A polygon has at least three points.
 _LEAST_NUMBERS = 6
+# More than the sides of any image.
+_MAX_COORDINATE = 1_000_000
+# Of the letters of run lengths, "0".
+_FIRST_LETTER = 48
 
 
 def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
@@ -27,7 +31,7 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
 
     Raises:
         ConfigError: pycocotools is not installed, or the sample lacks one of them.
-        DecodeError: an object has only a box, no segmentation.
+        DecodeError: an object has only a box, no segmentation; or one that does not fit the image.
     """
     try:
         from pycocotools import mask
@@ -46,24 +50,82 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
             sample=str(sample.get("__key__", "")),
             field="segmentation",
         )
-    encoded = [_encoded(segmentation, height, width) for segmentation in sample["segmentation"]]
-    found = np.zeros((len(encoded), height, width), np.uint8)
-    for number, runs in enumerate(encoded):
+    found = np.zeros((len(sample["segmentation"]), height, width), np.uint8)
+    for number, segmentation in enumerate(sample["segmentation"]):
+        try:
+            runs = _encoded(segmentation, height, width)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DecodeError(
+                f"coco_masks: the segmentation of object {number} of {len(found)} is refused: {error}",
+                sample=str(sample.get("__key__", "")),
+                field="segmentation",
+            ) from error
         if runs is not None:
-            found[number] = mask.decode(runs)
+            decoded = mask.decode(runs)
+            if decoded.shape != (height, width):
+                raise AssertionError(f"pycocotools made {decoded.shape} of run lengths of {(height, width)}")
+            found[number] = decoded
     return found
 
 
 def _encoded(segmentation: Segmentation, height: int, width: int) -> RunLengths | None:
-    """Returns the run lengths of an object; None if it has no area."""
+    """Returns the run lengths of an object; None if it has no area. Raises ValueError if they do not fit the image.
+
+    pycocotools checks nothing: what run lengths leave out is memory that was never written.
+    """
     from pycocotools import mask
 
     if isinstance(segmentation, list):
         # Some polygons have two points; pycocotools takes them for boxes.
-        polygons = [polygon for polygon in segmentation if len(polygon) >= _LEAST_NUMBERS]
+        polygons = [_checked_polygon(polygon) for polygon in segmentation if len(polygon) >= _LEAST_NUMBERS]
         merged: RunLengths | None = mask.merge(mask.frPyObjects(polygons, height, width)) if polygons else None
         return merged
-    if isinstance(segmentation["counts"], list):
+    if not isinstance(segmentation, dict) or not {"size", "counts"} <= segmentation.keys():
+        raise ValueError("it is neither a list of polygons nor run lengths with size and counts")
+    if list(segmentation["size"]) != [height, width]:
+        raise ValueError(f"its run lengths are of a mask of {segmentation['size']}, the image is {[height, width]}")
+    counts = segmentation["counts"]
+    lengths = counts if isinstance(counts, list) else _unpacked(counts)
+    if any(type(length) is not int or length < 0 for length in lengths):
+        raise ValueError("its run lengths are not all integers of at least 0")
+    if sum(lengths) != height * width:
+        raise ValueError(f"its run lengths add up to {sum(lengths)} pixels, the image has {height * width}")
+    if isinstance(counts, list):
         packed: RunLengths = mask.frPyObjects(segmentation, height, width)
         return packed
     return segmentation
+
+
+def _checked_polygon(polygon: list[float]) -> list[float]:
+    """Returns a polygon; raises ValueError for coordinates for which pycocotools would take any amount of memory."""
+    corners = np.array(polygon, np.float64)
+    if corners.ndim != 1 or not (np.abs(corners) <= _MAX_COORDINATE).all():
+        raise ValueError(f"a polygon's coordinates are not numbers from -{_MAX_COORDINATE} to {_MAX_COORDINATE}")
+    return polygon
+
+
+def _unpacked(counts: str | bytes) -> list[int]:
+    """Returns the lengths of the runs in a string of pycocotools: five bits a letter, differences to the last but one.
+
+    Source: https://github.com/cocodataset/cocoapi/blob/master/common/maskApi.c, `rleFrString`.
+    """
+    letters = counts.encode("ascii") if isinstance(counts, str) else counts
+    lengths: list[int] = []
+    value, shift = 0, 0
+    for letter in letters:
+        five = letter - _FIRST_LETTER
+        if not 0 <= five < 64:
+            raise ValueError(f"its run lengths have the letter {chr(letter)!r}, which has no meaning")
+        value |= (five & 0x1F) << shift
+        shift += 5
+        if five & 0x20:
+            continue
+        if five & 0x10:
+            value -= 1 << shift
+        if len(lengths) > 2:
+            value += lengths[-2]
+        lengths.append(value)
+        value, shift = 0, 0
+    if shift:
+        raise ValueError("its run lengths are cut off inside of a number")
+    return lengths

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pycocotools import mask
 from pycocotools.coco import COCO
 
@@ -135,3 +137,60 @@ def anonymous_bytes() -> int:
         if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("no such line")
+
+
+def masked(segmentation: object, height: int, width: int) -> np.ndarray:
+    """The mask of one object."""
+    return coco_masks({"segmentation": [segmentation], "height": height, "width": width})[0]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+@settings(max_examples=100, deadline=None)
+@given(height=st.integers(1, 40), width=st.integers(1, 40), seed=st.integers(0, 99), share=st.floats(0, 1))
+def test_run_lengths_of_any_size_are_those_of_pycocotools(height: int, width: int, seed: int, share: float) -> None:
+    """As a string, as bytes, as a list of numbers; one pixel and single rows, too."""
+    truth = (np.random.default_rng(seed).random((height, width)) < share).astype(np.uint8)
+    runs = mask.encode(np.asfortranarray(truth))
+    flat = truth.ravel("F")
+    changes = np.flatnonzero(np.diff(flat, prepend=0))
+    counts = np.diff([0, *changes, flat.size]).tolist()
+    for given_counts in (runs["counts"], runs["counts"].decode(), counts):
+        assert np.array_equal(masked({"size": [height, width], "counts": given_counts}, height, width), truth)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ({"size": [1, 1], "counts": [0, 1]}, r"a mask of \[1, 1\], the image is \[4, 5\]"),
+        ({"size": [5, 4], "counts": [0, 20]}, r"a mask of \[5, 4\]"),
+        ({"size": [4, 5], "counts": [3, 4]}, "add up to 7 pixels, the image has 20"),
+        ({"size": [4, 5], "counts": [3, 40]}, "add up to 43"),
+        ({"size": [4, 5], "counts": [-3, 23]}, "integers of at least 0"),
+        ({"size": [4, 5], "counts": [3.5, 16.5]}, "integers"),
+        ({"size": [4, 5], "counts": "34"}, "add up to"),
+        ({"size": [4, 5], "counts": "o"}, "cut off inside of a number"),
+        ({"size": [4, 5], "counts": "3 4"}, "letter ' '"),
+        ({"counts": [0, 20]}, "neither a list of polygons nor run lengths"),
+        ([1.0, 1, 3, 1, 3, 3], "has no len"),
+        ([[1.0, 1, 3, float("nan"), 3, 3]], "coordinates are not numbers from"),
+        ([[1.0, 1, 3e9, 1, 3, 3]], "coordinates are not numbers from"),
+    ],
+)
+def test_masks_that_do_not_fit_their_image_are_refused(segmentation: object, message: str) -> None:
+    """Regression: one of 1 x 1 filled the image, and lengths that end early left memory that was never written."""
+    with pytest.raises(DecodeError, match=rf"segmentation of object 0 of 1 is refused: .*{message}"):
+        masked(segmentation, 4, 5)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_cut_run_lengths_are_never_half_a_mask() -> None:
+    """Each cut of a string, and each changed letter, is a mask of that size or a refusal."""
+    truth = (np.random.default_rng(0).random((30, 40)) < 0.4).astype(np.uint8)
+    counts = mask.encode(np.asfortranarray(truth))["counts"].decode()
+    for cut in range(0, len(counts), 7):
+        with pytest.raises(DecodeError, match="refused"):
+            masked({"size": [30, 40], "counts": counts[:cut]}, 30, 40)
+    for at in range(0, len(counts), 7):
+        changed = counts[:at] + chr(ord(counts[at]) ^ 1) + counts[at + 1 :]
+        with contextlib.suppress(DecodeError):
+            assert masked({"size": [30, 40], "counts": changed}, 30, 40).max() <= 1
