@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError, DecodeError
 
 RunLengths: TypeAlias = dict[str, Any]
-Segmentation: TypeAlias = list[list[float]] | RunLengths
 
 # A polygon has at least three points.
 _LEAST_NUMBERS = 6
@@ -68,7 +67,7 @@ def coco_masks(sample: Mapping[str, Any]) -> NDArray[np.uint8]:
     return found
 
 
-def _encoded(segmentation: Segmentation, height: int, width: int) -> RunLengths | None:
+def _encoded(segmentation: object, height: int, width: int) -> RunLengths | None:
     """Returns the run lengths of an object; None if it has no area. Raises ValueError if they do not fit the image.
 
     pycocotools checks nothing: what run lengths leave out is memory that was never written.

@@ -15,21 +15,20 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.decode import together
 from streamer.decode.arrays import NO_ROW, Row
-from streamer.decode.images import picture_field, place
-from streamer.decode.libraries import library
+from streamer.decode.images import picture_field
+from streamer.decode.scaling import Box, copied, crop, flip, resize
 from streamer.errors import ConfigError
 
 Picture = NDArray[np.uint8]
-# top, left, height, width in pixels.
-Box = tuple[int, int, int, int]
 
 # As in torchvision's RandomResizedCrop: ten draws, then the largest centred box of an allowed shape.
 _CROP_DRAWS = 10
@@ -46,26 +45,43 @@ class ImageTransform(Protocol):
 class OnField:
     """Applies image transforms one after the other to one field of a sample. Used as `transform=` of a dataset.
 
-    Under `StreamingDataLoader` the result is written to its row in the batch.
+    Under `StreamingDataLoader` the result is written to its row in the batch. A sample with boxes, keypoints or masks
+    that would stay where they are while a step moves the pixels is refused. A field that is called a mask ("mask.png")
+    is itself scaled by nearest pixels.
 
     Args:
         field: name of the field, for example "jpg". "image", if no field is called so, is the sample's picture,
             whatever its extension; it is delivered as "image".
         steps: transforms of this module, transforms of albumentations (which also receive the other fields that they
-            know by name: "mask", "bboxes", additional targets), or functions of the picture, in order. Steps with a
-            parameter `rng` or `out` receive it.
+            know by name: "mask", label fields, additional targets; and boxes, keypoints and masks, if their parameters
+            speak of them), or functions of the picture, in order. Steps with a parameter `rng` or `out` receive it.
+        masks: fields of the picture's height and width that move with it, by nearest pixels.
+
+    Raises:
+        ConfigError: a step is a function, which cannot move masks.
     """
 
-    def __init__(self, field: str, *steps: ImageTransform | Callable[..., object]) -> None:
+    def __init__(self, field: str, *steps: ImageTransform | Callable[..., object], masks: Sequence[str] = ()) -> None:
         self.field = field
-        self.steps: tuple[Callable[..., object], ...] = steps
+        self.masks = (masks,) if isinstance(masks, str) else tuple(masks)
+        self._is_mask = together.kind_by_name(field) == "mask"
+        self.steps: tuple[Callable[..., object], ...] = tuple(map(_by_nearest, steps)) if self._is_mask else steps
+        self._moving = [is_own(step) or together.moves_pixels(step) for step in steps]
+        functions = [step for step in steps if not is_own(step) and not is_albumentations(step)]
+        if self.masks and functions:
+            raise ConfigError(
+                f"OnField: masks={list(self.masks)} cannot follow {functions[0]!r}, a function of one picture; use "
+                "steps of streamer.decode.transforms or albumentations, or a function of the sample as transform=",
+                field="transform",
+            )
         self._arguments = [(is_albumentations(step), takes(step, "rng"), takes(step, "out")) for step in steps]
         # The last step that makes a new picture writes it to its row; later steps change it there.
         makers = [number for number, step in enumerate(steps) if type(step) is not HorizontalFlip]
         self._placing = makers[-1] if makers else 0
 
     def __repr__(self) -> str:
-        return f"OnField({self.field!r}, {', '.join(map(repr, self.steps))})"
+        masks = [f"masks={self.masks!r}"] if self.masks else []
+        return f"OnField({', '.join([repr(self.field), *map(repr, self.steps), *masks])})"
 
     def __call__(self, sample: dict[str, object], *, rng: np.random.Generator, out: Row = NO_ROW) -> dict[str, object]:
         """Replaces the field's picture.
@@ -76,7 +92,7 @@ class OnField:
             out: rows in the batch by field.
 
         Raises:
-            ConfigError: the sample has no such field, or the field is not a picture.
+            ConfigError: the sample has no such field, the field is not a picture, or others would not move with it.
         """
         name = picture_field(self.field, sample, f"transform: sample {sample.get('__key__')!r}")
         if not isinstance(sample[name], np.ndarray):
@@ -85,32 +101,95 @@ class OnField:
                 f"not a picture; it has {', '.join(sample)}",
                 field="transform",
             )
-        made = {self.field if other == name else other: value for other, value in sample.items()}
+        made: dict[str, Any] = {self.field if other == name else other: value for other, value in sample.items()}
         row = out.get(self.field)
         place = row if row is not None and row.dtype == np.uint8 else None
+        belonging: dict[str, together.Kind] | None = None
         for number, step in enumerate(self.steps):
             by_keyword, rng_too, out_too = self._arguments[number]
+            if belonging is None and self._moving[number]:
+                belonging = self._belonging(made, name)
             if by_keyword:
-                self._compose(step, made)
+                together.apply_albumentations(step, made, self.field, (belonging or {}) if self._moving[number] else {})
                 continue
+            if self._moving[number]:
+                self._refuse_apart(step, made, belonging or {})
             arguments: dict[str, object] = {"rng": rng} if rng_too else {}
+            if self.masks:
+                self._move_masks(step, made, rng)
             if out_too:
                 arguments["out"] = place if number >= self._placing else None
-            made[self.field] = step(made[self.field], **arguments)
+            moved = step(made[self.field], **arguments)
+            if not self._moving[number] and belonging is None and _is_resized(np.shape(made[self.field])[:2], moved):
+                # What a function of the user's does is seen by its result.
+                self._refuse_apart(step, made, self._belonging(made, name))
+            made[self.field] = moved
         return made
 
-    def _compose(self, step: Callable[..., object], sample: dict[str, object]) -> None:
-        """Applies a transform of albumentations, which accepts only keywords."""
-        known = step.available_keys - {self.field, "image"}  # type: ignore[attr-defined]
-        changed = step(image=sample[self.field], **{name: value for name, value in sample.items() if name in known})
-        assert isinstance(changed, dict)
-        sample[self.field] = changed.pop("image")
-        sample.update(changed)
+    def _refuse_apart(self, step: object, sample: dict[str, Any], belonging: dict[str, together.Kind]) -> None:
+        """Refuses a sample with fields that have to move with the picture, and are no masks that do."""
+        if apart := {name: kind for name, kind in belonging.items() if name not in self.masks}:
+            raise together.refuse_apart(repr(step), self.field, sample.get("__key__"), apart)
+
+    def _belonging(self, sample: dict[str, Any], source: str) -> dict[str, together.Kind]:
+        """Returns the fields that have to move with the picture; none if that is a mask, which is moved by hand."""
+        if self._is_mask and not self.masks:
+            return {}
+        found = together.find_belonging(sample, self.field, source, np.shape(sample[self.field]))
+        for mask in self.masks:
+            if mask not in sample:
+                raise ConfigError(
+                    f"OnField: masks= names {mask!r}, which sample {sample.get('__key__')!r} does not have; it has "
+                    f"{', '.join(sample)}",
+                    field="transform",
+                )
+            found[mask] = "mask"
+        return found
+
+    def _move_masks(self, step: Callable[..., Any], sample: dict[str, Any], rng: np.random.Generator) -> None:
+        """Applies a step to the masks as it will be applied to the picture: with the same random numbers."""
+        shape = np.shape(sample[self.field])[:2]
+        before = rng.bit_generator.state
+        step = _by_nearest(step)
+
+        def move(mask: str, value: together.Value) -> together.Value:
+            if isinstance(value, list):
+                return [move(mask, each) for each in value]
+            if np.ndim(value) == 3 and np.shape(value)[:2] != shape:
+                return np.stack([move(mask, each) for each in value])
+            if not isinstance(value, np.ndarray) or value.shape[:2] != shape:
+                raise ConfigError(
+                    f"OnField: mask {mask!r} of sample {sample.get('__key__')!r} is {type(value).__name__} of shape "
+                    f"{np.shape(value)}, its picture of {shape}: they cannot be moved together",
+                    field="transform",
+                )
+            rng.bit_generator.state = before
+            return step(value, rng=rng)
+
+        for mask in self.masks:
+            sample[mask] = move(mask, sample[mask])
+        rng.bit_generator.state = before
 
     @property
     def is_own(self) -> bool:
         """Whether all steps are of this module, whose only randomness is `rng`."""
-        return all(type(step) in {Resize, CentreCrop, RandomResizedCrop, HorizontalFlip} for step in self.steps)
+        return all(map(is_own, self.steps))
+
+
+def is_own(step: object) -> bool:
+    """Whether it is a step of this module, all of which move pixels."""
+    return type(step) in {Resize, CentreCrop, RandomResizedCrop, HorizontalFlip}
+
+
+def _by_nearest(step: Callable[..., object]) -> Callable[..., object]:
+    """Returns a step of this module as it is for masks; returns others unchanged."""
+    return replace(step, nearest=True) if type(step) in {Resize, CentreCrop, RandomResizedCrop} else step  # type: ignore[type-var]
+
+
+def _is_resized(shape: tuple[int, ...], picture: object) -> bool:
+    """Whether an array or a tensor has another height or width, wherever its colours are."""
+    sides = tuple(getattr(picture, "shape", shape))
+    return shape not in (sides[:2], sides[-2:])
 
 
 def as_transform(transform: Callable[..., object] | None) -> Callable[..., object] | None:
@@ -141,17 +220,19 @@ class Resize:
     Attributes:
         size: (height, width), or the length of the shorter side.
         antialias: see `resize`.
+        nearest: see `resize`.
     """
 
     size: int | tuple[int, int]
     antialias: bool = True
+    nearest: bool = False
 
     def __call__(
         self, picture: Picture, *, rng: np.random.Generator | None = None, out: Picture | None = None
     ) -> Picture:
         """Scales; uses no randomness."""
         height, width = self._target(picture)
-        return resize(picture, height, width, out, antialias=self.antialias)
+        return resize(picture, height, width, out, antialias=self.antialias, nearest=self.nearest)
 
     def _target(self, picture: Picture) -> tuple[int, int]:
         if isinstance(self.size, tuple):
@@ -169,10 +250,12 @@ class CentreCrop:
     Attributes:
         height: rows of the result.
         width: columns of the result; 0: equal to the rows.
+        nearest: see `resize`.
     """
 
     height: int
     width: int = 0
+    nearest: bool = False
 
     def __call__(
         self, picture: Picture, *, rng: np.random.Generator | None = None, out: Picture | None = None
@@ -182,9 +265,9 @@ class CentreCrop:
         scale = max(height / picture.shape[0], width / picture.shape[1])
         if scale > 1:
             rows, columns = math.ceil(picture.shape[0] * scale), math.ceil(picture.shape[1] * scale)
-            picture = resize(picture, rows, columns, None)
+            picture = resize(picture, rows, columns, None, nearest=self.nearest)
         top, left = (picture.shape[0] - height) // 2, (picture.shape[1] - width) // 2
-        return _copied(crop(picture, (top, left, height, width)), out)
+        return copied(crop(picture, (top, left, height, width)), out)
 
 
 @dataclass(frozen=True)
@@ -197,6 +280,7 @@ class RandomResizedCrop:
         scale: least and largest share of the picture's area.
         ratio: least and largest width / height of the box.
         antialias: see `resize`.
+        nearest: see `resize`.
     """
 
     height: int
@@ -204,11 +288,13 @@ class RandomResizedCrop:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     antialias: bool = True
+    nearest: bool = False
 
     def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
         """Cuts and scales in one step, into `out`."""
         box = self.draw(picture.shape[0], picture.shape[1], rng)
-        return resize(crop(picture, box), self.height, self.width or self.height, out, antialias=self.antialias)
+        height, width = self.height, self.width or self.height
+        return resize(crop(picture, box), height, width, out, antialias=self.antialias, nearest=self.nearest)
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> Box:
         """Draws a box within a picture of this size.
@@ -244,80 +330,5 @@ class HorizontalFlip:
     def __call__(self, picture: Picture, *, rng: np.random.Generator, out: Picture | None = None) -> Picture:
         """Mirrors or copies; `out` may be the picture itself."""
         if rng.random() >= self.probability:
-            return _copied(picture, out)
+            return copied(picture, out)
         return flip(picture, out)
-
-
-def resize(picture: Picture, height: int, width: int, out: Picture | None = None, *, antialias: bool = True) -> Picture:
-    """Scales to height x width: averages areas of pixels when shrinking, interpolates when growing.
-
-    Args:
-        picture: uint8 (rows, columns, 3); may be a view.
-        height: rows of the result.
-        width: columns of the result.
-        out: written and returned if it is C-contiguous and of the result's shape.
-        antialias: False interpolates between four pixels when shrinking, too, as `cv2.resize` does by default: 500 x
-            375 to 224 x 224 in 0.1 ms instead of 1.1, which is as long as the decoder takes (2026-11-22). If a picture
-            shrinks to less than half its size, pixels are lost.
-    """
-    if picture.shape[:2] == (height, width):
-        return _copied(picture, out)
-    fits = out is not None and _fits((height, width, *picture.shape[2:]), picture, out)
-    cv2 = library("cv2")
-    if cv2 is None:
-        return place(_resize_by_pillow(picture, height, width, antialias), out if fits else None)
-    averages = antialias and height * width < picture.shape[0] * picture.shape[1]
-    # OpenCV silently allocates another array if `dst` does not fit: hence `fits`.
-    scaled: Picture = cv2.resize(
-        picture,
-        (width, height),
-        dst=out if fits else None,
-        interpolation=cv2.INTER_AREA if averages else cv2.INTER_LINEAR,
-    )
-    return out if fits and out is not None else scaled
-
-
-def crop(picture: Picture, box: Box) -> Picture:
-    """Returns the box as a view, without copying."""
-    top, left, height, width = box
-    return picture[top : top + height, left : left + width]
-
-
-def flip(picture: Picture, out: Picture | None = None) -> Picture:
-    """Mirrors left and right, into `out` (which may be the picture itself) or a new array."""
-    cv2 = library("cv2")
-    if cv2 is None or picture.size == 0:
-        return _copied(picture[:, ::-1], out)
-    # 4 us for 224 x 224 where numpy takes 190 (2026-11-20).
-    fits = out is not None and _fits(picture.shape, picture, out)
-    if fits and not np.may_share_memory(picture, out):
-        cv2.flip(picture, 1, dst=out)
-        return out  # type: ignore[return-value]
-    return _copied(cv2.flip(picture, 1), out)
-
-
-def _copied(picture: Picture, out: Picture | None) -> Picture:
-    """Copies to `out` if it fits; otherwise copies the view, so that it does not keep the whole picture."""
-    if out is not None and out.shape == picture.shape and out.dtype == picture.dtype:
-        # numpy copies through a buffer if the two overlap.
-        np.copyto(out, picture)
-        return out
-    return picture if picture.base is None and picture.flags.c_contiguous else picture.copy()
-
-
-def _fits(shape: tuple[int, ...], picture: Picture, out: Picture) -> bool:
-    """Whether OpenCV writes a result of this shape to `out`: pictures may have another type, or no colours."""
-    return out.shape == shape and out.dtype == picture.dtype and out.flags.c_contiguous
-
-
-def _resize_by_pillow(picture: Picture, height: int, width: int, antialias: bool) -> Picture:
-    image = library("PIL.Image")
-    if image is None:
-        raise ConfigError("resizing needs OpenCV or Pillow; `pip install 'streamer-data[images]'`", field="transform")
-    source, (rows, columns) = image.fromarray(np.ascontiguousarray(picture)), picture.shape[:2]
-    bilinear = image.Resampling.BILINEAR
-    if not antialias:  # `Image.resize` always does so
-        steps = (columns / width, 0, 0, 0, rows / height, 0)
-        return np.array(source.transform((width, height), image.Transform.AFFINE, steps, bilinear))
-    how = image.Resampling.BOX if height * width < rows * columns else bilinear
-    return np.array(source.resize((width, height), how))

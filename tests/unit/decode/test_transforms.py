@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.decode import transforms
+from streamer.decode import scaling
 from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, flip, resize
 from streamer.errors import ConfigError
 
 
 @pytest.fixture(params=["cv2", "Pillow"])
 def _resizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = transforms.library
+    found = scaling.library
     if request.param == "Pillow":
-        monkeypatch.setattr(transforms, "library", lambda name: None if name == "cv2" else found(name))
+        monkeypatch.setattr(scaling, "library", lambda name: None if name == "cv2" else found(name))
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -194,3 +194,25 @@ def test_pictures_of_another_type_are_not_written_to_the_row(step, shape):
     assert found.dtype == np.uint16
     assert (found == 40_000).all()
     assert (row == 7).all()
+
+
+@pytest.mark.usefixtures("_resizer")
+@pytest.mark.parametrize("bands", [0, 1, 2, 3, 4, 5, 13])
+@pytest.mark.parametrize("dtype", ["u1", "u2", "i2", "f4", "f8", "i4", "i8", "u4", "f2", "?"])
+@pytest.mark.parametrize("size", [(9, 7), (40, 30)])
+def test_pictures_of_any_type_and_bands(dtype, bands, size):
+    """Of satellites, say: each band is scaled as if it were alone, mirrored exactly; or the type is refused."""
+    made = (rng().normal(100, 20, (16, 20, *([bands] if bands else []))) * (1 if dtype == "u1" else 3)).astype(dtype)
+    assert np.array_equal(flip(made), made[:, ::-1])
+    assert flip(made).dtype == made.dtype
+    assert resize(made, *size, nearest=True).dtype == made.dtype
+    if dtype not in {"u1", "u2", "i2", "f4", "f8"}:
+        with pytest.raises(ConfigError, match="is not scaled, because its values cannot be averaged"):
+            resize(made, *size)
+        return
+    for antialias in (True, False):
+        found = resize(made, *size, antialias=antialias)
+        assert (found.shape, found.dtype) == ((*size, *made.shape[2:]), made.dtype)
+        for band in range(bands):
+            alone = resize(np.ascontiguousarray(made[:, :, band]), *size, antialias=antialias)
+            assert np.abs(alone.astype(float) - found[:, :, band]).max() <= 1

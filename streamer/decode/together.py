@@ -1,0 +1,279 @@
+"""Finds the fields of a sample that move with its picture: boxes, masks, keypoints; hands them to albumentations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from streamer.errors import ConfigError
+from streamer.formats.names import PICTURES, field_name
+
+# An array or list of any kind, or a transform of albumentations.
+Value = Any
+Kind = Literal["boxes", "keypoints", "outlines", "mask", ""]
+
+_WORDS: dict[str, Kind] = {
+    **dict.fromkeys(["box", "boxes", "bbox", "bboxes"], "boxes"),
+    **dict.fromkeys(["keypoint", "keypoints", "landmark", "landmarks"], "keypoints"),
+    **dict.fromkeys(["polygon", "polygons", "segmentation"], "outlines"),
+    **dict.fromkeys(["mask", "masks", "seg", "segmentations", "semantic", "instance", "panoptic", "trimap"], "mask"),
+}
+_SPLIT = re.compile(r"[^a-z]+")
+# Fields of annotations with one entry for each box.
+_OF_OBJECTS = ("labels", "area", "iscrowd", "category_ids")
+# albumentations calculates boxes as shares of the sides in float32: 8 comes back as 7.9999995.
+_IN_PIXELS, _PARTS_OF_PIXEL = frozenset(["pascal_voc", "coco"]), 1024
+_BOXES_FORMAT = "pascal_voc"
+# Steps of torchvision that move nothing.
+_COLOUR_STEPS = frozenset(
+    [
+        *("ToTensor", "PILToTensor", "ToImage", "ToPILImage", "ToDtype", "ToPureTensor", "ConvertImageDtype"),
+        *("Normalize", "ColorJitter", "Grayscale", "RandomGrayscale", "RGB", "GaussianBlur", "GaussianNoise"),
+        *("RandomInvert", "RandomPosterize", "RandomSolarize", "RandomAdjustSharpness", "RandomAutocontrast"),
+        *(
+            "RandomEqualize",
+            "RandomPhotometricDistort",
+            "RandomChannelPermutation",
+            "RandomErasing",
+            "JPEG",
+            "Identity",
+        ),
+    ]
+)
+
+
+@lru_cache(maxsize=1000)
+def kind_by_name(name: str) -> Kind:
+    """Returns what a field is by its name: "mask.png" is a mask. Empty for others."""
+    found = {_WORDS[word] for word in _SPLIT.split(name.lower()) if word in _WORDS}
+    if "mask" in found or ("outlines" in found and _is_picture(name)):
+        return "mask"
+    return found.pop() if len(found) == 1 else "boxes" if found else ""
+
+
+@lru_cache(maxsize=1000)
+def _is_picture(name: str) -> bool:
+    return field_name(name).rpartition(".")[2] in PICTURES
+
+
+def find_belonging(sample: Mapping[str, object], field: str, source: str, shape: tuple[int, ...]) -> dict[str, Kind]:
+    """Returns the fields that would have to move with a picture, with their kinds.
+
+    Boxes, keypoints and outlines are found by their names, also inside of dicts. A mask is an array of the picture's
+    height and width, or a picture, that is called so; or any array of height x width beside a picture of colours; or a
+    picture without another name than its extension, as `0.png` is beside `0.jpg`.
+
+    Args:
+        sample: values by field.
+        field: field of the picture.
+        source: name that the field had in the sample.
+        shape: shape of the picture.
+    """
+    found: dict[str, Kind] = {}
+    for name, value in sample.items():
+        if name == field or value is None or isinstance(value, str | int | float):
+            continue
+        kind = kind_by_name(name)
+        if kind == "mask":
+            if _is_map_of(value, shape) or (_is_picture(name) and isinstance(value, bytes | np.ndarray)):
+                found[name] = "mask"
+        elif kind:
+            if isinstance(value, list | tuple | Mapping | np.ndarray) and len(value):
+                found[name] = kind
+        elif isinstance(value, np.ndarray):
+            unnamed = "." not in name and "." not in source and _is_picture(name) and field_name(name) != "jpg"
+            if (unnamed or (value.ndim == 2 and len(shape) > 2)) and _is_map_of(value, shape):
+                found[name] = "mask"
+        else:
+            inside = value[0] if isinstance(value, list) and value else value
+            if isinstance(inside, Mapping) and (kinds := {kind_by_name(str(key)) for key in inside} - {"", "mask"}):
+                found[name] = kinds.pop()
+    return found
+
+
+def _is_map_of(value: object, shape: tuple[int, ...]) -> bool:
+    """Whether a value has a number for each pixel: (height, width), with colours, or one map for each object."""
+    if isinstance(value, list | tuple):
+        return bool(value) and _is_map_of(value[0], shape)
+    own = getattr(value, "shape", ())
+    return len(own) >= 2 and shape[:2] in (tuple(own[:2]), tuple(own[-2:]))
+
+
+def moves_pixels(step: Callable[..., object]) -> bool:
+    """Whether a step of albumentations or torchvision may move pixels; functions are looked at when they have run."""
+    inner = getattr(step, "transforms", None)
+    if isinstance(inner, Iterable):
+        return any(moves_pixels(each) for each in inner if callable(each))
+    kinds = type(step).__mro__
+    roots = {kind.__module__.partition(".")[0] for kind in kinds}
+    if "albumentations" in roots:
+        return any(kind.__name__ in {"DualTransform", "Transform3D"} for kind in kinds)
+    return "torchvision" in roots and type(step).__name__ not in _COLOUR_STEPS
+
+
+def refuse_apart(what: str, field: str, key: object, apart: Mapping[str, Kind]) -> ConfigError:
+    """Returns the error for fields that would stay where they were while the picture is moved."""
+    names = ", ".join(apart)
+    advice = []
+    if masks := [name for name, kind in apart.items() if kind == "mask"]:
+        advice.append(f"OnField({field!r}, ..., masks={masks}) moves masks with it, by nearest pixels")
+    if set(apart.values()) & {"boxes", "keypoints"}:
+        advice.append(
+            "A.Compose([...], bbox_params=A.BboxParams('pascal_voc', label_fields=['labels']), keypoint_params=...) of "
+            "albumentations moves boxes and keypoints"
+        )
+    if "outlines" in apart.values():
+        advice.append("streamer.decode.coco_masks makes masks of outlines, in a function of the sample before")
+    advice.append(
+        "a function of the sample as transform= moves them itself; without these fields, Annotations(fields=[...]) or "
+        "a function that removes them, the picture moves alone"
+    )
+    return ConfigError(
+        f"transform: {what} moves the pixels of field {field!r} of sample {key!r}, and {names} would stay where they "
+        f"were: {'; '.join(advice)}",
+        field="transform",
+    )
+
+
+def apply_albumentations(step: Value, sample: dict[str, Any], field: str, together: Mapping[str, Kind]) -> None:
+    """Applies a transform of albumentations to a picture, and to the fields that its parameters speak of.
+
+    Fields go by the names that it knows ("mask", "bboxes", label fields, additional targets). With `bbox_params` the
+    sample's boxes are its "bboxes", with `keypoint_params` its keypoints the "keypoints"; masks of other names are its
+    "mask" or "masks". Fields of annotations with one entry for each box follow the boxes that are left.
+
+    Args:
+        step: transform, which takes only keywords.
+        sample: values by field, changed.
+        field: field of the picture.
+        together: fields that move with it; empty if the transform moves no pixels.
+
+    Raises:
+        ConfigError: fields would stay where they were, or are not what the parameters say.
+    """
+    targets = _name_targets(step, sample, field, together)
+    handed = {name for names in targets.values() for name in names}
+    if apart := {name: kind for name, kind in together.items() if name not in handed}:
+        raise refuse_apart(type(step).__name__, field, sample.get("__key__"), apart)
+    values = {target: sample[names[0]] for target, names in targets.items() if target != "masks"}
+    if "masks" in targets:
+        names = targets["masks"]
+        values["masks"] = sample[names[0]] if len(names) == 1 else [sample[name] for name in names]
+    boxes: Value = values.get("bboxes")
+    numbered = isinstance(boxes, list | np.ndarray) and (len(boxes) == 0 or np.shape(boxes)[1:] == (4,))
+    if numbered:
+        # Columns beyond the fourth stay with their boxes.
+        rows = np.asarray(boxes, np.float32).reshape(-1, 4)
+        values["bboxes"] = np.column_stack([rows, np.arange(len(rows))]).astype(np.float32)
+    points: Value = values.get("keypoints")
+    if np.ndim(points) == 3:
+        values["keypoints"] = _flat_points(step, points)
+    changed = step(image=sample[field], **values)
+    assert isinstance(changed, dict)
+    sample[field] = changed.pop("image")
+    if np.ndim(points) == 3:
+        changed["keypoints"] = _shaped_points(changed["keypoints"], np.asarray(points))
+    if numbered:
+        _follow_boxes(sample, changed, len(boxes), handed)
+        if step.processors["bboxes"].params.format in _IN_PIXELS:
+            changed["bboxes"] = np.round(changed["bboxes"] * _PARTS_OF_PIXEL) / np.float32(_PARTS_OF_PIXEL)
+        if isinstance(boxes, list):
+            changed["bboxes"] = changed["bboxes"].tolist()
+    for target, value in changed.items():
+        names = targets.get(target, (target,))
+        if target == "masks" and len(names) > 1:
+            sample.update(zip(names, value, strict=True))
+        else:
+            sample[names[0]] = _like(sample.get(names[0]), value)
+
+
+def _name_targets(
+    step: Value, sample: Mapping[str, Value], field: str, together: Mapping[str, Kind]
+) -> dict[str, tuple[str, ...]]:
+    """Returns the fields that a transform of albumentations is given, by the names that it has for them."""
+    processors = getattr(step, "processors", {})
+    # Without their parameters boxes would be taken for shares of the picture's sides.
+    known = set(step.available_keys) - {field, "image"} - ({"bboxes", "keypoints"} - processors.keys())
+    labels = {name for processor in processors.values() for name in processor.params.label_fields or ()}
+    known -= set(_OF_OBJECTS) - labels
+    targets: dict[str, tuple[str, ...]] = {name: (name,) for name in sample if name in known}
+    for target, kind in (("bboxes", "boxes"), ("keypoints", "keypoints")):
+        others = [name for name, other in together.items() if other == kind and name not in targets]
+        if target in processors and target not in targets and len(others) == 1:
+            targets[target] = (others[0],)
+    for target, processor in processors.items():
+        format_, fields = (
+            processor.params.format,
+            [targets[name][0] for name in processor.data_fields if name in targets],
+        )
+        if target == "bboxes" and "boxes" in fields and format_ != _BOXES_FORMAT:
+            raise ConfigError(
+                f"transform: bbox_params say {format_!r}, but 'boxes' are x1, y1, x2, y2 in pixels, as annotations= "
+                f"delivers them: A.BboxParams({_BOXES_FORMAT!r}); call boxes in another format 'bboxes'",
+                field="transform",
+            )
+        if fields and (missing := [name for name in processor.params.label_fields or () if name not in sample]):
+            raise ConfigError(
+                f"transform: label_fields name {', '.join(missing)}, which sample {sample.get('__key__')!r} does not "
+                f"have; it has {', '.join(sample)}",
+                field="transform",
+            )
+    masks = [name for name, kind in together.items() if kind == "mask" and name not in targets]
+    if all(isinstance(sample[name], np.ndarray | list) for name in masks):
+        shape = np.shape(sample[field])[:2]
+        single = len(masks) == 1 and np.shape(sample[masks[0]])[:2] == shape
+        target = "mask" if single and "mask" not in targets else "masks"
+        if masks and target in known and target not in targets:
+            targets[target] = tuple(masks)
+    return targets
+
+
+def _follow_boxes(sample: dict[str, Any], changed: dict[str, Any], count: int, handed: Collection[str]) -> None:
+    """Reads in the last column which boxes are left, and keeps the entries of these in other fields."""
+    boxes = np.asarray(changed["bboxes"], np.float32).reshape(-1, 5)
+    left = boxes[:, 4].astype(np.int64)
+    changed["bboxes"] = boxes[:, :4]
+    if "keypoints" in changed and np.ndim(changed["keypoints"]) == 3 and len(changed["keypoints"]) == count:
+        changed["keypoints"] = changed["keypoints"][left]
+    for name in _OF_OBJECTS:
+        value = sample.get(name)
+        if name not in handed and isinstance(value, list | np.ndarray) and len(value) == count:
+            sample[name] = value[left] if isinstance(value, np.ndarray) else [value[number] for number in left]
+
+
+def _flat_points(step: Value, points: Value) -> Value:
+    """Returns the points (objects, points, 3) of annotations as the rows that albumentations takes."""
+    params = step.processors["keypoints"].params
+    if params.format != "xy" or params.remove_invisible or params.label_fields:
+        raise ConfigError(
+            "transform: keypoints of annotations are x, y, visibility for each point of each object; they need "
+            "A.KeypointParams('xy', remove_invisible=False) without label_fields, so that none is left out",
+            field="transform",
+        )
+    return np.asarray(points, np.float32).reshape(-1, np.shape(points)[2])
+
+
+def _shaped_points(rows: Value, before: Value) -> Value:
+    """Returns moved rows in the shape that the points had; points that are not labelled stay at 0, 0."""
+    moved = np.asarray(rows, before.dtype).reshape(before.shape)
+    if before.shape[2] > 2:
+        moved[before[:, :, 2] == 0] = 0
+    return moved
+
+
+def _like(before: object, value: Value) -> Value:
+    """Returns labels and boxes as arrays of the type that they had, and lists of integers as such."""
+    if isinstance(before, list) and isinstance(value, list) and all(type(each) is int for each in before):
+        return [int(each) for each in value]
+    if not isinstance(before, np.ndarray) or not isinstance(value, list | np.ndarray):
+        return value
+    if isinstance(value, list) and len(value) and isinstance(value[0], np.ndarray) and value[0].ndim:
+        return np.stack(value)
+    if isinstance(value, np.ndarray) and (value.dtype == before.dtype or before.dtype.kind in "iub"):
+        return value
+    found = np.asarray(value, before.dtype)
+    return found if len(found) else found.reshape(0, *before.shape[1:])

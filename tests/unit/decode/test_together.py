@@ -1,0 +1,223 @@
+"""Boxes, masks and keypoints move with their picture, or the sample is refused with the way out."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from streamer.decode.together import find_belonging, moves_pixels
+from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop, Resize, as_transform
+from streamer.errors import ConfigError
+
+STEPS = [HorizontalFlip(1.0), RandomResizedCrop(16), Resize((16, 16)), CentreCrop(16)]
+MASK = np.repeat(np.array([[0, 4, 255]], np.uint8), 20, axis=1).repeat(40, axis=0)
+PICTURE = np.dstack([MASK] * 3)
+BOXES = np.array([[0, 0, 20, 40], [40, 0, 60, 40]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def A() -> ModuleType:
+    """Imported here, not in the other processes of pytest: 1.5 s of CPU each (2026-11-26)."""
+    return importlib.import_module("albumentations")
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+BELONGS = {
+    "boxes": BOXES,
+    "bboxes": BOXES.tolist(),
+    "mask.png": MASK,
+    "seg.PNG": PICTURE,
+    "masks": MASK[None],
+    "png": MASK,
+    "tif": PICTURE,
+    "depth": MASK.astype(np.float32),
+    "keypoints": np.ones((2, 3, 3), np.float32),
+    "segmentation": [[[0, 0, 5, 0, 5, 5]]],
+    "objects": {"bbox": BOXES.tolist(), "category": [1, 2]},
+    "json": [{"bbox": [0, 0, 1, 1]}],
+    "undecoded_mask.png": b"bytes",
+}
+APART = {
+    "labels": np.arange(2),
+    "txt": "boxes",
+    "box_count": 3,
+    "attention_mask": np.ones(60, np.int64),
+    "boxes": np.zeros((0, 4), np.float32),
+    "json": {"width": 60},
+    "thumb.jpg": PICTURE[:10, :10],
+    "right.jpg": PICTURE,
+    "embedding.npy": np.zeros((3, 7)),
+    "mask": None,
+}
+
+
+@pytest.mark.parametrize("step", STEPS, ids=repr)
+@pytest.mark.parametrize("name", BELONGS)
+def test_a_field_that_would_stay_where_it_was_is_refused(name, step):
+    """Regression: the picture was mirrored or cut, and its boxes and masks were not."""
+    sample = {"__key__": "k", "jpg": PICTURE, name: BELONGS[name]}
+    with pytest.raises(ConfigError, match=rf"pixels of field 'jpg' of sample 'k', and {name} would stay"):
+        OnField("jpg", step)(sample, rng=rng())
+
+
+@pytest.mark.parametrize("name", APART)
+def test_other_fields_are_left_alone(name):
+    """Labels, texts, tokens, other pictures."""
+    for field, key in (("jpg", "jpg"), ("image", "only.png")):
+        sample = {"__key__": "k", key: PICTURE, name: APART[name]}
+        if field == "image" and name.endswith("jpg"):
+            continue
+        assert OnField(field, HorizontalFlip(1.0))(sample, rng=rng())[name] is APART[name]
+
+
+def test_functions_are_seen_by_their_results():
+    """A function of colours is fine; one that changes the size is not."""
+    sample = {"__key__": "k", "jpg": PICTURE, "boxes": BOXES}
+    assert OnField("jpg", lambda found: found // 2)(sample, rng=rng())["boxes"] is BOXES
+    assert OnField("jpg", lambda found: found.transpose(2, 0, 1))(sample, rng=rng())["jpg"].shape == (3, 40, 60)
+    with pytest.raises(ConfigError, match="boxes would stay"):
+        OnField("jpg", lambda found: found[:20])(sample, rng=rng())
+
+
+@pytest.mark.parametrize("step", STEPS, ids=repr)
+@pytest.mark.parametrize("dtype", ["u1", "u2", "i4", "i8", "f4"])
+def test_masks_move_with_the_picture(step, dtype):
+    """The same crop, the same flip, no class that was not there; several masks and stacks of them."""
+    sample = {"__key__": "k", "jpg": PICTURE, "mask.png": MASK.astype(dtype), "masks": np.stack([MASK, MASK // 2])}
+    transform = pickle.loads(pickle.dumps(OnField("jpg", step, HorizontalFlip(), masks=["mask.png", "masks"])))
+    for seed in range(10):
+        made = transform(sample, rng=rng(seed))
+        assert made["mask.png"].dtype == np.dtype(dtype)
+        assert set(np.unique(made["mask.png"])) <= {0, 4, 255}
+        assert made["mask.png"].shape == made["jpg"].shape[:2]
+        assert made["masks"].shape == (2, *made["jpg"].shape[:2])
+        assert np.array_equal(made["masks"][0], made["mask.png"])
+        # The pictures has the mask's values; where they are mixed, at the borders, it differs.
+        assert (made["jpg"][:, :, 0] == made["mask.png"]).mean() > 0.8
+        alone = OnField("jpg", step, HorizontalFlip())({"jpg": PICTURE}, rng=rng(seed))
+        assert np.array_equal(made["jpg"], alone["jpg"])
+
+
+@pytest.mark.parametrize("step", [Resize((16, 16)), Resize((100, 90)), RandomResizedCrop(16), CentreCrop(80)], ids=repr)
+def test_a_mask_alone_is_scaled_by_nearest_pixels(step):
+    """By its name, or where that is asked for; into its row, too."""
+    for field in ("mask.png", "seg.tif"):
+        found = OnField(field, step)({field: MASK, "jpg": PICTURE}, rng=rng())[field]
+        assert set(np.unique(found)) <= {0, 4, 255}
+    assert set(np.unique(type(step)(16, nearest=True)(MASK, rng=rng()))) <= {0, 4, 255}
+    row = np.zeros((16, 16), np.uint8)
+    assert Resize((16, 16), nearest=True)(MASK, out=row) is row
+    assert np.array_equal(row, Resize((16, 16), nearest=True)(MASK))
+
+
+def test_masks_that_cannot_follow_are_refused():
+    """Of another size; missing; beside steps that are functions."""
+    sample = {"__key__": "k", "jpg": PICTURE, "mask.png": MASK[:20]}
+    with pytest.raises(ConfigError, match=r"mask 'mask.png' of sample 'k' is ndarray of shape \(20, 60\)"):
+        OnField("jpg", HorizontalFlip(1.0), masks=["mask.png"])(sample, rng=rng())
+    with pytest.raises(ConfigError, match=r"names 'seg.png', which sample 'k' does not have"):
+        OnField("jpg", HorizontalFlip(1.0), masks=["seg.png"])(sample, rng=rng())
+    with pytest.raises(ConfigError, match=r"cannot follow .* a function of one picture"):
+        OnField("jpg", lambda found: found, masks=["mask.png"])
+
+
+def annotated() -> dict[str, object]:
+    """A sample as annotations= delivers it: its picture has two objects, the mask their places."""
+    return {
+        "__key__": "k",
+        "jpg": PICTURE,
+        "boxes": BOXES,
+        "labels": np.array([3, 5]),
+        "area": np.array([800, 801], np.float32),
+        "iscrowd": np.array([0, 1], np.uint8),
+        "image_id": 7,
+    }
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["transform=", "OnField"])
+@pytest.mark.parametrize("labels", [["labels"], ["labels", "area", "iscrowd"], []])
+def test_boxes_of_annotations_move_under_albumentations(A, whole, labels):
+    """Regression: they were given by other names, so they stayed. All fields of a box follow it, with their types."""
+    flip = A.Compose(
+        [A.HorizontalFlip(p=1), A.Crop(0, 0, 30, 40)], bbox_params=A.BboxParams("pascal_voc", label_fields=labels)
+    )
+    made = (as_transform(flip) if whole else OnField("jpg", flip))(annotated(), rng=rng())
+    assert made["boxes"].tolist() == [[0, 0, 20, 40]]
+    assert (made["labels"].tolist(), made["area"].tolist(), made["iscrowd"].tolist()) == ([5], [801], [1])
+    assert [made[name].dtype.str for name in ("boxes", "labels", "area", "iscrowd")] == ["<f4", "<i8", "<f4", "|u1"]
+    assert "bboxes" not in made
+    assert made["image_id"] == 7
+    none = A.Compose([A.Crop(25, 0, 35, 40)], bbox_params=A.BboxParams("pascal_voc", label_fields=labels))
+    made = OnField("jpg", none)(annotated(), rng=rng())
+    assert (made["boxes"].shape, made["labels"].shape, made["labels"].dtype) == ((0, 4), (0,), np.int64)
+    empty = {**annotated(), "boxes": BOXES[:0], "labels": np.zeros(0, np.int64), "area": BOXES[:0, 0]}
+    empty["iscrowd"] = np.zeros(0, np.uint8)
+    made = OnField("jpg", flip)(empty, rng=rng())
+    assert (made["boxes"].shape, made["labels"].shape) == ((0, 4), (0,))
+
+
+def test_masks_and_keypoints_move_under_albumentations(A):
+    """One mask, two masks, and the points of each object, of which those that are not labelled stay at 0, 0."""
+    flip = A.Compose([A.HorizontalFlip(p=1)], keypoint_params=A.KeypointParams("xy", remove_invisible=False))
+    points = np.array([[[1, 2, 2], [0, 0, 0]], [[50, 30, 1], [59, 39, 2]]], np.float32)
+    sample = {"__key__": "k", "jpg": PICTURE, "keypoints": points, "mask.png": MASK}
+    made = OnField("jpg", flip)(sample, rng=rng())
+    assert np.array_equal(made["mask.png"], MASK[:, ::-1])
+    assert made["keypoints"].shape == points.shape
+    assert np.allclose(made["keypoints"], [[[58, 2, 2], [0, 0, 0]], [[9, 30, 1], [0, 39, 2]]], atol=1e-3)
+    made = OnField("jpg", flip)({**sample, "seg.png": MASK // 2}, rng=rng())
+    assert np.array_equal(made["mask.png"], MASK[:, ::-1])
+    assert np.array_equal(made["seg.png"], MASK[:, ::-1] // 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda A: A.HorizontalFlip(p=1), "boxes would stay where they were.*bbox_params"),
+        (lambda A: A.Compose([A.OneOf([A.HorizontalFlip(p=1)])]), "boxes would stay"),
+        (lambda A: A.Compose([A.NoOp()], bbox_params=A.BboxParams("coco")), "'boxes' are x1, y1, x2, y2 in pixels"),
+        (
+            lambda A: A.Compose([A.NoOp()], bbox_params=A.BboxParams("pascal_voc", label_fields=["kinds"])),
+            "label_fields name kinds, which sample 'k' does not have",
+        ),
+    ],
+)
+def test_compositions_that_leave_boxes_are_refused(A, make, message):
+    """Without parameters, with those of another format, with labels that the sample lacks."""
+    with pytest.raises(ConfigError, match=message):
+        OnField("jpg", make(A))(annotated(), rng=rng())
+
+
+def test_transforms_of_colours_leave_all_fields(A):
+    """They move nothing: no sample is refused."""
+    for step in (A.RandomBrightnessContrast(p=1), A.Compose([A.Normalize(), A.OneOf([A.InvertImg()])])):
+        assert not moves_pixels(step)
+        made = OnField("jpg", step)({**annotated(), "mask.png": MASK}, rng=rng())
+        assert made["boxes"] is BOXES
+        assert made["mask.png"] is MASK
+
+
+def test_steps_of_torchvision_are_known_by_their_names():
+    """Colours move nothing, everything else may; compositions are looked into."""
+    step = type(
+        "RandomHorizontalFlip", (), {"__module__": "torchvision.transforms.v2", "__call__": lambda self, x: x}
+    )()
+    jitter = type("ColorJitter", (), {"__module__": "torchvision.transforms.v2", "__call__": lambda self, x: x})()
+    compose = type("Compose", (), {"__module__": "torchvision.transforms.v2", "__call__": lambda self, x: x})()
+    compose.transforms = [jitter, step]
+    assert [moves_pixels(each) for each in (step, jitter, compose)] == [True, False, True]
+    with pytest.raises(ConfigError, match="boxes would stay"):
+        OnField("jpg", compose)(annotated(), rng=rng())
+
+
+def test_a_picture_without_a_name_beside_another_is_its_mask():
+    """`0.png` beside `0.jpg`; two photographs are not."""
+    assert find_belonging({"jpg": PICTURE, "png": PICTURE}, "jpg", "jpg", PICTURE.shape) == {"png": "mask"}
+    assert find_belonging({"a.jpg": PICTURE, "b.png": PICTURE}, "a.jpg", "a.jpg", PICTURE.shape) == {}
