@@ -62,8 +62,8 @@ _BY_PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "PPM", "AVIF", "JPEG20
 _DEEP_MODES, _DEEP_DATA = ("I", "F"), ";16"
 _SCALED, _MOST_8 = re.compile(r"'(?:L|RGB)', (\d+)"), 255
 _STORED_MODES = frozenset(["L", "P", "LA", "RGB", "RGBA"])
-# Type of colours of a PNG: grey with alpha.
-_PNG_GREY_ALPHA = 4
+# Bands of OpenCV's that a PNG has, by its type of colours: grey, RGB, grey with alpha.
+_PNG_BANDS = {0: [0], 2: [2, 1, 0], 4: [0, 3]}
 _OF_MAX_PIXELS = "ImageDecoder: max_pixels={!r} must be a number of at least 1"
 
 
@@ -306,9 +306,9 @@ def _by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> 
 def _stored_by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> Stored:
     picture = _read_by_opencv(content, decoder, _loaded("cv2").IMREAD_UNCHANGED)
     order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(picture.shape[-1] if picture.ndim == 3 else 0)
-    if headers.format_of(content) == headers.PNG and headers.png_size(content)[3] == _PNG_GREY_ALPHA:
-        # OpenCV repeats the grey.
-        order = [0, 3]
+    if headers.format_of(content) == headers.PNG:
+        # OpenCV repeats grey that has alpha, and makes alpha of a transparent colour.
+        order = _PNG_BANDS.get(headers.png_size(content)[3], order) if picture.ndim == 3 else order
     return place(picture if order is None else np.ascontiguousarray(picture[:, :, order]), out)
 
 

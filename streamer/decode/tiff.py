@@ -165,14 +165,13 @@ def _inflate(part: memoryview, size: int) -> memoryview:
 
     stream = inflate.decompressobj(_ZLIB_HEADER)
     try:
-        found = stream.decompress(part, size)
-        if len(found) == size and not stream.eof:
-            stream.decompress(stream.unconsumed_tail, 1)
+        # One byte more: the checksum is only compared at the end.
+        found = stream.decompress(part, size + 1)
     except inflate.error as error:
         raise ValueError(f"a strip or tile of the TIFF is damaged: {error}") from error
-    if len(found) == size and not stream.eof and not stream.unconsumed_tail:
+    if len(found) == size and not stream.eof:
         raise ValueError("a strip or tile of the TIFF is cut off before its checksum")
-    return memoryview(found)
+    return memoryview(found)[:size]
 
 
 def _decode_values(plain: NDArray[np.uint8], page: TiffPage, shape: tuple[int, ...]) -> Values:
@@ -229,8 +228,12 @@ def _read_by_pillow(tags: dict[int, Any], parts: list[memoryview]) -> Values:
     Pillow is given a TIFF of these tags and nothing else: no orientation, no colours and no second page.
     """
     plugin = needed_library("PIL.TiffImagePlugin")
-    image = plugin.TiffImageFile(io.BytesIO(_write_tiff(tags, parts)))
-    found = np.array(image)
+    try:
+        found = np.array(plugin.TiffImageFile(io.BytesIO(_write_tiff(tags, parts))))
+    except Exception as error:  # a library of its own errors, below SyntaxError, OSError and others
+        raise ValueError(
+            f"a strip or tile of the TIFF is damaged, or libtiff does not read it: {error}; {WAY_OUT}"
+        ) from error
     if found.shape[:2] != (tags[257], tags[256]):
         raise ValueError(f"Pillow reads {found.shape} of a TIFF of {tags[257]} x {tags[256]}")
     return found
