@@ -133,9 +133,9 @@ def jpeg2000_depths(content: Content) -> list[int]:
 
 
 def is_plain_jpeg2000(content: Content) -> bool:
-    """Whether Pillow returns the values of a JPEG 2000 as they are: unsigned, of 8 bits, without a palette."""
+    """Whether Pillow returns the values of a JPEG 2000 as they are: unsigned, of at most 8 bits, without a palette."""
     depths = jpeg2000_depths(content)
-    return bool(depths) and set(depths) == {8} and b"pclr" not in bytes(content[:_HEADER_BYTES])
+    return len(set(depths)) == 1 and 0 < depths[0] <= 8 and b"pclr" not in bytes(content[:_HEADER_BYTES])
 
 
 def avif_depth(content: Content) -> int:

@@ -294,6 +294,8 @@ def _by_simplejpeg(content: Content, decoder: ImageDecoder, out: Picture | None)
 
 def _by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
     cv2 = _loaded("cv2")
+    if decoder.mode == "rgb8" and headers.format_of(content) == headers.JPEG2000:
+        return place(_reduced_jpeg2000(_stored_by_opencv(content, decoder, None), content), out)
     # Without the depth it reduces 16 bits to 8.
     depth = 0 if decoder.mode == "rgb8" else cv2.IMREAD_ANYDEPTH
     picture = _read_by_opencv(content, decoder, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION | depth)
@@ -301,6 +303,16 @@ def _by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> 
         raise TooDeepError(str(picture.dtype), has_16=picture.dtype == np.uint16)
     cv2.cvtColor(picture, cv2.COLOR_BGR2RGB, dst=picture)
     return place(picture, out)
+
+
+def _reduced_jpeg2000(values: Stored, content: Content) -> Picture:
+    """Returns the high bits of values as RGB: each of as many bits as the header says, not of 16."""
+    depths = set(headers.jpeg2000_depths(content))
+    if len(depths) != 1 or (bits := depths.pop()) < 8:
+        raise ValueError("its components have different depths, or signs, and are not reduced to 8 bits")
+    high = (values >> (bits - 8)).astype(np.uint8)
+    colours = high[:, :, None] if high.ndim == 2 else high[:, :, :3]
+    return np.repeat(colours, 3, axis=2) if colours.shape[2] == 1 else np.ascontiguousarray(colours)
 
 
 def _stored_by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> Stored:
@@ -340,10 +352,12 @@ def _by_pillow(content: Content, decoder: ImageDecoder, out: Picture | None) -> 
     with _opened(content, decoder) as image:
         deep = image.mode.startswith(_DEEP_MODES)
         if not deep and not _is_reduced(image, content):
-            return place(np.array(image.convert("RGB")), out)
-        has_32 = image.mode == "F" or "32" in _data(image)
+            return place(_full_range(np.array(image.convert("RGB")), content), out)
+        has_32 = image.mode == "F"
         if decoder.mode != "rgb8" or has_32:
             raise TooDeepError("of 32 bits" if has_32 else "of 16 bits", has_16=not has_32)
+        if image.format == "JPEG2000" and not deep:
+            raise _UnreadError("Pillow makes black of what is almost white where it reduces these bits")
         return place(_high_bytes(np.asarray(image)) if deep else np.array(image.convert("RGB")), out)
 
 
@@ -353,6 +367,8 @@ def _stored_by_pillow(content: Content, decoder: ImageDecoder, out: Picture | No
             raise _UnreadError(f"Pillow may change the values of this picture to its mode {image.mode}")
         if image.mode not in _STORED_MODES and not image.mode.startswith(_DEEP_MODES):
             return place(np.array(image.convert("L" if image.mode == "1" else "RGB")), out)
+        if image.format == "JPEG2000":
+            return place(_full_range(np.array(image), content), out)
         # Pillow makes int32 of PNG in older versions.
         short, found = image.mode == "I" and _DEEP_DATA in _data(image), np.array(image)
         return place(found.astype(np.uint16 if short else found.dtype.newbyteorder("="), copy=False), out)
@@ -397,6 +413,17 @@ def _is_reduced(image: ImageFile, content: Content) -> bool:
     if image.format == "AVIF":
         return headers.avif_depth(content) > 8
     return _DEEP_DATA in data and not image.mode.startswith(_DEEP_MODES)
+
+
+def _full_range(picture: Stored, content: Content) -> Stored:
+    """Returns a picture of Pillow's with white as 255 where it is a JPEG 2000 of fewer than 8 bits."""
+    depths = set(headers.jpeg2000_depths(content)) if headers.format_of(content) == headers.JPEG2000 else set()
+    if len(depths) != 1 or not 0 < (bits := depths.pop()) < 8:
+        return picture
+    highest = 2**bits - 1
+    table = np.rint(np.arange(highest + 1) / highest * 255).astype(np.uint8)
+    scaled: Stored = table[picture >> (8 - bits)]
+    return scaled
 
 
 def _high_bytes(grey: NDArray[np.integer]) -> Picture:

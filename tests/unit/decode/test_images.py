@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import struct
 
 import numpy as np
@@ -386,3 +387,32 @@ def test_no_decoder_at_all_says_what_to_install(monkeypatch):
     monkeypatch.setattr(images, "library", lambda name: None)
     with pytest.raises(ConfigError, match=r"streamer-data\[images\]"):
         decode_image(b"\xff\xd8\xff")
+
+
+# Lossless, of imagecodecs: red 4095, green 4090, blue 0, 273, ... 4095, of 12 bits; grey 0 to 15, of 4 bits; 4 x 4 pixels.
+DEEP_JPEG_2000 = base64.b64decode(
+    "/0//UQAvAAAAAAAEAAAABAAAAAAAAAAAAAAABAAAAAQAAAAAAAAAAAADCwEBCwEBCwEB/1IADAAAAAEAAAQEAAH/XAAEQGD/ZAAl"
+    "AAFDcmVhdGVkIGJ5IE9wZW5KUEVHIHZlcnNpb24gMi41LjT/kAAKAAAAAABBAAH/k8/kEBQAXK/P5DAUAFynRaAAAvxOXVHf4GgS"
+    "GjluoYLW+iSx5X39kRPYAGqGhb5YzdD/f//Z"
+)
+FLAT_JPEG_2000 = base64.b64decode(
+    "/0//UQApAAAAAAAEAAAABAAAAAAAAAAAAAAABAAAAAQAAAAAAAAAAAABAwEB/1IADAAAAAEAAAQEAAH/XAAEQCD/ZAAlAAFDcmVh"
+    "dGVkIGJ5IE9wZW5KUEVHIHZlcnNpb24gMi41LjT/kAAKAAAAAAAaAAH/k98gkBIPhJZC4bpt8f/Z"
+)
+
+
+def test_jpeg_2000_of_other_depths_than_eight(installed):
+    """Almost white does not become black, as it does in Pillow, and white of 4 bits is 255."""
+    ramp = np.arange(16).reshape(4, 4)
+    deep = np.dstack([np.full((4, 4), 4095), np.full((4, 4), 4090), ramp * 273])
+    with pytest.raises(ValueError, match=r"mode='stored'\) keeps them, mode='rgb8'"):
+        decode_image(DEEP_JPEG_2000)
+    if installed == "Pillow":
+        for mode in ("rgb8", "stored"):
+            with pytest.raises(ValueError, match="Pillow"):
+                ImageDecoder(mode=mode)(DEEP_JPEG_2000)
+    else:
+        assert np.array_equal(ImageDecoder(mode="stored")(DEEP_JPEG_2000), deep)
+        assert np.array_equal(ImageDecoder(mode="rgb8")(DEEP_JPEG_2000), deep >> 4)
+    assert np.array_equal(ImageDecoder(mode="stored")(FLAT_JPEG_2000), ramp * 17)
+    assert np.array_equal(decode_image(FLAT_JPEG_2000)[:, :, 1], ramp * 17)
