@@ -159,7 +159,7 @@ class ImageDecoder:
         if stored:
             _loaded("PIL.Image")
         kind = headers.format_of(content)
-        if kind == headers.JPEG and not stored:
+        if kind == headers.JPEG:
             return self._decode_jpeg(content, out)
         if kind == headers.TIFF:
             return place(self._decode_tiff(content), out), ""
@@ -167,15 +167,16 @@ class ImageDecoder:
             return place(self._decode_netpbm(content), out), ""
         chain: list[tuple[str, _Attempt]] = [("PIL.Image", _stored_by_pillow if stored else _by_pillow)]
         opencv = ("cv2", _stored_by_opencv if stored else _by_opencv)
-        if kind == headers.PNG:
-            headers.check_size(*headers.png_size(content)[:2], self.max_pixels)
+        if kind in {headers.PNG, headers.WEBP}:
+            size = (headers.png_size if kind == headers.PNG else headers.webp_size)(content)
+            headers.check_size(*size[:2], self.max_pixels)
         if kind in {headers.PNG, headers.WEBP} and not stored and not _is_animated(kind, content):
             chain = [opencv, *chain]
-        elif kind != headers.JPEG or library("PIL.Image") is None:
+        else:
             chain = [*chain, opencv]
         return self._first_of(chain, content, out), ""
 
-    def _decode_jpeg(self, content: Content, out: Picture | None) -> tuple[Picture, str]:
+    def _decode_jpeg(self, content: Content, out: Picture | None) -> tuple[Stored, str]:
         """Decodes a JPEG; one that simplejpeg refuses by Pillow, which passes over more damage."""
         refusal = ""
         if library("simplejpeg") is not None:
@@ -185,9 +186,10 @@ class ImageDecoder:
                 raise
             except Exception as error:  # noqa: BLE001 - any of the library's; reported below
                 refusal = f"simplejpeg: {error}"
-        name, attempt = ("PIL.Image", _by_pillow) if library("PIL.Image") is not None else ("cv2", _by_opencv)
+        by_pillow = _stored_by_pillow if self.mode == "stored" else _by_pillow
+        one = ("PIL.Image", by_pillow) if library("PIL.Image") is not None else ("cv2", _by_opencv)
         try:
-            found = self._first_of([(name, attempt)], content, out)
+            found = self._first_of([one], content, out)
         except (TooDeepError, headers.TooLargeError, ConfigError):
             raise
         except ValueError as error:
@@ -281,13 +283,15 @@ def _is_animated(kind: str, content: Content) -> bool:
 
 def _by_simplejpeg(content: Content, decoder: ImageDecoder, out: Picture | None) -> Picture:
     simplejpeg = _loaded("simplejpeg")
-    height, width, _, _ = simplejpeg.decode_jpeg_header(content)
+    height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
     headers.check_size(height, width, decoder.max_pixels)
+    scale = {"min_height": decoder.min_height, "min_width": decoder.min_width, "min_factor": 1}
+    if decoder.mode == "stored" and colours == "Gray":
+        return place(simplejpeg.decode_jpeg(content, "GRAY", **scale)[:, :, 0], out)
     scaled = decoder.min_height or decoder.min_width
     if out is not None and out.flags.c_contiguous and not scaled and out.shape == (height, width, 3):
         simplejpeg.decode_jpeg(content, "RGB", buffer=out)
         return out
-    scale = {"min_height": decoder.min_height, "min_width": decoder.min_width, "min_factor": 1}
     picture: Picture = simplejpeg.decode_jpeg(content, "RGB", **scale)
     return place(picture, out)
 

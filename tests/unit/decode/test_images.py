@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import struct
 
 import numpy as np
@@ -23,8 +24,6 @@ def close(found: np.ndarray, expected: np.ndarray, levels: int) -> bool:
 
 
 def pillow_rgb(content: bytes) -> np.ndarray:
-    import io
-
     return np.array(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
@@ -248,6 +247,16 @@ def test_decoders_write_nothing_of_a_picture_that_is_read(installed, picture, en
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_damage_of_a_jpeg_is_reported_in_stored_mode_too(installed, picture, encode, mode):
+    """Regression: it was decoded by Pillow alone, which passes over it."""
+    image = Image.fromarray(picture).convert(mode)
+    jpeg = encode(image, "JPEG")
+    assert np.array_equal(ImageDecoder(mode="stored")(jpeg), np.array(Image.open(io.BytesIO(jpeg))))
+    damaged = jpeg[:-2] + bytes([0, 1, 2]) * 10 + jpeg[-2:]
+    assert bool(ImageDecoder(mode="stored").decode(damaged)[1]) is (installed == "all")
+
+
 def test_out_is_written_when_it_fits(picture, encode):
     """The caller's array is filled and returned; another shape is left alone."""
     for kind in ("JPEG", "PNG"):
@@ -389,7 +398,7 @@ def test_no_decoder_at_all_says_what_to_install(monkeypatch):
         decode_image(b"\xff\xd8\xff")
 
 
-# Lossless, of imagecodecs: red 4095, green 4090, blue 0, 273, ... 4095, of 12 bits; grey 0 to 15, of 4 bits; 4 x 4 pixels.
+# Lossless, 4 x 4 pixels: red 4095, green 4090, blue 0, 273, ... 4095, of 12 bits; grey 0 to 15, of 4 bits.
 DEEP_JPEG_2000 = base64.b64decode(
     "/0//UQAvAAAAAAAEAAAABAAAAAAAAAAAAAAABAAAAAQAAAAAAAAAAAADCwEBCwEBCwEB/1IADAAAAAEAAAQEAAH/XAAEQGD/ZAAl"
     "AAFDcmVhdGVkIGJ5IE9wZW5KUEVHIHZlcnNpb24gMi41LjT/kAAKAAAAAABBAAH/k8/kEBQAXK/P5DAUAFynRaAAAvxOXVHf4GgS"
