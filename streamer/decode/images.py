@@ -300,8 +300,9 @@ def _by_opencv(content: Content, decoder: ImageDecoder, out: Picture | None) -> 
     cv2 = _loaded("cv2")
     if decoder.mode == "rgb8" and headers.format_of(content) == headers.JPEG2000:
         return place(_reduced_jpeg2000(_stored_by_opencv(content, decoder, None), content), out)
-    # Without the depth it reduces 16 bits to 8.
-    depth = 0 if decoder.mode == "rgb8" else cv2.IMREAD_ANYDEPTH
+    # Without the depth it reduces 16 bits to 8, and clips floats.
+    reduces = decoder.mode == "rgb8" and headers.format_of(content) != headers.OTHER
+    depth = 0 if reduces else cv2.IMREAD_ANYDEPTH
     picture = _read_by_opencv(content, decoder, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION | depth)
     if picture.dtype != np.uint8:
         raise TooDeepError(str(picture.dtype), has_16=picture.dtype == np.uint16)

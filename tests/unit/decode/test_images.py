@@ -425,3 +425,17 @@ def test_jpeg_2000_of_other_depths_than_eight(installed):
         assert np.array_equal(ImageDecoder(mode="rgb8")(DEEP_JPEG_2000), deep >> 4)
     assert np.array_equal(ImageDecoder(mode="stored")(FLAT_JPEG_2000), ramp * 17)
     assert np.array_equal(decode_image(FLAT_JPEG_2000)[:, :, 1], ramp * 17)
+
+
+def test_floats_have_no_eight_bits(installed):
+    """Regression: OpenCV clipped them. Rows of a float map are stored from the last one on."""
+    values = np.array([[[400, 5, 6]], [[1, 2, 3]]], np.float32)
+    content = b"PF\n1 2\n-1.0\n" + values[::-1].tobytes()
+    if installed == "Pillow":
+        with pytest.raises(ValueError, match="Pillow"):
+            ImageDecoder(mode="stored")(content)
+        return
+    for mode in ("rgb", "rgb8"):
+        with pytest.raises(ValueError, match=r"float32.*mode='stored'\) keeps them$"):
+            ImageDecoder(mode=mode)(content)
+    assert np.array_equal(ImageDecoder(mode="stored")(content), values)
