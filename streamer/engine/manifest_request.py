@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 # Raised when other files become samples of the same listing: what was found before is not looked for.
-_FILE_RULES = "files 3"
+_FILE_RULES = "files 4"
 
 
 class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):

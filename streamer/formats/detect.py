@@ -15,6 +15,7 @@ from streamer.formats.folder import Folder, class_folders, counted, metadata_of
 from streamer.formats.names import COMPANIONS, base_name, is_common, is_hidden, is_shard
 from streamer.formats.registry import find_format
 from streamer.formats.webdataset import WebDataset
+from streamer.manifest.hidden import is_hidden_folder
 
 # Kinds of datasets that are not read.
 _NOT_READ = {
@@ -68,7 +69,7 @@ def chooser(
     fixed = None if name == AUTO else find_format(name, options)
 
     def choose(keys: Iterable[str]) -> Format:
-        names = list(keys)
+        names = _visible(list(keys))
         metadata = metadata_of(names) if fixed is None else ""
         names = [key for key in names if key != metadata] if metadata else names
         if extensions is not None:
@@ -81,6 +82,20 @@ def chooser(
         return found
 
     return choose
+
+
+def _visible(keys: Sequence[str]) -> list[str]:
+    """Returns the keys that are not hidden, and the hidden files by which a format is recognized (`.zarray`).
+
+    A hidden file that the user names himself is taken for what its name says without the dot.
+    """
+    found = [key for key in keys if not is_hidden(key) or _is_mark(key)]
+    return found if found or len(keys) != 1 else [base_name(keys[0]).lstrip(".")]
+
+
+def _is_mark(key: str) -> bool:
+    folder, _, name = key.rpartition("/")
+    return name.lower() in _FILES and not (folder and is_hidden_folder(folder))
 
 
 def _splits_in(keys: Iterable[str], *, of_files: bool) -> list[str]:

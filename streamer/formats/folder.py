@@ -10,7 +10,17 @@ from msgspec.structs import force_setattr
 
 from streamer.errors import ConfigError
 from streamer.formats.base import Facts, Field, Format, SampleName
-from streamer.formats.names import AUDIO, COMPANIONS, PICTURES, VIDEO, base_name, extension, field_name, is_hidden
+from streamer.formats.names import (
+    AUDIO,
+    COMPANIONS,
+    OTHER_PICTURES,
+    PICTURES,
+    VIDEO,
+    base_name,
+    extension,
+    field_name,
+    is_hidden,
+)
 from streamer.manifest.protocols import Indexing, Source, Span
 
 
@@ -67,7 +77,8 @@ def _bare(name: object) -> str:
     return field_name(name.lstrip(".")) if isinstance(name, str) else ""
 
 
-_MEDIA = (PICTURES, AUDIO, VIDEO)
+_IMAGES = PICTURES | OTHER_PICTURES
+_MEDIA = (_IMAGES, AUDIO, VIDEO)
 _INPUTS = frozenset(["images", "image", "imgs", "img"])
 _TARGETS = frozenset(["masks", "mask", "labels", "label", "annotations", "segmentations", "depths", "depth", "targets"])
 _ADVICE = (
@@ -80,7 +91,7 @@ _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 def metadata_of(keys: Sequence[str]) -> str:
     """Returns the file of annotations beside pictures, sounds or films, as Hugging Face has it; "" for none."""
     found = [key for key in keys if key in _METADATA]
-    media = PICTURES | AUDIO | VIDEO
+    media = _IMAGES | AUDIO | VIDEO
     return found[0] if len(found) == 1 and any(extension(key) in media for key in keys) else ""
 
 
@@ -115,7 +126,7 @@ def _commonest(endings: Counter[str]) -> frozenset[str]:
     if any(kind in groups for kind in _MEDIA):
         groups = Counter({kind: count for kind, count in groups.items() if not kind <= COMPANIONS})
     # Pictures where as many files are something else; then by name, so that the choice follows from the listing alone.
-    return max(groups, key=lambda kind: (groups[kind], kind is PICTURES, sorted(kind)))
+    return max(groups, key=lambda kind: (groups[kind], kind is _IMAGES, sorted(kind)))
 
 
 def _paired_folders(keys: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from streamer.errors import RecodeError
 from streamer.formats.base import Block, Facts, FieldSpec, Format, Records
 from streamer.formats.failures import damaged
 from streamer.formats.index_json import LengthsOpener, Listed, head_bytes, index_offsets, read_indexes, read_offsets
+from streamer.formats.names import is_hidden
 from streamer.formats.packed.unpack import COMPRESSIONS, check_installed, unpack_shard
 from streamer.formats.reading import spans_between
 from streamer.manifest.model import ObjectRecord
@@ -105,7 +106,7 @@ class Mds(Format, frozen=True, forbid_unknown_fields=True):
 
     def accepts(self, key: str) -> bool:
         """Accepts shards, compressed or not."""
-        return key.endswith(_SUFFIXES)
+        return key.endswith(_SUFFIXES) and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads `index.json`; of a shard that is there both compressed and not, the uncompressed one is taken."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from streamer.manifest.beside import BESIDE
+from streamer.manifest.hidden import is_hidden as is_hidden
 
 # The field of a file whose name has no extension.
 NO_EXTENSION = "bin"
@@ -14,6 +14,8 @@ PICTURES = frozenset(
         "jp2",
     ]
 )
+# Pictures without a decoder of their own, which count as pictures where files are counted.
+OTHER_PICTURES = frozenset(["heic", "heif", "hif", "jxl"])
 AUDIO = frozenset(["wav", "flac", "mp3", "ogg", "opus", "m4a", "aac"])
 VIDEO = frozenset(["mp4", "mkv", "mov", "avi", "webm", "mpg"])
 # Extensions of files that accompany data.
@@ -58,15 +60,6 @@ def field_name(name: str) -> str:
 def base_name(key: str) -> str:
     """Returns the last part of a path; "" for the marker of an empty folder."""
     return key.rpartition("/")[2]
-
-
-def is_hidden(key: str) -> bool:
-    """Whether it is a hidden file (`.DS_Store`, `._a.jpg`), the marker of an empty folder, or in `BESIDE`."""
-    if "/." not in key and key[:1] != "." and key[-1:] not in {"/", ""}:
-        return False
-    if key.startswith(BESIDE) or f"/{BESIDE}" in key:
-        return True
-    return not (name := base_name(key)) or name.startswith(".")
 
 
 def is_shard(key: str) -> bool:

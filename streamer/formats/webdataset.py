@@ -14,12 +14,12 @@ from streamer.errors import DecodeError
 from streamer.formats import tar_index
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.failures import DamagedError, errors_of, refused
-from streamer.formats.names import field_name
+from streamer.formats.names import field_name, is_hidden
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.sidecars import listed_samples, with_sidecars
 from streamer.formats.tar import BLOCK, Entry, entries_of, read_entries
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Indexing, Need, Source, Span, Surveying
+from streamer.manifest.protocols import Indexing, Need, Note, Source, Span, Surveying
 
 SUFFIX = ".tar"
 COMPRESSED_SUFFIXES = (
@@ -31,6 +31,10 @@ _REMEDY = (
 )
 # Directories and the like between two samples are read with the second one, so that the chunk stays one range.
 _GAP_BYTES = 64 << 10
+_LINKS = (
+    "files of tars are links, whose content is elsewhere, and are left out, as webdataset leaves them out; "
+    "`tar --hard-dereference --dereference` writes their content"
+)
 _META_NAME = re.compile(r"__[^/]*__($|/)")
 
 
@@ -41,7 +45,7 @@ class WebDataset(Format, frozen=True, forbid_unknown_fields=True):
 
     def accepts(self, key: str) -> bool:
         """Accepts tars, packed ones too: those that are not read are refused, not left out in silence."""
-        return key.lower().endswith((SUFFIX, *COMPRESSED_SUFFIXES))
+        return key.lower().endswith((SUFFIX, *COMPRESSED_SUFFIXES)) and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Finds the index files beside tars (see `tar_index`)."""
@@ -104,12 +108,16 @@ def _one_spelling(fields: list[Field]) -> list[Field]:
     return [field if name in taken else Field(name, field.content) for name, field in zip(names, fields, strict=True)]
 
 
-def _group(walk: Generator[Need | Entry, memoryview | None, None]) -> Generator[Need | Span, memoryview | None, None]:
-    """Joins consecutive entries with the same key to spans."""
+def _group(
+    walk: Generator[Need | Entry, memoryview | None, None],
+) -> Generator[Need | Span | Note, memoryview | None, None]:
+    """Joins consecutive entries with the same key to spans; counts the links among them."""
     key: str | None = None
     start = stop = 0
     gap_start: int | None = None
     fields: set[str] = set()
+    links = 0
+    first_link = ""
     answer: memoryview | None = None
     while True:
         try:
@@ -122,6 +130,9 @@ def _group(walk: Generator[Need | Entry, memoryview | None, None]) -> Generator[
         answer = None
         parts = split_name(item.name) if item.is_file else None
         if parts is None:
+            if item.is_link and split_name(item.name) is not None:
+                links += 1
+                first_link = first_link or item.name
             gap_start = item.start if gap_start is None else gap_start
             continue
         if parts[0] != key:
@@ -137,3 +148,5 @@ def _group(walk: Generator[Need | Entry, memoryview | None, None]) -> Generator[
         stop, gap_start = item.stop, None
     if key is not None:
         yield Span(start, stop)
+    if links:
+        yield Note(_LINKS, links, repr(first_link))

@@ -95,7 +95,7 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
         with errors_of(record):
             entries = yield from _entries(source)
         for entry, stop in entries:
-            if entry.start >= start and not is_hidden(entry.name) and not entry.name.startswith("__MACOSX/"):
+            if entry.start >= start and not is_hidden(entry.name):
                 _check(record, entry)
                 yield Span(entry.start, stop)
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import shutil
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import stat
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from streamer.errors import ObjectNotFoundError
+from streamer.manifest.hidden import is_hidden
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.store import failures, patterns, urls, versions
 from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped
+from streamer.store.local_folders import files_below
+
+logger = logging.getLogger(__name__)
 
 PAGE_OBJECTS = 1000
 
@@ -124,31 +130,45 @@ def _walk(path: str, pattern: patterns.Pattern) -> list[ObjectRecord]:
         return [_record(path)]
     start = path if pattern.single else pattern.folder
     if not os.path.isdir(start):
+        if os.path.islink(start.rstrip("/")):
+            raise _broken_link(start.rstrip("/"))
         raise ObjectNotFoundError(
             f"{start}: no such file or folder on the machine of the engine; check the path", url=start
         )
-    names = [name for name in sorted(_files(start)) if pattern.matches(name)]
+    names = [name for name in sorted(files_below(start)) if pattern.matches(name)]
     pattern.require(names)
-    return [record for name in names if (record := _record_if_there(name)) is not None]
+    return [record for name in names if (record := _record_if_there(name, start)) is not None]
 
 
-def _files(folder: str) -> Iterator[str]:
-    for parent, _, names in os.walk(folder, onerror=_raise):
-        yield from (os.path.join(parent, name) for name in names)
+def _record_if_there(path: str, start: str) -> ObjectRecord | None:
+    """The record of a file; None if it is no regular file, or was removed after its folder was read.
 
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _record_if_there(path: str) -> ObjectRecord | None:
-    """The record of a file; None if it was removed after its folder was read. A link that leads nowhere is an error."""
+    Raises:
+        ObjectNotFoundError: a link that leads nowhere, unless it is hidden, as an editor's locks are.
+    """
     try:
-        return _record(path)
-    except FileNotFoundError:
-        if os.path.lexists(path):
+        status = os.stat(path)
+    except OSError as error:
+        if error.errno not in {errno.ENOENT, errno.ELOOP, errno.ENOTDIR} or not os.path.islink(path):
+            if isinstance(error, FileNotFoundError):
+                return None
             raise
+        if is_hidden(path[len(start.rstrip("/")) + 1 :]):
+            return None
+        raise _broken_link(path) from error
+    if not stat.S_ISREG(status.st_mode):
+        # To open a pipe would wait for its writer.
+        logger.warning("%s is neither a file nor a folder, and is left out", path)
         return None
+    return ObjectRecord(path, status.st_size, versions.stat_version(status.st_size, status.st_mtime_ns))
+
+
+def _broken_link(path: str) -> ObjectNotFoundError:
+    return ObjectNotFoundError(
+        f"{path} is a symbolic link to {os.readlink(path)}, which is not on the machine of the engine; mend the link, "
+        "or delete it",
+        url=path,
+    )
 
 
 def _record(path: str) -> ObjectRecord:

@@ -10,7 +10,7 @@ import msgspec
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Facts, Field, Format, Opener, SampleName
 from streamer.formats.failures import DamagedError, refused
-from streamer.formats.names import base_name, kind_of_bytes
+from streamer.formats.names import base_name, is_hidden, kind_of_bytes
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.sidecars import listed_samples, with_sidecars
 from streamer.formats.tfrecord import example, framing
@@ -43,7 +43,7 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
 
     def accepts(self, key: str) -> bool:
         """Accepts `.tfrecord` and its spellings, numbered shards, and packed ones."""
-        return _NAME.fullmatch(base_name(key).lower()) is not None
+        return _NAME.fullmatch(base_name(key).lower()) is not None and not is_hidden(key)
 
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Finds the index files."""

@@ -16,6 +16,7 @@ from streamer.errors import ManifestError
 from streamer.manifest.beside import is_beside
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.columns import decoded, encoded
+from streamer.manifest.hidden import is_hidden, is_hidden_folder
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
 
@@ -118,6 +119,7 @@ async def list_objects(urls: Sequence[str], lister: Lister, choose_format: Choos
 
 
 def _choose(urls: tuple[str, ...], found: list[_Found], choose_format: ChooseFormat) -> Listed:
+    found = [_visible(part) for part in found]
     chosen = choose_format(key for part in found for key in part.keys)
     kept = [_accepted(part, chosen) for part in found]
     others: dict[str, ObjectRecord] = {}
@@ -180,11 +182,33 @@ def _common_folder(paths: Sequence[str]) -> str:
     return "" if folder.endswith("://") else folder
 
 
+def _visible(part: _Found) -> _Found:
+    """Leaves out what is in hidden folders, which no format sees.
+
+    Hidden files are left out by `_accepted`: the metadata of zarr have such names.
+    """
+    if _names_one(part):
+        return part
+    kept = [i for i, key in enumerate(part.keys) if "/" not in key or not is_hidden_folder(key.rpartition("/")[0])]
+    if not kept:
+        raise ManifestError(
+            f"all {len(part.keys)} objects below {part.url} are in hidden folders, as {part.keys[0]} is; hidden files "
+            "are no samples: name the hidden folder itself as the url",
+            url=part.url,
+            objects=len(part.keys),
+        )
+    return part.only(kept)
+
+
+def _names_one(part: _Found) -> bool:
+    """Whether the url is that of an object: what the user names himself is accepted whatever its name is."""
+    return len(part.keys) == 1 and part.url.endswith(part.keys[0])
+
+
 def _accepted(part: _Found, chosen: Indexer) -> list[int]:
-    # An object that the user names himself is accepted whatever its name is.
-    keep = [
-        i for i, key in enumerate(part.keys) if chosen.accepts(key) or (len(part.keys) == 1 and part.url.endswith(key))
-    ]
+    if _names_one(part):
+        return [0]
+    keep = [i for i, key in enumerate(part.keys) if chosen.accepts(key) and not is_hidden(key)]
     if not keep:
         example = f"{part.folder}{part.keys[0]}"
         raise ManifestError(

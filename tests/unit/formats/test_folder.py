@@ -67,7 +67,7 @@ def test_in_class_folders_pictures_are_samples(name):
     assert taken([*CLASSES, *strays], name) == (
         CLASSES,
         [
-            "6 of 10 files are not samples (2 .txt, 1 .md, 1 .csv, 1 without extension, 1 .db): "
+            "5 of 9 files are not samples (2 .txt, 1 .md, 1 .csv, 1 without extension): "
             "those in the class folders are .jpg, .png; Folder(extensions=...) chooses others"
         ],
     )

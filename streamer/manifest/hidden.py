@@ -1,0 +1,27 @@
+"""Hidden files and folders, which are no part of a dataset: one rule for all formats, stores and containers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+# What systems put beside data, under names that begin with no dot.
+_OF_SYSTEMS = frozenset(["__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"])
+_FILES_OF_SYSTEMS = frozenset(["Thumbs.db", "desktop.ini"])
+_HERE = frozenset([".", ".."])
+
+
+def is_hidden(key: str) -> bool:
+    """Whether a file is hidden, or a folder that it is in, at any depth below the dataset's url.
+
+    Hidden is what begins with a dot (`.DS_Store`, `._a.jpg`, `.git/HEAD`, `a/.ipynb_checkpoints/b.jpg`), what systems
+    put beside data, and the marker of an empty folder (a key that ends in a slash).
+    """
+    folder, _, name = key.rpartition("/")
+    return name[:1] in {".", ""} or name in _FILES_OF_SYSTEMS or (folder != "" and is_hidden_folder(folder))
+
+
+# Keys come by folders: a lookup takes 0.1 us, to look at the parts 0.6 (2026-11-28).
+@lru_cache(maxsize=4096)
+def is_hidden_folder(folder: str) -> bool:
+    """Whether a folder is hidden, or one that it is in; "." and ".." are not."""
+    return any((part[:1] == "." and part not in _HERE) or part in _OF_SYSTEMS for part in folder.split("/"))

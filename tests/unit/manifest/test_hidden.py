@@ -1,0 +1,101 @@
+"""Hidden files and folders: what is no part of a dataset, whatever its format."""
+
+from __future__ import annotations
+
+import pytest
+
+import streamer.formats
+from streamer.errors import ManifestError
+from streamer.formats import detect
+from streamer.manifest.builder.listing import list_objects
+from streamer.manifest.hidden import is_hidden
+
+HIDDEN_FOLDERS = [
+    *(".ipynb_checkpoints", ".git/objects/ab", ".cache/huggingface/download", ".nv-meta", ".snapshot/hourly.0"),
+    *(".Trash-1000/files", "..data", "..2026_11_28", "a/b/.thumbnails", "__MACOSX/a", "a/@eaDir", "lost+found"),
+]
+
+
+@pytest.mark.parametrize("folder", HIDDEN_FOLDERS)
+def test_a_file_is_hidden_by_any_folder_that_it_is_in(folder: str) -> None:
+    """At every depth, and whatever the file is called."""
+    assert is_hidden(f"{folder}/0.jpg")
+    assert is_hidden(f"cat/{folder}/0.jpg")
+
+
+@pytest.mark.parametrize(
+    "key", [".DS_Store", "a/._0.jpg", "a/", "", "a/Thumbs.db", "desktop.ini", ".streamer/root.json"]
+)
+def test_hidden_files(key: str) -> None:
+    """Names that begin with a dot, markers of empty folders, and what systems leave."""
+    assert is_hidden(key)
+
+
+@pytest.mark.parametrize(
+    "key", ["a.jpg", "./a.jpg", "a/./b.jpg", "a/../b.jpg", "a.b/c.jpg", "a//b.jpg", "_x/a.jpg", "…/a"]
+)
+def test_visible_files(key: str) -> None:
+    """A dot inside of a name hides nothing, nor do parts that only say where."""
+    assert not is_hidden(key)
+
+
+# A file of each format that has endings of its own, and how many are needed to recognize it.
+FILES = {
+    "webdataset": ["0.tar", "1.tar.gz"],
+    "parquet": ["0.parquet"],
+    "jsonl": ["0.jsonl"],
+    "tfrecord": ["0.tfrecord", "1.tfrecord"],
+    "recordio": ["0.rec"],
+    "arrow": ["0.arrow"],
+    "hdf5": ["0.h5"],
+    "zip": ["0.zip"],
+    "lmdb": ["x/data.mdb"],
+    "mds": ["shard.00000.mds", "index.json"],
+    "litdata": ["chunk-0-0.bin", "index.json"],
+    "tokens": ["0.bin", "0.idx"],
+    "zarr": ["zarr.json", "c/0/0"],
+    "folder": ["cat/0.jpg", "dog/1.jpg"],
+}
+
+
+@pytest.mark.parametrize("hidden", [".snapshot/d", ".git", "x/.ipynb_checkpoints"])
+@pytest.mark.parametrize("kind", FILES)
+async def test_copies_in_hidden_folders_are_no_part_of_a_dataset(store, kind: str, hidden: str) -> None:
+    """Neither objects nor index files of it, in any format; many of them do not make it another kind."""
+    own = [f"s3://b/t/{name}" for name in FILES[kind]]
+    copies = [f"s3://b/t/{hidden}{number}/{name}" for number in range(9) for name in (*FILES[kind], "z.metadata")]
+    alone = await list_objects(["s3://b/t/"], store(dict.fromkeys(own, b"1")), detect.chooser("auto"), 4)
+    found = await list_objects(["s3://b/t/"], store(dict.fromkeys(own + copies, b"1")), detect.chooser("auto"), 4)
+    assert found.indexer.name == kind
+    assert (found.listing.keys, found.listing.classes) == (alone.listing.keys, alone.listing.classes)
+    assert found.others.keys() == alone.others.keys()
+
+
+async def test_copies_of_macs_beside_tars_are_no_shards(store) -> None:
+    """`._0.tar` has 4 KiB of attributes in it, `.1.tar` is an upload that was cut off."""
+    names = ["s3://b/t/0.tar", "s3://b/t/._0.tar", "s3://b/t/.1.tar"]
+    for kind in ("auto", "webdataset"):
+        found = await list_objects(["s3://b/t/"], store(dict.fromkeys(names, b"1")), detect.chooser(kind), 4)
+        assert found.listing.keys == [b"0.tar"]
+
+
+async def test_what_the_user_names_himself_is_not_hidden(store) -> None:
+    """A hidden folder as the url, and a hidden file."""
+    names = ["s3://b/.h/cat/1.jpg", "s3://b/.h/dog/2.jpg"]
+    found = await list_objects(["s3://b/.h/"], store(dict.fromkeys(names, b"1")), detect.chooser("auto"), 4)
+    assert found.listing.classes == ("cat", "dog")
+    found = await list_objects(["s3://b/.0.tar"], store({"s3://b/.0.tar": b"1"}), detect.chooser("auto"), 4)
+    assert (found.indexer.name, found.listing.keys) == ("webdataset", [b".0.tar"])
+
+
+async def test_a_dataset_of_hidden_files_is_told(store) -> None:
+    """With the way out."""
+    with pytest.raises(ManifestError, match=r"all 2 objects below s3://b/t/ are in hidden folders, as \.git/1 is.*url"):
+        await list_objects(
+            ["s3://b/t/"], store({"s3://b/t/.git/1": b"", "s3://b/t/.git/2": b""}), detect.chooser("auto"), 4
+        )
+
+
+def test_every_format_has_a_case() -> None:
+    """But those that are only named, or share their files with another one."""
+    assert streamer.formats.BUILT_IN.keys() - FILES.keys() == {"audio", "video", "lerobot", "npy", "raw"}

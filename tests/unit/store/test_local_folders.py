@@ -1,0 +1,105 @@
+"""Folders of this machine with links in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from streamer.errors import ObjectNotFoundError, StoreError
+from streamer.store import local_folders
+from streamer.store.local_store import LocalStore
+
+
+async def listed(url: Path | str) -> list[str]:
+    """The objects below a url."""
+    return [record.url async for page in LocalStore().list(str(url)) for record in page]
+
+
+def write(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
+    return path
+
+
+async def test_linked_folders_are_walked(tmp_path: Path) -> None:
+    """Relative and absolute links, links in linked folders, and two links to one folder, as ImageFolder has them."""
+    write(tmp_path / "elsewhere/cat/1.jpg")
+    write(tmp_path / "deep/2.jpg")
+    (tmp_path / "elsewhere/cat/more").symlink_to("../../deep")
+    root = tmp_path / "data"
+    write(root / "dog/3.jpg")
+    (root / "cat").symlink_to(tmp_path / "elsewhere/cat")
+    (root / "cat2").symlink_to("../elsewhere/cat")
+    wanted = [f"{root}/{key}" for key in ("cat/1.jpg", "cat/more/2.jpg", "cat2/1.jpg", "cat2/more/2.jpg", "dog/3.jpg")]
+    assert await listed(root) == wanted
+    assert await listed(f"{root}/**/*.jpg") == wanted
+    assert await listed(f"{root}/cat/*.jpg") == wanted[:1]
+    (tmp_path / "link").symlink_to(root)
+    assert len(await listed(tmp_path / "link")) == len(wanted)
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "self"])
+async def test_links_in_a_circle_are_not_followed(tmp_path: Path, target: str, caplog) -> None:
+    """All files come once; a line names the link."""
+    write(tmp_path / "data/cat/1.jpg")
+    link = tmp_path / "data/cat/again"
+    link.symlink_to(tmp_path / "data" if target == "self" else target)
+    found = await listed(tmp_path / "data")
+    # A link that leads above the url comes back into it, but not further.
+    again = [f"{link}/data/cat/1.jpg"] if target == "../.." else []
+    assert sorted(found) == sorted([f"{tmp_path}/data/cat/1.jpg", *again])
+    assert "again is a link to a folder that it is in, and is not followed" in caplog.text
+
+
+async def test_folders_that_link_to_each_other_end(tmp_path: Path, monkeypatch) -> None:
+    """A bound on the visits of one folder; the error names it."""
+    monkeypatch.setattr(local_folders, "MOST_VISITS", 20)
+    for name in "abcdefgh":
+        (tmp_path / name).mkdir()
+        for other in "abcdefgh".replace(name, ""):
+            (tmp_path / name / other).symlink_to(f"../{other}")
+    with pytest.raises(StoreError, match=r"links lead to .* from more than 20 places below"):
+        await listed(tmp_path)
+
+
+@pytest.mark.parametrize("target", ["/nowhere/x.jpg", "broken.jpg", "other/x.jpg"])
+async def test_a_broken_link_is_named(tmp_path: Path, target: str) -> None:
+    """One that leads nowhere, one to itself, and one through a file; by a folder, a pattern and braces."""
+    write(tmp_path / "cat/0.jpg")
+    write(tmp_path / "cat/other")
+    (tmp_path / "cat/broken.jpg").symlink_to(target)
+    for url in (tmp_path, f"{tmp_path}/*/*.jpg", f"{tmp_path}/cat/{{0,broken}}.jpg", tmp_path / "cat/broken.jpg"):
+        with pytest.raises(ObjectNotFoundError, match=r"cat/broken\.jpg is a symbolic link to .*mend the link"):
+            await listed(url)
+    assert await listed(f"{tmp_path}/cat/0*.jpg") == [f"{tmp_path}/cat/0.jpg"]
+
+
+async def test_broken_links_that_are_hidden_do_no_harm(tmp_path: Path) -> None:
+    """Editors lock files by links that lead nowhere."""
+    write(tmp_path / "0.jpg")
+    (tmp_path / ".#0.jpg").symlink_to("user@host.1234")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/x").symlink_to("nowhere")
+    assert await listed(tmp_path) == [f"{tmp_path}/0.jpg"]
+
+
+async def test_pipes_are_left_out(tmp_path: Path, caplog) -> None:
+    """To open one would wait for a writer; a line names it."""
+    write(tmp_path / "0.jpg")
+    os.mkfifo(tmp_path / "1.jpg")
+    assert await listed(tmp_path) == [f"{tmp_path}/0.jpg"]
+    assert "1.jpg is neither a file nor a folder" in caplog.text
+
+
+async def test_a_mounted_configmap_has_each_file_once(tmp_path: Path) -> None:
+    """Kubernetes mounts a hidden folder, and links to its files."""
+    from streamer.formats.detect import chooser
+    from streamer.manifest.builder.listing import list_objects
+
+    write(tmp_path / "..2026_11_28/labels.jsonl")
+    (tmp_path / "..data").symlink_to("..2026_11_28")
+    (tmp_path / "labels.jsonl").symlink_to("..data/labels.jsonl")
+    found = await list_objects([str(tmp_path)], LocalStore(), chooser("auto"), 4)
+    assert found.listing.keys == [b"labels.jsonl"]
