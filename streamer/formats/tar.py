@@ -29,12 +29,23 @@ _ZERO = bytes(BLOCK)
 _FIELDS = Struct("<100s24x12s12x8sB100x6s82x155s12x")
 # Directories, links, devices, fifos: by definition without content.
 _EMPTY = frozenset(b"123456")
-_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"LKxg"
+# Regular files, also of archives older than type flags, and contiguous ones, as Python's `TarInfo.isreg` has them. All
+# other types (V: a label, D: a listing, A: access rights, I: an inode, N: a name) have content, but are no files.
+_FILES = frozenset(b"0\x007")
+_HARD_LINK, _SYMBOLIC_LINK = b"12"
+# X is what Solaris writes for x.
+_LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL = b"LKxXg"
+_EXTENDED = frozenset([_LONG_NAME, _LONG_LINK, _PAX, _PAX_SOLARIS, _PAX_GLOBAL])
 _KNOWN_REFUSED = {ord("S"): "a sparse file", ord("M"): "a part of a multi-volume archive"}
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One entry of an archive. `[start, stop)` has all its headers, its content and the padding."""
+    """One entry of an archive. `[start, stop)` has all its headers, its content and the padding.
+
+    Attributes:
+        is_file: whether it is a file with its content.
+        is_link: whether it is a hard or symbolic link, whose content is elsewhere.
+    """
 
     name: str
     is_file: bool
@@ -42,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True):
     content_start: int
     content_stop: int
     stop: int
+    is_link: bool = False
 
 
 class Parser(msgspec.Struct):
@@ -60,7 +72,7 @@ class Parser(msgspec.Struct):
         kind, size, name = parse_header(block, offset)
         if self._start is None:
             self._start = offset
-        if kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL):
+        if kind in _EXTENDED:
             if size > META_BYTES:
                 raise DamagedError(f"an extended header of {size} bytes", offset)
             return offset + BLOCK, offset + BLOCK + size
@@ -72,7 +84,7 @@ class Parser(msgspec.Struct):
         """Parses the content of an extended header; `kind` is its type flag."""
         if kind == _LONG_NAME:
             self._name = _text(payload)
-        elif kind == _PAX:
+        elif kind in {_PAX, _PAX_SOLARIS}:
             self._pax.update(parse_pax(payload, offset))
         elif kind == _PAX_GLOBAL and parse_pax(payload, offset).keys() & {"path", "size"}:
             raise DamagedError("a global PAX header renames or resizes all entries", offset)
@@ -87,8 +99,9 @@ class Parser(msgspec.Struct):
         content = offset + BLOCK
         self._start = self._name = None
         # A ustar name that ends in a slash is a directory in archives older than type flags.
-        is_file = not empty and not name.endswith("/")
-        return Entry(name, is_file, start, content, content + size, content + padded(size))
+        is_file = kind in _FILES and not name.endswith("/")
+        is_link = kind in {_HARD_LINK, _SYMBOLIC_LINK}
+        return Entry(name, is_file, start, content, content + size, content + padded(size), is_link)
 
     def _amended(self, name: str, size: int, offset: int) -> tuple[str, int]:
         """Returns name and size of the next entry, as its PAX header has them."""

@@ -20,9 +20,11 @@ from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.builder.containers import Budget, Container, index_container
 from streamer.manifest.packing import Cut
-from streamer.manifest.protocols import Indexer, Short
+from streamer.manifest.protocols import Indexer, Note, Short
 
 Found: TypeAlias = Cut | list[Block] | Short | ManifestError
+# The place of a container in its task, and what is found in it; in any order.
+Findings: TypeAlias = list[tuple[int, Found | Note]]
 
 # A task that dies costs as much again; one of 1 GB takes a second at 10 Gbit/s.
 _TASK_BYTES = 1 << 30
@@ -48,16 +50,16 @@ class IndexTasks(msgspec.Struct, frozen=True):
 
     async def __call__(
         self, containers: Sequence[Container], indexer: Indexer
-    ) -> AsyncGenerator[tuple[int, Found], None]:
-        """Yields the place of a container and the findings in it, or why it is damaged."""
+    ) -> AsyncGenerator[tuple[int, Found | Note], None]:
+        """Yields the place of a container and the findings in it, or why it is damaged, and notes about it."""
         tasks = iter(
             ContainersTask(first, containers[first:stop], indexer, self.options)
             for first, stop in groups([each.record.size for each in containers], self.runner.most_tasks)
         )
         async with aclosing(run_growing(self.runner, index_containers, lambda: next(tasks, None))) as coming:
             async for first, some in coming:
-                for place, found in enumerate(some, first):
-                    yield place, found
+                for place, found in some:
+                    yield first + place, found
 
 
 def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
@@ -73,24 +75,32 @@ def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
         yield first, len(sizes)
 
 
-def index_containers(task: ContainersTask) -> tuple[int, list[Found]]:
+def index_containers(task: ContainersTask) -> tuple[int, Findings]:
     """Indexes containers: returns the number of the first, and the findings, or errors, in each; raises StoreError."""
     return task.first, asyncio.run(_index(task))
 
 
-async def _index(task: ContainersTask) -> list[Found]:
+async def _index(task: ContainersTask) -> Findings:
     bounds = BuildOptions()
     sizes = np.array([container.record.size for container in task.containers], np.int64)
     budget = Budget.of(bounds.memory_bytes, bounds.concurrency, sizes, 0)
+    notes: Findings = []
     async with Fetcher(FetchConfig(), Opener(task.options)) as fetcher:
         reader = TaskReader(fetcher)
 
-        async def index(container: Container) -> Found:
+        async def index(place: int) -> Found:
             try:
                 return await index_container(
-                    container, task.indexer, reader, ahead=budget.ahead, on_chunk=None, on_read=lambda need: None
+                    task.containers[place],
+                    task.indexer,
+                    reader,
+                    ahead=budget.ahead,
+                    on_chunk=None,
+                    on_read=lambda need: None,
+                    on_note=lambda note: notes.append((place, note)),
                 )
             except ManifestError as error:
                 return error
 
-        return await bounded_map(index, task.containers, budget.parallel_objects)
+        found = await bounded_map(index, range(len(task.containers)), budget.parallel_objects)
+    return [*notes, *enumerate(found)]

@@ -82,6 +82,20 @@ class Short(msgspec.Struct, frozen=True):
         return f"the longest has {self.length:g} {self.unit}{self.remedy and f'; {self.remedy}'}"
 
 
+class Note(msgspec.Struct, frozen=True):
+    """An index says what it has left out of an object, or what may not be meant.
+
+    Attributes:
+        what: a sentence without its beginning, the same for all objects: notes of one `what` become one line.
+        count: how many of what it begins with.
+        example: the first of them.
+    """
+
+    what: str
+    count: int
+    example: str
+
+
 class Source(msgspec.Struct, frozen=True):
     """One object to index.
 
@@ -119,8 +133,8 @@ class Survey(msgspec.Struct, frozen=True):
 Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
 # Yield their needs (several at once as a tuple, which is answered with a tuple), and are sent the bytes.
 Surveying: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Survey]
-# Also yields samples or blocks in order of position, never both in one dataset, or why there are none.
-Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block | Short, Answer, None]
+# Also yields samples or blocks in order of position, never both in one dataset, or why there are none; and notes.
+Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block | Short | Note, Answer, None]
 
 
 class Indexer(Protocol):
@@ -163,7 +177,7 @@ class Indexer(Protocol):
         ...
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the samples of one object: yields `Need`s (answered with bytes), and `Span`s, `Block`s or `Short`.
+        """Finds the samples of one object: yields `Need`s (answered with bytes), and `Span`s, `Block`s or `Short`, `Note`s.
 
         Formats that read all bytes ask for them forward, each once: the chunks among them are offered to the cache.
         Spans are in order and do not overlap.
@@ -260,5 +274,6 @@ class IndexedChunk(Chunk, frozen=True):
 
 OnEstimate = Callable[[Estimate], None]
 OnProgress = Callable[[Progress], None]
+OnNote = Callable[[Note], None]
 OnChunk = Callable[[IndexedChunk, list[memoryview]], Awaitable[None]]
 ChooseFormat = Callable[[Iterable[str]], Indexer]

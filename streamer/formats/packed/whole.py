@@ -12,7 +12,7 @@ from streamer.formats.failures import check_filled, refused
 from streamer.formats.packed.unpack import UNPACKERS, UnpackError, unpack
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Examine, Examined, Indexing, Need, Source, Span
+from streamer.manifest.protocols import Examine, Examined, Indexing, Need, Note, Source, Span
 
 # Packings by the ending of the name.
 ENDINGS = {
@@ -67,7 +67,7 @@ class PackedRecoder:
             raise RecodeError(f"no compression {packing[:20]!r} is known")
         try:
             unpacked = unpack(packing, content, MOST_RECORD_BYTES)
-            spans = np.array(list(self._spans(unpacked)), np.int64).reshape(-1, 2)
+            spans = np.array(list(self._spans(unpacked, is_index=samples == -1)), np.int64).reshape(-1, 2)
         except UnpackError as error:
             raise RecodeError(f"{error}; unpack it, or pack it as several files") from error
         except ManifestError as error:
@@ -82,8 +82,11 @@ class PackedRecoder:
         parts = [unpacked[a:b] for a, b in zip(starts[runs].tolist(), stops[ends].tolist(), strict=True)]
         return Records(parts, stops - starts)
 
-    def _spans(self, unpacked: memoryview) -> Iterator[tuple[int, int]]:
-        """Yields the samples, as the inner format finds them."""
+    def _spans(self, unpacked: memoryview, *, is_index: bool) -> Iterator[tuple[int, int]]:
+        """Yields the samples, as the inner format finds them.
+
+        A recoder has no way to say a line: an index refuses what it would be about.
+        """
         if not unpacked:
             return
         # The names of objects say how they are packed: this one has none.
@@ -100,5 +103,8 @@ class PackedRecoder:
                 yield item.start, item.stop
             elif isinstance(item, Need):
                 answer = unpacked[item.start : item.stop]
+            elif isinstance(item, Note):
+                if is_index:
+                    raise RecodeError(f"{item.count} {item.what} (the first is {item.example})")
             else:
                 raise RecodeError(f"format {self._inner.name!r} does not read its samples alone")

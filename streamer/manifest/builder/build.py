@@ -28,6 +28,7 @@ from streamer.manifest.protocols import (
     Indexer,
     Lister,
     Need,
+    Note,
     OnChunk,
     OnEstimate,
     OnProgress,
@@ -45,9 +46,9 @@ MEMORY_BYTES = 256 << 20
 
 
 # Indexes containers in other processes: yields the number of a container and its samples or blocks, or why it is
-# damaged, in any order. Raises StoreError if a store cannot be read.
+# damaged, in any order, and notes about it. Raises StoreError if a store cannot be read.
 Elsewhere = Callable[
-    [Sequence[Container], Indexer], AsyncGenerator[tuple[int, Cut | list[Block] | Short | ManifestError], None]
+    [Sequence[Container], Indexer], AsyncGenerator[tuple[int, Cut | list[Block] | Short | Note | ManifestError], None]
 ]
 
 
@@ -173,6 +174,8 @@ async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions
         options.on_note(f"{survey.rows - rows.samples} of {survey.rows} rows have no sample in them{_as_read(indexer)}")
     if indexed.left_out:
         options.on_note(f"samples over a change of codec parameters, which are left out: {indexed.left_out}")
+    for note in indexed.notes.values():
+        options.on_note(f"{note.count} {note.what} (the first is {note.example})")
     return rows, str(indexed.longest or "")
 
 
@@ -197,6 +200,7 @@ class _Indexed:
     Attributes:
         longest: of the containers that are shorter than a sample.
         left_out: see `Block`, of the containers that were not known.
+        notes: those of all containers that were not known, by what they say.
     """
 
     def __init__(
@@ -212,6 +216,7 @@ class _Indexed:
         self._damages: dict[int, ManifestError] = {}
         self.longest: Short | None = None
         self.left_out = 0
+        self.notes: dict[str, Note] = {}
 
     async def rows(self, known: Mapping[int, Cut | list[Block]]) -> Rows:
         """Returns the rows of all containers, some of which are known."""
@@ -264,12 +269,19 @@ class _Indexed:
         found: list[Cut | list[Block] | None] = [None] * len(numbers)
         async with aclosing(elsewhere([self._container(number) for number in numbers], self._chosen)) as coming:
             async for place, cut in coming:
-                if isinstance(cut, ManifestError):
+                if isinstance(cut, Note):
+                    self._add_note(cut, numbers[place])
+                elif isinstance(cut, ManifestError):
                     self._leave(numbers[place], cut)
                 else:
                     found[place] = self._count_object(numbers[place], cut, 0)
                 self._report()
         return found
+
+    def _add_note(self, note: Note, number: int) -> None:
+        url = self._survey.sources[number].record.url
+        known = self.notes.setdefault(note.what, Note(note.what, 0, f"{note.example} of {url}"))
+        self.notes[note.what] = msgspec.structs.replace(known, count=known.count + note.count)
 
     def _container(self, number: int) -> Container:
         source, logs = self._survey.sources[number], self._options.logs
@@ -295,6 +307,7 @@ class _Indexed:
             ahead=self._budget.ahead,
             on_chunk=self._options.on_chunk,
             on_read=count,
+            on_note=lambda note: self._add_note(note, number),
         )
         counted = self._count_object(number, cut, passed)
         self._report()

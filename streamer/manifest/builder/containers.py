@@ -33,7 +33,9 @@ from streamer.manifest.protocols import (
     Indexer,
     Indexing,
     Need,
+    Note,
     OnChunk,
+    OnNote,
     RangeReader,
     Short,
     Source,
@@ -97,6 +99,7 @@ async def index_container(
     ahead: int,
     on_chunk: OnChunk | None,
     on_read: Callable[[Need], None],
+    on_note: OnNote = lambda note: None,
 ) -> Cut | list[Block] | Short:
     """Indexes one container: cuts its samples into chunks, and offers those chunks whose bytes were all read.
 
@@ -122,6 +125,8 @@ async def index_container(
                     chunks, advancing = _ClosedChunks(container, on_chunk, found), _Steps(steps, found, blocks)
                     await _index_rest(advancing, windows, chunks, on_read)
                     short = advancing.short
+                    for note in advancing.notes:
+                        on_note(note)
                 finally:
                     windows.cancel()
     if found_any := blocks or short:
@@ -160,6 +165,7 @@ class _Steps:
     def __init__(self, steps: Indexing, found: Found, blocks: list[Block]) -> None:
         self._steps, self.found, self.blocks = steps, found, blocks
         self.short: Short | None = None
+        self.notes: list[Note] = []
 
     def advance(self, answer: Answer) -> Need | tuple[Need, ...] | Examine | None:
         """Advances the indexer to its next need; None: it is done."""
@@ -171,6 +177,8 @@ class _Steps:
                     self.found.stops.append(item.stop)
                 elif isinstance(item, Short):
                     self.short = item
+                elif isinstance(item, Note):
+                    self.notes.append(item)
                 else:
                     self.blocks.append(item)
                 item = next(self._steps)
