@@ -10,17 +10,8 @@ from msgspec.structs import force_setattr
 
 from streamer.errors import ConfigError
 from streamer.formats.base import Facts, Field, Format, SampleName
-from streamer.formats.names import (
-    AUDIO,
-    COMPANIONS,
-    OTHER_PICTURES,
-    PICTURES,
-    VIDEO,
-    base_name,
-    extension,
-    field_name,
-    is_hidden,
-)
+from streamer.formats.names import AUDIO, COMPANIONS, OTHER_PICTURES, PICTURES, VIDEO, base_name, extension, field_name
+from streamer.manifest.hidden import is_hidden
 from streamer.manifest.protocols import Indexing, Source, Span
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from streamer.manifest.hidden import is_hidden as is_hidden
-
 # The field of a file whose name has no extension.
 NO_EXTENSION = "bin"
 PICTURES = frozenset(

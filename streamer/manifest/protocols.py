@@ -177,7 +177,7 @@ class Indexer(Protocol):
         ...
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the samples of one object: yields `Need`s (answered with bytes), and `Span`s, `Block`s or `Short`, `Note`s.
+        """Finds the samples of one object: yields `Need`s (answered with bytes), `Span`s, `Block`s, `Short` or `Note`s.
 
         Formats that read all bytes ask for them forward, each once: the chunks among them are offered to the cache.
         Spans are in order and do not overlap.

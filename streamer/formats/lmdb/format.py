@@ -21,8 +21,9 @@ from streamer.errors import DecodeError, RecodeError
 from streamer.formats.base import Block, Facts, Field, Format, Records, SampleName
 from streamer.formats.failures import DamagedError, errors_of
 from streamer.formats.lmdb.pages import META_BYTES, Entry, Tree, children, entries, read_tree
-from streamer.formats.names import base_name, is_hidden, kind_of_bytes
+from streamer.formats.names import base_name, kind_of_bytes
 from streamer.formats.reading import Reading, read_each, read_range, read_ranges
+from streamer.manifest.hidden import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
 

@@ -10,10 +10,11 @@ import msgspec
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Facts, Field, Format, Opener, SampleName
 from streamer.formats.failures import DamagedError, refused
-from streamer.formats.names import base_name, is_hidden, kind_of_bytes
+from streamer.formats.names import base_name, kind_of_bytes
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.sidecars import listed_samples, with_sidecars
 from streamer.formats.tfrecord import example, framing
+from streamer.manifest.hidden import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Surveying
 
