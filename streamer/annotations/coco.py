@@ -19,8 +19,8 @@ file; therefore they are taken apart first (`msgspec.Raw`, views of the file) an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
-from typing import TypeVar
+from itertools import chain, pairwise
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from streamer.annotations.options import USUAL_KEY, Parsed, TableOptions, chosen_fields
 from streamer.errors import ConfigError, RecodeError
 from streamer.formats.base import FieldSpec
+from streamer.formats.table.rows import why_malformed
 from streamer.formats.table.writer import Column
 
 _Item = TypeVar("_Item")
@@ -36,7 +37,8 @@ _Item = TypeVar("_Item")
 _BATCH_ITEMS = 10_000
 _QUOTED = 200
 
-_OF_IMAGES = ("image_id", "height", "width")
+_SIZES = ("height", "width")
+_OF_IMAGES = ("image_id", *_SIZES)
 _INSTANCES = ("boxes", "labels", "area", "iscrowd", *_OF_IMAGES)
 _CAPTIONS = ("captions", *_OF_IMAGES)
 _KNOWN = (*_INSTANCES, "category_ids", "keypoints", "segmentation", "captions")
@@ -59,9 +61,16 @@ class _File(msgspec.Struct):
 
 class _Image(msgspec.Struct):
     id: int | str
-    file_name: str
-    height: int = 0
-    width: int = 0
+    file_name: str = ""
+    # LVIS has this instead.
+    coco_url: str = ""
+    height: int | None = None
+    width: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the image's file; of LVIS the last part of its url."""
+        return self.file_name or self.coco_url.rpartition("/")[2]
 
 
 class _Category(msgspec.Struct):
@@ -78,6 +87,8 @@ class _Object(msgspec.Struct):
     iscrowd: int = 0
     keypoints: list[float] = []
     segmentation: msgspec.Raw = msgspec.Raw(b"null")
+    # Of panoptic files.
+    segments_info: msgspec.Raw = msgspec.Raw()
     caption: str = ""
 
 
@@ -92,8 +103,8 @@ class _Objects:
             "boxes": self._boxes,
             "labels": self._numbers,
             "area": lambda some: np.array([each.area for each in some], np.float32),
-            "iscrowd": lambda some: np.array([each.iscrowd for each in some], np.uint8),
-            "category_ids": lambda some: np.array([each.category_id for each in some], np.int64),
+            "iscrowd": lambda some: _whole_numbers([each.iscrowd for each in some], np.uint8, "iscrowd"),
+            "category_ids": lambda some: _whole_numbers([each.category_id for each in some], np.int64, "category_id"),
             "keypoints": self._keypoints,
             "segmentation": lambda some: [bytes(each.segmentation) for each in some],
             "captions": lambda some: [msgspec.json.encode(each.caption) for each in some],
@@ -136,6 +147,11 @@ class _Objects:
     def _boxes(self, some: Sequence[_Object]) -> NDArray[np.float32]:
         if any(each.bbox is None for each in some):
             example = next(each for each in some if each.bbox is None)
+            if bytes(example.segments_info):
+                raise RecodeError(
+                    "these are panoptic annotations, whose segments are in pictures of their own (segments_info): they "
+                    "are not read as objects; put the PNG of each image beside it in a tar, or join its instances file"
+                )
             raise RecodeError(f"an object of image {example.image_id!r} has no bbox; fields= takes what the file has")
         boxes = np.array([each.bbox for each in some], np.float64).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
@@ -166,26 +182,62 @@ def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
     try:
         file = msgspec.json.decode(content, type=_File)
     except msgspec.MsgspecError as error:
-        raise RecodeError(f"not COCO's JSON, an object with images, annotations and categories: {error}") from error
-    images = [image for some in _decoded(file.images, _Image, "image") for image in some]
-    categories = sorted(
-        (category for some in _decoded(file.categories, _Category, "category") for category in some),
-        key=lambda category: category.id,
-    )
+        raise RecodeError(
+            f"not COCO's JSON, an object with images, annotations and categories: {error}{why_malformed(content)}"
+        ) from error
+    images = _images_of(file.images)
+    categories = _categories_of(file.categories)
     numbers = {image.id: number for number, image in enumerate(images)}
     if len(numbers) < len(images):
         raise RecodeError(f"{len(images)} images have {len(numbers)} ids: two of them have the same id")
-    fields = chosen_fields(options, _KNOWN, _usual(file.annotations))
+    usual, lacking = _usual(file.annotations), _refuse_lacking_sizes(images, options)
+    fields = chosen_fields(options, _KNOWN, [name for name in usual if name not in lacking])
     objects = _Objects(fields, numbers, categories)
     for some in _decoded(file.annotations, _Object, "annotation"):
         objects.add(some)
     known = {**objects.columns(), **_image_columns(images)}
     return Parsed(
-        keys=[image.file_name for image in images],
+        keys=[image.name for image in images],
         fields=[FieldSpec(name, known[name][0]) for name in fields],
         columns=[known[name][1] for name in fields],
         classes=tuple(category.name for category in categories),
     )
+
+
+def _images_of(raw: msgspec.Raw) -> list[_Image]:
+    """Returns the images of a file; raises RecodeError for one without a name."""
+    images = [image for some in _decoded(raw, _Image, "image") for image in some]
+    if (nameless := next((image for image in images if not image.name), None)) is not None:
+        raise RecodeError(f"image {nameless.id!r} has neither a file_name nor a coco_url, by which it would be joined")
+    return images
+
+
+def _categories_of(raw: msgspec.Raw) -> list[_Category]:
+    """Returns the categories of a file in the order of their ids; raises RecodeError for two of one id."""
+    found = (category for some in _decoded(raw, _Category, "category") for category in some)
+    categories = sorted(found, key=lambda category: category.id)
+    for first, second in pairwise(categories):
+        if first.id == second.id:
+            raise RecodeError(
+                f"two categories have the id {first.id}, {first.name!r} and {second.name!r}; give each an id of its own"
+            )
+    return categories
+
+
+def _refuse_lacking_sizes(images: Sequence[_Image], options: TableOptions) -> list[str]:
+    """Returns the fields of `_SIZES` that no image has; raises RecodeError for one that only some have."""
+    lacking = []
+    for name in _SIZES:
+        without = [image for image in images if getattr(image, name) is None]
+        if not without or (options.fields is not None and name not in options.fields):
+            continue
+        if len(without) < len(images) or options.fields is not None:
+            raise RecodeError(
+                f"{len(without):,} of {len(images):,} images have no {name}, the first is {without[0].id!r}; write it, "
+                f"or choose fields= without {name!r}"
+            )
+        lacking.append(name)
+    return lacking
 
 
 def _usual(annotations: msgspec.Raw) -> Sequence[str]:
@@ -223,14 +275,24 @@ def _refuse(items: Sequence[msgspec.Raw], first: int, kind: type, what: str) -> 
 def _image_columns(images: Sequence[_Image]) -> dict[str, tuple[str, Column]]:
     ids = [image.id for image in images]
     sizes = {
-        name: ("<i4", Column(np.array([getattr(image, name) for image in images], np.int32)))
-        for name in ("height", "width")
+        name: ("<i4", Column(_whole_numbers([getattr(image, name) or 0 for image in images], np.int32, name)))
+        for name in _SIZES
     }
     if all(isinstance(found, int) for found in ids):
-        return {"image_id": ("<i8", Column(np.array(ids, np.int64))), **sizes}
+        return {"image_id": ("<i8", Column(_whole_numbers(ids, np.int64, "image id"))), **sizes}
     texts = [str(found).encode() for found in ids]
     lengths = np.array(list(map(len, texts)), np.int64)
     return {"image_id": ("txt", Column(np.frombuffer(b"".join(texts), np.uint8), lengths)), **sizes}
+
+
+def _whole_numbers(values: Sequence[int | str], dtype: type[np.integer[Any]], what: str) -> NDArray[np.integer[Any]]:
+    """Makes a column; raises RecodeError for a number that its dtype does not have."""
+    try:
+        return np.array(values, dtype)
+    except OverflowError as error:
+        limits = np.iinfo(dtype)
+        wrong = next(value for value in values if not limits.min <= int(value) <= limits.max)
+        raise RecodeError(f"the {what} {wrong} does not fit into {np.dtype(dtype)}; number them anew") from error
 
 
 def _lists(values: Sequence[bytes], order: NDArray[np.int64], counts: NDArray[np.int64]) -> Column:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.annotations.options import Annotations, Missing
+from streamer.annotations.options import NO_KEY, Annotations, Missing
 from streamer.annotations.table import AnnotationTable
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.kinds import NULL
 from streamer.decode.rule import DecodeRule
-from streamer.errors import DecodeError, ManifestError
+from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Field, FieldSpec
+from streamer.formats.names import extension
 from streamer.formats.table.records import TableOpener, fixed_dtype
 from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import SampleName
@@ -34,11 +35,18 @@ class JoinRules(msgspec.Struct, frozen=True):
         table: folder of the table.
         missing: what happens to a sample without a row.
         on: the field of the sample with its key; None: "__key__".
+        base: url of the folder below which the keys of samples are, if they are files.
     """
 
     table: Path
     missing: Missing = "error"
     on: str | None = None
+    base: str = ""
+
+    @classmethod
+    def of(cls, table: Path, given: Annotations, manifest: Manifest) -> JoinRules:
+        """Makes the rules of annotations whose table is found."""
+        return cls(table, given.missing, given.on, manifest.content.base if manifest.whole_objects else "")
 
     @property
     def digest(self) -> str:
@@ -59,6 +67,7 @@ class Joiner:
         self._rules = rules
         self._opener = TableOpener(self.table.head.fields)
         self._decode = SampleDecoder(decode if isinstance(decode, Mapping) else "auto")
+        self._names = frozenset(field.name for field in self.table.head.fields)
         self._empty = [_empty(field) for field in self.table.head.fields]
         # Chosen once, because all rows have the same fields: to choose takes as long as to decode.
         specs = [Field(spec.name, _NO_BYTES, spec.kind) for spec in self.table.head.fields]
@@ -86,15 +95,25 @@ class Joiner:
 
     def fields(self, key: str, fields: Sequence[Field]) -> Sequence[Field] | None:
         """Returns the annotations of a sample, undecoded; None: it has none, and such samples are left out."""
-        if self._rules.missing == "drop" and self.table.find(self._name(key, fields)) < 0:
+        if self._rules.missing == "drop" and self._find(self._name(key, fields)) < 0:
             return None
         record = self._record(key, fields)
-        return self._empty if record is None else self._opener.open(record, _NO_NAME)[1]
+        found = self._empty if record is None else self._opener.open(record, _NO_NAME)[1]
+        self.check_apart({field.name for field in fields})
+        return found
+
+    def check_apart(self, names: Collection[str]) -> None:
+        """Refuses a sample that has a field of the name of a column, which would replace it; raises DecodeError."""
+        if not self._names.isdisjoint(names):
+            raise DecodeError(taken_name(self.table, min(self._names.intersection(names))))
+
+    def _find(self, name: str) -> int:
+        return self.table.find(name, self._rules.base)
 
     def _record(self, key: str, fields: Sequence[Field]) -> memoryview | None:
         """Returns the row of a sample; None: it has no row, and may have none."""
         name = self._name(key, fields)
-        if (row := self.table.find(name)) >= 0:
+        if (row := self._find(name)) >= 0:
             return memoryview(self.table.row(row))
         if self._rules.missing != "empty":
             raise DecodeError(no_row(self.table, name), sample=key)
@@ -114,11 +133,22 @@ class Joiner:
         return value.decode() if isinstance(value, bytes) else str(value)
 
 
+def taken_name(table: AnnotationTable, name: str) -> str:
+    """Returns the message for a column that would replace a field of samples."""
+    return (
+        f"annotations {table.head.url} have a column {name!r}, and so are samples' own fields called; rename the "
+        "column, or choose others: Annotations(url, fields=[...])"
+    )
+
+
 def no_row(table: AnnotationTable, key: str) -> str:
     """Returns the message for a sample without annotations."""
     shown = ", ".join(repr(table.key(row)) for row in range(min(2, len(table))))
+    prefix = table.head.prefix or table.head.folder
+    begin = f" and all begin with '{prefix}/'" if prefix else ""
     return (
-        f"no annotations for {key!r} among the {len(table):,} rows of {table.head.url}, whose keys are like {shown}; "
+        f"no annotations for {key!r} among the {len(table):,} rows of {table.head.url}, whose keys are like {shown}"
+        f"{begin}; "
         "missing='empty' gives such samples empty ones, missing='drop' leaves them out (files only), key= and on= name "
         "other columns and fields"
     )
@@ -141,6 +171,21 @@ def annotations_of(manifest: Manifest, given: Annotations | None, urls: Sequence
     return Annotations(f"{manifest.content.base}{metadata}")
 
 
+def pass_over(error: ConfigError, named: Annotations | None, found: Annotations) -> None:
+    """Says that a file which lies among the samples is not joined, because it does not name them.
+
+    Raises:
+        ConfigError: the given one, unless it is of such a file: `named` are the annotations that the user has named.
+    """
+    if named is not None or NO_KEY not in error.message:
+        raise error
+    logger.warning(
+        "%s, beside the files, is not joined to them, because it has no column 'file_name'; "
+        "annotations=Annotations(url, key=...) says which column has their names",
+        found.url,
+    )
+
+
 def matched(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | None:
     """Returns whether each sample has a row: bool, shape (samples,). Looks every key up, 3 us each.
 
@@ -148,15 +193,25 @@ def matched(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.bool_] | Non
 
     Raises:
         ManifestError: a sample without a row must have one, a row is of two samples, or no row is of any sample.
+        ConfigError: a column has the name of a field of the samples.
     """
+    table = AnnotationTable.open(rules.table)
+    _refuse_taken(manifest, table)
     if (rows := key_rows(manifest, rules)) is None:
         return None
-    table, found = AnnotationTable.open(rules.table), rows >= 0
+    found = rows >= 0
     if not found.any() or (rules.missing == "error" and not found.all()):
         first = manifest.name(int(np.argmin(found))).object_key
         count = f"{int((~found).sum()):,} of {manifest.samples:,} samples have none: " if len(found) > 1 else ""
         raise ManifestError(f"{count}{no_row(table, first)}", key=first, samples=int((~found).sum()))
     _refuse_shared(manifest, table, rows)
+    if (lost := int((~found).sum())) and rules.missing == "drop":
+        first = manifest.name(int(np.argmin(found))).object_key
+        logger.log(
+            logging.WARNING if 2 * lost > len(found) else logging.INFO,
+            "%d of %d samples have no row in %s and are left out, as %r",
+            *(lost, len(found), table.head.url, first),
+        )
     if spare := len(table) - int(found.sum()):
         row = int(np.setdiff1d(np.arange(len(table)), rows)[0])
         logger.info("%d of %d rows of %s are of no sample, as %r", spare, len(table), table.head.url, table.key(row))
@@ -168,7 +223,17 @@ def key_rows(manifest: Manifest, rules: JoinRules) -> npt.NDArray[np.int64] | No
     if not manifest.whole_objects or rules.on is not None:
         return None
     table = AnnotationTable.open(rules.table)
-    return np.fromiter(map(table.find, _keys(manifest)), np.int64, manifest.samples)
+    return np.fromiter((table.find(key, rules.base) for key in _keys(manifest)), np.int64, manifest.samples)
+
+
+def _refuse_taken(manifest: Manifest, table: AnnotationTable) -> None:
+    """Refuses columns with the names of fields, as far as these are known without reading a sample."""
+    taken = {"__key__", *(field.name for field in manifest.facts.fields)}
+    if manifest.whole_objects:
+        taken |= set(map(extension, _keys(manifest)))
+        taken |= {"label"} if manifest.classes else set()
+    if doubled := taken.intersection(field.name for field in table.head.fields):
+        raise ConfigError(taken_name(table, min(doubled)), field="annotations")
 
 
 def _keys(manifest: Manifest) -> Iterator[str]:
@@ -186,7 +251,7 @@ def _refuse_shared(manifest: Manifest, table: AnnotationTable, rows: npt.NDArray
     if len(shared):
         pair = [manifest.name(int(order[shared[0] + step])).object_key for step in (0, 1)]
         raise ManifestError(
-            f"{pair[0]!r} and {pair[1]!r} would both have the row {table.key(int(rows[order[shared[0]]]))!r} of "
+            f"{pair[0]!a} and {pair[1]!a} would both have the row {table.key(int(rows[order[shared[0]]]))!r} of "
             f"{table.head.url}; write its keys as paths below the dataset's url",
             key=pair[0],
             samples=len(shared) + 1,

@@ -23,6 +23,8 @@ MOST_FILE_BYTES = 2_000_000_000
 ENDINGS = ("json", "csv", "tsv", "jsonl", "ndjson", "parquet", "pq")
 # The key's name in COCO and at Hugging Face.
 USUAL_KEY = "file_name"
+# By these words a client tells a table that does not name the files: of an error in a recoder only the text arrives.
+NO_KEY = "has no column of keys"
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streamer.annotations.options import USUAL_KEY, Parsed, TableOptions, chosen_fields, ending_of
+from streamer.annotations.options import NO_KEY, USUAL_KEY, Parsed, TableOptions, chosen_fields, ending_of
 from streamer.annotations.table import MOST_ENDINGS, Head, hash_of
 from streamer.errors import ConfigError, RecodeError, StreamerError
 from streamer.formats.base import Records
-from streamer.formats.table.rows import field_of, read_rows, texts_of
+from streamer.formats.table.rows import field_of, read_rows, texts_of, why_malformed
 from streamer.formats.table.writer import write_records
 
 # "jpg", "jpeg2000": longer ones are not extensions.
 _LONGEST_ENDING = 8
+_MARK, _UTF_16 = b"\xef\xbb\xbf", {b"\xff\xfe", b"\xfe\xff"}
 _MAX_INT32 = 2**31 - 1
 
 
@@ -35,10 +36,16 @@ class AnnotationRecoder:
         except (StreamerError, MemoryError):
             raise
         except Exception as error:  # pyarrow has its own, and OSError, and those of Python
-            raise RecodeError(f"cannot be read: {type(error).__name__}: {error}") from error
+            why = why_malformed(content) if ending_of(self._options.url) == "json" else ""
+            raise RecodeError(f"cannot be read: {type(error).__name__}: {error}{why}") from error
 
     def _parse(self, content: memoryview) -> Parsed:
         ending = ending_of(self._options.url)
+        if ending not in {"parquet", "pq"} and bytes(content[:3]) == _MARK:
+            # Programs for Windows write it, and no reader of JSON takes it.
+            content = content[3:]
+        if bytes(content[:2]) in _UTF_16:
+            raise RecodeError("it is UTF-16; write it as UTF-8")
         if ending == "json" and bytes(content[:1000]).lstrip().startswith(b"{"):
             from streamer.annotations.coco import parse_coco
 
@@ -55,10 +62,12 @@ def _parse_rows(content: memoryview, ending: str, options: TableOptions) -> Pars
         nonlocal fields
         if key not in columns:
             raise ConfigError(
-                f"annotations={options.url!r} has no column {key!r}; key= names the column with the keys of the "
+                f"annotations={options.url!r} {NO_KEY}, {key!r}; key= names the column with the keys of the "
                 f"samples, one of {', '.join(columns)}",
                 field="key",
             )
+        if doubled := [name for name, count in Counter(columns).items() if count > 1]:
+            _refuse_doubled_columns(options, doubled, key)
         chosen = chosen_fields(options, columns, [name for name in columns if name != key])
         wanted = list(dict.fromkeys([key, *chosen]))
         fields = wanted if key in chosen else wanted[1:]
@@ -70,11 +79,23 @@ def _parse_rows(content: memoryview, ending: str, options: TableOptions) -> Pars
     return Parsed(keys, [spec for spec, _ in found], [column for _, column in found])
 
 
+def _refuse_doubled_columns(options: TableOptions, doubled: Sequence[str], key: str) -> None:
+    """Refuses columns of one name, of which a sample could have one only, unless none of them is taken."""
+    taken = [name for name in doubled if name == key or options.fields is None or name in options.fields]
+    if taken:
+        raise ConfigError(
+            f"annotations={options.url!r} has several columns of the name {taken[0]!r}; rename them, or choose others: "
+            "Annotations(url, fields=[...])",
+            field="fields",
+        )
+
+
 def _table(url: str, parsed: Parsed) -> Records:
     if not parsed.keys:
         raise RecodeError("it has no rows")
     keys = [key.removeprefix("./") for key in parsed.keys]
     folders = {key.rpartition("/")[0] for key in keys}
+    prefix = _common_folder(folders) if len(folders) > 1 else ""
     names = [key.encode("utf-8", "surrogateescape") for key in keys]
     hashes = np.fromiter(map(hash_of, names), np.int64, len(names))
     order = np.argsort(hashes, kind="stable")
@@ -89,11 +110,19 @@ def _table(url: str, parsed: Parsed) -> Records:
         in_folders=folders != {""},
         folder=folders.pop() if len(folders) == 1 else "",
         endings=_endings(keys),
+        prefix=prefix,
     )
     # The wide numbers first: each buffer is where its dtype may be.
     arrays = [hashes[order], *(offsets for offsets, _ in columns), *(content for _, content in columns)]
-    parts: list[NDArray[np.uint8] | bytes] = [*(array.view(np.uint8) for array in arrays), msgspec.json.encode(head)]
+    parts: list[NDArray[np.uint8] | bytes] = [*(array.view(np.uint8) for array in arrays), head.encode()]
     return Records(parts, np.array(list(map(len, parts)), np.int64))
+
+
+def _common_folder(folders: set[str]) -> str:
+    """Returns the folder that contains all of these; "" if there is none."""
+    first, last = (folder.split("/") for folder in (min(folders), max(folders)))
+    shared = list(takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
+    return "/".join(name for name, _ in shared)
 
 
 def _refuse_doubles(hashes: NDArray[np.int64], order: NDArray[np.int64], keys: Sequence[str]) -> None:

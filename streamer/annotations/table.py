@@ -10,9 +10,11 @@ the keys: no index is held in memory.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Self
+from typing import Any, Literal, Self
+from unicodedata import normalize
 
 import msgspec
 import numpy as np
@@ -33,6 +35,7 @@ ROWS: Schema = {"hash": "int64", "key": "binary", "row": "binary"}
 _PRIME = 2**63 - 25
 # A name is compared with at most this many endings; keys with more have dots of their own.
 MOST_ENDINGS = 8
+_FORMS: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +48,8 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         in_folders: whether keys contain folders.
         folder: the folder that contains all keys, which the names of samples may omit; "" if there is none.
         endings: endings of the keys, such as ".jpg"; empty if they have no extensions.
+        prefix: the folder that contains all keys, where they are in several folders below it; "" if there is none. It
+            follows from the keys.
     """
 
     url: str
@@ -53,11 +58,21 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in_folders: bool = False
     folder: str = ""
     endings: tuple[str, ...] = ()
+    prefix: str = ""
+
+    def encode(self) -> bytes:
+        """Returns the content of annotations.json; earlier versions read it where there is no prefix."""
+        return msgspec.json.encode(self._facts())
 
     def digest(self, rows: Table) -> str:
         """Returns the identity of a table: 32 hex characters. It does not depend on the place of the file."""
-        content = msgspec.json.encode([ANNOTATIONS, msgspec.structs.replace(self, url=""), digest_of(rows)])
+        facts = msgspec.structs.replace(self, url="", prefix="")._facts()
+        content = msgspec.json.encode([ANNOTATIONS, facts, digest_of(rows)])
         return blake2b(content, digest_size=16).hexdigest()
+
+    def _facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found if self.prefix else {name: value for name, value in found.items() if name != "prefix"}
 
     def name(self, key: str) -> str:
         """Returns a sample's key, with folders if the table's keys have them; a table without any names only files."""
@@ -65,9 +80,38 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return key.rpartition("/")[2]
         return f"{self.folder}/{key}" if self.folder and "/" not in key else key
 
+    def other_names(self, key: str, base: str) -> Iterator[str]:
+        """Yields what the table may call a sample besides `name`: paths that begin above the dataset, other letters.
+
+        Args:
+            key: key of the sample.
+            base: url of the dataset's folder, where it is known: keys may be whole urls, or begin within it.
+        """
+        names = [self.name(key), f"/{self.name(key)}"]
+        if self.in_folders:
+            names += (name for name in _begun_above(key, self.prefix or self.folder) if name != names[0])
+            ends = _begun_above(key, base.rstrip("/"), reverse=True)
+            names += (name for name in ends if name.startswith(self.prefix or self.folder))
+        yield from names[1:]
+        # macOS writes names in decomposed letters, most tables are written in composed ones.
+        if not all(name.isascii() for name in names):
+            for form in _FORMS:
+                yield from (normalize(form, name) for name in names)
+
     def spellings(self, name: str) -> list[str]:
         """Returns possible spellings of a name: with the extensions of the keys, or without one if these have none."""
         return [name, *(name + ending for ending in self.endings)] if self.endings else [name, name.rpartition(".")[0]]
+
+
+def _begun_above(key: str, folder: str, *, reverse: bool = False) -> Iterator[str]:
+    """Yields a key as it is called from the folders above it, the longest first: "/b/cat/1" of "cat/1" in "/a/b".
+
+    All names begin as the folder does, or, in reverse, all end as it does: "a/b/cat/1", "b/cat/1".
+    """
+    parts = folder.split("/") if folder else []
+    for count in range(len(parts), 0, -1):
+        above = parts[len(parts) - count :] if reverse else parts[:count]
+        yield "/".join([*above, key])
 
 
 class AnnotationTable:
@@ -124,9 +168,14 @@ class AnnotationTable:
         """Returns the record of a row, in memory of its own."""
         return bytearray(self._rows[row])
 
-    def find(self, key: str) -> int:
-        """Returns the row of a sample's key, or -1."""
-        name = self.head.name(key)
+    def find(self, key: str, base: str = "") -> int:
+        """Returns the row of a sample's key, or -1; `base`: see `Head.other_names`."""
+        if (row := self._row_named(self.head.name(key))) >= 0:
+            return row
+        others = self.head.other_names(key, base)
+        return next((row for name in others if (row := self._row_named(name)) >= 0), -1)
+
+    def _row_named(self, name: str) -> int:
         likeliest = name if "." in name or not self.head.endings else name + self.head.endings[0]
         if (row := self._row_of(likeliest)) >= 0:
             return row
@@ -149,7 +198,7 @@ def publish_table(head: Head, rows: Table, place: Path, root: Path, *, durable: 
     from streamer.manifest.arrow_ipc.writer import write_table
 
     write_table(place / ROWS_NAME, rows)
-    (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
+    (place / HEAD_NAME).write_bytes(head.encode())
     return settle(place, root / head.digest(rows), durable=durable, check=AnnotationTable.open_verified)
 
 

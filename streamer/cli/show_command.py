@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,12 +142,19 @@ def value_text(value: object) -> str:
 
 def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineClient) -> JoinRules | None:
     """The annotations that are named, or that lie beside the files."""
-    from streamer.annotations.join import JoinRules, annotations_of
+    from streamer.annotations.join import JoinRules, annotations_of, pass_over
     from streamer.annotations.options import Annotations
     from streamer.loader.rank.joining import find_table
 
-    found = annotations_of(manifest, Annotations.of(arguments.annotations), arguments.urls)
-    return None if found is None else JoinRules(find_table(client, found), "empty", found.on)
+    named = Annotations.of(arguments.annotations)
+    if (found := annotations_of(manifest, named, arguments.urls)) is None:
+        return None
+    try:
+        table = find_table(client, found)
+    except ConfigError as error:
+        pass_over(error, named, found)
+        return None
+    return JoinRules.of(table, replace(found, missing="empty"), manifest)
 
 
 def _found(key: str, manifest: Manifest, client: EngineClient) -> int:

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 # Another node's manifest can only be polled for: no store reports that an object appeared.
 _LOOK_SECONDS = 2.0
+# Raised when other files of annotations are refused: those that were parsed before are parsed again.
+_TABLE_RULES = "tables-2"
 # Of the chunks, before the second and the last try to write a manifest on a full disk.
 _EVICTED_SHARES = (0.25, 1.0)
 
@@ -277,7 +279,7 @@ class Manifests:
         await lister.record(request.urls[0])
         if (count := len(lister.records)) != 1:
             raise ConfigError(f"annotations={request.urls[0]!r}: {count} objects, not one file", field="annotations")
-        listing = lister.digest(request)
+        listing = f"{lister.digest(request)}-{_TABLE_RULES}"
         if (known := self.store.find_table(request.container_source, listing)) is not None:
             return known
         # Only here: see `_build`.

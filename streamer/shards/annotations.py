@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from streamer.absolute import absolute
 from streamer.annotations.join import JoinRules
 from streamer.annotations.options import Annotations, TableOptions
@@ -23,8 +25,8 @@ from streamer.shards.spool import spool_folder, spooled
 _FILES = (ROWS_NAME, HEAD_NAME)
 
 
-async def make_table(annotations: Annotations, options: Mapping[str, object], root: Path) -> JoinRules:
-    """Makes the table of a file of annotations, in a folder below `root`.
+async def make_table(annotations: Annotations, options: Mapping[str, object], root: Path) -> Path:
+    """Makes the table of a file of annotations, in a folder below `root`; returns that folder.
 
     Raises:
         ManifestError: it cannot be parsed; names it and the reason.
@@ -37,8 +39,7 @@ async def make_table(annotations: Annotations, options: Mapping[str, object], ro
         if len(records) != 1:
             raise ConfigError(f"annotations={url!r}: {len(records)} objects, not one file", field="annotations")
         fields = None if annotations.fields is None else tuple(annotations.fields)
-        table = await build_table_here(TableOptions(url, annotations.key, fields), records[0], root, fetcher)
-    return JoinRules(table, annotations.missing, annotations.on)
+        return await build_table_here(TableOptions(url, annotations.key, fields), records[0], root, fetcher)
 
 
 async def put_table(job: Job, options: Mapping[str, object], table: Path) -> None:
@@ -67,4 +68,4 @@ async def rules_here(destination: Destination, job: Job, rules: JoinRules) -> Jo
             for name in _FILES:
                 await fetch_file(records[folder + name], place / name, destination.fetcher)
             settle(place, target, durable=False, check=AnnotationTable.open_verified)
-    return JoinRules(target, rules.missing, rules.on)
+    return msgspec.structs.replace(rules, table=target)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamer.annotations.join import JoinRules, annotations_of, matched
+from streamer.annotations.join import JoinRules, annotations_of, matched, pass_over
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import AnnotationTable
 from streamer.errors import ConfigError
@@ -122,7 +122,12 @@ def _joined(manifest: Manifest, source: Source, writing: Writing, folder: Path) 
     given = annotations_of(manifest, writing.annotations, source.urls)
     if given is None:
         return None
-    joined = waited(make_table(given, source.options, folder))
+    try:
+        table = waited(make_table(given, source.options, folder))
+    except ConfigError as error:
+        pass_over(error, writing.annotations, given)
+        return None
+    joined = JoinRules.of(table, given, manifest)
     matched(manifest, joined)
     return joined
 

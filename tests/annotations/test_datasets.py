@@ -179,7 +179,7 @@ def test_a_bad_file_names_itself_and_the_reason(opened: Open, folder: Path, tmp_
     table = labels_in(tmp_path, **{"0003.npy": "4"})
     with pytest.raises(ManifestError, match=r"labels.csv: rows 3 and 24 have the same key '0003.npy'"):
         len(opened(folder, annotations=str(table)))
-    with pytest.raises(ConfigError, match="has no column 'image'"):
+    with pytest.raises(ConfigError, match="has no column of keys, 'image'"):
         len(opened(folder, annotations=Annotations(str(table), key="image")))
     with (tmp_path / "large.json").open("wb") as file:
         file.truncate(5 << 30)
@@ -207,6 +207,61 @@ def test_metadata_beside_pictures_is_found(opened: Open, tmp_path: Path, kind: s
         (f"{n}.png", f"picture {n}", n + 10) for n in range(6)
     ]
     assert len(opened(data, decode=None, format="folder")) == 7
+
+
+def test_metadata_that_does_not_name_the_files_is_not_joined(opened: Open, tmp_path: Path, caplog: Any) -> None:
+    """WILDS and others have a metadata.csv of their own; a line says so, and what joins it."""
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(b"not decoded")
+    (tmp_path / "metadata.csv").write_text("img_filename,y\n" + "".join(f"{n}.png,{n}\n" for n in range(3)))
+    dataset = opened(tmp_path, decode=None)
+    assert sorted(sample["__key__"] for sample in dataset) == ["0.png", "1.png", "2.png"]
+    assert "metadata.csv, beside the files, is not joined" in caplog.text
+    given = Annotations(str(tmp_path / "metadata.csv"), key="img_filename")
+    assert sorted(sample["y"] for sample in opened(tmp_path, decode=None, annotations=given)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("column", ["npy", "__key__", "label"])
+def test_columns_do_not_replace_fields(opened: Open, tmp_path: Path, column: str) -> None:
+    """What is known of the names is refused when the dataset is opened; to choose other columns helps."""
+    keys = [f"{name}/{number}.npy" for name in ("cat", "dog") for number in range(2)]
+    for key in keys:
+        (tmp_path / "d" / key).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "d" / key, np.zeros(2))
+    table = tmp_path / "t.csv"
+    table.write_text(f"file_name,{column},more\n" + "".join(f"{key},x,y\n" for key in keys))
+    with pytest.raises(ConfigError, match=rf"have a column '{column}', and so are samples' own fields called"):
+        len(opened(tmp_path / "d", annotations=str(table)))
+    assert opened(tmp_path / "d", annotations=Annotations(str(table), fields=["more"]))[0]["more"] == "y"
+
+
+def test_columns_do_not_replace_fields_of_tars(opened: Open, tars: Path, tmp_path: Path) -> None:
+    """Their names are known when a sample is read."""
+    table = tmp_path / "t.csv"
+    table.write_text("file_name,npy\n" + "".join(f"{name(n)},x\n" for n in range(COUNT)))
+    with pytest.raises(DecodeError, match="have a column 'npy'"):
+        _ = opened(tars, annotations=str(table))[0]
+
+
+def test_dropped_samples_are_counted(opened: Open, folder: Path, tmp_path: Path, caplog: Any) -> None:
+    """With the first of them."""
+    table = labels_in(tmp_path, range(5))
+    assert len(opened(folder, annotations=Annotations(str(table), missing="drop"))) == 5
+    assert f"{COUNT - 5} of {COUNT} samples have no row" in caplog.text
+
+
+def test_keys_that_begin_above_the_dataset(opened: Open, folder: Path, tmp_path: Path) -> None:
+    """Whole urls of two splits, of which the dataset is one."""
+    base = str(folder.parent)
+    table = tmp_path / "t.csv"
+    keys = [f"{folder.name}/{path.relative_to(folder)}" for path in folder.rglob("*.npy")]
+    for before in (f"{base}/", ""):
+        rows = [f"{before}{key},{n}\n" for n, key in enumerate(keys)]
+        table.write_text("file_name,n\n" + "".join(rows) + f"{before}val/x/0.npy,0\n")
+        found = opened(folder, annotations=str(table), shuffle=False)
+        assert {sample["__key__"]: sample["n"] for sample in found} == {
+            key.partition("/")[2]: n for n, key in enumerate(keys)
+        }
 
 
 def test_a_changed_table_is_used_after_a_refresh(opened: Open, folder: Path, tmp_path: Path) -> None:

@@ -166,10 +166,10 @@ def first_object(**parts: Any) -> bytes:
     ("name", "content", "options", "message"),
     [
         ("x.csv", CSV + b"a/0002.jpg,1,1,x,2020-01-01\r\n", {}, "rows 1 and 3 have the same key 'a/0002.jpg'"),
-        ("x.csv", CSV, {"key": "image"}, "no column 'image'.*one of file_name, label, score, caption, when"),
+        ("x.csv", CSV, {"key": "image"}, "no column of keys, 'image'.*one of file_name, label, score, caption, when"),
         ("x.csv", CSV, {"fields": ("labels",)}, "no field 'labels'; it has file_name, label"),
         ("x.csv", b"file_name,label\n", {}, "it has no rows"),
-        ("x.csv", b"", {}, "no column 'file_name'"),
+        ("x.csv", b"", {}, "no column of keys, 'file_name'"),
         ("x.csv", b"file_name,a\nx.jpg,1,2\n", {}, "Expected 2 columns, got 3"),
         ("x.jsonl", b'{"file_name": "a.jpg"}\n{"file": "b.jpg"}', {}, "row 1 has no 'file_name'"),
         ("x.jsonl", b'{"file_name": "a.jpg"}\n{"file_name": ', {}, "cannot be read"),
@@ -184,6 +184,36 @@ def first_object(**parts: Any) -> bytes:
         ("x.json", changed(images=[COCO["images"][0]] * 2), {}, "2 images have 1 ids"),
         ("x.json", changed(images=[COCO["images"][0], COCO["images"][0] | {"id": 5}]), {}, "same key '0001.jpg'"),
         ("x.json", changed(), {"key": "id"}, "named by 'file_name'"),
+        ("x.csv", b"file_name,a,a\nx.jpg,1,2\n", {}, "several columns of the name 'a'"),
+        ("x.csv", b"file_name,file_name,a\nx.jpg,y.jpg,2\n", {"fields": ("a",)}, "several columns of .* 'file_name'"),
+        (
+            "x.csv",
+            "file_name,a\nx.jpg,b\ny.jpg,caf\xe9\n".encode("latin-1"),
+            {},
+            r"line 3, in column 'a' .*UTF-8.*iconv",
+        ),
+        ("x.csv", "file_name,a\nx.jpg,b\n\xe9.jpg,c\n".encode("latin-1"), {}, r"line 3 has text that is not UTF-8"),
+        ("x.csv", "file_name,a\nx.jpg,b\n".encode("utf-16"), {}, "it is UTF-16"),
+        ("x.tsv", b'file_name\ta\nx\t"1"\ny\t"foo\nz\tb\n', {}, "line 3 has a quote that does not end on it"),
+        ("x.json", b'[{"file_name": "a", "x": NaN}]', {}, "it has NaN at byte 25"),
+        ("x.json", first_object(area=float("-inf")), {}, "it has -Infinity at byte"),
+        ("x.json", changed(annotations=[{"image_id": 5, "segments_info": [{"id": 1}]}]), {}, "panoptic"),
+        ("x.json", changed(categories=[{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]), {}, "the id 1, 'a' and 'b'"),
+        (
+            "x.json",
+            changed(images=[{"id": 5, "file_name": "a"}, COCO["images"][0]]),
+            {},
+            "1 of 2 images have no height",
+        ),
+        ("x.json", changed(images=[{"id": 5, "file_name": "a"}], annotations=[]), {"fields": ("width",)}, "no width"),
+        (
+            "x.json",
+            changed(images=[{"id": 1 << 63, "file_name": "a"}], annotations=[]),
+            {},
+            "image id 9223372036854775808",
+        ),
+        ("x.json", changed(images=[{"id": 5}], annotations=[]), {}, "image 5 has neither a file_name nor a coco_url"),
+        ("x.json", first_object(iscrowd=256), {}, "the iscrowd 256 does not fit into uint8"),
     ],
 )
 def test_bad_files_are_refused_with_a_reason(
@@ -208,6 +238,51 @@ def test_damaged_files_are_read_or_refused(name: str, content: bytes, several: i
             AnnotationRecoder(TableOptions(name)).recode(memoryview(mutated(content, drawn)), -1, b"")
 
 
+@pytest.mark.parametrize(
+    ("content", "caption"),
+    [
+        (b'file_name\tc\na\tx\nb\t"foo\nc\tbar\nd\tbaz\n', '"foo'),
+        (b'file_name\tc\na\tx\nc\tbar\nd\tbaz\nb\t"foo\n', '"foo'),
+        (b'file_name\tc\na\tx\nb\t5" nail\nc\tbar\nd\tbaz\n', '5" nail'),
+        (b'file_name\tc\r\na\t"x"\r\nb\t"a ""b"" c"\r\nc\tbar\r\nd\tbaz\r\n', 'a "b" c'),
+        (b'file_name\tc\na\tx\nb\t"foo\nbar"\nc\tbar\nd\tbaz\n', "foo\nbar"),
+        (b'file_name\tc\na\tx\nb\t"foo\tbar"\nc\tbar\nd\tbaz\n', "foo\tbar"),
+    ],
+)
+def test_quotes_of_tsv(tmp_path: Path, content: bytes, caption: str) -> None:
+    """They enclose fields where both ends are there, and are letters elsewhere: no row is lost in a text."""
+    joiner = table(tmp_path, "x.tsv", content)
+    assert [joiner.values(key, ())["c"] for key in "bcd"] == [caption, "bar", "baz"]
+
+
+def test_a_column_that_the_first_object_lacks(tmp_path: Path) -> None:
+    """A JSON list has the columns of all its objects."""
+    joiner = table(tmp_path, "x.json", b'[{"file_name": "a"}, {"file_name": "b", "n": 3}]')
+    assert [joiner.values(key, ())["n"] for key in "ab"] == [None, 3]
+
+
+def test_images_of_lvis_are_named_by_their_urls(tmp_path: Path) -> None:
+    """They have no file_name; a mark at the beginning of the file is passed over."""
+    images = [{"id": 7, "coco_url": "http://x.org/train2017/0001.jpg", "height": 4, "width": 6}]
+    content = b"\xef\xbb\xbf" + changed(images=images, annotations=[])
+    assert table(tmp_path, "x.json", content).values("0001.jpg", ())["image_id"] == 7
+
+
+def test_sizes_that_no_image_has_are_no_fields(tmp_path: Path) -> None:
+    """A missing height is not 0."""
+    content = changed(images=[{"id": 5, "file_name": "0001.jpg"}])
+    assert list(table(tmp_path, "x.json", content).values("0001.jpg", ())) == [
+        *("boxes", "labels", "area", "iscrowd", "image_id"),
+    ]
+
+
+def test_the_identity_of_a_table_does_not_depend_on_the_prefix() -> None:
+    """Tables of earlier versions have none."""
+    rows = {"hash": np.zeros(1, np.int64), "key": BinaryColumn.of([b"a"]), "row": BinaryColumn.of([b""])}
+    assert Head("x", (), prefix="t").digest(rows) == Head("y", ()).digest(rows)
+    assert b"prefix" not in Head("x", ()).encode()
+
+
 def test_rows_of_one_hash_are_told_apart(tmp_path: Path) -> None:
     """The second of three rows that claim the hash of its key."""
     hashes = np.full(3, hash_of(b"b"), np.int64)
@@ -230,6 +305,16 @@ def test_rows_of_one_hash_are_told_apart(tmp_path: Path) -> None:
         (["1.2.840.1", "1.2.840.2"], "1.2.840.2.dcm", 1),
         (["1.jpg", "1.png"], "1", -1),
         (["1.jpg", "1.png"], "1.png", 1),
+        (["s3://b/train/a/1.jpg", "s3://b/train/c/1.jpg"], "c/1.jpg", 1),
+        (["s3://b/train/a/1.jpg", "s3://b/train/c/1.jpg"], "train/c/1.jpg", 1),
+        (["/b/train/a/1.jpg", "/b/train/c/1.jpg"], "c/1", 1),
+        (["/a/1.jpg", "/c/1.jpg"], "c/1.jpg", 1),
+        (["/1.jpg", "/2.jpg"], "2.jpg", 1),
+        (["t/a/1.jpg", "t/c/1.jpg"], "b/1.jpg", -1),
+        (["t/c/1.jpg", "t/c/2.jpg"], "c/2.jpg", 1),
+        (["a/1.jpg", "t/a/1.jpg"], "a/1.jpg", 0),
+        (["caf\u00e9/1.jpg", "b/1.jpg"], "cafe\u0301/1.jpg", 0),
+        (["cafe\u0301.jpg", "b.jpg"], "caf\u00e9", 0),
     ],
 )
 def test_keys_are_compared_as_far_as_they_are_written(tmp_path: Path, keys: list[str], key: str, found: int) -> None:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -49,16 +50,79 @@ def _read_csv(content: memoryview, delimiter: str, choose: Choose, texts: Sequen
 
     head = bytes(content[:_LONGEST_HEAD]).partition(b"\n")[0].decode("utf-8-sig", "replace")
     wanted = list(choose(next(csv.reader([head.rstrip("\r")], delimiter=delimiter), [])))
-    table = arrow_csv.read_csv(
-        pa.BufferReader(pa.py_buffer(content)),
-        read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_block_bytes(content)),
-        parse_options=arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        # The key, too: "0139" is a name, not a number.
-        convert_options=arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys([wanted[0], *texts], pa.string()), include_columns=wanted
-        ),
-    )
+    quoted = delimiter != "\t" or _has_quoted_fields(content, wanted)
+    try:
+        table = arrow_csv.read_csv(
+            pa.BufferReader(pa.py_buffer(content)),
+            read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_block_bytes(content)),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=delimiter, quote_char='"' if quoted else False, newlines_in_values=quoted
+            ),
+            # The key, too: "0139" is a name, not a number.
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys([wanted[0], *texts], pa.string()), include_columns=wanted
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        if "UTF8" in str(error):
+            raise _no_utf_8(content) from error
+        raise
+    for field in table.schema:
+        # pyarrow gives bytes where one text is not UTF-8: those of all rows.
+        if pa.types.is_binary(field.type):
+            raise _no_utf_8(content, field.name)
     return _read_csv(content, delimiter, choose, dates) if (dates := _dates(table)) else table
+
+
+def _no_utf_8(content: memoryview, column: str = "") -> RecodeError:
+    """Makes the error of texts in another encoding, which names the first line that has one."""
+    in_column = f", in column {column!r}" if column else ""
+    try:
+        str(content, "utf-8")
+    except UnicodeDecodeError as error:
+        line = bytes(content[: error.start]).count(b"\n")
+        around = bytes(content[max(0, error.start - 12) : error.start + 6])
+        return RecodeError(
+            f"line {line + 1}{in_column} has text that is not UTF-8 ({around!r}); write the file as UTF-8, as "
+            "`iconv -f latin1 -t utf-8` does for Latin-1"
+        )
+    return RecodeError(f"a text{in_column} is not UTF-8; write the file as UTF-8")
+
+
+# A field of TSV that begins with a quote and ends with one on the same line, and one that does not.
+_QUOTED_FIELD = re.compile(rb'(?:^|[\t\n])"[^\t\r\n]*"(?=[\t\r\n]|$)')
+_LONE_QUOTE = re.compile(rb'(?:^|[\t\n])"(?![^\t\r\n]*"(?:[\t\r\n]|$))')
+
+
+def _has_quoted_fields(content: memoryview, wanted: Sequence[str]) -> bool:
+    """Whether quotes of a TSV enclose fields, as in CSV, or are letters, as the registered type of TSV has them.
+
+    Raises:
+        RecodeError: both, so that what a quote means is not known.
+    """
+    from pyarrow import csv as arrow_csv
+
+    if (lone := _LONE_QUOTE.search(content)) is None:
+        return True
+    try:
+        arrow_csv.read_csv(
+            pa.BufferReader(pa.py_buffer(content)),
+            read_options=arrow_csv.ReadOptions(use_threads=False, block_size=_block_bytes(content)),
+            parse_options=arrow_csv.ParseOptions(delimiter="\t", quote_char=False),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types={wanted[0]: pa.binary()}, include_columns=[wanted[0]]
+            ),
+        )
+    except (pa.ArrowInvalid, KeyError):
+        # Lines have other numbers of fields: some go on behind a line break within quotes.
+        return True
+    if _QUOTED_FIELD.search(content) is None:
+        return False
+    line = bytes(content[: lone.start() + 1]).count(b"\n") + 1
+    raise RecodeError(
+        f"line {line} has a quote that does not end on it, and other fields are enclosed by quotes, so that rows may "
+        "be lost in a text; write it as CSV, JSON lines or Parquet, or without enclosing quotes"
+    )
 
 
 def _read_lines(content: memoryview, texts: Sequence[str] = ()) -> pa.Table:
@@ -80,7 +144,20 @@ def _dates(table: pa.Table) -> list[str]:
 def _read_json(content: memoryview) -> pa.Table:
     """Reads a list of objects."""
     rows = msgspec.json.decode(content, type=list[dict[str, object]])
-    return pa.Table.from_pylist(rows)
+    # `from_pylist` alone takes the columns of the first row, and leaves out all others.
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.Table.from_pydict({name: [row.get(name) for row in rows] for name in names})
+
+
+# Numbers that Python writes, and JSON does not have.
+_NO_JSON = re.compile(rb"[:\[,]\s*(NaN|-?Infinity)\b")
+
+
+def why_malformed(content: memoryview) -> str:
+    """Returns what a file has that is not JSON, though Python writes it; "" for nothing of the kind."""
+    if (found := _NO_JSON.search(content)) is None:
+        return ""
+    return f"; it has {found[1].decode()} at byte {found.start(1)}, which JSON does not have: write null or a number"
 
 
 def _read_parquet(content: memoryview, choose: Choose) -> pa.Table:

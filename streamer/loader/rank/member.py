@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from torch.utils.data import get_worker_info
 
-from streamer.annotations.join import JoinRules, annotations_of, table_digest
+from streamer.annotations.join import JoinRules, annotations_of, pass_over, table_digest
 from streamer.annotations.options import Annotations
 from streamer.annotations.table import AnnotationTable
 from streamer.client.engine_client import EngineClient
@@ -270,7 +270,8 @@ class Member:
         """Returns the digests of the manifest and the annotations that are there now."""
         path = self._listed()
         given = annotations_of(Manifest.open(path), self.options.annotations, self.options.urls)
-        own = both_digests(path.name, None if given is None else self._table(given).name)
+        table = None if given is None else self._table(given)
+        own = both_digests(path.name, None if table is None else table.name)
         return " ".join([own, *(right._listed().name for right in self.rights)])
 
     def _join(self, manifest: Manifest) -> JoinRules | None:
@@ -282,13 +283,19 @@ class Member:
         if not self.shared.annotations or not folder.is_dir():
             with watched(logger, self.waited_for):
                 table = self._table(given)
+            if table is None:
+                return None
             folder = table.with_name(self.shared.settle_annotations(table.name))
-        return JoinRules(folder, given.missing, given.on)
+        return JoinRules.of(folder, given, manifest)
 
-    def _table(self, annotations: Annotations) -> Path:
-        """The folder of the current table."""
-        with self.connections.for_requests() as connection:
-            return find_table(connection, annotations, self._announcer)
+    def _table(self, annotations: Annotations) -> Path | None:
+        """The folder of the current table; None: a file beside the samples does not name them."""
+        try:
+            with self.connections.for_requests() as connection:
+                return find_table(connection, annotations, self._announcer)
+        except ConfigError as error:
+            pass_over(error, self.options.annotations, annotations)
+            return None
 
     @contextmanager
     def _columns(self, manifest: Manifest, joined: JoinRules | None) -> Iterator[Columns]:

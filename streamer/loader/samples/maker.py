@@ -286,6 +286,7 @@ class SampleMaker:
         if (label := self._name(place.ordinal).label) >= 0:
             sample["label"] = label
         if self._joiner is not None:
+            self._joiner.check_apart(sample.keys())
             sample |= self._joiner.values(key, fields)
         for join in self._joins:
             sample |= checked_apart(sample, join.values(place.ordinal, raw), join.field_of)
