@@ -12,8 +12,9 @@ from streamer.errors import ConfigError
 from streamer.formats import AUTO, BUILT_IN, tar_index
 from streamer.formats.base import Format
 from streamer.formats.folder import Folder, class_folders, counted, metadata_of
-from streamer.formats.names import COMPANIONS, base_name, is_common, is_shard
+from streamer.formats.names import COMPANIONS, base_name, extension, is_common, is_shard
 from streamer.formats.registry import find_format
+from streamer.formats.splits import splits_in
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.hidden import is_hidden, is_hidden_folder
 
@@ -41,9 +42,6 @@ _PACKED = re.compile(r"\.(zstd|zst|gz|snappy|br|bz2|lz4|xz)$")
 _LITDATA = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
 # "train.tfrecord-00000-of-00010", and "train-00000-of-01024" as TensorFlow's ImageNet has it.
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
-# Below a folder of such a name, or in files whose names begin so.
-_SPLIT = re.compile(r"(?:^|/)(training|train|testing|test|validation|valid|val|dev)(/|[-_.][^/]*$)", re.IGNORECASE)
-_TRAINING = frozenset(["training", "train"])
 _IDX = re.compile(r".+[-.]idx\d-ubyte")
 
 
@@ -77,7 +75,9 @@ def chooser(
         found = fixed or find_format(detect(names))
         if isinstance(found, Folder):
             found = replace(class_folders(names, on_note), metadata=metadata)
-        if splits := _splits_in(filter(found.accepts, names), of_files=not found.whole_objects):
+        if isinstance(found, WebDataset) and fixed is None:
+            _note_files_beside(names, found, on_note)
+        if splits := splits_in(filter(found.accepts, names), of_files=not found.whole_objects):
             _check_splits(splits, None if fixed is None else on_note)
         return found
 
@@ -96,18 +96,6 @@ def _visible(keys: Sequence[str]) -> list[str]:
 def _is_mark(key: str) -> bool:
     folder, _, name = key.rpartition("/")
     return name.lower() in _FILES and not (folder and is_hidden_folder(folder))
-
-
-def _splits_in(keys: Iterable[str], *, of_files: bool) -> list[str]:
-    """Returns the splits that samples are in, also by the names of files, if one is for training and another is not."""
-    # Most of a million files are in few folders.
-    names = set(keys) if of_files else {f"{key.rpartition('/')[0]}/" for key in keys if "/" in key}
-    matches = (_SPLIT.search(name) for name in names)
-    found = {
-        (match[1].lower(), match[1] + ("/" if match[2] == "/" else match[2][:1] + "*")) for match in matches if match
-    }
-    splits = {name for name, _ in found}
-    return sorted({text for _, text in found}) if splits & _TRAINING and splits - _TRAINING else []
 
 
 def _check_splits(splits: Sequence[str], on_note: Callable[[str], None] | None) -> None:
@@ -133,10 +121,12 @@ def detect(keys: Sequence[str]) -> str:
     """
     if _LEROBOT_INFO in keys and not _LEROBOT_TASKS.isdisjoint(keys):
         return "lerobot"
-    if found := _special_format(keys):
-        return found
     tars = WebDataset()
     tar_keys = [key for key in keys if not is_common(key) and tars.accepts(key)]
+    if tar_keys:
+        keys = _without_sidecars(keys, tar_keys)
+    if found := _special_format(keys):
+        return found
     others = [key for key in keys if not _belongs_to_tars(key, tars)] if tar_keys else []
     if others:
         raise ConfigError(
@@ -150,7 +140,34 @@ def detect(keys: Sequence[str]) -> str:
 
 
 def _belongs_to_tars(key: str, tars: WebDataset) -> bool:
-    return is_hidden(key) or tars.accepts(key) or key.lower().endswith(tar_index.ENDINGS[0])
+    """Whether a file is a tar, or may lie beside tars: a document, a list of checksums, `_SUCCESS`."""
+    if is_hidden(key) or tars.accepts(key) or key.lower().endswith(tar_index.ENDINGS[0]):
+        return True
+    name = base_name(key)
+    return "." not in name or extension(key) in COMPANIONS
+
+
+# Beside each tar: the table of its samples (img2dataset), and what is known of it.
+_SIDECARS = COMPANIONS | {"parquet", "pq"}
+
+
+def _without_sidecars(keys: Sequence[str], tar_keys: Iterable[str]) -> list[str]:
+    """Leaves out files that are named as a tar beside them is: `0.parquet` and `0.tar.md5` beside `0.tar`."""
+    tars = set(tar_keys)
+    stems = tars | {key[: key.lower().rfind(".tar")] for key in tars}
+    return [
+        key
+        for key in keys
+        if key in tars or key.rpartition(".")[0] not in (stems if extension(key) in _SIDECARS else tars)
+    ]
+
+
+def _note_files_beside(keys: Sequence[str], tars: WebDataset, on_note: Callable[[str], None]) -> None:
+    """Notes the files beside tars that are neither samples nor index files."""
+    indexes = tuple(f".{ending.rpartition('.')[2]}" for ending in tar_index.ENDINGS)
+    beside = [key for key in keys if not tars.accepts(key) and not key.endswith(indexes) and not is_hidden(key)]
+    if beside:
+        on_note(f"{len(beside)} files beside the tars are not samples ({counted(beside)})")
 
 
 def _named_files(keys: Sequence[str], chosen: Folder) -> Folder:

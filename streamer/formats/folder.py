@@ -11,6 +11,7 @@ from msgspec.structs import force_setattr
 from streamer.errors import ConfigError
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.names import AUDIO, COMPANIONS, OTHER_PICTURES, PICTURES, VIDEO, base_name, extension, field_name
+from streamer.formats.splits import paired_folders
 from streamer.manifest.hidden import is_hidden
 from streamer.manifest.protocols import Indexing, Source, Span
 
@@ -70,8 +71,6 @@ def _bare(name: object) -> str:
 
 _IMAGES = PICTURES | OTHER_PICTURES
 _MEDIA = (_IMAGES, AUDIO, VIDEO)
-_INPUTS = frozenset(["images", "image", "imgs", "img"])
-_TARGETS = frozenset(["masks", "mask", "labels", "label", "annotations", "segmentations", "depths", "depth", "targets"])
 _ADVICE = (
     "for samples of several files write them as tars (streamer.pack, or tar --sort=name); Folder(extensions=...) "
     "takes files of one kind, annotations= joins a table to them"
@@ -122,13 +121,10 @@ def _commonest(endings: Counter[str]) -> frozenset[str]:
 
 def _paired_folders(keys: Sequence[str]) -> str:
     """Returns a line about folders of images and of masks, which would be classes; "" if there are none."""
-    tops = {key.partition("/")[0] for key in keys if "/" in key}
-    lower = {top.lower() for top in tops}
-    if not (lower & _INPUTS and lower & _TARGETS):
+    if not (found := paired_folders(keys)):
         return ""
-    return (
-        f"{', '.join(f'{top}/' for top in sorted(tops))} are classes here, and each file a sample of its own; {_ADVICE}"
-    )
+    what = "are classes here" if all(name.count("/") == 1 for name in found) else "hold files that belong together"
+    return f"{', '.join(found)} {what}, and each file a sample of its own; {_ADVICE}"
 
 
 def _paired_files(keys: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ VIDEO = frozenset(["mp4", "mkv", "mov", "avi", "webm", "mpg"])
 COMPANIONS = frozenset(
     [
         *("txt", "md", "rst", "html", "pdf", "json", "jsonl", "xml", "yaml", "yml", "csv", "tsv", "log", "py", "sh"),
-        *("db", "idx", "index", "lst", "txn", "manifest"),
+        *("db", "idx", "index", "lst", "txn", "manifest", "md5", "sha1", "sha256", "sha512", "bib", "cff", "toml"),
     ]
 )
 _SAME = {"jpeg": "jpg"}

@@ -22,9 +22,10 @@ from streamer.formats.failures import DamagedError, errors_of, refused
 from streamer.formats.names import extension
 from streamer.formats.packed.unpack import inflate
 from streamer.formats.reading import Reading, read_each, read_range
+from streamer.formats.splits import splits_in
 from streamer.manifest.hidden import is_hidden
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Indexing, Source, Span, Survey, Surveying
+from streamer.manifest.protocols import Indexing, Note, Source, Span, Survey, Surveying
 
 _HEAD = Struct("<4s5H3L2H")
 _HEAD_MAGIC = b"PK\x03\x04"
@@ -49,6 +50,10 @@ _ENTRY = Struct("<4s6H3L5H2L")
 _ENTRY_MAGIC = b"PK\x01\x02"
 _EXTRA = Struct("<HH")
 _EXTRA_64 = 1
+_SPLITS = (
+    "entries of archives are in folders of several splits, which are one dataset here; archives of their own are "
+    "datasets of their own"
+)
 _MOST_32 = (1 << 32) - 1
 _ENCRYPTED, _UTF_8 = 1, 1 << 11
 # 5 million entries, which have 50 bytes and a name each.
@@ -95,10 +100,14 @@ class Zip(Format, frozen=True, forbid_unknown_fields=True):
         record = source.record
         with errors_of(record):
             entries = yield from _entries(source)
+        names = []
         for entry, stop in entries:
             if entry.start >= start and not is_hidden(entry.name):
                 _check(record, entry)
                 yield Span(entry.start, stop)
+                names.append(entry.name)
+        if splits := splits_in(names, of_files=False):
+            yield Note(f"{_SPLITS} ({', '.join(splits)})", len(names), repr(names[0]))
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """Returns one field, named by the extension (see `names`); the key is the name with its folders."""

@@ -14,6 +14,7 @@ from streamer.errors import DecodeError, ManifestError
 from streamer.formats.base import Facts, SampleName, Span
 from streamer.formats.detect import detect
 from streamer.formats.zip import MOST_BYTES, Zip
+from streamer.manifest.protocols import Note
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
 
@@ -85,6 +86,17 @@ def test_what_is_no_sample():
     opener = Zip().opener(Facts())
     keys = [opener.open(memoryview(content[s.start : s.stop]), SampleName())[0] for s in spans_in(content)]
     assert keys == ["a/b.jpg", "README"]
+
+
+def test_hidden_folders_and_splits_in_an_archive():
+    """The former are no samples; of the latter a line says that they are one dataset."""
+    names = ["train/a/1.jpg", "train/.ipynb_checkpoints/1.jpg", ".git/HEAD", "val_256/a/1.jpg", "./test/a/1.jpg"]
+    found = spans_in(archive(dict.fromkeys(names, b"1")))
+    assert sum(isinstance(each, Span) for each in found) == 3
+    (note,) = (each for each in found if isinstance(each, Note))
+    assert "several splits, which are one dataset here" in note.what
+    assert "(test/, train/, val_256/)" in note.what
+    assert (note.count, note.example) == (3, "'train/a/1.jpg'")
 
 
 def test_names_are_keys_only(tmp_path):

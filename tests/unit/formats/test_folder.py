@@ -122,3 +122,25 @@ def test_folders_of_images_and_masks_are_told_of(folders, are_pairs):
     samples, notes = taken(keys)
     assert samples == keys
     assert [note.partition(" here")[0] for note in notes] == [f"{folders[0]}/, {folders[1]}/ are classes"] * are_pairs
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        (["VOC2012/JPEGImages/1.jpg", "VOC2012/SegmentationClass/1.png", "VOC2012/Annotations/1.xml"], "VOC2012/"),
+        (["leftImg8bit/aachen/1.png", "gtFine/aachen/1.png"], "gtFine/, leftImg8bit/ are classes here"),
+        (["img_dir/1.jpg", "ann_dir/1.png"], "ann_dir/, img_dir/ are classes here"),
+        (["train_images/1.jpg", "train_masks/1.png"], "train_images/, train_masks/ are classes here"),
+        (["training/image_2/1.png", "training/label_2/1.txt"], "training/image_2/, training/label_2/ hold files that"),
+    ],
+)
+def test_folders_that_belong_together_are_told(keys: list[str], names: str) -> None:
+    """VOC, Cityscapes, mmsegmentation, Carvana, KITTI: by the words of their names, at any depth."""
+    _, notes = taken(keys)
+    assert any(names in note and "each file a sample of its own" in note for note in notes)
+
+
+def test_pictures_of_phones_count_as_pictures() -> None:
+    """HEIC beside JPEG: the fewer are not left out."""
+    keys = ["cat/1.HEIC", "cat/2.HEIC", "cat/3.heif", "cat/4.jpg", "dog/5.jpg", "dog/notes.txt"]
+    assert taken(keys)[0] == keys[:-1]

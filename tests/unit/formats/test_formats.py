@@ -94,6 +94,16 @@ SPLITS = [
     (["cats/Train/1.jpg", "cats/Test/2.jpg"], "Test/, Train/"),
     (["train.jsonl", "dev.jsonl"], r"dev\.\*, train\.\*"),
     (["train_0.tar", "validation_0.tar"], r"train_\*, validation_\*"),
+    (["train2017/1.jpg", "val2017/2.jpg", "annotations/x.json"], "train2017/, val2017/"),
+    (["train_images/a/1.jpg", "test_images/a/2.jpg"], "test_images/, train_images/"),
+    (["training_set/a/1.jpg", "test_set/a/2.jpg"], "test_set/, training_set/"),
+    (["trainA/1.jpg", "trainB/1.jpg", "testA/2.jpg", "testB/2.jpg"], "testA/, testB/, trainA/, trainB/"),
+    (["train_256/a/1.jpg", "val_256/a/2.jpg"], "train_256/, val_256/"),
+    (["x/imagenet-train/a/1.jpg", "x/imagenet-val/a/2.jpg"], "imagenet-train/, imagenet-val/"),
+    (["split=train/0.parquet", "split=test/0.parquet"], "split=test/, split=train/"),
+    (["coco-train-0.tar", "coco-train-1.tar", "coco-val-0.tar"], r"coco-train-\*.tar, coco-val-\*.tar"),
+    (["train2017.zip", "val2017.zip"], r"train\*.zip, val\*.zip"),
+    (["leftImg8bit/train/a/1.png", "leftImg8bit/val/a/1.png", "gtFine/train/a/1.png"], "train/, val/"),
 ]
 
 
@@ -116,7 +126,10 @@ def test_splits_are_neither_one_dataset_nor_classes(keys, names):
         ["images/1.jpg", "images/2.jpg", "train.txt", "val.txt"],
         ["trains/1.jpg", "tests/2.jpg"],
         ["a/train.jpg", "a/test.jpg"],
-        ["train2017/1.jpg", "val2017/2.jpg"],
+        ["train_station/1.jpg", "test_tube/2.jpg", "cat/1.jpg", "dog/1.jpg"],
+        ["train2017/1.jpg", "train2014/2.jpg"],
+        ["constraint/1.jpg", "contest/1.jpg"],
+        ["detrain-0.tar", "latest-0.tar"],
         ["train-0.tar", "train-1.tar"],
     ],
 )
@@ -152,9 +165,31 @@ def test_one_such_file_beside_data_is_none(keys):
 
 def test_a_mixture_says_what_was_found():
     """Tars among other files are a question for the user."""
-    with pytest.raises(ConfigError, match=r"2 tars and other files \(2 \.json, 1 without extension\)") as caught:
-        detect(["a.tar", "b.tar", "a.json", "b.json", "LICENSE"])
+    with pytest.raises(ConfigError, match=r"2 tars and other files \(2 \.jpg, 1 \.h5\)") as caught:
+        detect(["a.tar", "b.tar", "a.jpg", "b.jpg", "LICENSE", "x.h5", "a.json"])
     assert (caught.value.details["tars"], caught.value.details["others"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        ["README.md", ".gitattributes", "LICENSE", "_SUCCESS", "dataset_info.json"],
+        ["a.parquet", "a_stats.json", "b.parquet", "b_stats.json"],
+        ["a.json", "b.json", "a.tar.md5", "b.tar.sha256", "MD5SUMS", "checksums.md5"],
+        [".nv-meta/dataset.yaml", ".nv-meta/index.sqlite", ".git/HEAD", ".dvc/config", "a.tar.dvc", "b.tar.dvc"],
+        ["x.jsonl", "y.jsonl", "z.jsonl", "labels.csv"],
+    ],
+)
+def test_documents_and_sidecars_beside_tars(beside: list[str]):
+    """The tars are the data; a line counts what is no sample, but for hidden files."""
+    notes: list[str] = []
+    for keys in (["a.tar", "b.tar", *beside], [*beside, "b.tar", "a.tar"]):
+        chosen = chooser("auto", on_note=notes.append)(keys)
+        assert chosen.name == "webdataset"
+        assert sorted(filter(chosen.accepts, keys)) == ["a.tar", "b.tar"]
+    count = sum(not key.startswith(".") for key in beside)
+    assert notes[0].startswith(f"{count} files beside the tars are not samples (")
+    assert len(notes) == 2
 
 
 def test_other_files_among_those_of_a_format():
