@@ -41,18 +41,18 @@ class Terminal:
 
     def line(self, text: str = "") -> None:
         """Writes a line of the result."""
-        print(text, file=self.out, flush=True)
+        print(_printable(text), file=self.out, flush=True)
 
     def note(self, text: str) -> None:
         """Writes a line for the user, not for a script that reads the result."""
         if self._bar is None:
-            print(text, file=self.err, flush=True)
+            print(_printable(text), file=self.err, flush=True)
         else:
             self._bar.line_above(text)
 
     def error(self, text: str) -> None:
         """Writes an error in one line."""
-        print(f"streamer: {' '.join(text.split())}", file=self.err, flush=True)
+        print(_printable(f"streamer: {' '.join(text.split())}"), file=self.err, flush=True)
 
     @contextmanager
     def progress(self, title: str, unit: str) -> Iterator[Progress]:
@@ -123,6 +123,11 @@ def _rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Se
         # Text, because names chosen by clients are not markup.
         table.add_row(*map(Text, row))
     Console(file=out).print(table)
+
+
+def _printable(text: str) -> str:
+    """Returns a text with escapes for what is not UTF-8, as names of files may be."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def amount(count: float, unit: str) -> str:

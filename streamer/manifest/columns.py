@@ -54,6 +54,25 @@ def decoded(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
+def is_utf_8(text: str) -> bool:
+    """Whether a name can be written as UTF-8: names of files that cannot have surrogates, as `os.fsdecode` has them."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+# The name of a class that is not UTF-8 is in root.json as its bytes in hexadecimal, behind what no name has.
+_AS_BYTES = "\0"
+
+
+def written_name(name: str) -> str:
+    """Returns the name of a class as root.json has it."""
+    return name if is_utf_8(name) else _AS_BYTES + encoded(name).hex()
+
+
+def read_name(written: str) -> str:
+    """Returns the name of a class that `written_name` has written."""
+    return decoded(bytes.fromhex(written[1:])) if written.startswith(_AS_BYTES) else written
+
+
 Column = NDArray[np.generic] | BinaryColumn
 Table = dict[str, Column]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import read_table
-from streamer.manifest.columns import BinaryColumn, Table, decoded
+from streamer.manifest.columns import BinaryColumn, Table, decoded, read_name
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, Root, Run, decode_root, file_name
 from streamer.manifest.mmap_file import map_file
 from streamer.manifest.model import Chunk, Codec, Extent, Facts, ObjectRecord, SampleName
@@ -48,7 +48,7 @@ class Manifest:
         self.path, self.digest, self.format = path, root.digest, content.format
         self.recoded = content.codec != Codec.IDENTITY
         self.urls = tuple(root.urls)
-        self.classes = content.facts.classes if content.facts else tuple(content.classes)
+        self.classes = content.facts.classes if content.facts else tuple(map(read_name, content.classes))
         self.chunk_bytes, self.total_bytes = content.chunk_bytes, content.total_bytes
         self.samples, self.chunks, self.objects = map(content.count, ("samples", "chunks", "objects"))
         self._firsts = {table: [part.tables[table].first for part in content.parts] for table in content.schemas}

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from streamer.errors import ProtocolError
+from streamer.errors import ConfigError, ProtocolError
 from streamer.wire.messages import Event, Message, Request
 from streamer.wire.versions import foreign_greeting
 
@@ -30,9 +30,37 @@ M = TypeVar("M")
 
 
 def encode(message: Message) -> bytes:
-    """Encodes a message as one frame."""
-    body = _encoder.encode(message)
+    """Encodes a message as one frame.
+
+    Texts of an event that are not UTF-8, as the names of files in an error, are sent with escapes.
+
+    Raises:
+        ConfigError: a url or another text of a request is not UTF-8.
+    """
+    try:
+        body = _encoder.encode(message)
+    except UnicodeEncodeError as error:
+        if not isinstance(message, Event):
+            raise ConfigError(
+                f"{error.object!a} is not UTF-8, and cannot be sent to the engine; rename it, or name the folder above "
+                "it by a pattern (*)",
+                field="urls",
+            ) from error
+        body = _encoder.encode(
+            _with_escapes(msgspec.to_builtins(message, builtin_types=(bytes, bytearray, memoryview)))
+        )
     return _LENGTH.pack(len(body)) + body
+
+
+def _with_escapes(value: object) -> object:
+    """Returns plain values with texts that are UTF-8: other letters are escapes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list | tuple):
+        return [_with_escapes(item) for item in value]
+    if isinstance(value, dict):
+        return {_with_escapes(name): _with_escapes(item) for name, item in value.items()}
+    return value
 
 
 class FrameDecoder(Generic[M]):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamer.manifest.builder.listing import Listing
 from streamer.manifest.builder.publish import publish
 from streamer.manifest.builder.rows import Rows, rows_of_objects
-from streamer.manifest.columns import BinaryColumn
+from streamer.manifest.columns import BinaryColumn, read_name
 from streamer.manifest.model import Facts
 from streamer.manifest.packing import chunk_key
 from streamer.manifest.protocols import Indexer
@@ -155,7 +155,7 @@ def _listing(manifest: Manifest) -> Listing:
         versions=versions,
         sizes=manifest.column("objects", "size").astype(np.int64),
         labels=manifest.labels,
-        classes=tuple(manifest.content.classes),
+        classes=tuple(map(read_name, manifest.content.classes)),
     )
 
 

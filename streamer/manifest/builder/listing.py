@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import ManifestError
+from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.beside import is_beside
 from streamer.manifest.builder.bounded_map import bounded_map
-from streamer.manifest.columns import decoded, encoded
+from streamer.manifest.columns import decoded, encoded, is_utf_8
 from streamer.manifest.hidden import is_hidden, is_hidden_folder
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
@@ -112,7 +112,13 @@ async def list_objects(urls: Sequence[str], lister: Lister, choose_format: Choos
 
     Raises:
         ManifestError: a url has no objects, or two urls name the same object.
+        ConfigError: a url is not UTF-8.
     """
+    for url in urls:
+        if not is_utf_8(url):
+            raise ConfigError(
+                f"url {url!a} is not UTF-8; name the folder above it by a pattern (*), or rename it", field="urls"
+            )
     found = await bounded_map(lambda url: _list_one(url, lister), urls, concurrency)
     # In a thread: 10^6 names take a second.
     return await asyncio.to_thread(_choose, tuple(urls), found, choose_format)
@@ -222,6 +228,8 @@ def _accepted(part: _Found, chosen: Indexer) -> list[int]:
 
 def _join(urls: tuple[str, ...], parts: list[_Found]) -> Listing:
     base = _common_folder([part.folder for part in parts]) if parts else ""
+    while not is_utf_8(base):
+        base = base[: base.rstrip("/").rfind("/") + 1]
     keys = [encoded(f"{part.folder[len(base) :]}{key}") for part in parts for key in part.keys]
     _refuse_doubles(keys, base, len(parts))
     folders = (_class_name(key) for part in parts for key in part.keys)

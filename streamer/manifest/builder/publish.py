@@ -6,7 +6,7 @@ from pathlib import Path
 
 from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.builder.rows import Rows
-from streamer.manifest.columns import digest_of
+from streamer.manifest.columns import digest_of, written_name
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
 from streamer.manifest.model import Facts
 from streamer.manifest.staging import settle, workplace
@@ -57,7 +57,7 @@ def _content(rows: Rows, parts: list[Part]) -> Content:
         format=rows.format,
         whole_objects=rows.whole_objects,
         base=rows.listing.base,
-        classes=list(rows.listing.classes) if rows.whole_objects else [],
+        classes=list(map(written_name, rows.listing.classes)) if rows.whole_objects else [],
         chunk_bytes=rows.chunk_bytes,
         total_bytes=int(rows.listing.sizes.sum()),
         parts=parts,

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats import detect
+from streamer.manifest.builder.build import build
 from streamer.manifest.builder.listing import list_objects
 from streamer.manifest.model import ObjectRecord
+from streamer.manifest.validation import open_verified
+from streamer.store.local_store import LocalStore
 
 
 async def listed(store, urls: list[str], names: list[str], kind: str = "auto"):
@@ -109,3 +113,29 @@ async def test_an_object_twice_is_an_error(store):
     """Urls that overlap would train on some samples twice."""
     with pytest.raises(ManifestError, match=r"s3://b/x/a\.jpg is named by more than one of the 2 urls"):
         await listed(store, ["s3://b/x/", "s3://b/"], ["s3://b/x/a.jpg", "s3://b/b.jpg"])
+
+
+async def test_classes_whose_names_are_not_utf_8(tmp_path: Path):
+    """Folders that were unpacked on another system: the names are those of `os.listdir`, in the manifest, too."""
+    names = sorted(["cat", os.fsdecode("数据".encode("gbk")), "数据"])
+    for name in names:
+        (tmp_path / "d" / name).mkdir(parents=True)
+        (tmp_path / "d" / name / "0.jpg").write_bytes(name.encode("utf-8", "surrogateescape"))
+    manifest = await build(
+        str(tmp_path / "d"),
+        tmp_path / "manifests",
+        lister=LocalStore(),
+        reader=None,  # type: ignore[arg-type]
+        choose_format=detect.chooser("auto"),
+    )
+    assert list(manifest.classes) == names == sorted(os.listdir(tmp_path / "d"))
+    again = open_verified(manifest.path)
+    for ordinal in range(3):
+        found = again.name(ordinal)
+        assert found.object_key == f"{names[found.label]}/0.jpg"
+
+
+async def test_a_url_that_is_not_utf_8_is_refused(store):
+    """It is part of what is written and sent."""
+    with pytest.raises(ConfigError, match=r"'/d/\\udcff' is not UTF-8; name the folder above it by a pattern"):
+        await listed(store, ["/d/\udcff"], ["/d/\udcff/1.jpg"])

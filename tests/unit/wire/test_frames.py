@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.errors import ProtocolError
+from streamer.errors import ConfigError, ProtocolError
 from streamer.wire import frames
-from streamer.wire.messages import Advance, Extend, Failed, Hello, Ready, Reject, Statistics
+from streamer.wire.messages import Advance, Extend, Failed, GetManifest, Hello, Ready, Reject, Statistics
 
 MESSAGES = [
     Hello(1, "0.1", 3, "job"),
@@ -73,3 +73,12 @@ def test_any_bytes_end_in_a_message_or_a_protocol_error(pieces):
     except ProtocolError:
         return
     assert "buffered_bytes" in repr(decoder)
+
+
+def test_names_that_are_not_utf_8() -> None:
+    """An event has escapes for them, a request is refused before anything is sent."""
+    frame = frames.encode(Failed("StoreError", "/d/\udcff is missing", {"url": "/d/\udcff", "size": 3}))
+    (event,) = frames.event_decoder().feed(frame)
+    assert event == Failed("StoreError", "/d/\\udcff is missing", {"url": "/d/\\udcff", "size": 3})
+    with pytest.raises(ConfigError, match=r"'/d/\\udcff' is not UTF-8, and cannot be sent"):
+        frames.encode(GetManifest(1, ["/d/\udcff"], "auto"))
