@@ -179,6 +179,11 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         defaults = msgspec.to_builtins(type(self)())
         return {name: value for name, value in given.items() if value != defaults[name]}
 
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """Names of the classes of files, in the order of their numbers; None: the folders, in the order of names."""
+        return None
+
     def _plain_option(self, name: str) -> object:
         value = getattr(self, name)
         try:

@@ -65,16 +65,18 @@ def chooser(
             has, objects of several formats or of one that is not read, and, under "auto", several splits.
     """
     fixed = None if name == AUTO else find_format(name, options)
+    # The client gives the extensions and classes of a Folder under "auto", so that a file of annotations is found.
+    classes = _given_classes(options or {}) if fixed is None else fixed.class_names
 
     def choose(keys: Iterable[str]) -> Format:
         names = _visible(list(keys))
         metadata = metadata_of(names) if fixed is None else ""
         names = [key for key in names if key != metadata] if metadata else names
         if extensions is not None:
-            return _named_files(names, Folder(frozenset(extensions), metadata))
-        found = fixed or find_format(detect(names))
+            return _named_files(names, Folder(frozenset(extensions), metadata, classes))
+        found = fixed or (Folder(classes=classes) if classes else find_format(detect(names)))
         if isinstance(found, Folder):
-            found = replace(class_folders(names, on_note), metadata=metadata)
+            found = replace(class_folders(names, on_note), metadata=metadata, classes=classes)
         if isinstance(found, WebDataset) and fixed is None:
             _note_files_beside(names, found, on_note)
         if splits := splits_in(filter(found.accepts, names), of_files=not found.whole_objects):
@@ -82,6 +84,11 @@ def chooser(
         return found
 
     return choose
+
+
+def _given_classes(options: Mapping[str, object]) -> Sequence[str] | None:
+    given = options.get("classes")
+    return None if given is None else Folder(classes=given).classes  # type: ignore[arg-type]
 
 
 def _visible(keys: Sequence[str]) -> list[str]:

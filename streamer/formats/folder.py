@@ -12,6 +12,7 @@ from streamer.errors import ConfigError
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.names import AUDIO, COMPANIONS, OTHER_PICTURES, PICTURES, VIDEO, base_name, extension, field_name
 from streamer.formats.splits import paired_folders
+from streamer.manifest.columns import read_name, written_name
 from streamer.manifest.hidden import is_hidden
 from streamer.manifest.protocols import Indexing, Source, Span
 
@@ -25,17 +26,23 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
         extensions: extensions of the files that are samples; capitals do not matter, jpeg is jpg. None: where most
             files are in class folders, the commonest (all pictures count as one); else all.
         metadata: the file of annotations among them, which is not a sample, as an index finds it; "": there is none.
+        classes: names of the classes in the order of their numbers, as `classes` of the training data has them: a
+            validation set that lacks one then has the same labels, and a folder that is none of them is an error. None:
+            the folders.
 
     Raises:
-        ConfigError: `extensions` are not texts, or there are none.
+        ConfigError: `extensions` or `classes` are not texts, or there are none, or two classes are equal.
     """
 
     name = "folder"
     whole_objects = True
     extensions: str | Collection[str] | None = None
     metadata: str = ""
+    classes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        if self.classes is not None:
+            force_setattr(self, "classes", _checked_classes(self.classes))
         if (given := self.extensions) is None:
             return
         several: object = [given] if isinstance(given, str) else given
@@ -46,8 +53,14 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The file of annotations; the listing of the manifest shows which files were chosen."""
-        return {"metadata": self.metadata} if self.metadata else {}
+        """The file of annotations, and given classes; the listing of the manifest shows which files were chosen."""
+        found: dict[str, Any] = {"metadata": self.metadata} if self.metadata else {}
+        return found | ({"classes": list(map(written_name, self.classes))} if self.classes is not None else {})
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """The given classes; see `Format.class_names`."""
+        return self.classes
 
     def accepts(self, key: str) -> bool:
         """Accepts files of these extensions, but neither hidden ones, markers of empty folders, nor the metadata."""
@@ -62,6 +75,15 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """Returns one field, named by the extension (see `names`); the key is the path below the dataset's url."""
         return name.object_key, [Field(extension(name.object_key), content)]
+
+
+def _checked_classes(given: object) -> tuple[str, ...]:
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"classes={given!r}: give a list of names, as train.classes", field="classes")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ConfigError(f"classes= has {twice[0]!r} more than once; each has one number", field="classes")
+    return tuple(map(read_name, names))
 
 
 def _bare(name: object) -> str:

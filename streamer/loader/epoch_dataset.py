@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +117,12 @@ class EpochDataset(IterableDataset[object]):
     def skipped(self) -> list[Skipped]:
         """With on_error="skip": the samples that `iter(dataset)` has skipped in this process, with causes."""
         return list(self._ledger.entries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Closes this process's connections to the engine; the next use opens one again. Idempotent.

@@ -215,11 +215,12 @@ class DatasetOptions(StreamOptions):
     def manifest_request(self, rank_config: RankConfig) -> GetManifest:
         """The request for the manifest. Only the first node builds it; the others wait for it to appear."""
         # As under "auto", an index then finds the file of annotations beside the files, too.
-        chosen = self.format.extensions if isinstance(self.format, Folder) else None
+        folder = self.format if isinstance(self.format, Folder) else Folder()
+        chosen = folder.extensions
         return GetManifest(
             request=0,
             urls=[absolute(url) for url in self.urls],
-            format=self.format_name if chosen is None else AUTO,
+            format=self.format_name if chosen is None and folder.classes is None else AUTO,
             format_options=b"{}" if isinstance(self.format, str) else msgspec.json.encode(self.format.options),
             manifest="" if self.manifest.url_text is None else absolute(self.manifest.url_text),
             build=rank_config.node == 0,

@@ -32,7 +32,7 @@ class Listing(msgspec.Struct, frozen=True):
         versions: UTF-8.
         sizes: int64, bytes.
         labels: int32, class numbers by the folder below the url, -1 for none.
-        classes: sorted names.
+        classes: names by their numbers: sorted, unless they are given.
     """
 
     urls: tuple[str, ...]
@@ -112,7 +112,7 @@ async def list_objects(urls: Sequence[str], lister: Lister, choose_format: Choos
 
     Raises:
         ManifestError: a url has no objects, or two urls name the same object.
-        ConfigError: a url is not UTF-8.
+        ConfigError: a url is not UTF-8, or a folder is none of the classes that are given.
     """
     for url in urls:
         if not is_utf_8(url):
@@ -131,7 +131,10 @@ def _choose(urls: tuple[str, ...], found: list[_Found], choose_format: ChooseFor
     others: dict[str, ObjectRecord] = {}
     for part, keep in () if chosen.whole_objects else zip(found, kept, strict=True):
         others |= {record.url: record for record in part.without(keep)}
-    return Listed(chosen, _join(urls, [part.only(keep) for part, keep in zip(found, kept, strict=True)]), others)
+    # Formats of other packages need not have classes.
+    classes: Sequence[str] | None = getattr(chosen, "class_names", None)
+    parts = [part.only(keep) for part, keep in zip(found, kept, strict=True)]
+    return Listed(chosen, _join(urls, parts, classes), others)
 
 
 async def _list_one(url: str, lister: Lister) -> _Found:
@@ -226,7 +229,7 @@ def _accepted(part: _Found, chosen: Indexer) -> list[int]:
     return keep
 
 
-def _join(urls: tuple[str, ...], parts: list[_Found]) -> Listing:
+def _join(urls: tuple[str, ...], parts: list[_Found], given: Sequence[str] | None) -> Listing:
     base = _common_folder([part.folder for part in parts]) if parts else ""
     while not is_utf_8(base):
         base = base[: base.rstrip("/").rfind("/") + 1]
@@ -234,6 +237,14 @@ def _join(urls: tuple[str, ...], parts: list[_Found]) -> Listing:
     _refuse_doubles(keys, base, len(parts))
     folders = (_class_name(key) for part in parts for key in part.keys)
     classes = tuple(sorted({name for name in folders if name}))
+    if given is not None:
+        if strange := sorted(set(classes).difference(given)):
+            raise ConfigError(
+                f"{len(strange)} folders are none of the {len(given)} given classes, the first is {strange[0]!a}; add "
+                "them to classes=, or name the folders that are meant as urls",
+                field="classes",
+            )
+        classes = tuple(given)
     numbers = {name: number for number, name in enumerate(classes)}
     labels = (numbers.get(_class_name(key), -1) for part in parts for key in part.keys)
     return Listing(

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.formats import detect
+from streamer.formats import Folder, detect
+from streamer.formats.registry import find_format
 from streamer.manifest.builder.build import build
 from streamer.manifest.builder.listing import list_objects
 from streamer.manifest.model import ObjectRecord
@@ -139,3 +140,28 @@ async def test_a_url_that_is_not_utf_8_is_refused(store):
     """It is part of what is written and sent."""
     with pytest.raises(ConfigError, match=r"'/d/\\udcff' is not UTF-8; name the folder above it by a pattern"):
         await listed(store, ["/d/\udcff"], ["/d/\udcff/1.jpg"])
+
+
+@pytest.mark.parametrize("extensions", [None, ["jpg"]])
+async def test_classes_that_are_given(store, extensions: list[str] | None):
+    """A validation set that lacks a class has the labels of the training set; a folder of no class is an error."""
+    names = ["s3://b/val/dog/1.jpg", "s3://b/val/bird/1.jpg", "s3://b/val/README.md"]
+    options = {"classes": ["bird", "cat", "dog"]}
+    for choose in (
+        detect.chooser("folder", options),
+        detect.chooser("auto", options, extensions=extensions),
+    ):
+        found = await list_objects(["s3://b/val/"], store(dict.fromkeys(names, b"1")), choose, 4)
+        assert found.listing.keys == [b"bird/1.jpg", b"dog/1.jpg"]
+        assert (found.listing.classes, found.listing.labels.tolist()) == (("bird", "cat", "dog"), [0, 2])
+        assert find_format("folder", found.indexer.options).class_names == ("bird", "cat", "dog")
+    strange = detect.chooser("folder", {"classes": ["bird", "cat"]})
+    with pytest.raises(ConfigError, match="1 folders are none of the 2 given classes, the first is 'dog'"):
+        await list_objects(["s3://b/val/"], store(dict.fromkeys(names, b"1")), strange, 4)
+
+
+@pytest.mark.parametrize("classes", ["ab", [], [1], ["a", "a"], 3])
+def test_classes_that_are_none(classes: object):
+    """A text is not a list of names, and each name has one number."""
+    with pytest.raises(ConfigError, match="classes="):
+        Folder(classes=classes)  # type: ignore[arg-type]
