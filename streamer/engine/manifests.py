@@ -232,6 +232,7 @@ class Manifests:
         from streamer.formats.detect import chooser
         from streamer.manifest.builder.build import MEMORY_BYTES, BuildOptions, build
         from streamer.manifest.builder.index_log import IndexLogs
+        from streamer.store.brace_order import brace_order
 
         warmed, notes = Warmed(self._target), list[str]()
         try:
@@ -262,6 +263,7 @@ class Manifests:
                     logs=IndexLogs(self.store.log_folder(request.container_source), writes=warm),
                     in_key_order=request.in_key_order,
                     known=earlier,
+                    order_of=brace_order,
                     on_note=notes.append,
                     on_damage=notes.append if request.skip_damaged else None,
                 ),

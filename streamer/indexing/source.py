@@ -24,6 +24,7 @@ from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import install_files, listed_files
+from streamer.store.brace_order import brace_order
 from streamer.store.patterns import Pattern
 from streamer.store.urls import shown
 
@@ -81,7 +82,11 @@ async def manifest_of_source(
             reader=fetcher,
             choose_format=chooser(source.format, source.format_options, extensions=source.extensions, on_note=on_note),
             options=msgspec.structs.replace(
-                options, known=known, elsewhere=IndexTasks(runner, source.options), on_note=on_note
+                options,
+                known=known,
+                elsewhere=IndexTasks(runner, source.options),
+                on_note=on_note,
+                order_of=brace_order,
             ),
         )
 

@@ -17,7 +17,7 @@ from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.containers import WINDOW_BYTES, Budget, Container, index_container, most_open_bytes
 from streamer.manifest.builder.index_log import IndexLogs
 from streamer.manifest.builder.known import take_over
-from streamer.manifest.builder.listing import Listed, Listing, list_objects
+from streamer.manifest.builder.listing import Listed, Listing, OrderOf, list_objects
 from streamer.manifest.builder.publish import publish
 from streamer.manifest.builder.rows import Contained, Rows, rows_of_objects
 from streamer.manifest.builder.survey import Surveyed, survey_objects
@@ -66,6 +66,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         in_key_order: whether raw files stay in the order of url and key, not of the hashes of their keys, which mix the
             classes of a chunk. Has no effect on containers.
         known: manifests from which the rows of unchanged objects are taken; those objects are not read.
+        order_of: the order of the objects that a url with braces names; see `list_objects`.
         on_note: called with a line about rows of a table that give no sample, or about samples that are left out.
         on_damage: called with a line for each damaged container that is left out, and one for all; None: damage is an
             error.
@@ -82,6 +83,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     logs: IndexLogs | None = None
     in_key_order: bool = False
     known: Sequence[Manifest] = ()
+    order_of: OrderOf = lambda url: None
     on_note: Callable[[str], None] = lambda note: None
     on_damage: Callable[[str], None] | None = None
     elsewhere: Elsewhere | None = None
@@ -117,7 +119,7 @@ async def build(
     wanted = (urls,) if isinstance(urls, str) else tuple(urls)
     if not wanted:
         raise ConfigError("urls is empty; name at least one prefix or object", field="urls")
-    listed = await list_objects(wanted, lister, choose_format, options.concurrency)
+    listed = await list_objects(wanted, lister, choose_format, options.concurrency, options.order_of)
     if listed.indexer.whole_objects:
         rows, why = await _whole_objects(listed, options), ""
     else:

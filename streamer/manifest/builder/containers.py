@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from streamer.manifest.blocks import Block
 from streamer.manifest.builder.bounded_map import plain_errors
+from streamer.manifest.builder.checked_reader import checked
 from streamer.manifest.builder.index_log import Found, IndexLog
 from streamer.manifest.builder.survey import examine, read_needs
 from streamer.manifest.columns import encoded
@@ -120,7 +121,7 @@ async def index_container(
         steps = indexer.index(source, container.facts, found.position)
         with plain_errors(), closing(steps):
             async with asyncio.TaskGroup() as tasks:
-                windows = _Windows(container.record, reader, tasks, ahead)
+                windows = _Windows(container.record, checked(reader), tasks, ahead)
                 try:
                     chunks, advancing = _ClosedChunks(container, on_chunk, found), _Steps(steps, found, blocks)
                     await _index_rest(advancing, windows, chunks, on_read)

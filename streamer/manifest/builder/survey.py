@@ -8,6 +8,7 @@ import msgspec
 
 from streamer.errors import ManifestError
 from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.manifest.builder.checked_reader import checked
 from streamer.manifest.builder.listing import Listed, Listing
 from streamer.manifest.model import Extent
 from streamer.manifest.protocols import (
@@ -36,6 +37,7 @@ async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int) 
         ManifestError: the format's survey failed, or names an object twice or one that was not listed.
         StoreError: the reader failed.
     """
+    reader = checked(reader)
     accepted = [listed.listing.record(number) for number in range(len(listed.listing))]
     steps = listed.indexer.survey(accepted, listed.others)
     found = await asyncio.to_thread(_advance, steps, None)

@@ -1,0 +1,42 @@
+"""Reads for an index, and names objects that are not what they are called, whatever the format."""
+
+from __future__ import annotations
+
+from streamer.errors import ManifestError
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.pointers import ADVICE, MOST_BYTES, is_pointer
+from streamer.manifest.protocols import Examine, Examined, Examiner, RangeReader
+
+
+def checked(reader: RangeReader) -> RangeReader:
+    """Returns a reader that refuses pointers of Git LFS; it has recoders if the given one has."""
+    return _CheckedExaminer(reader) if isinstance(reader, Examiner) else _CheckedReader(reader)
+
+
+class _CheckedReader:
+    """Reads ranges; raises ManifestError for an object that is a pointer of Git LFS."""
+
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+
+    async def read(self, extent: Extent) -> bytes:
+        """Returns exactly the bytes of `extent`."""
+        content = await self._reader.read(extent)
+        if extent.start == 0 and extent.object.size < MOST_BYTES and is_pointer(content):
+            raise _refusal(extent.object)
+        return content
+
+
+class _CheckedExaminer(_CheckedReader):
+    """Also lets a recoder count samples."""
+
+    async def examine(self, asked: Examine) -> Examined:
+        """Recodes an object as one block, and counts; raises ManifestError as `read`."""
+        if asked.object.size < MOST_BYTES:
+            await self.read(Extent(asked.object, 0, asked.object.size))
+        assert isinstance(self._reader, Examiner)
+        return await self._reader.examine(asked)
+
+
+def _refusal(record: ObjectRecord) -> ManifestError:
+    return ManifestError(f"{record.url} {ADVICE}", url=record.url, size=record.size, reason=ADVICE)
