@@ -232,7 +232,7 @@ class Manifests:
         from streamer.formats.detect import chooser
         from streamer.manifest.builder.build import MEMORY_BYTES, BuildOptions, build
         from streamer.manifest.builder.index_log import IndexLogs
-        from streamer.store.brace_order import brace_order
+        from streamer.store.patterns import brace_order
 
         warmed, notes = Warmed(self._target), list[str]()
         try:

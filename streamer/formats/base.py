@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ConfigError
+from streamer.manifest.beside import is_hidden
 from streamer.manifest.blocks import Block
-from streamer.manifest.hidden import is_hidden
 from streamer.manifest.model import Facts, FieldSpec, ObjectRecord, SampleName
 from streamer.manifest.protocols import (
     Answer,

@@ -12,11 +12,10 @@ from streamer.errors import ConfigError
 from streamer.formats import AUTO, BUILT_IN, tar_index
 from streamer.formats.base import Format
 from streamer.formats.folder import Folder, class_folders, counted, metadata_of
-from streamer.formats.names import COMPANIONS, base_name, extension, is_common, is_shard
+from streamer.formats.names import COMPANIONS, base_name, extension, is_common, is_shard, splits_in
 from streamer.formats.registry import find_format
-from streamer.formats.splits import splits_in
 from streamer.formats.webdataset import WebDataset
-from streamer.manifest.hidden import is_hidden, is_hidden_folder
+from streamer.manifest.beside import is_hidden, is_hidden_folder
 
 # Kinds of datasets that are not read.
 _NOT_READ = {

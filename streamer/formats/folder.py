@@ -10,11 +10,19 @@ from msgspec.structs import force_setattr
 
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Facts, Field, Format, SampleName
-from streamer.formats.names import AUDIO, COMPANIONS, OTHER_PICTURES, PICTURES, VIDEO, base_name, extension, field_name
-from streamer.formats.splits import paired_folders
+from streamer.formats.names import (
+    AUDIO,
+    COMPANIONS,
+    OTHER_PICTURES,
+    PICTURES,
+    VIDEO,
+    base_name,
+    extension,
+    field_name,
+    paired_folders,
+)
+from streamer.manifest.beside import POINTER_ADVICE, POINTER_BYTES, is_hidden, is_pointer
 from streamer.manifest.columns import read_name, written_name
-from streamer.manifest.hidden import is_hidden
-from streamer.manifest.pointers import ADVICE, MOST_BYTES, is_pointer
 from streamer.manifest.protocols import Indexing, Source, Span
 
 
@@ -75,8 +83,8 @@ class Folder(Format, frozen=True, forbid_unknown_fields=True):
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
         """Returns one field, named by the extension (see `names`); the key is the path below the dataset's url."""
-        if len(content) < MOST_BYTES and is_pointer(content):
-            raise DecodeError(f"{name.object_key} {ADVICE}")
+        if len(content) < POINTER_BYTES and is_pointer(content):
+            raise DecodeError(f"{name.object_key} {POINTER_ADVICE}")
         return name.object_key, [Field(extension(name.object_key), content)]
 
 

@@ -14,7 +14,7 @@ from streamer.formats.failures import check_filled, damaged, refused
 from streamer.formats.names import is_shard, packing_of
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.window import Window
-from streamer.manifest.hidden import is_hidden
+from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Span, Survey, Surveying
 

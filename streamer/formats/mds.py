@@ -19,7 +19,7 @@ from streamer.formats.failures import damaged
 from streamer.formats.index_json import LengthsOpener, Listed, head_bytes, index_offsets, read_indexes, read_offsets
 from streamer.formats.packed.unpack import COMPRESSIONS, check_installed, unpack_shard
 from streamer.formats.reading import spans_between
-from streamer.manifest.hidden import is_hidden
+from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 

@@ -18,7 +18,7 @@ from streamer.formats.names import field_name
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.sidecars import listed_samples, with_sidecars
 from streamer.formats.tar import BLOCK, Entry, entries_of, read_entries
-from streamer.manifest.hidden import is_hidden
+from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Note, Source, Span, Surveying
 

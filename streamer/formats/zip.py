@@ -19,11 +19,10 @@ from streamer.errors import DecodeError
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.checksum import crc32
 from streamer.formats.failures import DamagedError, errors_of, refused
-from streamer.formats.names import extension
+from streamer.formats.names import extension, splits_in
 from streamer.formats.packed.unpack import inflate
 from streamer.formats.reading import Reading, read_each, read_range
-from streamer.formats.splits import splits_in
-from streamer.manifest.hidden import is_hidden
+from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Note, Source, Span, Survey, Surveying
 

@@ -24,8 +24,7 @@ from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import install_files, listed_files
-from streamer.store.brace_order import brace_order
-from streamer.store.patterns import Pattern
+from streamer.store.patterns import Pattern, brace_order
 from streamer.store.urls import shown
 
 _READS_AT_ONCE = 16

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 
 import msgspec
 
 from streamer.errors import ConfigError, ObjectNotFoundError
-from streamer.store.urls import of_web_address, shown
+from streamer.store.urls import of_web_address, shown, split
 
 _BRACE = re.compile(r"\{([^{}]*)\}")
 _GLOB = re.compile(r"[*?\[]")
@@ -159,3 +160,35 @@ def _token(token: str) -> str:
         inside = token[1:-1].replace("\\", "\\\\")
         return f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
     return re.escape(token)
+
+
+def brace_order(url: str) -> Callable[[str], int] | None:
+    """Returns the place of an object's url among those that braces stand for; None: there are no braces.
+
+    `b{8..11}.tar` is b8, b9, b10, b11; of `{b,a}/*.tar` all objects below b come first. An object that none of them
+    names is behind all others.
+    """
+    if "{" not in url:
+        return None
+    address = split(url)
+    every = expand(address.key if address.scheme == "file" else url)
+    # By what is before the first wildcard: of a thousand patterns a url is compared with one or two.
+    named: dict[str, int] = {}
+    globs: defaultdict[str, list[tuple[int, Pattern]]] = defaultdict(list)
+    for place, each in enumerate(every):
+        magic = _GLOB.search(each)
+        if magic is None:
+            named.setdefault(each, place)
+        else:
+            globs[each[: magic.start()]].append((place, Pattern.of(each)))
+    lengths = sorted({len(stem) for stem in globs})
+
+    def place_of(object_url: str) -> int:
+        found = named.get(object_url, len(every))
+        for length in lengths:
+            for place, pattern in globs.get(object_url[:length], ()):
+                if place < found and pattern.matches(object_url):
+                    found = place
+        return found
+
+    return place_of

@@ -16,7 +16,7 @@ from streamer.formats.names import COMPANIONS, base_name
 from streamer.formats.reading import Reading, read_range, read_ranges
 from streamer.formats.table.records import fixed_dtype, is_dtype
 from streamer.formats.windows.format import RowFormat
-from streamer.manifest.hidden import is_hidden
+from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Answer, Indexing, Need, Source, Span, Survey, Surveying
 

@@ -23,7 +23,7 @@ from streamer.formats.failures import DamagedError, errors_of
 from streamer.formats.lmdb.pages import META_BYTES, Entry, Tree, children, entries, read_tree
 from streamer.formats.names import base_name, kind_of_bytes
 from streamer.formats.reading import Reading, read_each, read_range, read_ranges
-from streamer.manifest.hidden import is_hidden
+from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
 

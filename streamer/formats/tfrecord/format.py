@@ -14,7 +14,7 @@ from streamer.formats.names import base_name, kind_of_bytes
 from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed
 from streamer.formats.sidecars import listed_samples, with_sidecars
 from streamer.formats.tfrecord import example, framing
-from streamer.manifest.hidden import is_hidden
+from streamer.manifest.beside import is_hidden
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Surveying
 

@@ -282,9 +282,8 @@ class Member:
         folder = manifest.path.parent / self.shared.annotations
         if not self.shared.annotations or not folder.is_dir():
             with watched(logger, self.waited_for):
-                table = self._table(given)
-            if table is None:
-                return None
+                if (table := self._table(given)) is None:
+                    return None
             folder = table.with_name(self.shared.settle_annotations(table.name))
         return JoinRules.of(folder, given, manifest)
 

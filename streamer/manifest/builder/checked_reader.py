@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from streamer.errors import ManifestError
+from streamer.manifest.beside import POINTER_ADVICE, POINTER_BYTES, is_pointer
 from streamer.manifest.model import Extent, ObjectRecord
-from streamer.manifest.pointers import ADVICE, MOST_BYTES, is_pointer
 from streamer.manifest.protocols import Examine, Examined, Examiner, RangeReader
 
 
@@ -22,7 +22,7 @@ class _CheckedReader:
     async def read(self, extent: Extent) -> bytes:
         """Returns exactly the bytes of `extent`."""
         content = await self._reader.read(extent)
-        if extent.start == 0 and extent.object.size < MOST_BYTES and is_pointer(content):
+        if extent.start == 0 and extent.object.size < POINTER_BYTES and is_pointer(content):
             raise _refusal(extent.object)
         return content
 
@@ -32,11 +32,11 @@ class _CheckedExaminer(_CheckedReader):
 
     async def examine(self, asked: Examine) -> Examined:
         """Recodes an object as one block, and counts; raises ManifestError as `read`."""
-        if asked.object.size < MOST_BYTES:
+        if asked.object.size < POINTER_BYTES:
             await self.read(Extent(asked.object, 0, asked.object.size))
         assert isinstance(self._reader, Examiner)
         return await self._reader.examine(asked)
 
 
 def _refusal(record: ObjectRecord) -> ManifestError:
-    return ManifestError(f"{record.url} {ADVICE}", url=record.url, size=record.size, reason=ADVICE)
+    return ManifestError(f"{record.url} {POINTER_ADVICE}", url=record.url, size=record.size, reason=POINTER_ADVICE)

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.manifest.beside import is_beside
+from streamer.manifest.beside import is_beside, is_hidden, is_hidden_folder
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.columns import decoded, encoded, is_utf_8
-from streamer.manifest.hidden import is_hidden, is_hidden_folder
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
 

@@ -7,8 +7,8 @@ import pytest
 import streamer.formats
 from streamer.errors import ManifestError
 from streamer.formats import detect
+from streamer.manifest.beside import is_hidden
 from streamer.manifest.builder.listing import list_objects
-from streamer.manifest.hidden import is_hidden
 
 HIDDEN_FOLDERS = [
     *(".ipynb_checkpoints", ".git/objects/ab", ".cache/huggingface/download", ".nv-meta", ".snapshot/hourly.0"),

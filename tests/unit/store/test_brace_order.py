@@ -8,8 +8,8 @@ import pytest
 
 from streamer.formats.detect import chooser
 from streamer.manifest.builder.listing import list_objects
-from streamer.store.brace_order import brace_order
 from streamer.store.local_store import LocalStore
+from streamer.store.patterns import brace_order
 
 
 @pytest.mark.parametrize(

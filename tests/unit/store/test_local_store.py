@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamer.errors import ObjectNotFoundError, StoreError
-from streamer.store import local_folders
+from streamer.store import local_store
 from streamer.store.local_store import LocalStore
 
 
@@ -55,7 +55,7 @@ async def test_links_in_a_circle_are_not_followed(tmp_path: Path, target: str, c
 
 async def test_folders_that_link_to_each_other_end(tmp_path: Path, monkeypatch) -> None:
     """A bound on the visits of one folder; the error names it."""
-    monkeypatch.setattr(local_folders, "MOST_VISITS", 20)
+    monkeypatch.setattr(local_store, "MOST_VISITS", 20)
     for name in "abcdefgh":
         (tmp_path / name).mkdir()
         for other in "abcdefgh".replace(name, ""):
