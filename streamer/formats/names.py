@@ -155,17 +155,21 @@ def paired_folders(keys: Iterable[str]) -> list[str]:
 def _siblings(keys: Iterable[str], *, of_files: bool) -> Mapping[str, set[str]]:
     """Returns the names in each folder, by the path of the folder; names of folders end in a slash."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    # Most of a million files are in few folders.
-    known: set[str] = set()
-    for key in keys:
-        folder, slash, name = key.rpartition("/")
-        if of_files:
+    if of_files:
+        keys = list(keys)
+        for key in keys:
+            folder, slash, name = key.rpartition("/")
             found[f"{folder}{slash}"].add(name)
-        while slash and folder not in known:
+    # Most of a million files are in few folders.
+    waiting = {key.rpartition("/")[0] for key in keys}
+    known = {""}
+    while waiting:
+        folder = waiting.pop()
+        if folder not in known:
             known.add(folder)
             above, slash, name = folder.rpartition("/")
             found[f"{above}{slash}"].add(f"{name}/")
-            folder = above
+            waiting.add(above)
     return found
 
 

@@ -214,7 +214,14 @@ def _visible(part: _Found) -> _Found:
     """
     if _names_one(part):
         return part
-    kept = [i for i, key in enumerate(part.keys) if "/" not in key or not is_hidden_folder(key.rpartition("/")[0])]
+    kept = []
+    last, hides = "", False
+    for i, key in enumerate(part.keys):
+        # Keys of one folder follow each other.
+        if (folder := key.rpartition("/")[0]) != last:
+            last, hides = folder, is_hidden_folder(folder)
+        if not hides:
+            kept.append(i)
     if not kept:
         raise ManifestError(
             f"all {len(part.keys)} objects below {part.url} are in hidden folders, as {part.keys[0]} is; hidden files "
@@ -233,7 +240,12 @@ def _names_one(part: _Found) -> bool:
 def _accepted(part: _Found, chosen: Indexer) -> list[int]:
     if _names_one(part):
         return [0]
-    keep = [i for i, key in enumerate(part.keys) if chosen.accepts(key) and not is_hidden(key)]
+    # Formats of this package look themselves; those of others need not.
+    keep = [
+        i
+        for i, key in enumerate(part.keys)
+        if chosen.accepts(key) and (("/." not in key and key[:1] != ".") or not is_hidden(key))
+    ]
     if not keep:
         example = f"{part.folder}{part.keys[0]}"
         raise ManifestError(
