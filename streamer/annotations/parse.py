@@ -16,6 +16,7 @@ from streamer.errors import ConfigError, RecodeError, StreamerError
 from streamer.formats.base import Records
 from streamer.formats.table.rows import field_of, read_rows, texts_of, why_malformed
 from streamer.formats.table.writer import write_records
+from streamer.manifest.beside import POINTER_ADVICE, is_pointer
 
 # "jpg", "jpeg2000": longer ones are not extensions.
 _LONGEST_ENDING = 8
@@ -31,6 +32,8 @@ class AnnotationRecoder:
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Parses the whole file; raises RecodeError, and ConfigError if it lacks a key or a field."""
+        if is_pointer(content):
+            raise RecodeError(f"it {POINTER_ADVICE}")
         try:
             return _table(self._options.url, self._parse(content))
         except (StreamerError, MemoryError):

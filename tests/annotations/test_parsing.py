@@ -185,6 +185,12 @@ def first_object(**parts: Any) -> bytes:
         ("x.json", changed(images=[COCO["images"][0], COCO["images"][0] | {"id": 5}]), {}, "same key '0001.jpg'"),
         ("x.json", changed(), {"key": "id"}, "named by 'file_name'"),
         ("x.csv", b"file_name,a,a\nx.jpg,1,2\n", {}, "several columns of the name 'a'"),
+        (
+            "x.csv",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 1\n",
+            {},
+            "it is a pointer of Git LFS",
+        ),
         ("x.csv", b"file_name,file_name,a\nx.jpg,y.jpg,2\n", {"fields": ("a",)}, "several columns of .* 'file_name'"),
         (
             "x.csv",

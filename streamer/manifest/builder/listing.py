@@ -212,7 +212,7 @@ def _visible(part: _Found) -> _Found:
 
     Hidden files are left out by `_accepted`: the metadata of zarr have such names.
     """
-    if _names_one(part):
+    if _names_one(part) or _names_each(part):
         return part
     kept = []
     last, hides = "", False
@@ -237,6 +237,16 @@ def _names_one(part: _Found) -> bool:
     return len(part.keys) == 1 and part.url.endswith(part.keys[0])
 
 
+def _names_each(part: _Found) -> bool:
+    """Whether the url names each object by braces, as a list of urls would."""
+    return "{" in part.url and not any(mark in part.url for mark in _GLOB)
+
+
+def _bare(key: str) -> str:
+    """Returns the name of an object as it would be if it were not hidden."""
+    return key.rpartition("/")[2].lstrip(".")
+
+
 def _accepted(part: _Found, chosen: Indexer) -> list[int]:
     if _names_one(part):
         return [0]
@@ -246,6 +256,9 @@ def _accepted(part: _Found, chosen: Indexer) -> list[int]:
         for i, key in enumerate(part.keys)
         if chosen.accepts(key) and (("/." not in key and key[:1] != ".") or not is_hidden(key))
     ]
+    if _names_each(part):
+        keep += [i for i, key in enumerate(part.keys) if is_hidden(key) and chosen.accepts(_bare(key))]
+        keep.sort()
     if not keep:
         example = f"{part.folder}{part.keys[0]}"
         raise ManifestError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import streamer.formats
@@ -9,6 +11,7 @@ from streamer.errors import ManifestError
 from streamer.formats import detect
 from streamer.manifest.beside import is_hidden
 from streamer.manifest.builder.listing import list_objects
+from streamer.store.local_store import LocalStore
 
 HIDDEN_FOLDERS = [
     *(".ipynb_checkpoints", ".git/objects/ab", ".cache/huggingface/download", ".nv-meta", ".snapshot/hourly.0"),
@@ -86,6 +89,17 @@ async def test_what_the_user_names_himself_is_not_hidden(store) -> None:
     assert found.listing.classes == ("cat", "dog")
     found = await list_objects(["s3://b/.0.tar"], store({"s3://b/.0.tar": b"1"}), detect.chooser("auto"), 4)
     assert (found.indexer.name, found.listing.keys) == ("webdataset", [b".0.tar"])
+
+
+async def test_braces_name_each_object(tmp_path: Path) -> None:
+    """As a list of the urls does: none of them is hidden. A pattern hides what is hidden."""
+    for folder in ("a", ".b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "0.tar").write_bytes(b"")
+    found = await list_objects([f"{tmp_path}/{{a,.b}}/0.tar"], LocalStore(), detect.chooser("auto"), 4)
+    assert sorted(found.listing.keys) == [b".b/0.tar", b"a/0.tar"]
+    found = await list_objects([f"{tmp_path}/*/0.tar"], LocalStore(), detect.chooser("auto"), 4)
+    assert found.listing.keys == [b"a/0.tar"]
 
 
 async def test_a_dataset_of_hidden_files_is_told(store) -> None:
