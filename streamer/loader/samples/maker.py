@@ -284,6 +284,7 @@ class SampleMaker:
         draws = partial(self._clip_draws.at, place.run, place.ordinal)
         sample = self.decoder(key, fields, row, in_place, raw=raw, draws=draws)
         if (label := self._name(place.ordinal).label) >= 0:
+            _refuse_field(sample, "label", "the number of its class folder; name the folder of the files as the url")
             sample["label"] = label
         if self._joiner is not None:
             self._joiner.check_apart(sample.keys())
@@ -291,6 +292,7 @@ class SampleMaker:
         for join in self._joins:
             sample |= checked_apart(sample, join.values(place.ordinal, raw), join.field_of)
         if self._rules.source_key is not None:
+            _refuse_field(sample, self._rules.source_key, "the name of its dataset; source_key= names another field")
             sample[self._rules.source_key] = self._rules.member
         return sample
 
@@ -367,6 +369,12 @@ class SampleMaker:
         """The names of a sample, as users know it."""
         where = _where(self._manifest, place.ordinal)
         return f"{self._label(place.ordinal)}, {f'key {key!r}, ' if key else ''}{where}"
+
+
+def _refuse_field(sample: Sample, name: str, what: str) -> None:
+    """Refuses a sample whose own field would be replaced; raises DecodeError."""
+    if name in sample:
+        raise DecodeError(f"the sample has a field {name!r} of its own, and so would be called {what}")
 
 
 def checked_apart(sample: Sample, joined: Mapping[str, object], field_of: Callable[[str], str]) -> Mapping[str, object]:
