@@ -162,6 +162,9 @@ def _token(token: str) -> str:
     return re.escape(token)
 
 
+_WILDCARD = re.compile(r"[*?\[]")
+
+
 def brace_order(url: str) -> Callable[[str], int] | None:
     """Returns the place of an object's url among those that braces stand for; None: there are no braces.
 
@@ -176,7 +179,7 @@ def brace_order(url: str) -> Callable[[str], int] | None:
     named: dict[str, int] = {}
     globs: defaultdict[str, list[tuple[int, Pattern]]] = defaultdict(list)
     for place, each in enumerate(every):
-        magic = _GLOB.search(each)
+        magic = _WILDCARD.search(each)
         if magic is None:
             named.setdefault(each, place)
         else:
