@@ -32,21 +32,25 @@ class Frames(msgspec.Struct, frozen=True):
         """Finds the frames of a track.
 
         A frame is decoded from the last key packet that is stored before it and not shown after it: pictures of an open
-        GOP that are shown before its key picture are stored behind it and refer to the GOP before.
+        GOP that are shown before its key picture are stored behind it and refer to the GOP before. Packets without a
+        byte, of pictures that an encoder has dropped, are no frames, and neither are those before the first key packet,
+        of which FFmpeg shows nothing either.
 
         Raises:
-            DamagedError: two frames at one time, or a frame without a key packet before it.
+            DamagedError: two frames at one time, or no frame behind a key packet.
         """
-        shown = np.flatnonzero(packets.shown)
+        filled = packets.size > 0
+        keys = np.flatnonzero(packets.key & filled)
+        candidates = np.flatnonzero(packets.shown & filled)
+        shown = candidates[np.searchsorted(candidates, keys[:1].min(initial=len(packets))) :]
+        if len(candidates) and not len(shown):
+            raise DamagedError("frames without a key frame before them")
         order = shown[np.argsort(packets.pts[shown], kind="stable")]
         pts = packets.pts[order]
         if (same := np.flatnonzero(np.diff(pts) == 0)).size:
             raise DamagedError(f"two frames at {pts[same[0]]} ticks")
         duration = np.diff(pts, append=pts[-1:] + packets.duration[order[-1:]])
-        keys = np.flatnonzero(packets.key)
         at = np.searchsorted(keys, order, "right") - 1
-        if (at < 0).any():
-            raise DamagedError("frames without a key frame before them")
         while (later := (packets.pts[keys[at]] > pts) & (at > 0)).any():
             at[later] -= 1
         return cls(order, pts, duration, keys[at])

@@ -16,6 +16,7 @@ import numpy as np
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.media.ebml import MOST_HEADER_BYTES, elements, header, number_at, real, unsigned
 from streamer.formats.media.entries import ENCRYPTED, Codec
+from streamer.formats.media.movie import prefer
 from streamer.formats.media.tables import MOST_PACKETS, Packets
 from streamer.formats.window import Window
 from streamer.manifest.model import ObjectRecord
@@ -23,6 +24,7 @@ from streamer.manifest.protocols import Answer, Need
 
 _EBML, _SEGMENT, _CLUSTER, _GROUP, _INFO, _TRACKS = 0x1A45DFA3, 0x18538067, 0x1F43B675, 0xA0, 0x1549A966, 0x1654AE6B
 _TIMESTAMP, _SIMPLE_BLOCK, _BLOCK, _DURATION, _REFERENCE = 0xE7, 0xA3, 0xA1, 0x9B, 0xFB
+_BLOCKS = frozenset([_SIMPLE_BLOCK, _BLOCK])
 _ENTERED, _HEADS = frozenset([_SEGMENT, _CLUSTER, _GROUP]), frozenset([_INFO, _TRACKS])
 # What is read of their bodies: of blocks the number of the track, the time and flags.
 _READ_BYTES = {_SIMPLE_BLOCK: 11, _BLOCK: 11, _TIMESTAMP: 8, _DURATION: 8, _REFERENCE: 1}
@@ -61,11 +63,13 @@ class Blocks:
     Attributes:
         columns: offset, size, time, duration, key, whether it is shown.
         cluster: time of the cluster, ticks.
+        laced_at: where a block with several frames is in the file; None: there is none.
     """
 
     def __init__(self, number: int) -> None:
         self.columns = tuple(array("q") for _ in range(6))
         self.cluster = 0
+        self.laced_at: int | None = None
         self._number, self._is_referring, self._is_added = number, False, False
 
     def begin_group(self) -> None:
@@ -92,7 +96,7 @@ class Blocks:
             return
         flags = head[used + 2]
         if flags & _LACED:
-            raise UnreadError("has several frames in one block, which is not read", at)
+            self.laced_at = at
         if len(self.columns[0]) >= MOST_PACKETS:
             raise UnreadError(f"has more than {MOST_PACKETS} packets", at)
         time = self.cluster + int.from_bytes(head[used : used + 2], "big", signed=True)
@@ -105,12 +109,17 @@ class Blocks:
 
 
 class Film:
-    """What the elements of a file have said so far; `blocks` is None before its tracks are known."""
+    """What the elements of a file have said so far: the tracks of films, and the packets of each."""
 
     def __init__(self, stream_index: int | None) -> None:
-        self.nanoseconds, self.entry = 1_000_000, Entry()
-        self.blocks: Blocks | None = None
+        self.nanoseconds = 1_000_000
+        self.tracks: list[tuple[Entry, Blocks]] = []
         self._stream_index = stream_index
+
+    def begin_group(self) -> None:
+        """What comes says of one block."""
+        for _, blocks in self.tracks:
+            blocks.begin_group()
 
     def take(self, kind: int, content: bytes, body: int, stop: int) -> None:
         """Takes the beginning of the body of an element, which is `[body, stop)` of the file."""
@@ -118,18 +127,26 @@ class Film:
             scales = [unsigned(inner) for name, inner in elements(memoryview(content)) if name == _SCALE]
             self.nanoseconds = next(filter(None, scales), self.nanoseconds)
         elif kind == _TRACKS:
-            self.entry = _chosen(memoryview(content), self._stream_index)
-            self.blocks = Blocks(self.entry.number)
-        elif (blocks := self.blocks) is None:
-            return
-        elif kind == _TIMESTAMP:
-            blocks.cluster = unsigned(content)
-        elif kind == _REFERENCE:
-            blocks.refer()
-        elif kind == _DURATION:
-            blocks.last(unsigned(content))
-        else:
-            blocks.add(content, body, stop, simple=kind == _SIMPLE_BLOCK)
+            self.tracks = [(entry, Blocks(entry.number)) for entry in _films(memoryview(content), self._stream_index)]
+        for _, blocks in self.tracks:
+            if kind == _TIMESTAMP:
+                blocks.cluster = unsigned(content)
+            elif kind == _REFERENCE:
+                blocks.refer()
+            elif kind == _DURATION:
+                blocks.last(unsigned(content))
+            elif kind in _BLOCKS:
+                blocks.add(content, body, stop, simple=kind == _SIMPLE_BLOCK)
+
+    def chosen(self) -> tuple[Entry, Blocks]:
+        """Returns the track to take, see `prefer`; raises UnreadError if it is not read."""
+        sizes = [(len(blocks.columns[0]), entry.codec.width * entry.codec.height) for entry, blocks in self.tracks]
+        entry, blocks = self.tracks[prefer(sizes)]
+        if entry.unread:
+            raise UnreadError(entry.unread)
+        if blocks.laced_at is not None:
+            raise UnreadError("has several frames in one block, which is not read", blocks.laced_at)
+        return entry, blocks
 
 
 def read_matroska(
@@ -139,7 +156,7 @@ def read_matroska(
 
     Args:
         record: the file.
-        stream_index: number of the track; None: the one with most pixels.
+        stream_index: number of the track; None: see `prefer`.
 
     Returns:
         Packets and codec parameters of the track, and its ticks of a second.
@@ -156,8 +173,8 @@ def read_matroska(
         if (at == 0) != (kind == _EBML):
             raise UnreadError(f"has element {kind:#x}, where Matroska and WebM have another one", at)
         if kind in _ENTERED:
-            if kind == _GROUP and film.blocks:
-                film.blocks.begin_group()
+            if kind == _GROUP:
+                film.begin_group()
             at = body
             continue
         if length is None or body + length > size:
@@ -169,9 +186,10 @@ def read_matroska(
         if read:
             yield from window.reach(body, body + read)
             film.take(kind, window.take(body, body + read), body, at)
-    if film.blocks is None:
+    if not film.tracks:
         raise DamagedError("cut off: it has no tracks", size)
-    return _packets(film.blocks, film.entry, film.nanoseconds, size), film.entry.codec, _ticks(film.nanoseconds)[0]
+    entry, blocks = film.chosen()
+    return _packets(blocks, entry, film.nanoseconds, size), entry.codec, _ticks(film.nanoseconds)[0]
 
 
 def _ticks(nanoseconds: int) -> tuple[int, int]:
@@ -200,17 +218,16 @@ def _packets(blocks: Blocks, entry: Entry, nanoseconds: int, size: int) -> Packe
     return packets
 
 
-def _chosen(content: memoryview, stream_index: int | None) -> Entry:
+def _films(content: memoryview, stream_index: int | None) -> list[Entry]:
     found = [_entry(body) for kind, body in elements(content) if kind == _ENTRY]
     wanted = found if stream_index is None else found[stream_index : stream_index + 1] if stream_index >= 0 else []
     films = [entry for entry in wanted if entry.type == _FILM]
     if not films:
         which = "" if stream_index is None else f", number {stream_index},"
         raise UnreadError(f"has no track{which} of films: it has tracks of types {[entry.type for entry in found]}")
-    entry = max(films, key=lambda each: each.codec.width * each.codec.height)
-    if entry.unread:
-        raise UnreadError(entry.unread)
-    return entry
+    if len(films) == 1 and films[0].unread:
+        raise UnreadError(films[0].unread)
+    return films
 
 
 def _entry(content: memoryview) -> Entry:

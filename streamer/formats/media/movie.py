@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -45,6 +47,11 @@ class Track(msgspec.Struct):
     tables: Tables = msgspec.field(default_factory=Tables)
     runs: fragments.Runs | None = None
 
+    @property
+    def count(self) -> int:
+        """Number of its packets."""
+        return self.tables.count or (self.runs.count if self.runs else 0)
+
     def codec(self, entry: int = 0) -> Codec:
         """Returns what a decoder has to be told; raises UnreadError for codecs that are not read."""
         if not 0 <= entry < len(self.entries):
@@ -66,20 +73,19 @@ class Movie(msgspec.Struct):
     tracks: list[Track] = msgspec.field(default_factory=list)
 
     def track(self, kind: str, stream_index: int | None = None) -> Track:
-        """Returns the track of that number; None: the one with most pixels, then the first one of this kind.
+        """Returns the track of that number; None: the first one of this kind, of films see `prefer`.
 
         Raises:
             UnreadError: there is none.
         """
+        found = self.tracks
         if stream_index is not None:
             found = self.tracks[stream_index : stream_index + 1] if stream_index >= 0 else []
-        else:
-            found = sorted(self.tracks, key=lambda track: -track.pixels)
         found = [track for track in found if track.kind == kind and track.entries]
         if not found:
             which = "" if stream_index is None else f", number {stream_index},"
             raise UnreadError(f"has no track{which} of kind {kind!r}: it has {[t.kind for t in self.tracks]}")
-        return found[0]
+        return found[prefer([(track.count, track.pixels) for track in found]) if kind == VIDEO else 0]
 
     def packets(self, track: Track) -> Packets:
         """Returns the packets of a track.
@@ -105,6 +111,16 @@ class Movie(msgspec.Struct):
         empty = sum(edit.duration for edit in track.edits if edit.media_time == EMPTY)
         length = sum(edit.duration for edit in track.edits) - empty
         return rescaled(empty, track.timescale, self.timescale), rescaled(length, track.timescale, self.timescale)
+
+
+def prefer(tracks: Sequence[tuple[int, int]]) -> int:
+    """Returns the number of the track to take, of tracks with so many packets of so many pixels.
+
+    It is the first one with most pixels among those with at least half as many packets as the longest has: covers and
+    previews have large pictures, and few.
+    """
+    most = max(count for count, _ in tracks)
+    return max(range(len(tracks)), key=lambda number: (2 * tracks[number][0] >= most, tracks[number][1], -number))
 
 
 def is_movie(head: memoryview) -> bool:

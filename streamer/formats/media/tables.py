@@ -15,6 +15,8 @@ from streamer.formats.media.edits import Shift
 Integers = NDArray[np.int64]
 # 300 hours of 30 frames a second: 1.6 GB of columns.
 MOST_PACKETS = 1 << 25
+# Frames at one time: ticks of a millisecond have 10 of a camera of 10,000 frames a second.
+_MOST_AT_ONCE = 64
 _PAIR, _TRIPLE = "2>u4", "3>u4"
 _HALVES = 4
 
@@ -49,6 +51,29 @@ class Packets(msgspec.Struct, frozen=True):
         offset, size, time, duration, key, entry = columns
         shown = (time >= shift.first) & (time < shift.stop)
         return cls(offset, size, time - shift.ticks, duration, key.astype(bool), shown, entry)
+
+    def with_own_times(self, timescale: int) -> tuple[Packets, int]:
+        """Returns packets of which no two are shown at one time, and their ticks of a second.
+
+        Frames that are shown at one time, as files of high rates have them whose ticks are too long, follow each other
+        as they are stored, with parts of a tick between them.
+
+        Raises:
+            DamagedError: so many frames are shown at one time that times mean nothing.
+        """
+        shown = np.flatnonzero(self.shown & (self.size > 0))
+        order = shown[np.argsort(self.pts[shown], kind="stable")]
+        number = np.arange(len(order))
+        is_first = np.diff(self.pts[order], prepend=self.pts[order[:1]] - 1) != 0
+        place = number - np.maximum.accumulate(np.where(is_first, number, 0))
+        parts = int(place.max(initial=0)) + 1
+        if parts == 1:
+            return self, timescale
+        if parts > _MOST_AT_ONCE:
+            raise DamagedError(f"{parts} frames at one time, at most {_MOST_AT_ONCE} are read")
+        pts = self.pts * parts
+        pts[order] += place
+        return msgspec.structs.replace(self, pts=pts, duration=self.duration * parts), timescale * parts
 
     def check(self, size: int) -> None:
         """Raises DamagedError if there are packets outside of an object of `size` bytes."""

@@ -62,7 +62,7 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         clips_per_sample: if it is not 1, a sample is so many clips that follow each other, decoded at once: fields have
             one more axis, [clips, frames, ...].
         policy: "drop" leaves out clips that reach over the end of a film; "repeat_last" repeats its last frame.
-        stream_index: number of the track; None: the one with most pixels.
+        stream_index: number of the track; None: the one with most pixels, covers and previews aside.
         segments: path of a table, see docs/video.md, whose rows are the samples: a clip begins and ends inside of its
             segment. The other columns are fields.
         audio: adds the sound of a clip, "audio", float32 [channels, n] from -1 to 1, and "sample_rate"; mp4 and mov.
@@ -141,7 +141,8 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         record = source.record
         with errors_of(record, "copy it anew", of_one=True):
             packets, described, sound = yield from self._packets(source)
-            timescale = described.timescale
+            packets, timescale = packets.with_own_times(described.timescale)
+            described = msgspec.structs.replace(described, timescale=timescale)
             if not len(packets):
                 if source.notes:
                     raise DamagedError("its track has segments and no packets")

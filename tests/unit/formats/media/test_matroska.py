@@ -143,3 +143,14 @@ def test_mutations_are_refused_or_read():
         except DamagedError:
             refused += 1
     assert 30 < refused < 300
+
+
+def test_a_cover_is_not_taken_for_the_film():
+    """It has more pixels, and one packet; another track may have several frames in a block."""
+    tracks = track(number=1, codec=b"V_MJPEG", width=4096) + track(number=2)
+    blocks = [
+        element(0xA3, block(0, flags=0x84)),
+        *(element(0xA3, block(10 * at, number=2, flags=0x80)) for at in range(5)),
+    ]
+    packets, codec, _ = read(file(tracks, element(0x1F43B675, element(0xE7, b"\0"), *blocks)))
+    assert (len(packets), codec.name, codec.width) == (5, "vp8", 64)
