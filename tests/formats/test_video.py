@@ -14,6 +14,7 @@ import pytest
 from streamer.decode import Frames
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.base import Block
+from streamer.formats.media.records import read_head
 from streamer.formats.video.format import Video
 from streamer.manifest.builder.containers import Container, index_container
 from tests.films import decoded, film, joined, made, number_in
@@ -248,3 +249,28 @@ def test_films_that_are_not_read():
         recode(Video(), found, blocks_of(found)[0], block_bytes(blocks_of(found)[0], content))
     with pytest.raises(ConfigError, match="seconds_between_frames and num_indices_between_frames exclude each other"):
         Video(seconds_between_frames=0.1, num_indices_between_frames=2)
+
+
+@pytest.mark.parametrize("name", ["b_frames.mp4", "mpeg4.mp4"])
+@pytest.mark.parametrize("frames", [1, 2, 8])
+def test_films_that_do_not_say_when_pictures_are_shown_are_refused(name: str, frames: int):
+    """Pictures would come in the order stored; those without B-frames are shown in it."""
+    content = made(name).replace(b"ctts", b"free").replace(b"edts", b"free")
+    found = find(Video(frames), {name: content})
+    [block] = blocks_of(found)
+    with pytest.raises(RecodeError, match=r"B-frames, .* and no times at which they are shown \(no ctts\)"):
+        recode(Video(frames), found, block, block_bytes(block, content))
+
+
+def test_a_film_of_more_frames_than_ticks():
+    """Milliseconds, of 2,500 frames a second: all of them come in their order, parts of a tick apart."""
+    name, options = "fast.mkv", {"preset": "veryfast", "bf": "0", "g": "10"}
+    content = film("libx264", 40, name=name, rate=2_500, options=options)
+    found = find(Video(8), {name: content})
+    [block] = blocks_of(found)
+    records = recode(Video(8), found, block, block_bytes(block, content))
+    numbers = [number_in(frame) for record in records for frame in np.moveaxis(Frames()(record), 1, -1)]
+    assert numbers == list(range(40))
+    pts = np.concatenate([read_head(memoryview(record))[0].drawn(None)[0] for record in records])
+    assert (np.diff(pts) > 0).all()
+    assert read_head(memoryview(records[0]))[0].timescale == 3_000

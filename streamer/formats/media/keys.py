@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from streamer.errors import RecodeError
 from streamer.formats.media.entries import Codec
@@ -13,6 +14,10 @@ _SLICE, _IDR, _SEI = 1, 5, 6
 _RECOVERY_POINT = 6
 _HEVC_FIRST_KEY, _HEVC_LAST_KEY, _HEVC_LAST_PICTURE = 16, 23, 31
 _SEI_BYTES = 64
+# What is before the picture in a packet of MPEG-4.
+_HEAD_BYTES = 1024
+# Slices of B of h264, of as many types twice; pictures of MPEG-4, whose two highest bits are 2 of B and 3 of sprites.
+_SLICE_B, _SLICE_TYPES, _VOP, _VOP_S = 1, 5, b"\0\0\1\xb6", 0xC0
 
 
 def check_key(packet: memoryview, codec: Codec) -> None:
@@ -38,6 +43,46 @@ def check_key(packet: memoryview, codec: Codec) -> None:
                 return
             if kind <= _HEVC_LAST_PICTURE:
                 raise RecodeError(f"it has no whole key frames: a picture of type {kind} is called one")
+
+
+def check_order(packets: Sequence[memoryview], pts: Sequence[int], codec: Codec) -> None:
+    """Refuses packets with B-frames whose times only ascend: they are those of decoding, and nobody knows those shown.
+
+    Raises:
+        RecodeError: they are such.
+    """
+    if codec.name not in {"h264", "mpeg4"} or any(later < time for time, later in pairwise(pts)):
+        return
+    length_bytes = (codec.extradata[4] & 3) + 1 if len(codec.extradata) >= _H264_LEAST_BYTES else 4
+    if any(_is_mpeg4_b(each) if codec.name == "mpeg4" else _is_h264_b(each, length_bytes) for each in packets):
+        raise RecodeError(
+            "it has B-frames, which are shown in another order than they are stored, and no times at which they are "
+            "shown (no ctts): encode it anew, or decode whole films (VideoClip)"
+        )
+
+
+def _is_mpeg4_b(packet: memoryview) -> bool:
+    content = bytes(packet[:_HEAD_BYTES])
+    at = content.find(_VOP)
+    return at >= 0 and content[at + len(_VOP) : at + len(_VOP) + 1] >= b"\x80" and content[at + len(_VOP)] < _VOP_S
+
+
+def _is_h264_b(packet: memoryview, length_bytes: int) -> bool:
+    """Whether the first slice of a packet of h264 is one of B."""
+    slices = (unit for unit in _units(packet, length_bytes) if unit[0] & 31 in {_SLICE, _IDR})
+    if (unit := next(slices, None)) is None:
+        return False
+    # Behind the number of its first macroblock, Exp-Golomb both.
+    bits = int.from_bytes(bytes(unit[1:9]).ljust(8, b"\0"), "big")
+    kind, _ = _golomb(bits, _golomb(bits, 0)[1])
+    return kind % _SLICE_TYPES == _SLICE_B
+
+
+def _golomb(bits: int, at: int) -> tuple[int, int]:
+    """Reads an Exp-Golomb number, as many zeros as bits follow the first one; returns it and the place behind it."""
+    left = bits << at & (1 << 64) - 1
+    zeros = 64 - left.bit_length()
+    return (left >> max(0, 63 - 2 * zeros)) - 1, at + 2 * zeros + 1
 
 
 def unreferenced(packets: Sequence[memoryview], codec: Codec) -> list[bool]:
@@ -79,10 +124,7 @@ def _recovery_frames(sei: bytes) -> int:
         kind, at = _sum(sei, at)
         size, at = _sum(sei, at)
         if kind == _RECOVERY_POINT:
-            # Exp-Golomb: as many zeros as bits follow the first one.
-            bits = int.from_bytes(sei[at : at + 8].ljust(8, b"\0"), "big")
-            zeros = 64 - bits.bit_length()
-            return (bits >> max(0, 63 - 2 * zeros)) - 1
+            return _golomb(int.from_bytes(sei[at : at + 8].ljust(8, b"\0"), "big"), 0)[0]
         at += size
     return 0
 

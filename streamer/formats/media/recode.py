@@ -13,7 +13,7 @@ from streamer.errors import RecodeError
 from streamer.formats.base import Records
 from streamer.formats.failures import needing
 from streamer.formats.media.blocks import Hint, Needed, read_hint
-from streamer.formats.media.keys import check_key
+from streamer.formats.media.keys import check_key, check_order
 from streamer.formats.media.records import Head, SoundHead, encode_head, encode_part
 from streamer.formats.media.tables import Integers
 
@@ -47,6 +47,7 @@ class ClipRecoder:
         packets = [content[start:stop] for start, stop in edges]
         for first in np.unique(needed.first).tolist():
             check_key(packets[first], described.codec)
+        check_order(packets, needed.pts.tolist(), described.codec)
         cuts = needed.parts()
         parts = _parts(described, needed, packets, cuts)
         ranges = np.stack(
