@@ -8,7 +8,7 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -24,6 +24,9 @@ from streamer.manifest.model import ObjectRecord
 from tests.sounds import NO_NOISE
 
 SIZE = (128, 96)
+# Markers of JPEG; start code and a type of pictures of MPEG-4, and what says that B-frames are packed.
+JPEG_TABLES, JPEG_SCAN = 0xC4, 0xDA
+VOP, VOP_B, USER_DATA = b"\0\0\1\xb6", 2, b"\0\0\1\xb2DivX503b1393p\0"
 _FAST = {"preset": "ultrafast"}
 _X264 = {"preset": "veryfast", "bf": "3"}
 _VARIABLE = tuple(np.cumsum(np.random.default_rng(0).choice([17, 33, 34, 50, 120, 700], 90)).tolist())
@@ -113,6 +116,7 @@ def film(
     times: Sequence[int] | None = None,
     sound: bool = False,
     shown: Sequence[int] | None = None,
+    form: str = "yuv420p",
 ) -> bytes:
     """Encodes a film; `times` are milliseconds, `shown` the numbers in its pictures (else those of the frames)."""
     # Some options read the file again.
@@ -121,7 +125,7 @@ def film(
         av.open(path := f"{folder}/{name}", "w", options=dict(movie or {})) as box,
     ):
         stream = box.add_stream(codec, rate=rate, options=dict(options or {}))
-        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = *size, form
         stream.codec_context.thread_count = 1
         base = Fraction(1, 1000) if times is not None else Fraction(1, rate)
         stream.codec_context.time_base = base
@@ -144,8 +148,11 @@ def film(
         return Path(path).read_bytes()
 
 
-def joined(one: bytes, two: bytes, *, entries: int) -> bytes:
-    """Two films as one track: with the parameters of both, or of the first one (of the second in its packets)."""
+def joined(one: bytes, two: bytes, *, entries: int, before_keys: bytes = b"") -> bytes:
+    """Two films as one track: with the parameters of both, or of the first one (of the second in its packets).
+
+    `before_keys` comes before the bytes of each key packet of the second one.
+    """
     movies = [index_of(content)[0] for content in (one, two)]
     tracks = [movie.track(VIDEO) for movie in movies]
     packets = [movie.packets(track) for movie, track in zip(movies, tracks, strict=True)]
@@ -155,6 +162,8 @@ def joined(one: bytes, two: bytes, *, entries: int) -> bytes:
         for start, size in zip(each.offset.tolist(), each.size.tolist(), strict=True)
     ]
     count, ticks = len(packets[0]), int(packets[0].duration[0])
+    for number in np.flatnonzero(packets[1].key).tolist():
+        contents[count + number] = before_keys + contents[count + number]
     scale = ticks // int(packets[1].duration[0])
     time = np.concatenate([packets[0].pts, packets[1].pts * scale + count * ticks]) - packets[0].pts.min()
     keys = np.flatnonzero(np.concatenate([each.key for each in packets])) + 1
@@ -216,3 +225,47 @@ def ffmpeg_of_pyav(folder: Path) -> Path:
         if not link.exists():
             link.symlink_to(library)
     return folder
+
+
+def repacked(content: bytes, name: str, change: Callable[[list[bytes]], list[bytes]]) -> bytes:
+    """The film in a container of this name, with other packets, one after the other from 0 on."""
+    with av.open(io.BytesIO(content)) as box, tempfile.TemporaryDirectory() as folder:
+        stream = box.streams.video[0]
+        stored = [packet for packet in box.demux(stream) if packet.size]
+        keys = [packet.is_keyframe for packet in stored]
+        packets = change([bytes(packet) for packet in stored])
+        with av.open(path := f"{folder}/{name}", "w") as out:
+            written = out.add_stream_from_template(stream)
+            for number, each in enumerate(packets):
+                packet = av.Packet(each)
+                packet.pts = packet.dts = number
+                packet.time_base, packet.stream = 1 / Fraction(stream.average_rate), written
+                packet.is_keyframe = keys[number]
+                out.mux(packet)
+        return Path(path).read_bytes()
+
+
+def without_tables(picture: bytes) -> bytes:
+    """A JPEG without its Huffman tables, as cameras write it."""
+    at, found = 2, picture[:2]
+    while True:
+        kind, length = picture[at + 1], int.from_bytes(picture[at + 2 : at + 4], "big")
+        found += picture[at : at + 2 + length] if kind != JPEG_TABLES else b""
+        at += 2 + length
+        if kind == JPEG_SCAN:
+            return found + picture[at:]
+
+
+def packed_b_frames(packets: list[bytes]) -> list[bytes]:
+    """Packets of MPEG-4 as DivX and XviD write them to AVI: each B-frame behind the frame that it needs.
+
+    In its place is a picture that is not coded.
+    """
+    found = list[bytes]()
+    for packet in packets:
+        at = packet.index(VOP)
+        if packet[at + 4] >> 6 == VOP_B:
+            found[-1:] = [found[-1] + packet[at:], VOP + b"\x50\x00\x7f"]
+        else:
+            found.append(packet[:at] + USER_DATA * (not found) + packet[at:])
+    return found

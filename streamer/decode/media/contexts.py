@@ -1,8 +1,7 @@
-"""Codec contexts of PyAV, kept for the last parameters: another piece of the same file only flushes one."""
+"""Codec contexts of PyAV: a new one for each sample, so that none depends on those before it."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,8 @@ from streamer.formats.media.entries import Codec
 if TYPE_CHECKING:
     import av
 
-# A context of 1280x720 h264 takes 25 MB (2026-11-24); workers of shuffled data meet other parameters with most samples.
-_MOST_CONTEXTS = 4
 # Above 8K; FFmpeg would take as much memory as a damaged header says.
 _MOST_PIXELS = 64 << 20
-# They fill bands with noise out of a generator that flushing does not reset: a sample would depend on those before it.
-_DRAWING = frozenset(["aac"])
-
-_kept = threading.local()
 
 
 def check_installed() -> None:
@@ -44,22 +37,39 @@ def check_codecs(names: Collection[str]) -> None:
 
 
 def context_of(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:
-    """Returns a context for these parameters, which has no packets in it, for the calling thread.
+    """Opens a context for these parameters, which has decoded nothing.
+
+    None is used again: packets bring parameter sets, quantisers, Huffman tables and rates of their own, decoders of AAC
+    draw noise and those of h264 learn how far pictures are reordered, and `flush_buffers` keeps all of it. A new one
+    takes 0.1 ms, and in films of 1280x720 a few more for its 25 MB (2026-11-28).
 
     Raises:
         ConfigError: PyAV is not installed, or has no such decoder.
     """
-    if codec.name in _DRAWING:
-        return _opened(codec)
-    contexts: dict[Codec, av.VideoCodecContext | av.AudioCodecContext] = _kept.__dict__.setdefault("contexts", {})
-    if (context := contexts.pop(codec, None)) is None:
-        context = _opened(codec)
-    else:
-        context.flush_buffers()
-    contexts[codec] = context
-    while len(contexts) > _MOST_CONTEXTS:
-        del contexts[next(iter(contexts))]
+    check_codecs([codec.name])
+    import av
+
+    context = av.CodecContext.create(codec.name, "r")
+    context.extradata = codec.extradata or None
+    limit(context)
+    if isinstance(context, av.VideoCodecContext):
+        if codec.width and codec.height:
+            context.width, context.height = codec.width, codec.height
+        if codec.colour is not None:
+            context.color_primaries, context.color_trc, context.colorspace = codec.colour[:3]
+            context.color_range = 2 if codec.colour[3] else 1
+        return context
+    assert isinstance(context, av.AudioCodecContext), codec.name
+    if codec.rate:
+        context.sample_rate = codec.rate
     return context
+
+
+def limit(context: av.CodecContext) -> None:
+    """Gives a context that is not open one thread, and a bound of pixels."""
+    # Frame threads hang when decoding ends early, and threads do not survive a fork.
+    context.thread_count = 1
+    context.options = {"max_pixels": str(_MOST_PIXELS)}
 
 
 def packet_of(content: bytes | memoryview) -> av.Packet[Any]:
@@ -73,25 +83,3 @@ def packet_of(content: bytes | memoryview) -> av.Packet[Any]:
     packet = av.Packet(len(content))
     packet.update(content)  # type: ignore[arg-type]  # any buffer
     return packet
-
-
-def _opened(codec: Codec) -> av.VideoCodecContext | av.AudioCodecContext:
-    check_codecs([codec.name])
-    import av
-
-    context = av.CodecContext.create(codec.name, "r")
-    context.extradata = codec.extradata or None
-    # Frame threads hang when decoding ends early, and threads do not survive a fork.
-    context.thread_count = 1
-    context.options = {"max_pixels": str(_MOST_PIXELS)}
-    if isinstance(context, av.VideoCodecContext):
-        if codec.width and codec.height:
-            context.width, context.height = codec.width, codec.height
-        if codec.colour is not None:
-            context.color_primaries, context.color_trc, context.colorspace = codec.colour[:3]
-            context.color_range = 2 if codec.colour[3] else 1
-        return context
-    assert isinstance(context, av.AudioCodecContext), codec.name
-    if codec.rate:
-        context.sample_rate = codec.rate
-    return context

@@ -1,21 +1,32 @@
-"""The packets of a whole film: mp4 and mov by their own index, other containers by FFmpeg."""
+"""Films to decode: packets, and what a decoder has to be told; those of whole mp4 and mov by their own index."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
+from streamer.decode.media.contexts import context_of, packet_of
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
-from streamer.formats.media.movie import VIDEO, is_movie, read_movie
-from streamer.formats.media.tables import Packets
+from streamer.formats.media.movie import VIDEO, read_movie
 from streamer.formats.reading import read_in_memory
 from streamer.manifest.model import ObjectRecord
 
-_UNKNOWN_COLOUR = 2
+if TYPE_CHECKING:
+    from av import Packet, VideoCodecContext, VideoFrame
+
+
+_REORDERED = frozenset(["h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video"])
+# B-frames are behind the second or third packet.
+_TRIED_PACKETS = 8
+
+
+class DisorderError(ValueError):
+    """Raised where pictures are shown in another order than the times of their packets say."""
 
 
 class Film(msgspec.Struct, frozen=True):
@@ -27,6 +38,9 @@ class Film(msgspec.Struct, frozen=True):
         pts: of each packet, ticks.
         timescale: ticks of a second.
         gaps: numbers of the packets before which others are left out.
+        stored: the packets as FFmpeg's demuxer gives them, with what is beside their bytes.
+        open: opens a context that has decoded nothing; None: one of `codec`.
+        play: decodes the frames of these times without `packets`, from the beginning of the file on.
     """
 
     codec: Codec
@@ -34,51 +48,65 @@ class Film(msgspec.Struct, frozen=True):
     pts: Sequence[int]
     timescale: int
     gaps: Sequence[int] = ()
+    stored: Sequence[Packet[Any]] = ()
+    open: Callable[[], VideoCodecContext] | None = None
+    play: Callable[[Collection[int]], dict[int, VideoFrame]] | None = None
+
+    def piece(self, first: int, stop: int) -> Film:
+        """Returns the film of the packets `[first, stop)`."""
+        return msgspec.structs.replace(
+            self, packets=self.packets[first:stop], pts=self.pts[first:stop], stored=self.stored[first:stop]
+        )
+
+    def context(self) -> VideoCodecContext:
+        """Opens a context that has decoded nothing; raises ValueError if it is one of sounds."""
+        import av
+
+        context = self.open() if self.open else context_of(self.codec)
+        if not isinstance(context, av.VideoCodecContext):
+            raise ValueError(f"{self.codec.name} is a codec of sounds")
+        return context
+
+    def rotation(self, frame: VideoFrame) -> int:
+        """Returns the degrees counterclockwise by which a frame is turned: 0, 90, 180, 270."""
+        if not self.open and not self.play:
+            return self.codec.rotation
+        return 0 if frame.rotation % 90 else frame.rotation % 360
+
+    def packet(self, number: int) -> Packet[Any]:
+        """Returns a packet for a context."""
+        return self.stored[number] if self.stored else packet_of(self.packets[number])
 
 
-def read_film(content: memoryview) -> tuple[Film, Frames]:
-    """Finds packets and frames of a film.
+def is_shown_as_timed(film: Film) -> bool:
+    """Returns whether pictures may be shown at the times of their packets.
 
-    Raises:
-        ValueError: it is not a film, or damaged.
+    Times that only ascend are those of decoding, where a file says none of showing. Its first packets are decoded then,
+    of which the decoder learns whether pictures are reordered.
     """
-    return _own(content) if is_movie(content) else _demuxed(content)
-
-
-def _own(content: memoryview) -> tuple[Film, Frames]:
-    movie = read_in_memory(read_movie(ObjectRecord("", len(content), "")), content)
-    track = movie.track(VIDEO)
-    packets = movie.packets(track)
-    edges = zip(packets.offset.tolist(), (packets.offset + packets.size).tolist(), strict=True)
-    views = [content[start:stop] for start, stop in edges]
-    return Film(track.codec(), views, packets.pts.tolist(), track.timescale), Frames.of(packets)
-
-
-def _demuxed(content: memoryview) -> tuple[Film, Frames]:
+    if film.codec.name not in _REORDERED or any(later < pts for pts, later in pairwise(film.pts)):
+        return True
     import av
 
-    try:
-        with av.open(io.BytesIO(content), "r") as box:
-            stream = box.streams.best("video")
-            if stream is None:
-                raise ValueError("it has no film")
-            found = [packet for packet in box.demux(stream) if packet.size]
-            context, base = stream.codec_context, stream.time_base
-            if not isinstance(context, av.VideoCodecContext):
-                raise ValueError(
-                    "the FFmpeg of PyAV has no decoder of its film: its head is damaged, or its codec unknown"
-                )
-            colour = (context.color_primaries, context.color_trc, context.colorspace, context.color_range == 2)
-            known = colour if set(colour[:3]) != {_UNKNOWN_COLOUR} else None
-            codec = Codec(context.codec.name, context.extradata or b"", context.width, context.height, colour=known)
-    except av.FFmpegError as error:
-        raise ValueError(f"FFmpeg: {error}") from error
-    if base is None:
-        raise ValueError("its times have no unit")
-    # Ticks of a whole number of a second.
-    pts = np.array([packet.pts if packet.pts is not None else packet.dts or 0 for packet in found]) * base.numerator
-    duration = np.array([packet.duration or 0 for packet in found]) * base.numerator
-    key = np.array([packet.is_keyframe for packet in found])
-    shown = np.array([not packet.is_discard for packet in found])
-    packets = Packets(pts, pts, pts, duration, key, shown, pts)
-    return Film(codec, [memoryview(packet) for packet in found], pts.tolist(), base.denominator), Frames.of(packets)
+    context = film.context()
+    # Damage is the error of the clip that needs its packets.
+    with suppress(av.FFmpegError):
+        for number in range(min(len(film.packets), _TRIED_PACKETS)):
+            if len(film.packets[number]):
+                context.decode(film.packet(number))
+    return not context.has_b_frames
+
+
+def read_own(content: memoryview) -> tuple[Film, Frames]:
+    """Finds packets and frames of a whole mp4 or mov.
+
+    Raises:
+        UnreadError: it is of a kind that is not read.
+        DamagedError: its boxes contradict each other.
+    """
+    movie = read_in_memory(read_movie(ObjectRecord("", len(content), "")), content)
+    track = movie.track(VIDEO)
+    packets, timescale = movie.packets(track).with_own_times(track.timescale)
+    edges = zip(packets.offset.tolist(), (packets.offset + packets.size).tolist(), strict=True)
+    views = [content[start:stop] for start, stop in edges]
+    return Film(track.codec(), views, packets.pts.tolist(), timescale), Frames.of(packets)

@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from streamer.decode.media.audio import decoded
-from streamer.decode.media.contexts import context_of, packet_of
+from streamer.decode.media.containers import read_container
 from streamer.decode.media.decoder import Array, Draws, MediaDecoder, check_seconds, memory_for
-from streamer.decode.media.films import Film, read_film
+from streamer.decode.media.films import DisorderError, Film, is_shown_as_timed, read_own
 from streamer.decode.media.pictures import turned, write_rgb
 from streamer.errors import ConfigError
 from streamer.formats.audio.sounds import packets_of
+from streamer.formats.failures import UnreadError
 from streamer.formats.media.clips import Pattern
+from streamer.formats.media.entries import ENCRYPTED
+from streamer.formats.media.frames import Frames as FramesOfFilm
 from streamer.formats.media.keys import unreferenced
+from streamer.formats.media.movie import is_movie
 from streamer.formats.media.records import Head, open_record, read_head
 from streamer.formats.media.tables import Integers
 
 if TYPE_CHECKING:
-    from av import VideoCodecContext, VideoFrame
+    from av import VideoFrame
 
 _ORDERS = ("NCHW", "NHWC")
 _STARTS = ("first", "middle", "random")
@@ -66,7 +70,8 @@ class Frames(MediaDecoder):
     def of(self, film: Film, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
         """Decodes the frames of these times, which get this shape."""
         frames = _decoded(film, pts.tolist())
-        first, rotation, planar = frames[0], film.codec.rotation, self.dimension_order == "NCHW"
+        first, planar = frames[0], self.dimension_order == "NCHW"
+        rotation = film.rotation(first)
         height, width = self.size or turned((first.height, first.width), rotation) or (0, 0)
         picture = (3, height, width) if planar else (height, width, 3)
         made = memory_for((*shape, *picture), np.uint8, out)
@@ -129,7 +134,12 @@ class VideoClip(MediaDecoder):
 
     def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
         """Decodes a clip of a film; see `MediaDecoder`."""
-        film, frames = read_film(content)
+        try:
+            return self._clip(*read_film(content), out, draws)
+        except DisorderError:
+            return self._clip(*read_container(content, by_number=True), out, draws)
+
+    def _clip(self, film: Film, frames: FramesOfFilm, out: Array | None, draws: Draws | None) -> Array:
         between = self.seconds_between_frames
         every = 0 if between is not None else self.num_indices_between_frames
         pattern = Pattern(self.num_frames_per_clip, every, (between or 0.0) * film.timescale)
@@ -139,8 +149,7 @@ class VideoClip(MediaDecoder):
                 f"the film has {len(frames)} frames, a clip needs more; policy='repeat_last' repeats the last one"
             )
         chosen = pattern.of(frames.pts, np.array([self._begin(max(begins, 1), draws)]))[0]
-        first, stop = int(frames.start[chosen].min()), int(frames.packet[chosen].max()) + 1
-        piece = Film(film.codec, film.packets[first:stop], film.pts[first:stop], film.timescale)
+        piece = film.piece(int(frames.start[chosen].min()), int(frames.packet[chosen].max()) + 1)
         output = Frames(self.size, self.dimension_order)
         return output.of(piece, frames.pts[chosen], (self.num_frames_per_clip,), out)
 
@@ -209,20 +218,20 @@ def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
     """The frames shown at these times, of packets that are decoded from the first on."""
     import av
 
-    context, missing = context_of(film.codec), set(wanted)
-    if not isinstance(context, av.VideoCodecContext):
-        raise ValueError(f"{film.codec.name} is a codec of sounds")
-    # Pictures to which no other refers are skipped where they are not wanted: half of the packets of x264, and 30 % of
-    # the CPU of a clip of 16 frames, every second one, of 1280x720; 58 % of x265's packets, and 17 % at 640x272
-    # (2026-11-26).
-    skippable = unreferenced(film.packets, film.codec)
+    missing = set(wanted)
     try:
-        found = _found(context, film, missing, skippable)
-        if len(found) < len(missing) or any(frame.interlaced_frame for frame in found.values()):
-            # Where a film does not say how far pictures are reordered, the decoder learns it from those it has skipped.
-            # The second field of a frame may be a packet of its own, at a time that no clip wants.
-            context.flush_buffers()
-            found = _found(context, film, missing, [False] * len(skippable))
+        if film.play:
+            found = film.play(missing)
+        else:
+            # Pictures to which no other refers are skipped where they are not wanted: half of the packets of x264, and
+            # 30 % of the CPU of a clip of 16 frames, every second one, of 1280x720; 58 % of x265's packets, and 17 % at
+            # 640x272 (2026-11-26).
+            skippable = unreferenced(film.packets, film.codec)
+            found = _found(film, missing, skippable)
+            if len(found) < len(missing) or any(frame.interlaced_frame for frame in found.values()):
+                # Where a film does not say how far pictures are reordered, the decoder has to learn it from all of
+                # them. The second field of a frame may be a packet of its own, at a time that no clip wants.
+                found = _found(film, missing, [False] * len(skippable))
     except av.FFmpegError as error:
         raise ValueError(f"FFmpeg: {error}") from error
     if missing := missing - found.keys():
@@ -233,33 +242,66 @@ def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
     return [found[pts] for pts in wanted]
 
 
-def _found(
-    context: VideoCodecContext, film: Film, wanted: set[int], skippable: Sequence[bool]
-) -> dict[int, VideoFrame]:
+def _found(film: Film, wanted: set[int], skippable: Sequence[bool]) -> dict[int, VideoFrame]:
     """The wanted frames that the packets have, by time; others are skipped where they are `skippable`."""
-    found: dict[int, VideoFrame] = {}
+    context, found = film.context(), _Found(wanted)
     base, gaps = Fraction(1, film.timescale), set(film.gaps)
+    for number, (content, pts) in enumerate(zip(film.packets, film.pts, strict=True)):
+        # FFmpeg takes a packet without a byte for the end.
+        if not len(content):
+            continue
+        if number in gaps:
+            found.take(context.decode(None))
+            context.flush_buffers()
+        context.skip_frame = "NONREF" if skippable[number] and pts not in wanted else "DEFAULT"
+        packet = film.packet(number)
+        packet.pts, packet.time_base = pts, base
+        found.take(context.decode(packet))
+        if len(found.frames) == len(wanted):
+            return found.frames
+    found.take(context.decode(None))
+    return found.frames
+
+
+class _Found:
+    """Frames of the wanted times, as a decoder shows them."""
+
+    def __init__(self, wanted: set[int]) -> None:
+        self.frames: dict[int, VideoFrame] = {}
+        self._wanted = wanted
+        self._last: int | None = None
+
+    def take(self, frames: Sequence[VideoFrame]) -> None:
+        """Takes the next frames; raises DisorderError if one of them is shown before its time."""
+        for frame in frames:
+            pts = frame.pts
+            if pts is None:
+                continue
+            if self._last is not None and pts < self._last:
+                raise DisorderError(
+                    "its pictures are shown in another order than its times say, as in films whose times were guessed: "
+                    "write them again (ffmpeg -fflags +genpts), or take whole films (VideoClip)"
+                )
+            self._last = pts
+            if pts in self._wanted:
+                self.frames[pts] = frame
+
+
+def read_film(content: memoryview) -> tuple[Film, FramesOfFilm]:
+    """Finds packets and frames of a whole film: of mp4 and mov by their own index, of what else there is by FFmpeg.
+
+    Raises:
+        ValueError: it is not a film, or damaged.
+    """
+    if not is_movie(content):
+        return read_container(content)
     try:
-        for number, (content, pts) in enumerate(zip(film.packets, film.pts, strict=True)):
-            if number in gaps:
-                _take(context.decode(None), wanted, found)
-                context.flush_buffers()
-            context.skip_frame = "NONREF" if skippable[number] and pts not in wanted else "DEFAULT"
-            packet = packet_of(content)
-            packet.pts, packet.time_base = pts, base
-            _take(context.decode(packet), wanted, found)
-            if len(found) == len(wanted):
-                return found
-        _take(context.decode(None), wanted, found)
-    finally:
-        context.skip_frame = "DEFAULT"
-    return found
-
-
-def _take(frames: Sequence[VideoFrame], wanted: set[int], found: dict[int, VideoFrame]) -> None:
-    for frame in frames:
-        if frame.pts in wanted:
-            found[frame.pts] = frame
+        film, frames = read_own(content)
+    except UnreadError as error:
+        if ENCRYPTED in str(error):
+            raise
+        return read_container(content, by_number=True)
+    return (film, frames) if is_shown_as_timed(film) else read_container(content, by_number=True)
 
 
 # By kind of a field.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections.abc import Callable
 
 import msgspec
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from streamer.decode import AudioClip, SampleDecoder
-from streamer.decode.media import contexts
 from streamer.decode.media.audio import Sound
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.audio.index import read_recording
@@ -80,7 +78,6 @@ def test_another_rate_than_the_file_says_is_refused():
 def test_without_pyav_only_wav_is_decoded(monkeypatch: pytest.MonkeyPatch):
     """The error says what to install."""
     content = flac()
-    monkeypatch.setattr(contexts, "_kept", threading.local())
     monkeypatch.setattr("streamer.extras.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "av", None)
     assert AudioClip()(wav(sound(1)))["audio"].shape == (1, RATE)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from streamer.decode import Frames, SampleDecoder, VideoClip
-from streamer.decode.media.contexts import _MOST_CONTEXTS, _kept, context_of
-from streamer.decode.media.films import Film, read_film
+from streamer.decode.media.contexts import context_of
+from streamer.decode.media.films import Film
 from streamer.decode.media.pictures import write_rgb
-from streamer.decode.media.video import _decoded, _found
+from streamer.decode.media.video import _decoded, _found, read_film
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.media.entries import Codec
@@ -89,8 +89,8 @@ def test_pictures_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatc
     """A second pass skips none: where a film does not say their order, and where fields may be packets of their own."""
     passes: list[tuple[bool, int]] = []
 
-    def counted(context: object, film: Film, wanted: set[int], skippable: list[bool]) -> dict[int, object]:
-        found = _found(context, film, wanted, skippable)  # type: ignore[arg-type]
+    def counted(film: Film, wanted: set[int], skippable: list[bool]) -> dict[int, object]:
+        found = _found(film, wanted, skippable)
         passes.append((any(skippable), len(found)))
         return found  # type: ignore[return-value]
 
@@ -176,15 +176,6 @@ def test_damaged_packets():
         )
     with pytest.raises(ConfigError, match=r"this PyAV \([\d.]+\) has no decoder 'h2640': .* pip install -U av"):
         context_of(Codec("h2640"))
-
-
-def test_contexts_are_bounded():
-    """The last ones are kept; one that is used again has no packets of before."""
-    codecs = [Codec("mpeg4", bytes([number])) for number in range(_MOST_CONTEXTS + 2)]
-    contexts = [context_of(codec) for codec in codecs]
-    assert len(_kept.contexts) == _MOST_CONTEXTS
-    assert context_of(codecs[-1]) is contexts[-1]
-    _kept.contexts.clear()
 
 
 def test_codecs_that_PyAV_does_not_have():

@@ -1,0 +1,174 @@
+"""Whole films in every container: all frames of FFmpeg's full decode, in its order, bit by bit; and what is refused."""
+
+from __future__ import annotations
+
+import io
+import socket
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from av.video.reformatter import Interpolation
+
+from streamer.decode import VideoClip
+from streamer.decode.media import containers
+from streamer.decode.media.films import Film
+from streamer.decode.media.video import _decoded, read_film
+from tests.films import film, made, number_in, packed_b_frames, repacked
+
+B_FRAMES = {"preset": "veryfast", "bf": "3", "g": "12"}
+HEVC = {"preset": "ultrafast", "x265-params": "keyint=12:bframes=3:log-level=none:pools=1"}
+SDP = b"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\nm=video %d RTP/AVP 96\r\n"
+# Name, encoder, format of pixels, options.
+KINDS = [
+    ("a.avi", "libx264", "yuv420p", B_FRAMES),
+    ("open.avi", "libx264", "yuv420p", {**B_FRAMES, "x264-params": "open-gop=1"}),
+    ("a.avi", "mpeg4", "yuv420p", {"bf": "2", "g": "12"}),
+    ("a.avi", "mpeg2video", "yuv420p", {"bf": "2"}),
+    ("a.avi", "msmpeg4v2", "yuv420p", {}),
+    ("a.avi", "libvpx", "yuv420p", {"cpu-used": "8"}),
+    ("a.avi", "png", "rgb24", {}),
+    ("a.avi", "utvideo", "yuv420p", {}),
+    ("a.avi", "rawvideo", "bgr24", {}),
+    ("a.avi", "rawvideo", "rgb555le", {}),
+    ("a.avi", "huffyuv", "yuv422p", {}),
+    ("a.avi", "ffv1", "yuv420p10le", {}),
+    ("a.avi", "zmbv", "bgr0", {}),
+    ("a.mpg", "mpeg2video", "yuv420p", {"bf": "2"}),
+    ("a.m2v", "mpeg2video", "yuv420p", {"bf": "2"}),
+    ("a.h264", "libx264", "yuv420p", B_FRAMES),
+    ("a.hevc", "libx265", "yuv420p", HEVC),
+    ("a.ts", "libx265", "yuv420p", HEVC),
+    ("a.flv", "libx264", "yuv420p", B_FRAMES),
+    ("a.wmv", "wmv2", "yuv420p", {}),
+    ("a.gif", "gif", "rgb8", {}),
+    ("a.y4m", "wrapped_avframe", "yuv420p", {}),
+    ("a.nut", "mpeg4", "yuv420p", {"bf": "2"}),
+    ("a.mxf", "mpeg2video", "yuv420p", {"bf": "2"}),
+    ("a.mov", "png", "rgb24", {}),
+    ("a.mov", "qtrle", "rgb24", {}),
+    ("a.mov", "rawvideo", "yuyv422", {}),
+    ("a.mov", "v210", "yuv422p10le", {}),
+    ("a.mov", "mpeg2video", "yuv420p", {}),
+]  # fmt: skip
+
+
+def played(content: bytes) -> np.ndarray:
+    """All frames of a film as FFmpeg plays them: [n, height, width, 3]."""
+    with av.open(io.BytesIO(content)) as box:
+        stream = box.streams.best("video")
+        stream.codec_context.thread_count = 1
+        frames = []
+        for packet in box.demux(stream):
+            try:
+                frames += packet.decode()
+            except av.FFmpegError:
+                continue
+        return np.stack([each.to_ndarray(format="rgb24", interpolation=Interpolation.BICUBIC) for each in frames])
+
+
+def check_all(content: bytes) -> np.ndarray:
+    """Checks clips at the beginning, in the middle and of all frames; returns the frames of a full decode."""
+    expected = played(content)
+    for count, every in ((len(expected), 1), (4, 2), (1, 1)):
+        for start in ("first", "middle"):
+            clip = VideoClip(count, num_indices_between_frames=every, start=start, dimension_order="NHWC")
+            begin = 0 if start == "first" else (len(expected) - (count - 1) * every - 1) // 2
+            assert np.array_equal(clip(content), expected[begin : begin + count * every : every]), (count, start)
+    return expected
+
+
+@pytest.mark.parametrize(("name", "codec", "form", "options"), KINDS)
+def test_frames_are_those_of_a_full_decode(name: str, codec: str, form: str, options: dict[str, str]):
+    """Containers without times of showing too, and codecs whose kind of pixels only the container says."""
+    content = film(codec, 20, name=name, size=(150, 98), form=form, options=options)
+    assert len(check_all(content)) == 20
+
+
+def test_packed_B_frames_are_in_the_order_shown():
+    """As XviD and DivX write them, and with them UCF101 and HMDB51."""
+    content = repacked(film("mpeg4", 30, name="x.avi", options={"g": "12", "bf": "1"}), "y.avi", packed_b_frames)
+    assert [number_in(frame) for frame in check_all(content)] == list(range(30))
+
+
+def test_films_that_are_longer_than_what_is_kept_are_decoded_again(monkeypatch: pytest.MonkeyPatch):
+    """With the same frames."""
+    monkeypatch.setattr(containers, "_MOST_KEPT_BYTES", 100_000)
+    check_all(film("mpeg4", 30, name="x.avi", options={"g": "12", "bf": "2"}))
+
+
+def without_times(content: bytes) -> bytes:
+    """An mp4 that says of no picture when it is shown, but only when it is decoded."""
+    return content.replace(b"ctts", b"free").replace(b"edts", b"free")
+
+
+@pytest.mark.parametrize("name", ["b_frames.mp4", "hevc.mp4", "mpeg4.mp4"])
+def test_mp4_without_times_of_showing(name: str):
+    """Is played in FFmpeg's order: a clip of one frame too, of which nothing is seen while it is decoded."""
+    content = without_times(made(name))
+    frames = check_all(content)
+    numbers = [number_in(frame) for frame in frames]
+    assert numbers == sorted(numbers)
+    for start in ("first", "middle"):
+        assert len(VideoClip(1, start=start)(content)) == 1
+
+
+def test_a_film_that_begins_between_keys():
+    """As a recording of a broadcast does: it begins with its first key frame, as FFmpeg plays it."""
+    stored = film("libx264", 100, name="a.ts", options={"bf": "0", "g": "20"})
+    cut = stored[len(stored) // 2 // 188 * 188 :]
+    numbers = [number_in(frame) for frame in check_all(cut)]
+    assert 20 <= len(numbers) < 60
+    assert numbers == list(range(numbers[0], 100))
+
+
+def test_a_packet_without_a_byte_is_no_end():
+    """It is a picture that an encoder has dropped; FFmpeg's decoders take it for the end."""
+    content = made("b_frames.mp4")
+    whole, frames = read_film(memoryview(content))
+    empty = Film(
+        whole.codec, [*whole.packets[:7], memoryview(b""), *whole.packets[7:]], [*whole.pts[:7], -1, *whole.pts[7:]],
+        whole.timescale,
+    )  # fmt: skip
+    wanted = frames.pts[:20].tolist()
+    for found, expected in zip(_decoded(empty, wanted), _decoded(whole, wanted), strict=True):
+        assert np.array_equal(found.to_ndarray(), expected.to_ndarray())
+
+
+def test_frames_at_one_time_all_come():
+    """2,500 frames a second, whose Matroska counts milliseconds."""
+    content = film("libx264", 40, name="fast.mkv", rate=2_500, options={"preset": "veryfast", "bf": "0", "g": "10"})
+    assert [number_in(frame) for frame in check_all(content)] == list(range(40))
+
+
+def test_a_cover_is_no_film():
+    """Sound with a picture is refused as sound without one."""
+    with pytest.raises(ValueError, match="no film"):
+        VideoClip(1)(made_with_cover())
+
+
+def made_with_cover() -> bytes:
+    """An MP3 with a cover."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp3") as box:
+        sound, cover = box.add_stream("libmp3lame", rate=8_000, layout="mono"), box.add_stream("png")
+        cover.width, cover.height, cover.pix_fmt = 32, 32, "rgb24"
+        cover.disposition = av.stream.Disposition.attached_pic
+        box.mux(cover.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), "rgb24")))
+        wave = av.AudioFrame.from_ndarray(np.zeros((1, 576), np.float32), "fltp", "mono")
+        wave.sample_rate, wave.pts = 8_000, 0
+        box.mux([*sound.encode(wave), *sound.encode(None), *cover.encode(None)])
+    return file.getvalue()
+
+
+def test_files_that_name_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A description of a session opens no port, a list of files reads none of them."""
+    (tmp_path / "a.mp4").write_bytes(made("mpeg4.mp4"))
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for content in (SDP % port, b"ffconcat version 1.0\nfile a.mp4\n"):
+        with pytest.raises(ValueError, match="none of the containers that are read"):
+            VideoClip(1)(content)
