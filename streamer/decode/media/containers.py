@@ -103,7 +103,11 @@ def read_container(content: memoryview, *, by_number: bool = False) -> tuple[Fil
         is_timed = not is_reordered or not names.isdisjoint(_TIMED)
         if by_number or not is_timed or None in pts or len(set(pts)) < len(pts):
             return _by_number(content, opened)
-        return _by_times(content, opened)
+        film, frames = _by_times(content, opened)
+        if len(frames) < sum(not packet.is_discard for packet in opened.packets):
+            # It begins between key frames, or with pictures of an open GOP, of which some may be shown.
+            return _by_number(content, _open(content))
+        return film, frames
     except av.FFmpegError as error:
         raise ValueError(f"FFmpeg: {error}") from error
 

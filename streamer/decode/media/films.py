@@ -97,8 +97,8 @@ def is_shown_as_timed(film: Film) -> bool:
     return not context.has_b_frames
 
 
-def read_own(content: memoryview) -> tuple[Film, Frames]:
-    """Finds packets and frames of a whole mp4 or mov.
+def read_own(content: memoryview) -> tuple[Film, Frames, bool]:
+    """Finds packets and frames of a whole mp4 or mov, and whether it begins with a key frame.
 
     Raises:
         UnreadError: it is of a kind that is not read.
@@ -109,4 +109,6 @@ def read_own(content: memoryview) -> tuple[Film, Frames]:
     packets, timescale = movie.packets(track).with_own_times(track.timescale)
     edges = zip(packets.offset.tolist(), (packets.offset + packets.size).tolist(), strict=True)
     views = [content[start:stop] for start, stop in edges]
-    return Film(track.codec(), views, packets.pts.tolist(), timescale), Frames.of(packets)
+    frames = Frames.of(packets)
+    is_whole = len(frames) == int((packets.shown & (packets.size > 0)).sum())
+    return Film(track.codec(), views, packets.pts.tolist(), timescale), frames, is_whole

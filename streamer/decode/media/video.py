@@ -296,12 +296,14 @@ def read_film(content: memoryview) -> tuple[Film, FramesOfFilm]:
     if not is_movie(content):
         return read_container(content)
     try:
-        film, frames = read_own(content)
+        film, frames, is_whole = read_own(content)
     except UnreadError as error:
         if ENCRYPTED in str(error):
             raise
         return read_container(content, by_number=True)
-    return (film, frames) if is_shown_as_timed(film) else read_container(content, by_number=True)
+    if is_whole and is_shown_as_timed(film):
+        return film, frames
+    return read_container(content, by_number=True)
 
 
 # By kind of a field.

@@ -33,8 +33,8 @@ class Frames(msgspec.Struct, frozen=True):
 
         A frame is decoded from the last key packet that is stored before it and not shown after it: pictures of an open
         GOP that are shown before its key picture are stored behind it and refer to the GOP before. Packets without a
-        byte, of pictures that an encoder has dropped, are no frames, and neither are those before the first key packet,
-        of which FFmpeg shows nothing either.
+        byte, of pictures that an encoder has dropped, are no frames, and neither are those that are stored or shown
+        before the first key packet, of which FFmpeg shows nothing either.
 
         Raises:
             DamagedError: two frames at one time, or no frame behind a key packet.
@@ -42,7 +42,9 @@ class Frames(msgspec.Struct, frozen=True):
         filled = packets.size > 0
         keys = np.flatnonzero(packets.key & filled)
         candidates = np.flatnonzero(packets.shown & filled)
-        shown = candidates[np.searchsorted(candidates, keys[:1].min(initial=len(packets))) :]
+        shown = candidates[:0]
+        if len(keys):
+            shown = candidates[(candidates >= keys[0]) & (packets.pts[candidates] >= packets.pts[keys[0]])]
         if len(candidates) and not len(shown):
             raise DamagedError("frames without a key frame before them")
         order = shown[np.argsort(packets.pts[shown], kind="stable")]
@@ -51,6 +53,6 @@ class Frames(msgspec.Struct, frozen=True):
             raise DamagedError(f"two frames at {pts[same[0]]} ticks")
         duration = np.diff(pts, append=pts[-1:] + packets.duration[order[-1:]])
         at = np.searchsorted(keys, order, "right") - 1
-        while (later := (packets.pts[keys[at]] > pts) & (at > 0)).any():
+        while (later := packets.pts[keys[at]] > pts).any():
             at[later] -= 1
         return cls(order, pts, duration, keys[at])

@@ -114,11 +114,19 @@ def test_mp4_without_times_of_showing(name: str):
         assert len(VideoClip(1, start=start)(content)) == 1
 
 
-def test_a_film_that_begins_between_keys():
-    """As a recording of a broadcast does: it begins with its first key frame, as FFmpeg plays it."""
-    stored = film("libx264", 100, name="a.ts", options={"bf": "0", "g": "20"})
-    cut = stored[len(stored) // 2 // 188 * 188 :]
-    numbers = [number_in(frame) for frame in check_all(cut)]
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("libx264", {"bf": "0", "g": "20"}),
+        ("libx264", {**B_FRAMES, "g": "20", "x264-params": "open-gop=1"}),
+        ("libx265", {**HEVC, "x265-params": "keyint=20:bframes=4:open-gop=1:log-level=none:pools=1"}),
+        ("mpeg2video", {"bf": "2", "g": "12"}),
+    ],
+)
+def test_films_that_begin_between_keys(codec: str, options: dict[str, str]):
+    """As recordings of broadcasts do: they begin where FFmpeg begins to play them, also inside of open GOPs."""
+    stored = film(codec, 100, name="a.ts", options=options)
+    numbers = [number_in(frame) for frame in check_all(stored[len(stored) // 2 // 188 * 188 :])]
     assert 20 <= len(numbers) < 60
     assert numbers == list(range(numbers[0], 100))
 

@@ -38,6 +38,17 @@ def test_frames_before_the_first_key_packet_are_none():
         Frames.of(packets)
 
 
+def test_pictures_that_are_shown_before_the_first_key_picture_are_no_frames():
+    """They are of an open GOP whose first pictures are in another file; those of later ones refer to the GOP before."""
+    packets = track(20)
+    for key in (0, 7, 14):
+        packets.pts[[key, key + 1, key + 2]] = packets.pts[[key + 2, key, key + 1]]
+    frames = Frames.of(packets)
+    assert frames.packet.tolist() == [0, 3, 4, 5, 6, 8, 9, 7, 10, 11, 12, 13, 15, 16, 14, 17, 18, 19]
+    assert frames.start.tolist() == [0] * 7 + [7] * 7 + [14] * 4
+    assert frames.pts[0] == 20
+
+
 def test_frames_at_one_time_get_parts_of_a_tick():
     """In the order stored; others keep their times, in seconds."""
     packets = track(12)
