@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from streamer.decode.media.audio import Sound, Wave, joined_frames
+from streamer.decode.media.containers import open_container
 from streamer.decode.media.contexts import check_installed
 from streamer.decode.media.decoder import Array, Draws, MediaDecoder, check_seconds
 from streamer.errors import ConfigError, ManifestError
@@ -87,7 +87,7 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
     check_installed()
     import av
 
-    with av.open(io.BytesIO(content), "r") as file:
+    with open_container(content) as file:
         if not file.streams.audio:
             raise ValueError("it has no sound")
         stream = file.streams.audio[0]

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 # FFmpeg's demuxers of files that are whole by themselves: others open ports and further files, or guess pictures.
 _READ = (
-    "aac,ac3,aiff,amr,ape,apng,asf,au,avi,caf,dts,dv,eac3,flac,flv,gif,gxf,h261,h263,h264,hevc,ivf,m4v,matroska,mjpeg,mov,"
-    "mp3,mpeg,mpegts,mpegvideo,mxf,nut,obu,ogg,rm,tta,vc1,voc,w64,wav,webm,wtv,wv,yuv4mpegpipe"
+    "aac,ac3,ac4,aiff,amr,amrnb,amrwb,ape,apng,asf,au,av1,avi,avr,avs2,avs3,bink,caf,cavsvideo,"
+    "dirac,dnxhd,dsf,dts,dtshd,dv,eac3,flac,flic,flv,gif,gsm,gxf,h261,h263,h264,hevc,iff,ircam,"
+    "ivf,loas,m4v,matroska,mjpeg,mlp,mov,mp3,mpc,mpc8,mpeg,mpegts,mpegvideo,mxf,nistsphere,nsv,"
+    "nut,nuv,obu,ogg,oma,pva,pvf,qcp,rm,shn,smjpeg,smk,sox,swf,tak,truehd,tta,vc1,voc,vvc,"
+    "w64,wav,webm,wtv,wv,xwma,yuv4mpegpipe"
 )
 # Those that store when each picture is shown. FFmpeg guesses it for others, and wrongly where pictures are reordered.
 _TIMED = frozenset(["asf", "flv", "gif", "ivf", "matroska", "mov", "mpegts", "mxf", "nut", "ogg", "webm", "wtv"])
@@ -76,9 +79,9 @@ def open_container(content: memoryview) -> InputContainer:
     check_installed()
     import av
 
-    told = {"format_whitelist": _READ, "protocol_whitelist": ""}
+    options = {"format_whitelist": _READ, "protocol_whitelist": ""}
     try:
-        return av.open(io.BytesIO(content), "r", container_options=told)
+        return av.open(io.BytesIO(content), "r", container_options=options)
     except av.ArgumentError as error:
         raise ValueError(f"it is none of the containers that are read: {_READ.replace(',', ', ')}") from error
 

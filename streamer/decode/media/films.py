@@ -78,7 +78,24 @@ class Film(msgspec.Struct, frozen=True):
         return self.stored[number] if self.stored else packet_of(self.packets[number])
 
 
-def is_shown_as_timed(film: Film) -> bool:
+def read_own(content: memoryview) -> tuple[Film, Frames, bool]:
+    """Finds packets and frames of a whole mp4 or mov, and whether all of them can be shown at these times.
+
+    Raises:
+        UnreadError: it is of a kind that is not read.
+        DamagedError: its boxes contradict each other.
+    """
+    movie = read_in_memory(read_movie(ObjectRecord("", len(content), "")), content)
+    track = movie.track(VIDEO)
+    packets, timescale = movie.packets(track).with_own_times(track.timescale)
+    edges = zip(packets.offset.tolist(), (packets.offset + packets.size).tolist(), strict=True)
+    views = [content[start:stop] for start, stop in edges]
+    film, frames = Film(track.codec(), views, packets.pts.tolist(), timescale), Frames.of(packets)
+    is_whole = len(frames) == int((packets.shown & (packets.size > 0)).sum())
+    return film, frames, is_whole and (track.tables.has_times or _is_shown_as_timed(film))
+
+
+def _is_shown_as_timed(film: Film) -> bool:
     """Returns whether pictures may be shown at the times of their packets.
 
     Times that only ascend are those of decoding, where a file says none of showing. Its first packets are decoded then,
@@ -95,20 +112,3 @@ def is_shown_as_timed(film: Film) -> bool:
             if len(film.packets[number]):
                 context.decode(film.packet(number))
     return not context.has_b_frames
-
-
-def read_own(content: memoryview) -> tuple[Film, Frames, bool]:
-    """Finds packets and frames of a whole mp4 or mov, and whether it begins with a key frame.
-
-    Raises:
-        UnreadError: it is of a kind that is not read.
-        DamagedError: its boxes contradict each other.
-    """
-    movie = read_in_memory(read_movie(ObjectRecord("", len(content), "")), content)
-    track = movie.track(VIDEO)
-    packets, timescale = movie.packets(track).with_own_times(track.timescale)
-    edges = zip(packets.offset.tolist(), (packets.offset + packets.size).tolist(), strict=True)
-    views = [content[start:stop] for start, stop in edges]
-    frames = Frames.of(packets)
-    is_whole = len(frames) == int((packets.shown & (packets.size > 0)).sum())
-    return Film(track.codec(), views, packets.pts.tolist(), timescale), frames, is_whole

@@ -14,7 +14,7 @@ import numpy as np
 from streamer.decode.media.audio import decoded
 from streamer.decode.media.containers import read_container
 from streamer.decode.media.decoder import Array, Draws, MediaDecoder, check_seconds, memory_for
-from streamer.decode.media.films import DisorderError, Film, is_shown_as_timed, read_own
+from streamer.decode.media.films import DisorderError, Film, read_own
 from streamer.decode.media.pictures import turned, write_rgb
 from streamer.errors import ConfigError
 from streamer.formats.audio.sounds import packets_of
@@ -296,14 +296,12 @@ def read_film(content: memoryview) -> tuple[Film, FramesOfFilm]:
     if not is_movie(content):
         return read_container(content)
     try:
-        film, frames, is_whole = read_own(content)
+        film, frames, is_timed = read_own(content)
     except UnreadError as error:
         if ENCRYPTED in str(error):
             raise
         return read_container(content, by_number=True)
-    if is_whole and is_shown_as_timed(film):
-        return film, frames
-    return read_container(content, by_number=True)
+    return (film, frames) if is_timed else read_container(content, by_number=True)
 
 
 # By kind of a field.

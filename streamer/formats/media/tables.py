@@ -94,6 +94,11 @@ class Tables(msgspec.Struct):
     fixed_size: int = 0
     count: int = 0
 
+    @property
+    def has_times(self) -> bool:
+        """Whether it says when pictures are shown, and not only when they are decoded."""
+        return b"ctts" in self.bodies
+
     def read(self, name: bytes, body: memoryview) -> None:
         """Reads one box; others than those of packets are ignored."""
         if name == b"stsz":
@@ -125,7 +130,7 @@ class Tables(msgspec.Struct):
         offset, entry = self._places(size)
         duration = self._expanded(b"stts")
         time = np.cumsum(duration) - duration
-        if b"ctts" in self.bodies:
+        if self.has_times:
             # Also version 0 has negative ones, of some cameras.
             time += self._expanded(b"ctts").astype(np.uint32).view(np.int32)
         return [offset, size, time, duration, self._keys().astype(np.int64), entry]
