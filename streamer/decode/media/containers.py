@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Collection, Iterator, Sequence
 from fractions import Fraction
@@ -82,7 +83,9 @@ def open_container(content: memoryview) -> InputContainer:
     options = {"format_whitelist": _READ, "protocol_whitelist": ""}
     try:
         return av.open(io.BytesIO(content), "r", container_options=options)
-    except av.ArgumentError as error:
+    except av.FFmpegError as error:
+        if error.errno != errno.EINVAL:
+            raise
         raise ValueError(f"it is none of the containers that are read: {_READ.replace(',', ', ')}") from error
 
 
@@ -104,6 +107,9 @@ def read_container(content: memoryview, *, by_number: bool = False) -> tuple[Fil
         names = frozenset(opened.box.format.name.split(","))
         is_reordered = bool(opened.stream.codec_context.codec.properties & _REORDER)
         is_timed = not is_reordered or not names.isdisjoint(_TIMED)
+        # Frames behind another palette or other parameters are decoded with them, though packets from a key frame on
+        # do not have them.
+        is_timed = is_timed and not any(map(_brings_parameters, opened.packets[1:]))
         if by_number or not is_timed or None in pts or len(set(pts)) < len(pts):
             return _by_number(content, opened)
         film, frames = _by_times(content, opened)
@@ -113,6 +119,12 @@ def read_container(content: memoryview, *, by_number: bool = False) -> tuple[Fil
         return film, frames
     except av.FFmpegError as error:
         raise ValueError(f"FFmpeg: {error}") from error
+
+
+def _brings_parameters(packet: Packet[Any]) -> bool:
+    # PyAV before 16 does not say it.
+    has = getattr(packet, "has_sidedata", None)
+    return has is not None and any(map(has, ("palette", "new_extradata")))
 
 
 def _open(content: memoryview) -> _Opened:

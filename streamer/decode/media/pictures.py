@@ -97,13 +97,14 @@ def _reformat(frame: VideoFrame, width: int, height: int, form: str) -> VideoFra
     import av
     from av.video.reformatter import Interpolation, VideoReformatter
 
-    # One for each kind of result: it is set up anew where its parameters change.
-    known: dict[str, VideoReformatter] = _kept.__dict__.setdefault("reformatters", {})
-    if form not in known:
-        known[form] = VideoReformatter()
+    # One for each kind of result, and a new one where anything else changes: PyAV before 17 keeps some of it.
+    known: dict[str, tuple[object, VideoReformatter]] = _kept.__dict__.setdefault("reformatters", {})
+    key = (frame.format.name, frame.width, frame.height, frame.colorspace, frame.color_range, width, height)
+    if form not in known or known[form][0] != key:
+        known[form] = key, VideoReformatter()
     # Before PyAV 17 it has no threads; from then on it has one for each core, unless it is told.
     one = {"threads": 1} if int(av.__version__.partition(".")[0]) >= _WITH_THREADS else {}
     try:
-        return known[form].reformat(frame, width, height, form, interpolation=Interpolation.BICUBIC, **one)
+        return known[form][1].reformat(frame, width, height, form, interpolation=Interpolation.BICUBIC, **one)
     except (av.FFmpegError, OSError) as error:
         raise ValueError(f"FFmpeg does not turn {frame.format.name} to RGB: {error}") from error

@@ -279,8 +279,8 @@ class _Found:
                 continue
             if self._last is not None and pts < self._last:
                 raise DisorderError(
-                    "its pictures are shown in another order than its times say, as in films whose times were guessed: "
-                    "write them again (ffmpeg -fflags +genpts), or take whole films (VideoClip)"
+                    "its pictures are shown in another order than its times say, as where they are times of decoding "
+                    "(no ctts): encode it anew, or decode whole films (VideoClip)"
                 )
             self._last = pts
             if pts in self._wanted:

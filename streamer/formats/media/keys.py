@@ -46,7 +46,7 @@ def check_key(packet: memoryview, codec: Codec) -> None:
 
 
 def check_order(packets: Sequence[memoryview], pts: Sequence[int], codec: Codec) -> None:
-    """Refuses packets with B-frames whose times only ascend: they are times of decoding, in which pictures are not shown.
+    """Refuses packets with B-frames whose times only ascend: they are times of decoding, not of showing.
 
     Raises:
         RecodeError: they are such.
