@@ -15,10 +15,10 @@ from streamer.formats.media.edits import Shift
 Integers = NDArray[np.int64]
 # 300 hours of 30 frames a second: 1.6 GB of columns.
 MOST_PACKETS = 1 << 25
-# Frames at one time: ticks of a millisecond have 10 of a camera of 10,000 frames a second.
-_MOST_AT_ONCE = 64
 _PAIR, _TRIPLE = "2>u4", "3>u4"
 _HALVES = 4
+# Frames at one time: ticks of a millisecond have 10 of a camera of 10,000 frames a second.
+_MOST_AT_ONCE = 64
 
 
 class Packets(msgspec.Struct, frozen=True):
