@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from streamer.errors import RecodeError
 from streamer.formats.base import FieldSpec
 from streamer.formats.parquet.nested import NestedColumns
-from streamer.formats.parquet.schema import Node, has_nested
+from streamer.formats.parquet.schema import Node, has_nested, tensor_shape
 from streamer.formats.table.records import fixed_dtype
 from streamer.formats.table.writer import (
     Column,
@@ -25,13 +26,19 @@ from streamer.manifest.model import NESTED
 
 
 def column_of(
-    spec: FieldSpec, node: Node, tables: Sequence[pa.Table], rows: int, meanings: Mapping[tuple[str, ...], str]
+    spec: FieldSpec,
+    node: Node,
+    known: Node,
+    tables: Sequence[pa.Table],
+    rows: int,
+    meanings: Mapping[tuple[str, ...], str],
 ) -> Column:
     """Returns the column of a field; raises RecodeError if a field of its kind cannot have the values.
 
     Args:
         spec: the field.
-        node: the node that has its values.
+        node: the node that has its values, in the file.
+        known: that node as all files have it together.
         tables: a table for each primitive, that it is in.
         rows: rows of each table.
         meanings: see `Field.meanings`.
@@ -43,11 +50,11 @@ def column_of(
             different = {id(table): table for table in primitives}
             values = {number: values_at(table, node.path) for number, table in different.items()}
             arrays = [values[id(table)] for table in primitives]
-            return NestedColumns(node, meanings, for_json=spec.kind != NESTED).column(arrays)
+            return NestedColumns(node, known, meanings, for_json=spec.kind != NESTED).column(arrays)
         values = values_at(primitives[0], node.path)
         nulls = nulls_of(values)
         if node.items():
-            return _list_column(values, spec.kind, nulls, rows)
+            return _list_column(values, spec.kind, nulls, rows, is_tensor=bool(tensor_shape(known)))
         if fixed_dtype(spec.kind) is not None:
             return Column(numbers_of(values, spec.kind), nulls=nulls)
         return bytes_column(values)
@@ -69,10 +76,25 @@ def values_at(table: pa.Table, path: Sequence[str]) -> pa.Array:
     return values
 
 
-def _list_column(values: pa.Array, kind: str, nulls: NDArray[np.bool_] | None, rows: int) -> Column:
-    """Makes a column of numbers in lists: all of a row one after the other."""
+def constant_column(spec: FieldSpec, value: int | str | None, rows: int) -> Column:
+    """Makes a column that has one value in all rows; None: no value."""
+    nulls = np.ones(rows, np.bool_) if value is None else None
+    if (dtype := fixed_dtype(spec.kind)) is not None:
+        filled = np.zeros((rows, *dtype.shape), dtype.base)
+        if value is not None:
+            filled[:] = value
+        return Column(filled, nulls=nulls)
+    content = b"" if value is None else str(value).encode("utf-8", "surrogateescape")
+    return Column(np.frombuffer(content * rows, np.uint8), np.full(rows, len(content), np.int64), nulls)
+
+
+def _list_column(
+    values: pa.Array, kind: str, nulls: NDArray[np.bool_] | None, rows: int, *, is_tensor: bool = False
+) -> Column:
+    """Makes a column of numbers in lists: all of a row one after the other. A tensor is one list of all its numbers."""
     base, _, shape = kind.removesuffix("]").partition("[")
     lengths = [int(length) for length in shape.split(",")] if shape else [-1]
+    lengths = [prod(lengths)] if is_tensor else lengths
     counts = np.ones(rows, np.int64)
     first = True
     for length in lengths:

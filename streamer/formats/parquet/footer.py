@@ -13,13 +13,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from streamer.formats.failures import DamagedError
-from streamer.formats.parquet.schema import Element, Node, read_element, tree
+from streamer.formats.parquet.arrow_schema import annotate
+from streamer.formats.parquet.schema import Element, Node, read_element, read_logical, tree
 from streamer.formats.parquet.thrift import Struct, read_struct
 
 MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
 # After the footer: its length, and the magic.
 TAIL_BYTES = 8
+# Numbers of fields of FileMetaData.
+_SCHEMA, _ROWS, _GROUPS = 2, 3, 4
 CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 # PLAIN_DICTIONARY and RLE_DICTIONARY.
 _DICTIONARY_ENCODINGS = frozenset([2, 8])
@@ -70,11 +73,49 @@ class Footer(msgspec.Struct, frozen=True):
 def read_footer(content: bytes, data_stop: int) -> Footer:
     """Reads a FileMetaData; `data_stop` is where it begins in the file."""
     struct, _ = read_struct(content)
-    root = tree([read_element(each) for each in struct.structs(2)])
+    metadata = {each.binary(1): each.binary(2, b"") for each in struct.structs(5)}
+    root = _schema(struct, metadata)
     primitives = [way[-1].element for way in root.ways()]
     groups = [_row_group(each, primitives, data_stop) for each in struct.structs(4)]
-    metadata = {each.binary(1): each.binary(2, b"") for each in struct.structs(5)}
     return Footer(root, groups, metadata)
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a footer says of the file as a whole: the schema, the number of rows, and the writer's metadata by name."""
+
+    root: Node
+    rows: int
+    metadata: Mapping[bytes, bytes]
+
+
+class Descriptions:
+    """Reads the descriptions in the footers of many files; those that are written alike are parsed once."""
+
+    def __init__(self) -> None:
+        # What stands before the number of rows, and behind the row groups.
+        self._known: dict[bytes, list[tuple[bytes, Description]]] = {}
+
+    def read(self, content: bytes) -> Description:
+        """Reads a FileMetaData, but for its row groups if a file before had the rest."""
+        _, stop = read_struct(content, _SCHEMA)
+        rows = read_struct(content, _ROWS)[0].integer(_ROWS)
+        known = self._known.setdefault(content[:stop], [])
+        for rest, description in known:
+            if content.endswith(rest):
+                return msgspec.structs.replace(description, rows=rows)
+        struct, _ = read_struct(content)
+        metadata = {each.binary(1): each.binary(2, b"") for each in struct.structs(5)}
+        found = Description(_schema(struct, metadata), rows, metadata)
+        known.append((content[read_struct(content, _GROUPS)[1] :], found))
+        return found
+
+
+def _schema(struct: Struct, metadata: Mapping[bytes, bytes]) -> Node:
+    elements = struct.structs(_SCHEMA)
+    logicals = {number: logical for number, each in enumerate(elements) if (logical := read_logical(each))}
+    root = tree([read_element(each) for each in elements], logicals)
+    annotate(root, metadata)
+    return root
 
 
 def _row_group(struct: Struct, primitives: Sequence[Element], data_stop: int) -> RowGroup:

@@ -1,6 +1,6 @@
 """Parquet: rows are samples, the index is the footer of each file.
 
-The schema is that of the first file. A chunk is one or several row groups; a row group that is much larger is cut where
+The fields are those that the files have together (`survey.py`). A chunk is one or several row groups; a row group that is much larger is cut where
 pages begin, if it has a page index (`write_page_index=True` of pyarrow, and what Hugging Face's datasets write since
 5.0). Only the bytes of the wanted columns are fetched.
 """
@@ -11,13 +11,18 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from streamer.errors import ConfigError, ManifestError
+from streamer.errors import ManifestError
 from streamer.formats.base import Block, Facts, Recoder
 from streamer.formats.failures import DamagedError, damaged, needing, refused
-from streamer.formats.parquet.facts import Wanted, describe, mismatch
-from streamer.formats.parquet.footer import ENCRYPTED_MAGIC, MAGIC, TAIL_BYTES, ColumnChunk, Footer, read_footer
-from streamer.formats.parquet.pages import Group, Pages, Primitive, blocks_of, needs_pages, read_pages
-from streamer.formats.reading import Range, Reading, near_needs, read_range, read_ranges
+from streamer.formats.parquet.facts import Own, Wanted
+from streamer.formats.parquet.ends import FIRST_READ, Tail, encrypted, read_end
+from streamer.formats.parquet.footer import ColumnChunk
+from streamer.formats.parquet.pages import FileHint, Group, Pages, Primitive, blocks_of, needs_pages, read_pages
+from streamer.formats.parquet.survey import FileNotes, describe_files
+from streamer.formats.parquet.unify import DifferentError
+from streamer.formats.partitions import partition_values
+from streamer.formats.reading import Range, Reading, near_needs, read_ranges
+from streamer.formats.table_layouts import refuse_table, table_log
 from streamer.formats.table.records import TableOpener, head_bytes
 from streamer.formats.windows.format import RowFormat
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
@@ -25,20 +30,9 @@ from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 
 SUFFIXES = (".parquet", ".pq", ".parq")
-# The first read of a file: most footers are shorter, and the page indexes stand before them.
-_FIRST_READ = 64 << 10
-_MOST_FOOTER_BYTES = 32 << 20
 # Two ranges are read as one if less is between them.
 _NEAR = 64 << 10
-_DELTA = "/_delta_log/"
-
-
-class Tail(msgspec.Struct, frozen=True):
-    """The end of a file, as far as it was read, and where its footer begins."""
-
-    content: bytes
-    start: int
-    footer_start: int
+_NOTES = msgspec.msgpack.Decoder(FileNotes)
 
 
 class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
@@ -58,58 +52,55 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         return lower.endswith(SUFFIXES) and not any(part[:1] in {".", "_"} for part in lower.split("/"))
 
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
-        """Reads the schema of the first file.
+        """Reads the schemas of all files.
 
         Raises:
-            ConfigError: `columns` names one that the file does not have.
+            ConfigError: `columns` names one that no file has.
+            ManifestError: it is a table of a format that says elsewhere which rows are valid.
         """
-        if log := next((url for url in others if _DELTA in url), None):
-            raise ManifestError(
-                f"{log} is the log of a Delta table, which says which of its files are valid; streamer does not read "
-                "it: name the files of the version that you want as urls (deltalake: DeltaTable(path).file_uris())",
-                url=log,
-            )
+        if found := table_log(others):
+            raise ManifestError(refuse_table(*found), url=found[1])
         if not accepted:
             return Survey([])
-        first = accepted[0]
-        tail, footer = yield from _read_end(first)
-        try:
-            facts = describe(footer, self.columns)
-        except DamagedError as error:
-            raise damaged(first, str(error), tail.footer_start) from error
-        except ConfigError as error:
-            raise ConfigError(f"{first.url}: {error}", **error.details) from error
-        sources = [Source(first, tail.content), *(Source(record) for record in accepted[1:])]
-        expected = 2 * len(tail.content) * len(accepted)
+        facts, notes = yield from describe_files(accepted, self.columns)
+        sources = [Source(record, notes.get(record.url, b"")) for record in accepted]
+        expected = 2 * FIRST_READ * len(accepted)
         return Survey(sources, facts, read_bytes=min(expected, sum(record.size for record in accepted)))
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
-        """Finds the blocks of one file, which must have the columns of the first one."""
+        """Finds the blocks of one file; a column that it lacks has no values in its rows."""
         record = source.record
         # Larger chunks are of several blocks.
         chunk_bytes = min(source.chunk_bytes, MOST_FETCH_BYTES // 2)
-        tail, footer = yield from _read_end(record, source.notes)
+        notes = _NOTES.decode(source.notes) if source.notes else FileNotes()
+        if notes.problem:
+            raise refused(record, notes.problem, of_one=True)
+        tail, footer = yield from read_end(record, notes.end)
         try:
             wanted = Wanted.of(facts)
-            if problem := mismatch(wanted, footer.root):
-                raise refused(record, f"{problem}; name the files with the same columns, or the columns that agree")
-            primitives = [footer.root.at(way[-1].path).primitive for way in wanted.ways]
+            own = wanted.of_schema(footer.root) if any(group.rows for group in footer.groups) else wanted.all
+            hint = _file_hint(wanted, own, source)
+            primitives = [footer.root.at(way[-1].path).primitive for way in own.ways if footer.groups]
             for number, group in enumerate(footer.groups):
                 if not group.rows:
                     continue
                 columns = [group.columns[primitive] for primitive in primitives]
                 if any(column.is_encrypted for column in columns):
-                    raise _encrypted(record)
-                wanted.check(columns, group.rows)
+                    raise encrypted(record)
+                own.check(columns, group.rows)
                 pages = yield from _read_pages(record, tail, columns, group.rows, chunk_bytes)
                 parts = [
                     Primitive(column, page, *width)
-                    for column, page, width in zip(columns, pages, wanted.widths, strict=True)
+                    for column, page, width in zip(columns, pages, own.widths, strict=True)
                 ]
-                cut = Group(group.rows, parts, head_bytes(facts.fields))
+                cut = Group(group.rows, parts, head_bytes(facts.fields), hint)
                 for block in blocks_of(cut, chunk_bytes, MOST_FETCH_BYTES):
                     _check_size(record, number, block)
                     yield block
+        except DifferentError as error:
+            first, own_type = error.types
+            what = f"has a column {error.name!r} that is {own_type}, in the other files it is {first}"
+            raise refused(record, what, tail.footer_start, of_one=True) from error
         except DamagedError as error:
             raise damaged(record, str(error), tail.footer_start) from error
 
@@ -128,36 +119,15 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         return True
 
 
-def _read_end(record: ObjectRecord, known: bytes = b"") -> Reading[tuple[Tail, Footer]]:
-    """Reads the footer, and what stands before it."""
-    size = record.size
-    if size < len(MAGIC) + TAIL_BYTES:
-        raise damaged(record, f"{size} bytes are not a Parquet file", 0)
-    content = known or bytes((yield from read_range(max(0, size - _FIRST_READ), size, record)))
-    length = _footer_length(record, content)
-    start, stop = size - length - TAIL_BYTES, size - len(content)
-    if start < stop:
-        content = bytes((yield from read_range(max(0, start - _FIRST_READ), stop, record))) + content
+def _file_hint(wanted: Wanted, own: Own, source: Source) -> FileHint | None:
+    """Returns what the recoder has to know of a file besides the facts; None: nothing."""
     try:
-        footer = read_footer(content[-TAIL_BYTES - length : -TAIL_BYTES], start)
-    except DamagedError as error:
-        raise damaged(record, f"in the footer, {error}", start + error.offset) from error
-    return Tail(content, size - len(content), start), footer
-
-
-def _footer_length(record: ObjectRecord, content: bytes) -> int:
-    magic, size = content[-4:], record.size
-    if magic == ENCRYPTED_MAGIC:
-        raise _encrypted(record)
-    if magic != MAGIC:
-        raise damaged(
-            record, f"it ends with {magic!r}, not with {MAGIC!r}, so it is not a Parquet file, or cut off", size - 4
-        )
-    length = int.from_bytes(content[-TAIL_BYTES:-4], "little")
-    most = min(size - TAIL_BYTES - len(MAGIC), _MOST_FOOTER_BYTES)
-    if not 0 < length <= most:
-        raise damaged(record, f"its footer should have {length} bytes, and can have up to {most}", size - TAIL_BYTES)
-    return length
+        values = partition_values(wanted.partitions, source.key or source.record.url)
+    except ValueError as error:
+        raise refused(source.record, str(error), of_one=True) from error
+    if own is wanted.all:
+        return FileHint([], partitions=values) if wanted.partitions else None
+    return FileHint([], own.root.elements(), tuple(own.root.logicals().items()), values)
 
 
 def _read_pages(
@@ -193,7 +163,3 @@ def _check_size(record: ObjectRecord, number: int, block: Block) -> None:
             "write_page_index=True or smaller row groups (pyarrow: row_group_size=), or name fewer columns=",
             block.ranges[0][0] if block.ranges else 0,
         )
-
-
-def _encrypted(record: ObjectRecord) -> ManifestError:
-    return refused(record, "is encrypted, which streamer does not read; write it without encryption")

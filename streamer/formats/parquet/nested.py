@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streamer.formats.parquet.schema import FIXED, Node, number_dtype
+from streamer.formats.parquet.unify import has_no_values
 from streamer.formats.table.records import ARRAY_DTYPES, Extension
 from streamer.formats.table.writer import Column, Pieces, join, json_column, large_binary, nulls_of, numbers_of, summed
 
@@ -34,14 +35,17 @@ class NestedColumns:
     """Makes columns of the values of one node.
 
     Args:
-        node: the node.
+        node: the node, as the file has it.
+        known: the node as all files have it together: a part that this file lacks is null.
         meanings: "image", "bytes" or "json" by the path of a node below it, where the file's features say so.
         for_json: whether the values become JSON, as manifests of version 0.1 want it: with maps as lists of pairs,
             decimals as texts, and bytes as Base64.
     """
 
-    def __init__(self, node: Node, meanings: Mapping[tuple[str, ...], str], *, for_json: bool) -> None:
-        self._node = node
+    def __init__(
+        self, node: Node, known: Node, meanings: Mapping[tuple[str, ...], str], *, for_json: bool
+    ) -> None:
+        self._node, self._known = node, known
         self._meanings = {} if for_json else meanings
         self._for_json = for_json
 
@@ -52,7 +56,7 @@ class NestedColumns:
             arrays: for each primitive below the node, the node's values with (at least) this primitive. Lists and maps
                 are laid out as Arrow's, or as the groups of a Parquet file.
         """
-        pieces = self._values(self._node, arrays)
+        pieces = self._values(self._node, self._known, arrays)
         if self._for_json:
             return json_column([msgspec.msgpack.decode(value) for value in join(pieces).to_pylist()])
         lengths = np.zeros(len(arrays[0]), np.int64)
@@ -60,53 +64,68 @@ class NestedColumns:
             lengths += len(piece.as_py()) if isinstance(piece, pa.Scalar) else np.diff(_edges(piece))
         return Column(_NO_BYTES, lengths, nulls_of(arrays[0]), pieces)
 
-    def _values(self, node: Node, arrays: Sequence[pa.Array], inside: bool = False) -> Pieces:
-        if found := node.items(inside):
-            return self._list(node, arrays, *found)
+    def _values(
+        self, node: Node, known: Node, arrays: Sequence[pa.Array], inside: tuple[bool, bool] = (False, False)
+    ) -> Pieces:
+        """Makes the values of a node; `inside`: of `node` and of `known`, whether items of a repeated node are meant."""
+        if has_no_values(node):
+            return [_nulls(len(arrays[0]))]
+        own, all_files = node.items(inside[0]), known.items(inside[1])
+        if own and all_files:
+            return self._list(node, own, all_files, arrays)
         if node.is_map:
-            return self._map(node, arrays)
+            return self._map(node, known, arrays)
         if not node.children:
-            return self._primitive(node, arrays[0])
-        if meaning := self._meanings.get(node.path):
-            names = [child.element.name for child in node.children]
-            return _bytes(_child(node, arrays, names.index("bytes"))[0], meaning)
+            return self._primitive(node, known, arrays[0])
+        names = {child.element.name: number for number, child in enumerate(node.children)}
+        if meaning := self._meanings.get(known.path):
+            return _bytes(_child(node, arrays, names["bytes"])[0], meaning)
         pieces = list[pa.LargeBinaryArray | pa.LargeBinaryScalar]()
-        head = _MAP.to_bytes() + len(node.children).to_bytes(4, "big")
-        for number, child in enumerate(node.children):
-            pieces.append(_constant(head + msgspec.msgpack.encode(child.element.name)))
-            pieces += self._values(child, _child(node, arrays, number))
+        head = _MAP.to_bytes() + len(known.children).to_bytes(4, "big")
+        for part in known.children:
+            pieces.append(_constant(head + msgspec.msgpack.encode(part.element.name)))
+            number = names.get(part.element.name)
+            pieces += (
+                [_nulls(len(arrays[0]))]
+                if number is None
+                else self._values(node.children[number], part, _child(node, arrays, number))
+            )
             head = b""
         if not arrays[0].null_count:
             return pieces
         return [pc.if_else(arrays[0].is_null(), _constant(_NIL.to_bytes()), join(pieces))]
 
-    def _map(self, node: Node, arrays: Sequence[pa.Array]) -> Pieces:
-        repeated = node.children[0]
+    def _map(self, node: Node, known: Node, arrays: Sequence[pa.Array]) -> Pieces:
+        repeated, parts = node.children[0], known.children[0].children
         lists, entries = _unpacked(arrays)
         key, *values = repeated.children
         keys = _child(repeated, entries, 0)
         if not values:
-            return _sequence(_LIST, lists, self._values(key, keys))
+            return _sequence(_LIST, lists, self._values(key, parts[0], keys))
         # Keys of bytes are never taken for pictures.
         is_bytes = not key.is_nested and not number_dtype(key.element) and key.element.meaning != "text"
         pieces = [
-            *(_bytes(keys[0], "bytes") if is_bytes else self._values(key, keys)),
-            *self._values(values[0], _child(repeated, entries, 1)),
+            *(_bytes(keys[0], "bytes") if is_bytes else self._values(key, parts[0], keys)),
+            *self._values(values[0], parts[1], _child(repeated, entries, 1)),
         ]
         if self._for_json or key.is_nested:
             return _sequence(_LIST, lists, [_constant(_PAIR), *pieces])
         return _sequence(_MAP, lists, pieces)
 
-    def _list(self, node: Node, arrays: Sequence[pa.Array], item: Node, inside: bool) -> Pieces:
+    def _list(
+        self, node: Node, own: tuple[Node, bool], known: tuple[Node, bool], arrays: Sequence[pa.Array]
+    ) -> Pieces:
+        item, inside = own
         lists, items = _unpacked(arrays)
         if not pa.types.is_list(arrays[0].type) and item is not node.children[0]:
             items = _child(node.children[0], items, 0)
         is_flat = not item.children and (inside or not item.is_repeated)
-        if is_flat and not self._for_json and (dtype := number_dtype(item.element)):
-            return self._arrays(item, dtype, lists, items[0])
-        return _sequence(_LIST, lists, self._values(item, items, inside))
+        is_number = has_no_values(item) == has_no_values(known[0]) and number_dtype(item.element)
+        if is_flat and not self._for_json and is_number:
+            return self._arrays(item, known[0], number_dtype(item.element), lists, items[0])
+        return _sequence(_LIST, lists, self._values(item, known[0], items, (inside, known[1])))
 
-    def _arrays(self, item: Node, dtype: str, lists: pa.Array, items: pa.Array) -> Pieces:
+    def _arrays(self, item: Node, known: Node, dtype: str, lists: pa.Array, items: pa.Array) -> Pieces:
         """Makes arrays of lists of numbers; a list with a null in it stays one."""
         counts = _counts(lists)
         numbers = np.ascontiguousarray(numbers_of(items, dtype))
@@ -116,10 +135,10 @@ class NestedColumns:
         if not items.null_count:
             return pieces
         has_null = summed(items.is_null().to_numpy(zero_copy_only=False).astype(np.int64), counts) > 0
-        as_lists = join(_sequence(_LIST, lists, self._primitive(item, items)))
+        as_lists = join(_sequence(_LIST, lists, self._primitive(item, known, items)))
         return [pc.if_else(pa.array(has_null), as_lists, join(pieces))]
 
-    def _primitive(self, node: Node, values: pa.Array) -> Pieces:
+    def _primitive(self, node: Node, known: Node, values: pa.Array) -> Pieces:
         element = node.element
         if self._for_json and element.meaning == "decimal":
             return _bytes(values.cast(pa.string()), "text")
@@ -128,7 +147,7 @@ class NestedColumns:
         meaning = "bytes" if element.type == FIXED else element.meaning
         if self._for_json:
             meaning = {"": "bytes", "json": "text"}.get(meaning, meaning)
-        return _bytes(values, self._meanings.get(node.path, meaning))
+        return _bytes(values, self._meanings.get(known.path, meaning))
 
 
 def _child(node: Node, arrays: Sequence[pa.Array], number: int) -> list[pa.Array]:
@@ -218,6 +237,11 @@ def _or_nil(rows: NDArray[np.generic], nulls: NDArray[np.bool_] | None) -> pa.La
     content[nulls, 0] = _NIL
     kept = ~nulls[:, None] | (np.arange(width) == 0)
     return large_binary(content[kept], np.where(nulls, 1, width))
+
+
+def _nulls(rows: int) -> pa.LargeBinaryArray:
+    """Returns no value for each row."""
+    return large_binary(np.full(rows, _NIL, np.uint8), np.ones(rows, np.int64))
 
 
 def _constant(content: bytes) -> pa.LargeBinaryScalar:

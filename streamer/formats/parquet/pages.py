@@ -11,6 +11,7 @@ import msgspec
 from streamer.formats.base import Block
 from streamer.formats.failures import DamagedError
 from streamer.formats.parquet.footer import ColumnChunk
+from streamer.formats.parquet.schema import Element
 from streamer.formats.parquet.thrift import read_struct
 from streamer.formats.reading import Range, joined_ranges
 
@@ -56,6 +57,22 @@ class PrimitiveHint(msgspec.Struct, frozen=True, array_like=True):
     skipped: int = 0
 
 
+class FileHint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the recoder has to know of the file of a block, where it is not what the facts say.
+
+    Attributes:
+        primitives: hints of the primitives of the file's own schema.
+        schema: the wanted part of that schema; empty: it is that of the facts.
+        logicals: see `Notes.logicals`, of that schema.
+        partitions: values of the fields that the path has.
+    """
+
+    primitives: list[PrimitiveHint]
+    schema: list[Element] = []
+    logicals: tuple[tuple[int, str], ...] = ()
+    partitions: list[int | str | None] = []
+
+
 class Primitive(msgspec.Struct, frozen=True):
     """A wanted primitive in one row group.
 
@@ -73,11 +90,19 @@ class Primitive(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The wanted primitives of one row group."""
+    """The wanted primitives of one row group.
+
+    Attributes:
+        rows: number of its rows.
+        primitives: its primitives.
+        head_bytes: bytes of a record besides the values.
+        file: what blocks say of their file, without their primitives; None: nothing.
+    """
 
     rows: int
     primitives: list[Primitive]
     head_bytes: int
+    file: FileHint | None = None
 
     @property
     def fetch_bytes(self) -> int:
@@ -92,7 +117,7 @@ class Group(msgspec.Struct, frozen=True):
             for primitive, (start, stop) in zip(self.primitives, ranges, strict=True)
         ]
         record_bytes = sum(_value_bytes(primitive) for primitive in self.primitives) + self.rows * self.head_bytes
-        return Block(joined_ranges(ranges), self.rows, record_bytes, msgspec.msgpack.encode(hints))
+        return Block(joined_ranges(ranges), self.rows, record_bytes, self._encoded(hints))
 
     def run(self, first: int, stop: int) -> Block:
         """Returns the rows `[first, stop)` as one block."""
@@ -108,7 +133,11 @@ class Group(msgspec.Struct, frozen=True):
             skipped = first - primitive.pages.first_rows[pages.start]
             hints.append(_hint(primitive, sum(b - a for a, b in spans), rows, skipped))
             record_bytes += _value_bytes(primitive, pages) * (stop - first) // rows
-        return Block(joined_ranges(ranges), stop - first, record_bytes, msgspec.msgpack.encode(hints))
+        return Block(joined_ranges(ranges), stop - first, record_bytes, self._encoded(hints))
+
+    def _encoded(self, hints: list[PrimitiveHint]) -> bytes:
+        of_file = None if self.file is None else msgspec.structs.replace(self.file, primitives=hints)
+        return msgspec.msgpack.encode(of_file or hints)
 
 
 def needs_pages(fetch_bytes: int, chunk_bytes: int) -> bool:
@@ -141,18 +170,26 @@ def read_pages(content: bytes, column: ColumnChunk, rows: int) -> Pages:
     index, _ = read_struct(content)
     starts: list[int] = []
     first_rows: list[int] = []
+    joined: list[int] = []
     stop = column.start
-    for page in index.structs(1):
+    for number, page in enumerate(index.structs(1)):
         start, length, row = page.integer(1), page.integer(2), page.integer(3)
-        follows = start == stop and row > first_rows[-1] if first_rows else start >= stop and row == 0
+        follows = start == stop and row >= first_rows[-1] if first_rows else start >= stop and row == 0
         if not follows or length <= 0:
-            raise DamagedError(f"page {len(starts)} at byte {start} with {length} bytes begins with row {row}")
+            raise DamagedError(f"page {number} at byte {start} with {length} bytes begins with row {row}")
+        stop = start + length
+        if first_rows and row == first_rows[-1]:
+            # The page before has no rows, as pyarrow writes it: one with this page.
+            joined.append(number)
+            continue
         starts.append(start)
         first_rows.append(row)
-        stop = start + length
     if not starts or stop > column.stop or first_rows[-1] >= rows:
         raise DamagedError(f"{len(starts)} pages up to byte {stop} and row {first_rows[-1:]}, of {rows}")
     texts = [max(0, length) for length in index.items(2, int)]
+    if len(texts) == len(starts) + len(joined):
+        for number in reversed(joined):
+            texts[number - 1] += texts.pop(number)
     return Pages([*first_rows, rows], [*starts, stop], texts if len(texts) == len(starts) else [])
 
 

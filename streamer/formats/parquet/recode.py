@@ -16,15 +16,17 @@ import pyarrow.parquet as pq
 
 from streamer.formats.base import Facts, Records
 from streamer.formats.parquet import thrift
-from streamer.formats.parquet.columns import column_of, lists_column
-from streamer.formats.parquet.facts import Wanted
+from streamer.formats.parquet.columns import column_of, constant_column, lists_column
+from streamer.formats.parquet.facts import Own, Wanted
 from streamer.formats.parquet.footer import MAGIC
 from streamer.formats.parquet.number_lists import number_list, read_lists
-from streamer.formats.parquet.pages import PrimitiveHint
+from streamer.formats.parquet.pages import FileHint, PrimitiveHint
 from streamer.formats.parquet.schema import Element, Node, has_nested, pruned
 from streamer.formats.table.writer import Column, decoding, write_records
 
-_HINT = msgspec.msgpack.Decoder(list[PrimitiveHint])
+_HINT = msgspec.msgpack.Decoder(list[PrimitiveHint] | FileHint)
+# Schemas of files whose plans are kept.
+_MOST_PLANS = 64
 _CONVERTED = {
     "text": 0,
     "map": 1,
@@ -38,36 +40,65 @@ class ParquetRecoder:
     """Makes records of the blocks of one dataset."""
 
     def __init__(self, facts: Facts) -> None:
+        self._fields = facts.fields
         self._wanted = Wanted.of(facts)
-        self._ways = self._wanted.ways
-        self._pairs = list(zip(facts.fields, self._wanted.nodes, strict=True))
-        # Lists by the number of their primitive.
-        found = {node.primitive: number_list(spec, node, self._ways[node.primitive]) for spec, node in self._pairs}
-        self._lists = {primitive: lists for primitive, lists in found.items() if lists is not None}
-        nested_paths = {node.path for spec, node in self._pairs if has_nested(spec, node)}
-        self._schema = _schema(self._wanted.root, nested_paths)
-        trees = [pruned(self._wanted.root, [way[-1].path]) for way in self._ways]
-        self._way_schemas = [_schema(tree, nested_paths) for tree in trees]
+        self._plans = {b"": _Plan(self._wanted, self._wanted.all)}
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Decodes one block."""
         with decoding(content, samples, "Parquet"):
-            return write_records(self._wanted.fields, self.columns(content, samples, hint), samples)
+            return write_records(self._fields, self.columns(content, samples, hint), samples)
 
     def columns(self, content: memoryview, samples: int, hint: bytes) -> list[Column]:
         """Decodes one block, a column for each field."""
         with decoding(content, samples, "Parquet"):
-            primitives = _HINT.decode(hint)
-            edges = list(accumulate((primitive.length for primitive in primitives), initial=0))
-            if edges[-1] != len(content) or len(primitives) != len(self._ways):
-                raise ValueError(f"{len(primitives)} primitives of {edges[-1]} bytes; there are {len(content)}")
-            places = list(pairwise(edges))
-            lists = self._read_lists(content, primitives, places, samples)
-            tables = self._tables(content, primitives, places, samples, lists.keys())
-            return [
-                lists.get(node.primitive) or column_of(spec, node, tables, samples, self._wanted.meanings)
-                for spec, node in self._pairs
-            ]
+            decoded = _HINT.decode(hint)
+            file = decoded if isinstance(decoded, FileHint) else FileHint(decoded)
+            columns = self._plan(file).columns(content, file.primitives, samples)
+            values = file.partitions or [None] * len(self._wanted.partitions)
+            pairs = zip(self._wanted.partitions, values, strict=True)
+            return [*columns, *(constant_column(spec, value, samples) for spec, value in pairs)]
+
+    def _plan(self, file: FileHint) -> _Plan:
+        """Returns how the file of a block is read."""
+        key = msgspec.msgpack.encode((file.schema, file.logicals)) if file.schema else b""
+        if key not in self._plans:
+            if len(self._plans) > _MOST_PLANS:
+                del self._plans[next(name for name in self._plans if name)]
+            self._plans[key] = _Plan(self._wanted, self._wanted.of_block(file.schema, file.logicals))
+        return self._plans[key]
+
+
+class _Plan:
+    """Decodes the blocks of files of one schema."""
+
+    def __init__(self, wanted: Wanted, own: Own) -> None:
+        self._wanted, self._ways = wanted, own.ways
+        known = [wanted.all.root.at(path) for path in wanted.paths]
+        self._fields = list(zip(wanted.fields, own.nodes, known, strict=True))
+        present = [(spec, node) for spec, node in zip(wanted.fields, own.nodes, strict=True) if node is not None]
+        # Lists by the number of their primitive.
+        found = {node.primitive: number_list(spec, node, self._ways[node.primitive]) for spec, node in present}
+        self._lists = {primitive: lists for primitive, lists in found.items() if lists is not None}
+        nested_paths = {node.path for spec, node in present if has_nested(spec, node)}
+        self._schema = _schema(own.root, nested_paths)
+        trees = [pruned(own.root, [way[-1].path]) for way in self._ways]
+        self._way_schemas = [_schema(tree, nested_paths) for tree in trees]
+
+    def columns(self, content: memoryview, primitives: Sequence[PrimitiveHint], samples: int) -> list[Column]:
+        """Decodes the columns of one block."""
+        edges = list(accumulate((primitive.length for primitive in primitives), initial=0))
+        if edges[-1] != len(content) or len(primitives) != len(self._ways):
+            raise ValueError(f"{len(primitives)} primitives of {edges[-1]} bytes; there are {len(content)}")
+        places = list(pairwise(edges))
+        lists = self._read_lists(content, primitives, places, samples)
+        tables = self._tables(content, primitives, places, samples, lists.keys())
+        return [
+            constant_column(spec, None, samples)
+            if node is None
+            else lists.get(node.primitive) or column_of(spec, node, known, tables, samples, self._wanted.meanings)
+            for spec, node, known in self._fields
+        ]
 
     def _read_lists(
         self, content: memoryview, primitives: Sequence[PrimitiveHint], places: Sequence[tuple[int, int]], samples: int

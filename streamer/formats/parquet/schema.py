@@ -22,7 +22,7 @@ Source: https://github.com/apache/parquet-format/blob/master/LogicalTypes.md
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -47,6 +47,13 @@ _CONVERTED = {
     19: "json",
 }
 _LOGICAL = {1: "text", 2: "map", 3: "list", 4: "text", 5: "decimal", 12: "json", 15: "<f2"}
+# What LogicalType and ConvertedType say besides the layout.
+_TIME, _TIMESTAMP = 7, 8
+_LOGICAL_NAMES = {6: "date", 11: "null", 14: "uuid", 16: "variant", 17: "geometry", 18: "geography"}
+_UNITS = {1: "ms", 2: "us", 3: "ns"}
+_CONVERTED_LOGICAL = {6: "date", 7: "time[ms]", 8: "time[us]", 9: "timestamp[ms, UTC]", 10: "timestamp[us, UTC]"}
+_CONVERTED_LOGICAL[21] = "interval"
+NO_VALUES = "null"
 _INTEGERS = {(8, True): "i1", (16, True): "<i2", (8, False): "u1", (16, False): "<u2", (32, False): "<u4"}
 _INTEGERS[64, False] = "<u8"
 _BYTES_FEATURES = ("Audio", "Image", "Nifti", "Pdf", "Video")
@@ -89,12 +96,22 @@ class Element(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass
 class Node:
-    """An element, its path from the column down, the nodes below it, and the number of the first primitive of these."""
+    """A node of the tree of columns.
+
+    Attributes:
+        element: what the schema says of it.
+        path: names from the column down to it.
+        primitive: number of the first primitive at or below it.
+        children: the nodes below it.
+        logical: what its numbers or bytes mean where their layout does not say it, as "timestamp[us, UTC]"; "null": it
+            has no values; "tensor[2,3]": shape of the numbers of a list. Files of one dataset agree in it.
+    """
 
     element: Element
     path: tuple[str, ...]
     primitive: int
     children: list[Node] = field(default_factory=list)
+    logical: str = ""
 
     @property
     def primitives(self) -> int:
@@ -131,7 +148,17 @@ class Node:
 
     def elements(self) -> list[Element]:
         """Returns the elements of the tree, in the order of a footer."""
-        return [self.element, *(element for child in self.children for element in child.elements())]
+        return [node.element for node in self.walk()]
+
+    def logicals(self) -> dict[int, str]:
+        """Returns what `logical` says of the nodes, by their place in `elements`."""
+        return {number: node.logical for number, node in enumerate(self.walk()) if node.logical}
+
+    def walk(self) -> Iterator[Node]:
+        """Yields the node and those below it, in the order of a footer."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
 
     def ways(self) -> list[tuple[Node, ...]]:
         """Returns the ways from below this node to each primitive."""
@@ -175,6 +202,21 @@ def read_element(struct: Struct) -> Element:
     return Element(name, children, kind, length, repetition, meaning, scale, precision)
 
 
+def read_logical(struct: Struct) -> str:
+    """Returns what the LogicalType or ConvertedType of a SchemaElement says besides the layout of the values."""
+    if struct.integer(1, -1) == INT96:
+        return "timestamp[INT96]"
+    if 10 not in struct:
+        return _CONVERTED_LOGICAL.get(struct.integer(6, -1), "")
+    number, logical = struct.struct(10).only()
+    if number in {_TIME, _TIMESTAMP}:
+        unit = _UNITS.get(logical.struct(2).only()[0], "")
+        # Times of day are those of no zone in all libraries.
+        zone = ", UTC" if number == _TIMESTAMP and logical.flag(1) else ""
+        return f"{'time' if number == _TIME else 'timestamp'}[{unit}{zone}]"
+    return _LOGICAL_NAMES.get(number, "")
+
+
 def _meaning(struct: Struct) -> str:
     if 10 in struct:
         number, logical = struct.struct(10).only()
@@ -185,8 +227,13 @@ def _meaning(struct: Struct) -> str:
     return _CONVERTED.get(struct.integer(6, -1), "")
 
 
-def tree(elements: Sequence[Element]) -> Node:
-    """Returns the root of the schema as a tree; raises DamagedError if the elements are not one."""
+def tree(elements: Sequence[Element], logicals: Mapping[int, str] | None = None) -> Node:
+    """Returns the root of the schema as a tree; raises DamagedError if the elements are not one.
+
+    Args:
+        elements: elements in the order of a footer.
+        logicals: `Node.logical` by the place of the element.
+    """
     rest = iter(elements)
     try:
         root, _ = _subtree(rest, (), 0, 0)
@@ -194,6 +241,8 @@ def tree(elements: Sequence[Element]) -> Node:
         raise DamagedError("the schema is cut off") from None
     if (extra := sum(1 for _ in rest)) or not root.children:
         raise DamagedError(f"{extra} elements of the schema are below nothing, of {len(elements)}")
+    for number, node in enumerate(root.walk() if logicals else ()):
+        node.logical = (logicals or {}).get(number, "")
     return root
 
 
@@ -217,7 +266,7 @@ def pruned(node: Node, paths: Sequence[tuple[str, ...]]) -> Node:
 
 
 def _pruned(node: Node, paths: set[tuple[str, ...]], primitive: int) -> tuple[Node, int]:
-    kept = Node(node.element, node.path, primitive)
+    kept = Node(node.element, node.path, primitive, logical=node.logical)
     for child in node.children:
         whole = child.path in paths
         if whole or any(path[: len(child.path)] == child.path for path in paths):
@@ -325,7 +374,9 @@ def number_dtype(element: Element) -> str:
 
 def _list_kind(node: Node, lengths: tuple[int, ...]) -> str:
     """Returns the kind of a list: of numbers "<f4[]", or "<f4[-1,4]" where only one length varies; else nested."""
-    depth, inside = 0, False
+    depth, inside, shaped = 0, False, tensor_shape(node)
+    if shaped and (found := node.items()) and not found[0].is_nested and (dtype := number_dtype(found[0].element)):
+        return f"{dtype}[{','.join(map(str, shaped))}]"
     while found := node.items(inside):
         node, inside = found
         depth += 1
@@ -334,6 +385,13 @@ def _list_kind(node: Node, lengths: tuple[int, ...]) -> str:
     if not dtype or shape.count(-1) > 1:
         return NESTED
     return f"{dtype}[]" if shape == (-1,) else f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def tensor_shape(node: Node) -> tuple[int, ...]:
+    """Returns the shape of the numbers in a list that is a tensor; empty for other nodes."""
+    if not node.logical.startswith("tensor["):
+        return ()
+    return tuple(map(int, node.logical.removeprefix("tensor[").removesuffix("]").split(",")))
 
 
 def _lengths(feature: object) -> tuple[int, ...]:

@@ -79,11 +79,16 @@ def _missing(number: int, kind: str, value: object) -> DamagedError:
     return DamagedError(f"field {number} is {found}, not a {kind}")
 
 
-def read_struct(content: bytes) -> tuple[Struct, int]:
-    """Reads one struct; returns it, and where it ends."""
+def read_struct(content: bytes, last: int | None = None) -> tuple[Struct, int]:
+    """Reads one struct; returns it, and where it ends.
+
+    Args:
+        content: the bytes.
+        last: number of the last field that is read, whose end is then returned; None: all are.
+    """
     reader = _Reader(content)
     try:
-        return Struct(reader.struct(0)), reader.position
+        return Struct(reader.struct(0, last)), reader.position
     except IndexError:
         raise DamagedError("cut off", len(content)) from None
 
@@ -107,17 +112,21 @@ class _Reader:
         self._content = content
         self.position = 0
 
-    def struct(self, depth: int) -> dict[int, Value]:
+    def struct(self, depth: int, last: int | None = None) -> dict[int, Value]:
         if depth > _DEEPEST:
             raise DamagedError(f"structs nested more than {_DEEPEST} deep", self.position)
         fields: dict[int, Value] = {}
         number = 0
         while True:
+            begin = self.position
             head = self._content[self.position]
             self.position += 1
             if not head:
                 return fields
             number = number + (head >> 4) if head >> 4 else self._number()
+            if last is not None and number > last:
+                self.position = begin
+                return fields
             fields[number] = self._value(head & 15, depth)
 
     def _value(self, kind: int, depth: int) -> Value:
