@@ -31,6 +31,8 @@ _HEAD_BYTES = 64 << 10
 _HEADS_AT_ONCE = 4096
 # How many times longer compressed buffers become, at most by experience (texts, 2026-11-22).
 _GROWTH = 4
+# What blocks of a file have in their hints: that there are dictionaries before the batches, and the file's own schema.
+DICTIONARIES, OWN_SCHEMA = b"dictionaries", b" schema "
 # All dictionaries of a file: each chunk has them.
 _MOST_DICTIONARY_BYTES = 16 << 20
 
@@ -60,7 +62,8 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
         message, schema, _ = yield from _read_schema(accepted[0])
         notes = {"schema": b64encode(message).decode()}
         facts = Facts(tuple(field.spec for field in schema.fields), notes, classes_of(schema.fields))
-        return Survey([Source(record) for record in accepted], facts)
+        first = accepted[0].url.encode()
+        return Survey([Source(record, first) for record in accepted], facts)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the record batches of one file, which must have the columns of the first one."""
@@ -68,9 +71,17 @@ class ArrowIPC(Format, frozen=True, forbid_unknown_fields=True):
         message, schema, footer = yield from _read_schema(record)
         first = read_schema(memoryview(b64decode(facts.notes["schema"])))
         if schema.types != first.types:
-            raise refused(record, f"has other columns than the first file: {_difference(schema.types, first.types)}")
+            raise refused(
+                record,
+                f"has other columns than the first file, {source.notes.decode() or 'of the dataset'}: "
+                f"{_difference(schema.types, first.types)}",
+                of_one=True,
+            )
         places = yield from (_listed(record, footer) if footer else _walked(record, len(message)))
-        yield from _blocks(record, places, source.chunk_bytes, head_bytes(facts.fields))
+        own = OWN_SCHEMA + message if schema.layouts != first.layouts else b""
+        blocks = _blocks(record, places, source.chunk_bytes, head_bytes(facts.fields), is_file=bool(footer))
+        for block in blocks:
+            yield msgspec.structs.replace(block, hint=block.hint + own)
 
     def opener(self, facts: Facts) -> TableOpener:
         """Opens records of a table."""
@@ -188,13 +199,18 @@ def _listed_place(block: tuple[int, int, int, int], head: memoryview) -> Place:
     return Place(place, place + head_length + body, message)
 
 
-def _blocks(record: ObjectRecord, places: Sequence[Place], chunk_bytes: int, row_bytes: int) -> Iterator[Block]:
-    """Yields runs of record batches, each about as long as a chunk, with the dictionaries before them."""
+def _blocks(
+    record: ObjectRecord, places: Sequence[Place], chunk_bytes: int, row_bytes: int, *, is_file: bool
+) -> Iterator[Block]:
+    """Yields runs of record batches, each about as long as a chunk, with the dictionaries before them.
+
+    Those of a file do not change, wherever they are in it.
+    """
     batches = [place for place in places if place.message.kind == BATCH and place.message.rows]
     dictionaries = [place for place in places if place.message.kind == DICTIONARY]
     if other := next((place for place in places if place.message.kind not in {BATCH, DICTIONARY}), None):
         raise damaged(record, f"a message of kind {other.message.kind} among record batches", other.start)
-    if batches and dictionaries and dictionaries[-1].start > batches[0].start:
+    if batches and dictionaries and not is_file and dictionaries[-1].start > batches[0].start:
         raise refused(
             record, "has dictionaries that change, which are not read: write it as a file", dictionaries[-1].start
         )
@@ -219,4 +235,4 @@ def _block(dictionaries: Sequence[Place], run: Sequence[Place], row_bytes: int) 
     ranges = joined_ranges((place.start, place.stop) for place in (*dictionaries, *run))
     rows = sum(place.message.rows for place in run)
     values = sum(place.message.body_bytes * (_GROWTH if place.message.compressed else 1) for place in run)
-    return Block(ranges, rows, values + rows * row_bytes, b"dictionaries" if dictionaries else b"")
+    return Block(ranges, rows, values + rows * row_bytes, DICTIONARIES if dictionaries else b"")

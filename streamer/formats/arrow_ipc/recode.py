@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from streamer.formats.arrow_ipc.format import OWN_SCHEMA
 from streamer.formats.arrow_ipc.schema import read_schema
 from streamer.formats.base import Facts, Records
 from streamer.formats.parquet.columns import column_of
@@ -28,24 +29,60 @@ class BatchRecoder:
         self._primitives = schema.root.primitives
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes record batches, before which are their dictionaries if the hint is not empty."""
+        """Decodes record batches; see `format.DICTIONARIES` for the hint."""
         with decoding(content, samples, "Arrow"):
-            return joined(read_batches(self._message, content, dictionaries=bool(hint)), samples, self._records)
+            dictionaries, _, own = hint.partition(OWN_SCHEMA)
+            message = memoryview(own) if own else self._message
+            return joined(read_batches(message, content, dictionaries=bool(dictionaries)), samples, self._records)
 
     def _records(self, batch: pa.RecordBatch) -> Records:
         rows = batch.num_rows
-        plain = pa.table([column.cast(_plain(column.type)) for column in batch.columns], batch.schema.names)
+        plain = pa.table([_plain_values(column) for column in batch.columns], batch.schema.names)
         columns = [
-            column_of(spec, node, [plain] * self._primitives, rows, self._meanings)
+            column_of(spec, node, node, [plain] * self._primitives, rows, self._meanings)
             for spec, node in zip(self._specs, self._nodes, strict=True)
         ]
         return write_records(self._specs, columns, rows)
 
 
+def _plain_values(values: pa.Array) -> pa.Array:
+    """Returns the same values in the layout that columns of Parquet have.
+
+    What pyarrow cannot cast is taken apart: dictionaries of views, as polars writes them, also inside of others.
+    """
+    kind = values.type
+    if not _has_dictionary(kind):
+        return values.cast(_plain(kind))
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain_values(values.storage)
+    if pa.types.is_dictionary(kind):
+        return _plain_values(values.dictionary).take(values.indices)
+    if pa.types.is_struct(kind):
+        parts = [_plain_values(values.field(number)) for number in range(kind.num_fields)]
+        mask = values.is_null() if values.null_count else None
+        return pa.StructArray.from_arrays(parts, [field.name for field in kind], mask=mask)
+    if pa.types.is_map(kind):
+        parts = [_plain_values(values.keys), _plain_values(values.items)]
+        items = pa.StructArray.from_arrays(parts, ["key", "value"])
+        plain = pa.map_(parts[0].type, parts[1].type)
+    else:
+        values = values if pa.types.is_list(kind) else values.cast(pa.list_(kind.value_type))
+        items = _plain_values(values.values)
+        plain = pa.list_(items.type)
+    buffers = values.buffers()[:2]
+    return pa.Array.from_buffers(plain, len(values), buffers, offset=values.offset, children=[items])
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_dictionary(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
+
+
 def _plain(kind: pa.DataType) -> pa.DataType:
     """Returns the type whose values are the same, in the layout that columns of Parquet have."""
-    if pa.types.is_dictionary(kind):
-        return _plain(kind.value_type)
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         return pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):

@@ -11,11 +11,12 @@ from streamer.flatbuffer import FlatbufferError, Table
 from streamer.formats.arrow_ipc.messages import PREFIX_BYTES, schema_of
 from streamer.formats.failures import UnreadError
 from streamer.formats.parquet import schema as parquet
+from streamer.formats.parquet.arrow_schema import duration_of, tensor_of
 
 _HUGGING_FACE = "huggingface"
 _DEEPEST = 32
 _MOST_COLUMNS = 10_000
-_INT, _FLOAT, _FIXED_BINARY = 2, 3, 15
+_INT, _FLOAT, _DECIMAL, _TIMESTAMP, _FIXED_BINARY, _DURATION = 2, 3, 7, 10, 15, 18
 _STRUCT, _MAP = 13, 17
 _LISTS = {12: "list", 16: "fixed_size_list", 21: "large_list"}
 # Types of values that are laid out in one way: name, type and meaning as Parquet has them.
@@ -41,12 +42,14 @@ class Schema(msgspec.Struct, frozen=True):
 
     Attributes:
         root: the columns, as Parquet nests them.
-        types: name and exact type of each part, in order; files of one dataset have the same.
+        types: name and type of each part, in order; files of one dataset have the same.
+        layouts: how they are laid out, besides their types: the dictionary of each part, scales of decimals.
         fields: fields of the samples.
     """
 
     root: parquet.Node
     types: list[str]
+    layouts: list[str]
     fields: list[parquet.Field]
 
 
@@ -59,9 +62,9 @@ def read_schema(message: memoryview) -> Schema:
     columns = table.tables(1)
     for column in columns:
         reader.add(column, "")
-    root = parquet.tree([parquet.Element("schema", len(columns)), *reader.elements])
+    root = parquet.tree([parquet.Element("schema", len(columns)), *reader.elements], reader.logicals)
     metadata = {pair.text(0): pair.text(1) for pair in table.tables(2)}
-    return Schema(root, reader.types, parquet.fields_of(root, parquet.features_of(metadata.get(_HUGGING_FACE, "null"))))
+    return Schema(root, reader.types, reader.layouts, parquet.fields_of(root, parquet.features_of(metadata.get(_HUGGING_FACE, "null"))))
 
 
 class _Columns:
@@ -70,9 +73,12 @@ class _Columns:
     def __init__(self) -> None:
         self.elements: list[parquet.Element] = []
         self.types: list[str] = []
+        self.layouts: list[str] = []
+        # Shapes of tensors, by the place of their lists behind the root.
+        self.logicals: dict[int, str] = {}
 
-    def add(self, field: Table, name: str, depth: int = 0) -> None:
-        """Adds a column, or a part of one under another name, and what is below it."""
+    def add(self, field: Table, name: str, depth: int = 0, *, inside: bool = False) -> None:
+        """Adds a column, or a part of one under another name, and what is below it; `inside`: it is in a list."""
         if depth > _DEEPEST or len(self.types) > _MOST_COLUMNS:
             raise FlatbufferError(f"columns nested more than {_DEEPEST} deep, or more than {_MOST_COLUMNS}")
         own = field.text(0)
@@ -89,10 +95,29 @@ class _Columns:
         else:
             exact, physical, meaning, length = _primitive(kind, own, field)
             elements, parts = [parquet.Element(name, type=physical, meaning=meaning, length=length)], []
-        self.types.append(f"{own}: {exact}{', dictionary' if field.has(4) else ''}")
+        if shape := tensor_of(field):
+            if inside:
+                raise UnreadError(f"a tensor inside of a list, column {own!r}, which is not read")
+            self.logicals[1 + len(self.elements)] = exact = f"tensor[{','.join(map(str, shape))}]"
+        self.types.append(f"{own}: {exact}")
+        self.layouts.append(_layout(kind, field))
         self.elements += elements
         for part, child in parts:
-            self.add(child, part, depth + 1)
+            self.add(child, part, depth + 1, inside=inside or kind != _STRUCT)
+
+
+def _layout(kind: int, field: Table) -> str:
+    """Returns what may differ between files: the dictionary of a column, the scale of decimals."""
+    found = ""
+    if field.has(4):
+        dictionary = field.table(4)
+        index = dictionary.table(1) if dictionary.has(1) else None
+        bits = (index.number(0, "<i"), index.number(1, "<?")) if index else (32, 1)
+        found = f"dictionary {dictionary.number(0, '<q')} of {bits}"
+    if kind == _DECIMAL:
+        details = field.table(3)
+        found += f"decimal {details.number(0, '<i')}, {details.number(1, '<i')}, {details.number(2, '<i', 128)}"
+    return found
 
 
 def _repeated(name: str, meaning: str, inner: str, children: int) -> list[parquet.Element]:
@@ -103,7 +128,8 @@ def _repeated(name: str, meaning: str, inner: str, children: int) -> list[parque
 def _primitive(kind: int, name: str, field: Table) -> tuple[str, int, str, int]:
     """Returns the exact type of values; type, meaning and length as Parquet has them."""
     if kind in _PLAIN:
-        return *_PLAIN[kind], 0
+        exact, physical, meaning = _PLAIN[kind]
+        return duration_of(field) if kind == _DURATION else exact, physical, meaning, 0
     details = field.table(3)
     first = details.number(0, "<i" if kind in {_INT, _FIXED_BINARY} else "<h", int(kind in {8, 9}))
     if kind == _INT and first in {8, 16, 32, 64}:
@@ -118,5 +144,7 @@ def _primitive(kind: int, name: str, field: Table) -> tuple[str, int, str, int]:
     if kind in _TIMES:
         # Days, and times of seconds and milliseconds, have 32 bits.
         narrow = (kind == 8 and first == 0) or (kind == 9 and details.number(1, "<i", 32) == 32)
-        return f"{_TIMES[kind]} of unit {first}", parquet.INT32 if narrow else parquet.INT64, "", 0
-    raise UnreadError(f"a column {name!r} of type number {kind} (Arrow's Schema.fbs), which is not read")
+        zone = ", UTC" if kind == _TIMESTAMP and details.text(1) else ""
+        return f"{_TIMES[kind]} of unit {first}{zone}", parquet.INT32 if narrow else parquet.INT64, "", 0
+    what = f"integers of {first} bits" if kind == _INT else f"type number {kind} (Arrow's Schema.fbs)"
+    raise UnreadError(f"a column {name!r} of {what}, which is not read")

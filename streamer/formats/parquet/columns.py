@@ -107,8 +107,13 @@ def _list_column(
             wrong = wrong & ~nulls
         if wrong.any():
             raise _RefusalError(f"a list of {int(sizes[wrong][0])} items where the file's features say {length}")
+        items = values.values.slice(int(edges[0]), int(edges[-1] - edges[0]))
+        if first and nulls is not None and sizes[nulls].any():
+            # What is behind null counts for nothing.
+            items = items.filter(pa.array(np.repeat(~nulls, sizes)))
+            sizes = np.where(nulls, 0, sizes)
         counts = summed(sizes, counts)
-        values, first = values.values.slice(int(edges[0]), int(edges[-1] - edges[0])), False
+        values, first = items, False
     found = _list_numbers(values, base)
     return lists_column(found, kind, counts, nulls)
 
