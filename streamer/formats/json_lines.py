@@ -65,8 +65,23 @@ class JsonLines(Format, frozen=True, forbid_unknown_fields=True):
             key = values.pop("__key__", None)
             text = None if key is None else _TEXT.decode(key)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise DecodeError(f"a line of {len(content)} bytes is not JSON: {error}", offset=0) from error
+            raise DecodeError(
+                f"a line of {len(content)} bytes is not JSON: {reason_of(content, error)}", offset=0
+            ) from error
         return text, [Field(each, memoryview(value), "json") for each, value in values.items()]
+
+
+def reason_of(content: memoryview, error: Exception) -> str:
+    """Returns why bytes are not JSON, for what Python's `json` writes and JSON does not have."""
+    if half := _HALF_PAIR.search(bytes(content)):
+        return (
+            f"it has half of a surrogate pair ({half[0].decode()!r}), which is no character: write the text with U+FFFD in "
+            "its place (text.encode('utf-8', 'replace'))"
+        )
+    bare = _STRING.sub(b'""', bytes(content))
+    if found := _NO_NUMBER.search(bare):
+        return f"it has {found[0].decode()}, which JSON has no number for: write null (json.dumps(allow_nan=False) finds it)"
+    return str(error)
 
 
 def _doubt(url: str) -> int:
@@ -77,6 +92,13 @@ def _doubt(url: str) -> int:
     return 1 if is_shard(url) else 2
 
 
+_NO_NUMBER = re.compile(rb"-?\b(?:NaN|Infinity)\b")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# An escaped half that is not followed, or preceded, by the other one.
+_HALF_PAIR = re.compile(
+    rb"(?<!\\)(?:\\\\)*(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
 _VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 _TEXT = msgspec.json.Decoder(str)

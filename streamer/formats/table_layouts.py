@@ -11,7 +11,10 @@ from collections.abc import Collection, Iterable
 _DELTA, _ICEBERG, _HUDI, _PAIMON = "a Delta table", "an Iceberg table", "a Hudi table", "a Paimon table"
 _LOGS = (
     (_DELTA, re.compile(r"(?:^|/)_delta_log/")),
-    (_ICEBERG, re.compile(r"(?:^|/)metadata/(?:[^/]+\.metadata\.json(?:\.gz)?|[^/]+\.gz\.metadata\.json|version-hint\.text)$")),
+    (
+        _ICEBERG,
+        re.compile(r"(?:^|/)metadata/(?:[^/]+\.metadata\.json(?:\.gz)?|[^/]+\.gz\.metadata\.json|version-hint\.text)$"),
+    ),
     (_HUDI, re.compile(r"(?:^|/)\.hoodie(?:/|_partition_metadata)")),
     (_PAIMON, re.compile(r"(?:^|/)schema/schema-\d+$")),
 )

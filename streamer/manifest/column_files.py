@@ -28,7 +28,7 @@ _LONGEST_NAME = 100
 _EXPORTED = re.compile(
     rf"[0-9a-f]{{32}}\.[\w%~-]+\.(?P<kind>{'|'.join(get_args(Kind))})\.(?P<digest>[0-9a-f]{{32}}){re.escape(COLUMN_SUFFIX)}"
 )
-_INT64 = range(-(2**63), 2**63)
+_INT64, _UINT64 = range(-(2**63), 2**63), range(2**64)
 
 
 class ColumnFiles:
@@ -153,6 +153,8 @@ def column_of(name: str, values: Sequence[object]) -> ColumnValues:
         return ColumnValues("float", valid, np.array([0 if value is None else value for value in plain], np.float64))
     numbers = [value or 0 for value in plain]
     if any(number not in _INT64 for number in numbers):
+        if all(number in _UINT64 for number in numbers):
+            return ColumnValues("uint", valid, np.array(numbers, np.uint64))
         raise ConfigError(f"column {name!r} has whole numbers that do not fit into 64 bits", field="where")
     return ColumnValues("bool" if bool in found else "int", valid, np.array(numbers, np.int64))
 
@@ -177,4 +179,7 @@ def _mapped(path: Path, kind: Kind) -> ColumnValues:
     if kind == "float":
         assert isinstance(values, np.ndarray)
         values = values.view(np.float64)
+    elif kind == "uint":
+        assert isinstance(values, np.ndarray)
+        values = values.view(np.uint64)
     return ColumnValues(kind, valid.view(np.bool_), values)

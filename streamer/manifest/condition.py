@@ -31,7 +31,7 @@ from streamer.manifest.columns import BinaryColumn
 
 Int64Array = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Kind = Literal["bool", "int", "float", "text"]
+Kind = Literal["bool", "int", "uint", "float", "text"]
 
 _LONGEST = 10_000
 # Levels of a condition; Python's own limit of recursion is at a thousand.
@@ -60,7 +60,7 @@ class ColumnValues(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         kind: of the values.
         valid: bool, shape (n,): the sample has a value.
-        values: int64 (of "bool" 0 and 1) or float64, shape (n,); of texts their UTF-8.
+        values: int64 (of "bool" 0 and 1), uint64 or float64, shape (n,); of texts their UTF-8.
         rows: of a column of other samples, to which these are joined: the number there, (samples,), -1 for none.
     """
 
@@ -310,7 +310,7 @@ class _Evaluation:
                 if isinstance(value, float) and not value.is_integer():
                     return _Numbers(value)
                 # A whole number stays one: 64-bit floats cannot tell those above 2^53 apart.
-                if not -(2**63) <= int(value) < 2**63:
+                if not -(2**63) <= int(value) < 2**64:
                     raise self._condition.error(f"{value:.3g} does not fit into 64 bits")
                 return _Numbers(int(value))
             case ast.Constant(value=None):
@@ -322,7 +322,10 @@ class _Evaluation:
                 return _Numbers(*self._taken(column))
             case ast.UnaryOp(op=ast.USub(), operand=inner):
                 found = self._number(inner)
-                return _Numbers(-found.values, found.valid)
+                values = found.values
+                if isinstance(values, np.ndarray) and values.dtype == np.uint64:
+                    values = values.astype(np.float64)
+                return _Numbers(-values, found.valid)
             case ast.BinOp(left=left, op=op, right=right):
                 first, second = self._number(left), self._number(right)
                 with np.errstate(all="ignore"):

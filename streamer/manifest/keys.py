@@ -6,7 +6,8 @@
     <folder>/ordinal.i64   the sample, ascending among equal keys
 
 A text is hashed to 128 bits by BLAKE2: among 10^8 keys, two have one hash with a probability of 10^-23. A whole number
-has a hash that no other number has. So the keys themselves, of any length, are not kept: 24 bytes a row.
+of 64 bits with a sign has a hash that no other number has; of others, the second half tells those apart whose lowest 64
+bits are the same. So the keys themselves, of any length, are not kept: 24 bytes a row.
 
 The rows are sorted in buckets by the first bits of their hash, one after the other, so that memory does not grow with
 their number.
@@ -39,6 +40,7 @@ HEAD_NAME, HIGH_NAME, LOW_NAME, ORDINAL_NAME = "head.json", "high.u64", "low.u64
 _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
 # 10^8 rows are 9.4 MB in each.
 _BUCKET_BITS = 8
+_INT64 = range(-(2**63), 2**63)
 # Keys that are looked up together.
 _BATCH = 1 << 20
 _LISTED = (HIGH_NAME, LOW_NAME, "missing.u8")
@@ -121,9 +123,7 @@ class KeyTable:
         stop = np.empty(len(keys), np.int64)
         first[order] = self._high.searchsorted(wanted, "left")
         stop[order] = self._high.searchsorted(wanted, "right")
-        # Numbers have no second half, and no two of them one first half.
-        if self.head.kind == "text":
-            self._narrow(keys, first, stop)
+        self._narrow(keys, first, stop)
         counts = stop - first
         counts[keys.missing] = 0
         if keys.kind != self.head.kind:
@@ -196,11 +196,15 @@ def _of_texts(texts: list[bytes | None]) -> Keys:
 def _of_numbers(numbers: list[int | None]) -> Keys:
     missing = np.fromiter((number is None for number in numbers), np.bool_, len(numbers))
     masked = ((number or 0) & (2**64 - 1) for number in numbers)
-    return number_keys(np.fromiter(masked, np.uint64, len(numbers)), missing)
+    found = number_keys(np.fromiter(masked, np.uint64, len(numbers)), missing)
+    for place, number in enumerate(numbers):
+        if number is not None and number not in _INT64:
+            found.low[place] = int.from_bytes(blake2b(str(number).encode(), digest_size=8).digest(), "little") | 1
+    return found
 
 
 def number_keys(numbers: Words, missing: NDArray[np.bool_] | None = None) -> Keys:
-    """Hashes whole numbers, modulo 2^64."""
+    """Hashes whole numbers of 64 bits with a sign, which are given modulo 2^64."""
     none = np.zeros(len(numbers), np.bool_) if missing is None else missing
     return Keys("" if none.all() else "number", mix(numbers.astype(np.uint64)), np.zeros(len(numbers), np.uint64), none)
 

@@ -178,7 +178,11 @@ def _head(record: ObjectRecord, content: memoryview) -> Reading[Head]:
     start = bytes(content[:12])
     length = _header_length(start)
     if length > _LONGEST_HEAD_BYTES or length > record.size or not start.startswith(b"\x93NUMPY"):
-        raise refused(record, "is not an .npy file, or it is cut off in its header")
+        raise refused(
+            record,
+            "is not an .npy file, or it is cut off in its header; tokens without a header are read by "
+            "Tokens(sequence_length=..., dtype=...), rows by RawArrays(dtype, shape)",
+        )
     if length > len(content):
         content = yield from read_range(0, length, record)
     stream = io.BytesIO(content[:length])

@@ -64,7 +64,12 @@ def read_schema(message: memoryview) -> Schema:
         reader.add(column, "")
     root = parquet.tree([parquet.Element("schema", len(columns)), *reader.elements], reader.logicals)
     metadata = {pair.text(0): pair.text(1) for pair in table.tables(2)}
-    return Schema(root, reader.types, reader.layouts, parquet.fields_of(root, parquet.features_of(metadata.get(_HUGGING_FACE, "null"))))
+    return Schema(
+        root,
+        reader.types,
+        reader.layouts,
+        parquet.fields_of(root, parquet.features_of(metadata.get(_HUGGING_FACE, "null"))),
+    )
 
 
 class _Columns:

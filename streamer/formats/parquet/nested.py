@@ -42,9 +42,7 @@ class NestedColumns:
             decimals as texts, and bytes as Base64.
     """
 
-    def __init__(
-        self, node: Node, known: Node, meanings: Mapping[tuple[str, ...], str], *, for_json: bool
-    ) -> None:
+    def __init__(self, node: Node, known: Node, meanings: Mapping[tuple[str, ...], str], *, for_json: bool) -> None:
         self._node, self._known = node, known
         self._meanings = {} if for_json else meanings
         self._for_json = for_json
@@ -112,9 +110,7 @@ class NestedColumns:
             return _sequence(_LIST, lists, [_constant(_PAIR), *pieces])
         return _sequence(_MAP, lists, pieces)
 
-    def _list(
-        self, node: Node, own: tuple[Node, bool], known: tuple[Node, bool], arrays: Sequence[pa.Array]
-    ) -> Pieces:
+    def _list(self, node: Node, own: tuple[Node, bool], known: tuple[Node, bool], arrays: Sequence[pa.Array]) -> Pieces:
         item, inside = own
         lists, items = _unpacked(arrays)
         if not pa.types.is_list(arrays[0].type) and item is not node.children[0]:

@@ -36,9 +36,7 @@ class FileNotes(msgspec.Struct, frozen=True, array_like=True):
     problem: str = ""
 
 
-def describe_files(
-    records: Sequence[ObjectRecord], columns: Sequence[str]
-) -> Reading[tuple[Facts, dict[str, bytes]]]:
+def describe_files(records: Sequence[ObjectRecord], columns: Sequence[str]) -> Reading[tuple[Facts, dict[str, bytes]]]:
     """Reads the schemas of files.
 
     Args:

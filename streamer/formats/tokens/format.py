@@ -5,7 +5,8 @@
 | `x.bin` with `x.idx` beside it | Megatron-LM, NeMo: of the dtype that the index says |
 | `x.bin` of llm.c | behind a head of 1,024 bytes, which says the dtype |
 | `x.npy` | one array of one dimension; where there is no `.bin` |
-| `x.bin` of nanoGPT | nothing else: the user says the dtype |
+| `x.ds` of datatrove | nothing else: `x.ds.index` beside it says how many |
+| `x.bin` of nanoGPT, `x.npy` of OLMo without a header | nothing else: the user says the dtype |
 
 A window has one token more than the model reads, and begins with the last token of the one before: so Megatron cuts an
 epoch of documents that are in the order of the file. Because windows overlap they are made by a recoder.
@@ -25,7 +26,7 @@ from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.arrays.rows import read_heads
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Opener, Recoder, SampleName
 from streamer.formats.failures import damaged, refused
-from streamer.formats.reading import read_ranges, spans_between
+from streamer.formats.reading import Reading, read_ranges, spans_between
 from streamer.formats.sidecars import contradicts, with_sidecars
 from streamer.formats.table.records import is_dtype
 from streamer.formats.tokens import megatron
@@ -33,6 +34,7 @@ from streamer.formats.tokens.windows import PLACE, WindowRecoder, cut_windows, i
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
 
+_NUMPY = b"\x93NUMPY"
 FIELD, POSITIONS, DOCUMENTS = "tokens", "position_ids", "document_ids"
 _CUT = "Tokens(sequence_length=2048) cuts windows"
 _EOS = "Tokens(sequence_length=2048, eos=...) tells them by the token that ends one"
@@ -40,6 +42,11 @@ _EOS = "Tokens(sequence_length=2048, eos=...) tells them by the token that ends 
 _LLM_C = Struct("<iii")
 _LLM_C_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "<u2", (20240801, 7): "<u4"}
+# Its files of tokens, and those of its evaluations.
+_LLM_C_MAGICS = frozenset([20240520, 20240801, 20240522])
+_LLM_C_MOST_VERSION = 64
+# datatrove: the ends of the documents, in tokens.
+_DATATROVE, _END = ".ds", np.dtype("<u8")
 _WRITE = "; streamer pack --format tokens makes files of tokens of its samples"
 # Four bytes or more: tokens of two begin with the same ones less than once in 2**32 files.
 _STARTS = {
@@ -47,8 +54,9 @@ _STARTS = {
     b"ARROW1": f"is Arrow: format='arrow'{_WRITE}",
     b"\xff\xff\xff\xff\x10\0\0\0": f"is an Arrow stream: format='arrow'{_WRITE}",
     b"\x89HDF\r\n\x1a\n": "is HDF5: format=HDF5(datasets={'tokens': '/name'})",
-    b"\x93NUMPY": "is an .npy file by another name: rename it, and Tokens(sequence_length=2048) reads it",
+    _NUMPY: "is an .npy file by another name: rename it, and Tokens(sequence_length=2048) reads it",
     b"MMIDIDX\0\0": "is an index file of Megatron: name the .bin beside it, or their folder",
+    b"LITPKDS": "is a chunk of lit-gpt's PackedDataset: save the tokens behind its head, with array.tofile()",
     b"PK\x03\x04": "is a zip archive (.npz, a checkpoint of torch): save the tokens as .npy, or with array.tofile()",
     b"\x28\xb5\x2f\xfd": "is compressed (Zstandard): store it as it was",
     b"\xfd7zXZ\0": "is compressed (xz): store it as it was",
@@ -74,14 +82,15 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     Attributes:
         sequence_length: a sample is a window of this many tokens and the one after them; windows go on over the ends of
             documents, not of files. None: a sample is a sequence, as Megatron's index has it.
-        dtype: dtype of the tokens of plain files ("<u2" for nanoGPT's); the others say it.
+        dtype: dtype of the tokens of plain files ("<u2" for nanoGPT's); the others say it. With it, files that are called
+            `.npy` need no header.
         eos: the token that ends a document. A window then also has "position_ids", from 0 in each document, and
             "document_ids", 1, 2, ... in each window: int32, one per token.
         documents: the same, with documents that begin where Megatron's index says.
     """
 
     name = "tokens"
-    endings = (".bin", ".npy")
+    endings = (".bin", ".npy", _DATATROVE)
     sequence_length: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | None = None
     dtype: str = ""
     eos: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -104,12 +113,21 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the heads of all index files, and of files that have none; all tokens must have one dtype."""
         if accepted and all(map(_is_npy, accepted)):
-            return (yield from self._survey_arrays(accepted))
-        # Megatron keeps its own tables beside the tokens, as .npy.
-        accepted = [record for record in accepted if not _is_npy(record)]
+            starts: Sequence[memoryview] = ()
+            if self.dtype:
+                starts = yield from read_ranges([_head_of(Source(record)) for record in accepted])
+            if not starts or any(start[: len(_NUMPY)] == _NUMPY for start in starts):
+                return (yield from self._survey_arrays(accepted))
+        else:
+            # Megatron keeps its own tables beside the tokens, as .npy.
+            accepted = [record for record in accepted if not _is_npy(record)]
         sources = with_sidecars(accepted, others, ("/.idx",), 0).sources
         contents = yield from read_ranges(list(map(_head_of, sources)))
-        streams = [self._stream(source, content) for source, content in zip(sources, contents, strict=True)]
+        counts = yield from _datatrove_counts(accepted, others)
+        streams = [
+            self._stream(source, content, counts.get(source.record.url))
+            for source, content in zip(sources, contents, strict=True)
+        ]
         return self._surveyed(sources, streams)
 
     def _survey_arrays(self, accepted: Sequence[ObjectRecord]) -> Surveying:
@@ -179,7 +197,8 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
             return 0
         return source.sidecar.size if self.sequence_length is None or self.documents else 12
 
-    def _stream(self, source: Source, content: memoryview) -> Stream:
+    def _stream(self, source: Source, content: memoryview, count: int | None = None) -> Stream:
+        """Finds the tokens of a file, whose first bytes are given, and how many there are where a file beside it says."""
         record = source.record
         if source.sidecar is not None:
             head = megatron.read_head(content, source)
@@ -190,6 +209,8 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         self._check_unlisted(record, f"has no index file ({record.url.rpartition('.')[0]}.idx)")
         if found := _llm_c(record, content):
             return found
+        if count is not None:
+            return self._counted(record, count)
         if not self.dtype:
             raise refused(
                 record,
@@ -197,6 +218,15 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
                 "Tokens(sequence_length=..., dtype='<u2')",
             )
         return Stream(np.dtype(self.dtype).str.replace("|", ""))
+
+    def _counted(self, record: ObjectRecord, count: int) -> Stream:
+        """Returns the tokens of a file of datatrove, which has `count` of them."""
+        wide = {2: "<u2", 4: "<u4"}.get(record.size // count if count and record.size % count == 0 else 0)
+        if wide is None:
+            raise damaged(record, f"{record.size} bytes, and {record.url}.index says {count} tokens of 2 or 4", 0)
+        if self.dtype and np.dtype(self.dtype).itemsize != np.dtype(wide).itemsize:
+            raise refused(record, f"has {count} tokens of {wide}, not dtype={self.dtype!r}: leave dtype out")
+        return Stream(np.dtype(self.dtype or wide).str)
 
     def _check_unlisted(self, record: ObjectRecord, what: str) -> None:
         """Refuses a file without an index of documents, if the options need one."""
@@ -208,6 +238,19 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
 
 def _is_npy(record: ObjectRecord) -> bool:
     return record.url.lower().endswith(".npy")
+
+
+def _datatrove_counts(accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Reading[dict[str, int]]:
+    """Reads how many tokens the files of datatrove have, from the ends of their indexes."""
+    indexes = {
+        record.url: others[f"{record.url}.index"]
+        for record in accepted
+        if record.url.endswith(_DATATROVE) and f"{record.url}.index" in others
+    }
+    width = _END.itemsize
+    filled = {url: index for url, index in indexes.items() if index.size >= width}
+    ends = yield from read_ranges([Need(index.size - width, index.size, index) for index in filled.values()])
+    return {url: int(np.frombuffer(end, _END)[0]) for url, end in zip(filled, ends, strict=True)}
 
 
 def _head_of(source: Source) -> Need:
@@ -224,6 +267,12 @@ def _llm_c(record: ObjectRecord, content: memoryview) -> Stream | None:
         return None
     magic, version, tokens = _LLM_C.unpack(content)
     dtype = _LLM_C_DTYPES.get((magic, version))
+    if magic in _LLM_C_MAGICS and dtype is None and 0 <= version <= _LLM_C_MOST_VERSION:
+        raise refused(
+            record,
+            f"begins as a file of llm.c of kind {magic}, version {version}, does, which is not read: save its tokens "
+            "with array.tofile(), and name their dtype",
+        )
     if dtype is None:
         return None
     expected = _LLM_C_BYTES + tokens * np.dtype(dtype).itemsize

@@ -84,10 +84,13 @@ def _arrays(samples: Samples) -> Buffer | None:
 
 
 def _integers(samples: Samples) -> Buffer | None:
-    try:
-        return ArrayBuffer(np.array(samples, np.int64))
-    except OverflowError:
-        return None
+    for dtype in (np.int64, np.uint64):
+        try:
+            return ArrayBuffer(np.array(samples, dtype))
+        except OverflowError:
+            # Of numbers above 2^63, the batch is unsigned.
+            continue
+    return None
 
 
 _SCALARS: Final[dict[type, Callable[[Samples], Buffer | None]]] = {
@@ -164,3 +167,29 @@ def _by_torch(samples: Samples) -> object:
 
     batch: object = default_collate(samples)  # type: ignore[arg-type]
     return (tensor_buffer(batch) if _is_tensor(batch) else None) or batch  # type: ignore[arg-type]
+
+
+def collate_by_torch(samples: Samples) -> object:
+    """Collates as `default_collate` does, and whole numbers of which one is above 2^63 to unsigned ones."""
+    from torch.utils.data import default_collate
+
+    try:
+        return default_collate(samples)  # type: ignore[arg-type]
+    except (OverflowError, RuntimeError, ValueError):
+        first = samples[0]
+        wide = [name for name, value in first.items() if _is_wide(samples, name)] if type(first) is dict else []
+        if not wide:
+            raise
+    import torch
+
+    # torch makes no tensor of a list of such numbers.
+    rest = default_collate([{name: sample[name] for name in sample if name not in wide} for sample in samples])  # type: ignore[index, union-attr]
+    numbers = {name: torch.from_numpy(np.array([sample[name] for sample in samples], np.uint64)) for name in wide}  # type: ignore[index]
+    return {name: numbers[name] if name in numbers else rest[name] for name in first}
+
+
+def _is_wide(samples: Samples, name: object) -> bool:
+    """Whether the values of a field are whole numbers that need all 64 bits."""
+    values = [sample.get(name) if type(sample) is dict else None for sample in samples]
+    in_range = all(type(value) is int and 0 <= value < 1 << 64 for value in values)
+    return in_range and any(value >> 63 for value in values)  # type: ignore[operator]

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from streamer.errors import IntegrityError
+from streamer.loader.batch.collate import collate_by_torch
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.packing import BatchReader
 from streamer.loader.batch.ragged import join_ragged
@@ -195,9 +196,7 @@ class InlineSupply(Supply):
     """Makes batches in the trainer's own thread: `num_workers=0`. Requests the chunks of `ahead` batches in advance."""
 
     def __init__(self, prepared: RankStream, rules: MakerRules, ahead: int) -> None:
-        from torch.utils.data import default_collate
-
-        by_torch: Collate = default_collate
+        by_torch: Collate = collate_by_torch
         if rules.packing is not None:
             from streamer.loader.rows.collate import collate_rows
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from streamer.errors import ConfigError, WorkerError
 from streamer.loader.batch.buffers import Bytes
 from streamer.loader.batch.collate import collate as collate_samples
+from streamer.loader.batch.collate import collate_by_torch
 from streamer.loader.batch.mismatch import check_fields, explain
 from streamer.loader.batch.packing import PackedBatch
 from streamer.loader.batch.placement import PredictedLayout, Rows
@@ -216,7 +217,7 @@ class BatchMaker:
             if isinstance(error, ConfigError) and error.details.get("field") == "ragged":
                 raise
             torch = sys.modules.get("torch")
-            rules = (None,) if torch is None else (None, torch.utils.data.default_collate)
+            rules = (None, collate_by_torch, None if torch is None else torch.utils.data.default_collate)
             cause = explain(loaded.samples) if self._rules.collate_fn in rules else None
             if cause is None:
                 raise

@@ -103,7 +103,7 @@ def test_other_texts_are_refused(text, message):
 
 def test_columns_have_one_type():
     """Numbers, texts or truth values."""
-    for values in (["a", 1], [True, 1], [b"x"], [{"a": 1}], [2**63]):
+    for values in (["a", 1], [True, 1], [b"x"], [{"a": 1}], [2**63, -1], [2**64]):
         with pytest.raises(ConfigError, match="column 'c'"):
             column_of("c", values)
     assert column_of("c", [1, 2.5, None]).kind == "float"

@@ -28,8 +28,8 @@ from streamer.manifest.staging import settle, workplace
 logger = logging.getLogger(__name__)
 
 # Raised when other files are written for the same manifests.
-_REVISION = 2
-_NUMBER = re.compile("-?[0-9]{1,20}")
+_REVISION = 3
+_NUMBER = re.compile("-?[0-9]{1,100}")
 
 
 def table_path(what: str, *sides: KeyReader, arranged: bool = False) -> Path:
