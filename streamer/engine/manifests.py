@@ -23,6 +23,7 @@ from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, IndexReader, IndexTraffic, Report
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifest_store import ManifestStore
+from streamer.engine.table_logs import refuse_tables_around
 from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
 from streamer.formats import chunkfile
@@ -229,7 +230,8 @@ class Manifests:
         if (known := self._known(request, listing)) is not None:
             return known
         # Only here: an engine that finds its manifests starts 8 ms sooner.
-        from streamer.formats.detect import chooser
+        from streamer.formats import AUTO
+        from streamer.formats.detect import bare_file, check_bare_file, chooser
         from streamer.manifest.builder.build import MEMORY_BYTES, BuildOptions, build
         from streamer.manifest.builder.index_log import IndexLogs
         from streamer.store.patterns import brace_order
@@ -242,6 +244,8 @@ class Manifests:
         except ConfigError as error:
             where = "" if "where the engine runs" in error.message else "where the engine runs: "
             raise ConfigError(where + error.message, **error.details) from error
+        await refuse_tables_around(request, lister.records, fetcher, allowlist)
+        detected = request.format == AUTO and request.extensions is None
         cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
         earlier = await self._earlier(request, lister, fetcher)
         manifest: Manifest | None = None
@@ -266,6 +270,8 @@ class Manifests:
                     order_of=brace_order,
                     on_note=notes.append,
                     on_damage=notes.append if request.skip_damaged else None,
+                    doubtful=bare_file if detected else lambda keys: None,
+                    check_start=check_bare_file,
                 ),
             )
         finally:

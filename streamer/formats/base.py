@@ -157,12 +157,14 @@ class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         revision: see `Indexer.revision`.
         whole_objects: whether every object is one sample.
         endings: endings of the names of objects that hold samples, in lower case.
+        reads_tables: whether its files may belong to a table whose log says which of their rows are valid.
     """
 
     name: ClassVar[str]
     endings: ClassVar[tuple[str, ...]] = ()
     revision: ClassVar[int] = 0
     whole_objects: ClassVar[bool] = False
+    reads_tables: ClassVar[bool] = False
 
     def __hash__(self) -> int:
         # Options may be mappings, which have no hash: their JSON has one.

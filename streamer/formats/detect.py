@@ -14,6 +14,7 @@ from streamer.formats.base import Format
 from streamer.formats.folder import Folder, class_folders, counted, metadata_of
 from streamer.formats.names import COMPANIONS, base_name, extension, is_common, is_shard, splits_in
 from streamer.formats.registry import find_format
+from streamer.formats.table_layouts import has_table, refuse_table
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.beside import is_hidden, is_hidden_folder
 
@@ -37,10 +38,17 @@ _TABLES, _DOCUMENTS = frozenset(["csv", "tsv"]), frozenset(["txt", "json", "xml"
 # Formats of files that accompany other data, too.
 _COMPANIONS_OF_OTHERS = frozenset(["jsonl"])
 _ZARR_CHUNK = re.compile(r"(?:c\.)?\d+(?:\.\d+)*")
-_PACKED = re.compile(r"\.(zstd|zst|gz|snappy|br|bz2|lz4|xz)$")
+_PACKED = re.compile(r"\.(zstd|zst|gz|gzip|snappy|br|brotli|bz2|lz4|xz)$")
 _LITDATA = re.compile(r"chunk-\d+-\d+(\.[\w:]+)?\.bin")
 # "train.tfrecord-00000-of-00010", and "train-00000-of-01024" as TensorFlow's ImageNet has it.
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}")
+_TABLE_STARTS = {
+    b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"\xff\xff\xff\xff": "Arrow",
+    b"Obj\x01": "Avro",
+    b"ORC": "ORC",
+}
 _IDX = re.compile(r".+[-.]idx\d-ubyte")
 
 
@@ -68,7 +76,10 @@ def chooser(
     classes = _given_classes(options or {}) if fixed is None else fixed.class_names
 
     def choose(keys: Iterable[str]) -> Format:
-        names = _visible(list(keys))
+        names = list(keys)
+        if fixed is None and (table := has_table(names)) is not None:
+            raise ConfigError(refuse_table(*table), field="format", found=table[0])
+        names = _visible(names)
         metadata = metadata_of(names) if fixed is None else ""
         names = [key for key in names if key != metadata] if metadata else names
         if extensions is not None:
@@ -279,3 +290,23 @@ def _kind(name: str) -> str:
     if "-of-" in bare and (shard := _SHARD.fullmatch(bare)):
         return _ENDINGS.get(shard[1].rpartition(".")[2], "tfrecord")
     return ""
+
+
+def bare_file(keys: Sequence[str]) -> int | None:
+    """Returns the place of a file whose name says nothing, if most are so: its first bytes tell more; None for none."""
+    bare = [place for place, key in enumerate(keys) if "." not in base_name(key) and not is_hidden(key)]
+    return bare[0] if bare and 2 * len(bare) > len(keys) else None
+
+
+def check_bare_file(url: str, start: bytes) -> None:
+    """Refuses a file without an extension that is one of a format of tables, by its first bytes; raises ConfigError."""
+    if (kind := next((kind for magic, kind in _TABLE_STARTS.items() if start.startswith(magic)), "")) == "":
+        return
+    known = kind.lower() in BUILT_IN
+    remedy = f"format={kind.lower()!r} reads their rows" if known else "streamer does not read it"
+    raise ConfigError(
+        f"{url} is {kind}, by its first bytes, and its name does not say so: {remedy}; format='folder' gives each file "
+        "as one sample of bytes",
+        field="format",
+        found=kind,
+    )

@@ -75,12 +75,12 @@ def reason_of(content: memoryview, error: Exception) -> str:
     """Returns why bytes are not JSON, for what Python's `json` writes and JSON does not have."""
     if half := _HALF_PAIR.search(bytes(content)):
         return (
-            f"it has half of a surrogate pair ({half[0].decode()!r}), which is no character: write the text with U+FFFD in "
-            "its place (text.encode('utf-8', 'replace'))"
+            f"it has half of a surrogate pair ({half[0].decode()!r}), which is no character: write the text with "
+            "U+FFFD in its place (text.encode('utf-8', 'replace'))"
         )
     bare = _STRING.sub(b'""', bytes(content))
     if found := _NO_NUMBER.search(bare):
-        return f"it has {found[0].decode()}, which JSON has no number for: write null (json.dumps(allow_nan=False) finds it)"
+        return f"it has {found[0].decode()}, which is not JSON: write null (json.dumps(allow_nan=False) finds it)"
     return str(error)
 
 

@@ -27,8 +27,12 @@ _HOW = {
 }
 _DATA = re.compile(r"\.(?:parquet|pq|parq|orc|avro)$", re.IGNORECASE)
 # Folders of logs, beside the data or above.
-_FOLDERS = ("_delta_log/", "metadata/", ".hoodie/")
+_FOLDERS = ("_delta_log/", ".hoodie/")
+# The data of a table of Iceberg, and beside them its log.
+_ICEBERG_DATA, _ICEBERG_LOG = "data", "metadata/"
+# How far above a folder of partitions the log is looked for.
 _LEVELS = 3
+_GLOB = re.compile(r"[*?\[{]")
 
 
 def table_log(keys: Iterable[str]) -> tuple[str, str] | None:
@@ -61,3 +65,36 @@ def refuse_table(kind: str, url: str) -> str:
         f"{url} is a part of {kind}, whose log says which of its files and rows are valid; streamer does not read it: "
         f"name as urls {_HOW[kind]}, or write the table as plain Parquet"
     )
+
+
+def has_data(keys: Iterable[str]) -> bool:
+    """Whether a file is one of those that tables consist of, by its name."""
+    return any(_DATA.search(key) for key in keys)
+
+
+def logs_around(url: str, objects: Collection[str]) -> list[str]:
+    """Returns the folders in which the log of a table may be to which the files of a url belong.
+
+    Args:
+        url: a prefix or a pattern.
+        objects: urls of the objects that it names; for one that is itself an object, there are no folders.
+    """
+    scheme, separator, path = url.rpartition("://")
+    names = {each.rpartition("://")[2] for each in (url, *objects)} if len(objects) == 1 else set()
+    if url in objects or (names and len(names) == 1):
+        return []
+    glob = _GLOB.search(path)
+    stem = path[: path.rfind("/", 0, glob.start()) + 1] if glob else path
+    parts = stem.rstrip("/").split("/")
+    found = list[str]()
+    # A prefix is listed as a whole: what is in it has been seen.
+    for level in range(0 if glob else 1, _LEVELS + 1):
+        # Never at the root of a machine, or above a bucket.
+        if len(parts) - level < 1 or not parts[len(parts) - level - 1]:
+            break
+        folder = f"{scheme}{separator}{'/'.join(parts[: len(parts) - level])}/"
+        found += [folder + name for name in _FOLDERS]
+        below = parts[len(parts) - level] if level else ""
+        if below == _ICEBERG_DATA:
+            found.append(folder + _ICEBERG_LOG)
+    return found

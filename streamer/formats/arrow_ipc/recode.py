@@ -39,7 +39,7 @@ class BatchRecoder:
         rows = batch.num_rows
         plain = pa.table([_plain_values(column) for column in batch.columns], batch.schema.names)
         columns = [
-            column_of(spec, node, node, [plain] * self._primitives, rows, self._meanings)
+            column_of(spec, node, node, tables=[plain] * self._primitives, rows=rows, meanings=self._meanings)
             for spec, node in zip(self._specs, self._nodes, strict=True)
         ]
         return write_records(self._specs, columns, rows)

@@ -89,8 +89,8 @@ def tensor_of(field: Table) -> tuple[int, ...]:
         raise UnreadError(f"a column {field.text(0)!r} of tensors that do not say their shape: {error}") from error
     if details.permutation is not None and details.permutation != sorted(details.permutation):
         raise UnreadError(
-            f"a column {field.text(0)!r} of tensors whose dimensions are permuted ({details.permutation}), which are not "
-            "read: write them in the order of their memory"
+            f"a column {field.text(0)!r} of tensors whose dimensions are permuted ({details.permutation}), which are "
+            "not read: write them in the order of their memory"
         )
     if not details.shape or min(details.shape) < 0:
         raise UnreadError(f"a column {field.text(0)!r} of tensors of shape {details.shape}, which are not read")

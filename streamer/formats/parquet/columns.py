@@ -29,6 +29,7 @@ def column_of(
     spec: FieldSpec,
     node: Node,
     known: Node,
+    *,
     tables: Sequence[pa.Table],
     rows: int,
     meanings: Mapping[tuple[str, ...], str],

@@ -81,7 +81,10 @@ def _footer_length(record: ObjectRecord, content: bytes) -> int:
         raise encrypted(record)
     if magic != MAGIC:
         raise damaged(
-            record, f"it ends with {magic!r}, not with {MAGIC!r}, so it is not a Parquet file, or cut off", size - 4
+            record,
+            f"it ends with {magic!r}, not with {MAGIC!r}, so it is not a Parquet file, or cut off, or compressed as a "
+            "whole (then unpack it)",
+            size - 4,
         )
     length = int.from_bytes(content[-TAIL_BYTES:-4], "little")
     most = min(size - TAIL_BYTES - len(MAGIC), _MOST_FOOTER_BYTES)
@@ -91,4 +94,5 @@ def _footer_length(record: ObjectRecord, content: bytes) -> int:
 
 
 def encrypted(record: ObjectRecord) -> ManifestError:
+    """Makes the error of a file that is encrypted."""
     return refused(record, "is encrypted, which streamer does not read; write it without encryption")

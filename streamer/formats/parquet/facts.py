@@ -42,6 +42,7 @@ def describe(
     root: Node,
     features: object,
     columns: Sequence[str],
+    *,
     partitions: Sequence[FieldSpec],
     names: Iterable[str],
     leading: int,
@@ -99,13 +100,13 @@ def _check_unique(wanted: Sequence[Field], partitions: Sequence[FieldSpec]) -> N
     counts = Counter(field.name for field in wanted)
     if double := next((field for field in partitions if counts[field.name]), None):
         raise UnreadError(
-            f"a column {double.name!r} and a partition {double.name!r} in its path ({double.name}=...), and a sample has "
-            "one field of a name: name the other columns (columns=)"
+            f"a column {double.name!r} and a partition {double.name!r} in its path ({double.name}=...), and a sample "
+            "has one field of a name: name the other columns (columns=)"
         )
     if twice := next((name for name, count in counts.items() if count > 1), None):
         raise UnreadError(
-            f"a column {twice!r} beside a struct with a part that is the field {twice!r}, too, and a sample has one field "
-            "of a name: rename one of them, or name the other columns (columns=)"
+            f"a column {twice!r} beside a struct with a part that is the field {twice!r}, too, and a sample has one "
+            "field of a name: rename one of them, or name the other columns (columns=)"
         )
 
 

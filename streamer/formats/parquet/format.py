@@ -1,8 +1,8 @@
 """Parquet: rows are samples, the index is the footer of each file.
 
-The fields are those that the files have together (`survey.py`). A chunk is one or several row groups; a row group that is much larger is cut where
-pages begin, if it has a page index (`write_page_index=True` of pyarrow, and what Hugging Face's datasets write since
-5.0). Only the bytes of the wanted columns are fetched.
+The fields are those that the files have together (`survey.py`). A chunk is one or several row groups; a row group that
+is much larger is cut where pages begin, if it has a page index (`write_page_index=True` of pyarrow, and what Hugging
+Face's datasets write since 5.0). Only the bytes of the wanted columns are fetched.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ import msgspec
 from streamer.errors import ManifestError
 from streamer.formats.base import Block, Facts, Recoder
 from streamer.formats.failures import DamagedError, damaged, needing, refused
-from streamer.formats.parquet.facts import Own, Wanted
 from streamer.formats.parquet.ends import FIRST_READ, Tail, encrypted, read_end
+from streamer.formats.parquet.facts import Own, Wanted
 from streamer.formats.parquet.footer import ColumnChunk
 from streamer.formats.parquet.pages import FileHint, Group, Pages, Primitive, blocks_of, needs_pages, read_pages
-from streamer.formats.parquet.survey import FileNotes, describe_files
+from streamer.formats.parquet.survey import FileNotes, describe_files, is_bare, leave_out_others
 from streamer.formats.parquet.unify import DifferentError
 from streamer.formats.partitions import partition_values
 from streamer.formats.reading import Range, Reading, near_needs, read_ranges
-from streamer.formats.table_layouts import refuse_table, table_log
 from streamer.formats.table.records import TableOpener, head_bytes
+from streamer.formats.table_layouts import refuse_table, table_log
 from streamer.formats.windows.format import RowFormat
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 
-SUFFIXES = (".parquet", ".pq", ".parq")
+# "df.parquet.gzip" is how pandas' documentation calls files whose pages are compressed.
+SUFFIXES = (".parquet", ".pq", ".parq", *(f".parquet.{codec}" for codec in ("gzip", "gz", "snappy", "zstd", "brotli")))
 # Two ranges are read as one if less is between them.
 _NEAR = 64 << 10
 _NOTES = msgspec.msgpack.Decoder(FileNotes)
@@ -44,12 +45,20 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
     """
 
     name = "parquet"
+    reads_tables = True
     columns: tuple[str, ...] = ()
 
     def accepts(self, key: str) -> bool:
-        """Accepts Parquet files, but not those in folders like `.cache/`, `_temporary/` and `_delta_log/`."""
-        lower = key.lower()
-        return lower.endswith(SUFFIXES) and not any(part[:1] in {".", "_"} for part in lower.split("/"))
+        """Accepts Parquet files, but not those in folders like `.cache/`, `_temporary/` and `_delta_log/`.
+
+        Files without an ending are accepted, as Athena, Trino and Hive write them; the survey leaves out those that are
+        something else.
+        """
+        parts = key.lower().split("/")
+        # "_run=1/" is a partition.
+        if any(part[:1] == "." or (part[:1] == "_" and "=" not in part) for part in parts):
+            return False
+        return parts[-1].endswith(SUFFIXES) or is_bare(parts[-1])
 
     def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
         """Reads the schemas of all files.
@@ -62,10 +71,11 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
             raise ManifestError(refuse_table(*found), url=found[1])
         if not accepted:
             return Survey([])
-        facts, notes = yield from describe_files(accepted, self.columns)
-        sources = [Source(record, notes.get(record.url, b"")) for record in accepted]
-        expected = 2 * FIRST_READ * len(accepted)
-        return Survey(sources, facts, read_bytes=min(expected, sum(record.size for record in accepted)))
+        files = yield from leave_out_others(accepted)
+        facts, notes = yield from describe_files(files, self.columns)
+        sources = [Source(record, notes.get(record.url, b"")) for record in files]
+        expected = 2 * FIRST_READ * len(files)
+        return Survey(sources, facts, read_bytes=min(expected, sum(record.size for record in files)))
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the blocks of one file; a column that it lacks has no values in its rows."""
@@ -76,11 +86,13 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
         if notes.problem:
             raise refused(record, notes.problem, of_one=True)
         tail, footer = yield from read_end(record, notes.end)
+        if not any(group.rows for group in footer.groups):
+            return
         try:
             wanted = Wanted.of(facts)
-            own = wanted.of_schema(footer.root) if any(group.rows for group in footer.groups) else wanted.all
+            own = wanted.of_schema(footer.root)
             hint = _file_hint(wanted, own, source)
-            primitives = [footer.root.at(way[-1].path).primitive for way in own.ways if footer.groups]
+            primitives = [footer.root.at(way[-1].path).primitive for way in own.ways]
             for number, group in enumerate(footer.groups):
                 if not group.rows:
                     continue

@@ -65,7 +65,7 @@ class NestedColumns:
     def _values(
         self, node: Node, known: Node, arrays: Sequence[pa.Array], inside: tuple[bool, bool] = (False, False)
     ) -> Pieces:
-        """Makes the values of a node; `inside`: of `node` and of `known`, whether items of a repeated node are meant."""
+        """Makes the values of a node; `inside`: whether items of a repeated node are meant, of it and of `known`."""
         if has_no_values(node):
             return [_nulls(len(arrays[0]))]
         own, all_files = node.items(inside[0]), known.items(inside[1])

@@ -96,7 +96,8 @@ class _Plan:
         return [
             constant_column(spec, None, samples)
             if node is None
-            else lists.get(node.primitive) or column_of(spec, node, known, tables, samples, self._wanted.meanings)
+            else lists.get(node.primitive)
+            or column_of(spec, node, known, tables=tables, rows=samples, meanings=self._wanted.meanings)
             for spec, node, known in self._fields
         ]
 

@@ -13,16 +13,19 @@ import msgspec
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.base import Facts
 from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
+from streamer.formats.names import base_name
 from streamer.formats.parquet.ends import Tail, read_tails
 from streamer.formats.parquet.facts import describe, is_wanted
-from streamer.formats.parquet.footer import Description, Descriptions
+from streamer.formats.parquet.footer import ENCRYPTED_MAGIC, MAGIC, Description, Descriptions
 from streamer.formats.parquet.schema import Element, Node, features_of, fields_of, pruned
 from streamer.formats.parquet.unify import DifferentError, unify
 from streamer.formats.partitions import partition_fields
-from streamer.formats.reading import Reading
+from streamer.formats.reading import Reading, read_ranges
 from streamer.formats.table_layouts import refuse_table, written_by
 from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Need
 
+_MAGICS = (MAGIC, ENCRYPTED_MAGIC)
 _HUGGING_FACE = b"huggingface"
 # Ends of files that are read at the same time, and those that are kept for the index.
 _AT_ONCE = 256
@@ -64,6 +67,22 @@ def describe_files(records: Sequence[ObjectRecord], columns: Sequence[str]) -> R
             if content or problem:
                 kept[record.url] = msgspec.msgpack.encode(FileNotes(content, problem))
     return united.facts(partition_keys(records)), kept
+
+
+def is_bare(name: str) -> bool:
+    """Whether the name of a file has no ending."""
+    return bool(name) and "." not in name
+
+
+def leave_out_others(records: Sequence[ObjectRecord]) -> Reading[list[ObjectRecord]]:
+    """Returns the records but for those without an ending that are not Parquet, as LICENSE is, if others are left."""
+    bare = [record for record in records if is_bare(base_name(record.url)) and record.size]
+    others = set[str]()
+    for first in range(0, len(bare), _AT_ONCE):
+        some = bare[first : first + _AT_ONCE]
+        starts = yield from read_ranges([Need(0, min(len(MAGIC), record.size), record) for record in some])
+        others.update(record.url for record, start in zip(some, starts, strict=True) if start not in _MAGICS)
+    return [record for record in records if record.url not in others] or list(records)
 
 
 def partition_keys(records: Sequence[ObjectRecord]) -> list[str]:
@@ -120,7 +139,14 @@ class _United:
             raise self._failure
         try:
             root = self._root or Node(Element("schema"), (), 0)
-            return describe(root, self._features, self._columns, partition_fields(keys), self._names, self._leading)
+            return describe(
+                root,
+                self._features,
+                self._columns,
+                partitions=partition_fields(keys),
+                names=self._names,
+                leading=self._leading,
+            )
         except UnreadError as error:
             raise refused(self._first, f"has {error}") from error
         except ConfigError as error:
@@ -148,8 +174,8 @@ class _United:
                 first, own = error.types
                 owner = self._owners[error.name.split(".")[0]].url
                 problem = (
-                    f"has a column {error.name!r} that is {own}, in {owner} it is {first}: name the files that agree, or "
-                    "the columns that do (columns=)"
+                    f"has a column {error.name!r} that is {own}, in {owner} it is {first}: name the files that agree, "
+                    "or the columns that do (columns=)"
                 )
         self._problems[id(found.root)] = problem
         if not problem:

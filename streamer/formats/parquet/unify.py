@@ -7,7 +7,7 @@ the order of the files, but for the order of the columns: those of the first fil
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -124,7 +124,8 @@ def _merged_list(first: Node, other: Node, inside: bool = False) -> Node:
 
 
 def _merged_item(own: tuple[Node, bool], others: tuple[Node, bool]) -> Node:
-    if own[0].items(own[1]) or others[0].items(others[1]):
+    is_null = has_no_values(own[0]) or has_no_values(others[0])
+    if not is_null and (own[0].items(own[1]) or others[0].items(others[1])):
         if own[1] or others[1]:
             # Lists of repeated groups that are lists themselves: compared as they are.
             if _names(own[0]) != _names(others[0]):
@@ -205,9 +206,3 @@ def _names(node: Node) -> list[str]:
 
 def _different(first: Node, other: Node) -> DifferentError:
     return DifferentError(".".join(first.path), (describe_type(first), describe_type(other)))
-
-
-def missing_names(root: Node, names: Iterable[str]) -> list[str]:
-    """Returns those of the names that are no columns of a schema."""
-    known = {child.element.name for child in root.children}
-    return [name for name in names if name not in known]

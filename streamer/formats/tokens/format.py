@@ -82,8 +82,8 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
     Attributes:
         sequence_length: a sample is a window of this many tokens and the one after them; windows go on over the ends of
             documents, not of files. None: a sample is a sequence, as Megatron's index has it.
-        dtype: dtype of the tokens of plain files ("<u2" for nanoGPT's); the others say it. With it, files that are called
-            `.npy` need no header.
+        dtype: dtype of the tokens of plain files ("<u2" for nanoGPT's); the others say it. With it, files called `.npy`
+            need no header.
         eos: the token that ends a document. A window then also has "position_ids", from 0 in each document, and
             "document_ids", 1, 2, ... in each window: int32, one per token.
         documents: the same, with documents that begin where Megatron's index says.
@@ -198,7 +198,7 @@ class Tokens(Format, frozen=True, forbid_unknown_fields=True):
         return source.sidecar.size if self.sequence_length is None or self.documents else 12
 
     def _stream(self, source: Source, content: memoryview, count: int | None = None) -> Stream:
-        """Finds the tokens of a file, whose first bytes are given, and how many there are where a file beside it says."""
+        """Finds the tokens of a file by its first bytes, and by how many a file beside it says there are."""
         record = source.record
         if source.sidecar is not None:
             head = megatron.read_head(content, source)

@@ -177,15 +177,16 @@ def collate_by_torch(samples: Samples) -> object:
         return default_collate(samples)  # type: ignore[arg-type]
     except (OverflowError, RuntimeError, ValueError):
         first = samples[0]
-        wide = [name for name, value in first.items() if _is_wide(samples, name)] if type(first) is dict else []
+        wide = [name for name in first if _is_wide(samples, name)] if type(first) is dict else []
         if not wide:
             raise
     import torch
 
     # torch makes no tensor of a list of such numbers.
-    rest = default_collate([{name: sample[name] for name in sample if name not in wide} for sample in samples])  # type: ignore[index, union-attr]
-    numbers = {name: torch.from_numpy(np.array([sample[name] for sample in samples], np.uint64)) for name in wide}  # type: ignore[index]
-    return {name: numbers[name] if name in numbers else rest[name] for name in first}
+    every: list[dict[object, object]] = list(samples)  # type: ignore[arg-type]
+    rest = default_collate([{name: sample[name] for name in sample if name not in wide} for sample in every])
+    numbers = {name: torch.from_numpy(np.array([sample[name] for sample in every], np.uint64)) for name in wide}
+    return {name: numbers[name] if name in numbers else rest[name] for name in every[0]}
 
 
 def _is_wide(samples: Samples, name: object) -> bool:

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from streamer.errors import IntegrityError
-from streamer.loader.batch.collate import collate_by_torch
 from streamer.loader.batch.buffers import Bytes
+from streamer.loader.batch.collate import collate_by_torch
 from streamer.loader.batch.packing import BatchReader
 from streamer.loader.batch.ragged import join_ragged
 from streamer.loader.contracts import REREADS, ChunkUnreadableError, Collate

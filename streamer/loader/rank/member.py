@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -30,7 +30,7 @@ from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.joining import both_digests, find_table, kept
-from streamer.loader.rank.selections import Choice, choose
+from streamer.loader.rank.selections import Choice, Names, choose, new_fields
 from streamer.loader.rank.single_reads import KEY, StreamedBytes
 from streamer.loader.samples.maker import SampleMaker, SampleRules
 from streamer.loader.samples.opened import MemberRecipe, OpenedDataset
@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from streamer.manifest.selection import Selection
 
 logger = logging.getLogger(__name__)
+
+
+# Options, choices, job, joins, manifests of their right sides, and the fields with which the job has begun.
+MemberSettings: TypeAlias = "tuple[DatasetOptions, tuple[Choice, ...], str, tuple[Join, ...], Names, Names]"
 
 
 class Member:
@@ -85,6 +89,7 @@ class Member:
         self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
         self._found: Manifest | None = None
         self._opened: OpenedDataset | None = None
+        self._began: Names = ()  # fields of the first manifest, which the samples of a job keep
         self._announcer = Announcer(0)
 
     def __repr__(self) -> str:
@@ -96,20 +101,18 @@ class Member:
         known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
         return Member(options, choices, self.job, known, (*self.joins, *joins)).knowing(self._known_rights())
 
-    def settings(self) -> tuple[DatasetOptions, tuple[Choice, ...], str, tuple[Join, ...], tuple[str, ...]]:
+    def settings(self) -> MemberSettings:
         """What makes the same member in another process, which cannot detect its rank; see `of_settings`."""
         options = self.options.with_rank(self.rank_config())
-        return options, self.choices, self.job, self.joins, self._known_rights()
+        return options, self.choices, self.job, self.joins, self._known_rights(), self._began
 
     @classmethod
-    def of_settings(
-        cls,
-        settings: tuple[DatasetOptions, tuple[Choice, ...], str, tuple[Join, ...], tuple[str, ...]],
-        shared: EpochCell,
-    ) -> Self:
+    def of_settings(cls, settings: MemberSettings, shared: EpochCell) -> Self:
         """Makes the member of another process again."""
-        options, choices, job, joins, known = settings
-        return cls(options, choices, job, shared, joins).knowing(known)
+        options, choices, job, joins, known, began = settings
+        member = cls(options, choices, job, shared, joins)
+        member._began = began
+        return member.knowing(known)
 
     def knowing(self, manifests: Sequence[str]) -> Self:
         """Takes over which manifests of the right sides are in use; returns itself."""
@@ -141,6 +144,9 @@ class Member:
             if (manifest := self._found) is None:
                 with watched(logger, self.waited_for):
                     manifest = self.settled() or self.found(self._listed())
+            self._began = self._began or tuple(spec.name for spec in manifest.facts.fields)
+            if added := ", ".join(sorted(new_fields(manifest, self._began))):
+                logger.warning("%s has new fields (%s), left out until the job begins anew", self.options.place, added)
             joined = self._join(manifest)
             place = self._spare
             if place.is_dir():
@@ -372,6 +378,7 @@ class Member:
             member=name,
             source_key=source_key,
             joined=self.opened.joined,
+            leave_out=new_fields(self.opened.manifest, self._began),
         )
 
     def recipe(self, rules: SampleRules) -> MemberRecipe:

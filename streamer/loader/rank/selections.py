@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from streamer.manifest.selection import Selection, Where, check_fraction
 from streamer.manifest.table import Manifest
 from streamer.unique import unique
 
+Names: TypeAlias = tuple[str, ...]
 logger = logging.getLogger(__name__)
 
 Ordinals = npt.NDArray[np.int64]
@@ -132,3 +134,9 @@ def _checked(wanted: Ordinals, samples: int) -> Ordinals:
             f"indices go from {wanted.min()} to {wanted.max()}; there are {samples} samples", field="indices"
         )
     return wanted
+
+
+def new_fields(manifest: Manifest, began: Collection[str]) -> frozenset[str]:
+    """Returns the fields of a manifest that are not among those with which a job has begun; empty if these are none."""
+    names = frozenset(spec.name for spec in manifest.facts.fields)
+    return names.difference(began) if began else frozenset()

@@ -94,6 +94,7 @@ class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
         member: name of the dataset in a mix, for messages; "" outside one.
         source_key: the field of a sample with that name; None: not added.
         joined: annotations.
+        leave_out: fields that samples do not get.
     """
 
     decode: DecodeRule = "auto"
@@ -103,6 +104,7 @@ class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
     member: str = ""
     source_key: str | None = None
     joined: JoinRules | None = None
+    leave_out: frozenset[str] = frozenset()
 
 
 class SampleMaker:
@@ -264,6 +266,8 @@ class SampleMaker:
             DecodeError: the bytes do not have the format.
         """
         key, fields = self._opener.open(content, self._name(place.ordinal))
+        if self._rules.leave_out:
+            fields = [field for field in fields if field.name not in self._rules.leave_out]
         return str(place.ordinal) if key is None else key, fields
 
     def build(

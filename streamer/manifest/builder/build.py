@@ -21,6 +21,8 @@ from streamer.manifest.builder.listing import Listed, Listing, OrderOf, list_obj
 from streamer.manifest.builder.publish import publish
 from streamer.manifest.builder.rows import Contained, Rows, rows_of_objects
 from streamer.manifest.builder.survey import Surveyed, survey_objects
+from streamer.manifest.columns import decoded
+from streamer.manifest.model import Extent
 from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_in_order, pack_objects
 from streamer.manifest.protocols import (
     ChooseFormat,
@@ -38,6 +40,8 @@ from streamer.manifest.protocols import (
 )
 from streamer.manifest.table import Manifest
 
+# The longest magic of a format.
+_START_BYTES = 16
 # More than a user reads one by one.
 _DAMAGES_NAMED = 50
 # 8 containers whose chunks are kept, 16 without. With all of the fetcher's memory, 1 GiB, no page serves twice: .81 GB
@@ -71,6 +75,9 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         on_damage: called with a line for each damaged container that is left out, and one for all; None: damage is an
             error.
         elsewhere: indexes the containers in other processes; None: this process does.
+        doubtful: given the names of files that are samples, returns the place of one whose first bytes are to be looked
+            at; None: none is.
+        check_start: called with its url and first bytes; may raise.
     """
 
     chunk_bytes: int | Literal["auto"] = "auto"
@@ -87,6 +94,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_note: Callable[[str], None] = lambda note: None
     on_damage: Callable[[str], None] | None = None
     elsewhere: Elsewhere | None = None
+    doubtful: Callable[[Sequence[str]], int | None] = lambda keys: None
+    check_start: Callable[[str, bytes], None] = lambda url, start: None
 
 
 async def build(
@@ -121,6 +130,7 @@ async def build(
         raise ConfigError("urls is empty; name at least one prefix or object", field="urls")
     listed = await list_objects(wanted, lister, choose_format, options.concurrency, options.order_of)
     if listed.indexer.whole_objects:
+        await _check_start(listed.listing, reader, options)
         rows, why = await _whole_objects(listed, options), ""
     else:
         rows, why = await _containers(listed, reader, options)
@@ -132,6 +142,13 @@ async def build(
             objects=len(rows.listing),
         )
     return Manifest.open(await asyncio.to_thread(publish, rows, root))
+
+
+async def _check_start(listing: Listing, reader: RangeReader, options: BuildOptions) -> None:
+    """Looks at the first bytes of a file whose name says nothing."""
+    place = options.doubtful([decoded(key) for key in listing.keys])
+    if place is not None and (record := listing.record(place)).size:
+        options.check_start(record.url, await reader.read(Extent(record, 0, min(_START_BYTES, record.size))))
 
 
 def _as_read(indexer: Indexer) -> str:

@@ -19,7 +19,7 @@ from streamer.formats.parquet.footer import read_footer
 from streamer.formats.parquet.format import Parquet
 from streamer.formats.table.records import TableOpener
 from streamer.formats.table.writer import Column, write_records
-from tests.formats.cases import URL, block_bytes, facts_of, find, recode, records_of, run
+from tests.formats.cases import block_bytes, facts_of, find, recode, records_of, run
 
 
 def written(table: pa.Table, **options: object) -> bytes:

@@ -1,0 +1,445 @@
+"""Tables in files of several schemas: rows are what pyarrow reads under the unified schema, or the files are refused."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import io
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, permutations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamer.decode.dispatch import SampleDecoder
+from streamer.errors import ConfigError, ManifestError
+from streamer.formats.arrow_ipc.format import ArrowIPC
+from streamer.formats.base import Format, SampleName
+from streamer.formats.parquet.format import Parquet
+from tests.formats.cases import block_bytes, facts_of, find, recode
+
+WHEN = datetime.datetime(2024, 5, 17, 12, 30, 15, 123000)
+
+
+def parquet(table: pa.Table, **options: object) -> bytes:
+    """The bytes of a Parquet file."""
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
+def arrow(table: pa.Table) -> bytes:
+    """The bytes of an Arrow file."""
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def samples(chosen: Format, objects: Mapping[str, bytes]) -> list[dict[str, object]]:
+    """The samples of files, in order."""
+    found = find(chosen, objects)
+    opener, decoder, rows = chosen.opener(facts_of(found)), SampleDecoder(), []
+    for source, blocks in found.items:
+        content = objects[source.key]
+        for block in blocks:
+            for record in recode(chosen, found, block, block_bytes(block, content)):
+                _, fields = opener.open(memoryview(record), SampleName())
+                row = decoder("", fields)
+                row.pop("__key__", None)
+                rows.append(row)
+    return rows
+
+
+# ---------------------------------------------------------------- units
+
+
+UNITS = [
+    pa.timestamp("ms"),
+    pa.timestamp("us"),
+    pa.timestamp("ns"),
+    pa.timestamp("us", "UTC"),
+    pa.int64(),
+    pa.duration("us"),
+    pa.duration("ms"),
+    pa.time64("us"),
+    pa.time64("ns"),
+    pa.uint64(),
+]
+NARROW = [pa.date32(), pa.time32("ms"), pa.int32(), pa.uint32(), pa.int16()]
+
+
+WRAPS = [lambda kind: kind, pa.list_, lambda kind: pa.struct([("part", kind)])]
+
+
+def check_units(chosen: Format, first: pa.DataType, second: pa.DataType) -> None:
+    """Two files whose columns are of these types are refused with the names of both."""
+    written, ending = {"parquet": (parquet, "parquet"), "arrow": (arrow, "arrow")}[chosen.name]
+    tables = [pa.table({"x": pa.array([None, None], kind)}) for kind in (first, second)]
+    objects = {f"{name}.{ending}": written(table) for name, table in zip("ab", tables, strict=True)}
+    with pytest.raises(ManifestError, match=r"/b\.\w+ has .*/a\.\w+"):
+        find(chosen, objects)
+
+
+@pytest.mark.parametrize("chosen", [Parquet(), ArrowIPC()], ids=["parquet", "arrow"])
+def test_units_are_never_mixed(chosen: Format):
+    """Numbers of other units, zones or signs are refused with the names of both files."""
+    for kinds in (UNITS, NARROW):
+        for number, (first, second) in enumerate(pairwise(kinds)):
+            check_units(chosen, WRAPS[number % 3](first), WRAPS[number % 3](second))
+
+
+@pytest.mark.formats
+@pytest.mark.parametrize("chosen", [Parquet(), ArrowIPC()], ids=["parquet", "arrow"])
+@pytest.mark.parametrize("wrap", WRAPS, ids=["column", "list", "struct"])
+def test_no_two_units_are_mixed(chosen: Format, wrap):
+    """The same for each pair."""
+    for kinds in (UNITS, NARROW):
+        for first, second in permutations(kinds, 2):
+            check_units(chosen, wrap(first), wrap(second))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (pa.string(), pa.binary()),
+        (pa.binary(16), pa.binary()),
+        (pa.uuid(), pa.binary(16)),
+        (pa.float16(), pa.binary(2)),
+        (pa.float32(), pa.float64()),
+        (pa.list_(pa.int32()), pa.int32()),
+        (pa.struct([("a", pa.int32())]), pa.int32()),
+        (pa.list_(pa.string()), pa.list_(pa.binary())),
+        (pa.map_(pa.string(), pa.int64()), pa.map_(pa.string(), pa.timestamp("us"))),
+        (pa.decimal128(9, 2), pa.float64()),
+    ],
+)
+def test_layouts_that_are_alike_are_told_apart(first: pa.DataType, second: pa.DataType):
+    """Types whose bytes are alike are not read as one another."""
+    objects = {
+        name: parquet(pa.table({"x": pa.array([None], kind)}))
+        for name, kind in (("a.parquet", first), ("b.parquet", second))
+    }
+    with pytest.raises(ManifestError, match=r"b\.parquet has a column 'x\S*' that is .*a\.parquet"):
+        samples(Parquet(), objects)
+
+
+def test_scales_of_decimals_are_those_of_each_file():
+    """Numbers are right whatever the scale, in both formats."""
+    values = [decimal.Decimal("1.5"), decimal.Decimal("-20.25")]
+    tables = [pa.table({"x": pa.array(values, kind)}) for kind in (pa.decimal128(9, 2), pa.decimal128(30, 10))]
+    for chosen, written, ending in ((Parquet(), parquet, "parquet"), (ArrowIPC(), arrow, "arrow")):
+        found = samples(chosen, {f"{n}.{ending}": written(table) for n, table in enumerate(tables)})
+        assert [row["x"] for row in found] == [1.5, -20.25] * 2
+
+
+def test_dictionaries_of_each_file():
+    """Columns may have a dictionary in some files, with indexes of any width."""
+    words = ["en", "de", None, "en"]
+    kinds = [pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.string()), pa.string()]
+    tables = [pa.table({"x": pa.array(words, pa.string()).cast(kind)}) for kind in kinds]
+    found = samples(ArrowIPC(), {f"{n}.arrow": arrow(table) for n, table in enumerate(tables)})
+    assert [row["x"] for row in found] == words * 3
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def test_tensors_keep_their_shape():
+    """A column of tensors of one shape is one of arrays of that shape, in a struct and with nulls, too."""
+    array = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(24, dtype=np.float32).reshape(4, 2, 3))
+    with_null = pa.ExtensionArray.from_storage(array.type, array.storage.take(pa.array([0, None, 2, 3])))
+    table = pa.table({"x": array, "y": with_null, "s": pa.StructArray.from_arrays([array], ["x"])})
+    for chosen, objects in ((Parquet(), {"a.parquet": parquet(table)}), (ArrowIPC(), {"a.arrow": arrow(table)})):
+        found = samples(chosen, objects)
+        for name in ("x", "s.x"):
+            assert np.array_equal([row[name] for row in found], np.arange(24).reshape(4, 2, 3))
+        assert found[1]["y"] is None
+        assert found[2]["y"].tolist() == [[12, 13, 14], [15, 16, 17]]
+
+
+def test_tensors_of_other_orders_are_refused():
+    """Dimensions that are permuted, and tensors in lists, are named."""
+    kind = pa.fixed_shape_tensor(pa.int64(), (2, 3), permutation=[1, 0])
+    storage = pa.array([list(range(6))], pa.list_(pa.int64(), 6))
+    permuted = pa.table({"x": pa.ExtensionArray.from_storage(kind, storage)})
+    shapes = [
+        pa.table({"x": pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((1, *shape)))})
+        for shape in ((2, 3), (3, 2))
+    ]
+    for chosen, written, ending in ((Parquet(), parquet, "parquet"), (ArrowIPC(), arrow, "arrow")):
+        with pytest.raises(ManifestError, match="permuted"):
+            samples(chosen, {f"a.{ending}": written(permuted)})
+        with pytest.raises(ManifestError, match=rf"/b\.{ending} has .*a\.{ending}"):
+            samples(chosen, {f"{name}.{ending}": written(table) for name, table in zip("ab", shapes, strict=True)})
+
+
+# ---------------------------------------------------------------- schemas that grow
+
+
+LEAVES = st.sampled_from(
+    [pa.int64(), pa.int32(), pa.float32(), pa.string(), pa.bool_(), pa.binary(), pa.timestamp("us"), pa.uint64()]
+)
+KINDS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        inner.map(lambda kind: pa.map_(pa.string(), kind)),
+        st.dictionaries(st.sampled_from("pqr"), inner, min_size=1, max_size=3).map(
+            lambda parts: pa.struct([*parts.items()])
+        ),
+    ),
+    max_leaves=4,
+)
+
+
+def reduced(draw: st.DrawFn, kind: pa.DataType) -> pa.DataType:
+    """A type that has no more than this one: some parts are missing, or have no values."""
+    if draw(st.integers(0, 5)) == 0:
+        return pa.null()
+    if pa.types.is_struct(kind):
+        kept = [field for field in kind if draw(st.booleans())] or [kind.field(0)]
+        return pa.struct([(field.name, reduced(draw, field.type)) for field in kept])
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(draw(st.sampled_from(["item", "element"])), reduced(draw, kind.value_type)))
+    return kind
+
+
+def value_of(draw: st.DrawFn, kind: pa.DataType) -> object:
+    """A value of a type, or None."""
+    if pa.types.is_null(kind) or draw(st.integers(0, 4)) == 0:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: value_of(draw, field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return [(key, value_of(draw, kind.item_type)) for key in draw(st.lists(st.sampled_from("xyz"), unique=True))]
+    if pa.types.is_list(kind):
+        return [value_of(draw, kind.value_type) for _ in range(draw(st.integers(0, 3)))]
+    if pa.types.is_floating(kind):
+        return draw(st.floats(-100, 100, width=32))
+    if pa.types.is_string(kind):
+        return draw(st.text("aé", max_size=3))
+    if pa.types.is_binary(kind):
+        return draw(st.binary(max_size=3)) + b"."
+    if pa.types.is_boolean(kind):
+        return draw(st.booleans())
+    if pa.types.is_timestamp(kind):
+        return WHEN + datetime.timedelta(microseconds=draw(st.integers(0, 10**6)))
+    return draw(st.integers(0, 2**31 - 1))
+
+
+@st.composite
+def drawn_tables(draw: st.DrawFn) -> tuple[pa.Schema, list[pa.Table]]:
+    """A schema, and tables that have no more than it."""
+    kinds = draw(st.dictionaries(st.sampled_from("abcd"), KINDS, min_size=1, max_size=4))
+    tables = []
+    for _ in range(draw(st.integers(2, 4))):
+        names = [name for name in draw(st.permutations([*kinds])) if draw(st.integers(0, 3))] or [next(iter(kinds))]
+        fields = [pa.field(name, reduced(draw, kinds[name])) for name in names]
+        rows = draw(st.integers(0, 3))
+        columns = [pa.array([value_of(draw, field.type) for _ in range(rows)], field.type) for field in fields]
+        tables.append(pa.Table.from_arrays(columns, schema=pa.schema(fields)))
+    return pa.schema([pa.field(name, kind) for name, kind in kinds.items()]), tables
+
+
+def wanted_value(value: object, kind: pa.DataType) -> object:
+    """A value of pyarrow, as `docs/formats.md` says it is delivered inside of others."""
+    if value is None:
+        return None
+    if pa.types.is_timestamp(kind):
+        return (value - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)  # type: ignore[operator]
+    if pa.types.is_struct(kind):
+        return {field.name: wanted_value(value.get(field.name), field.type) for field in kind}  # type: ignore[attr-defined]
+    if pa.types.is_map(kind):
+        return {key: wanted_value(item, kind.item_type) for key, item in value}  # type: ignore[attr-defined]
+    if pa.types.is_list(kind):
+        return [wanted_value(item, kind.value_type) for item in value]  # type: ignore[attr-defined]
+    return value
+
+
+def wanted_fields(row: Mapping[str, object], fields: Sequence[pa.Field], prefix: str = "") -> dict[str, object]:
+    """The fields of a row: parts of structs are fields of their own."""
+    found: dict[str, object] = {}
+    for field in fields:
+        value, name = row.get(field.name), f"{prefix}{field.name}"
+        if pa.types.is_struct(field.type):
+            found |= wanted_fields(value or {}, [*field.type], f"{name}.")  # type: ignore[arg-type]
+        else:
+            found[name] = wanted_value(value, field.type)
+    return found
+
+
+def is_same(found: object, wanted: object) -> bool:
+    """Whether values are equal; a null among floats of an array is NaN."""
+    if isinstance(found, np.ndarray):
+        found = found.tolist()
+    if isinstance(found, list) and isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(is_same, found, wanted))
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(is_same(found[key], wanted[key]) for key in found)
+    if isinstance(found, float) and math.isnan(found):
+        return wanted is None
+    return found == wanted
+
+
+def unified(tables: Sequence[pa.Table]) -> pa.Schema:
+    """The schema that tables with rows have together, as pyarrow unifies it."""
+    found: dict[str, pa.DataType] = {}
+    for table in [table for table in tables if table.num_rows] or list(tables[:1]):
+        for field in table.schema:
+            found[field.name] = joined(found[field.name], field.type) if field.name in found else field.type
+    return pa.schema([*found.items()])
+
+
+def joined(one: pa.DataType, two: pa.DataType) -> pa.DataType:
+    """The type that has what either has."""
+    if pa.types.is_null(one) or pa.types.is_null(two):
+        return two if pa.types.is_null(one) else one
+    if pa.types.is_struct(one):
+        parts = {field.name: field.type for field in one}
+        for field in two:
+            parts[field.name] = joined(parts[field.name], field.type) if field.name in parts else field.type
+        return pa.struct([*parts.items()])
+    if pa.types.is_list(one):
+        return pa.list_(joined(one.value_type, two.value_type))
+    return one
+
+
+def check_drawn(drawn: tuple[pa.Schema, list[pa.Table]], options: Mapping[str, object]) -> None:
+    """Compares the samples of drawn tables with the rows under the unified schema."""
+    _, tables = drawn
+    objects = {f"{number}.parquet": parquet(table, **options) for number, table in enumerate(tables)}
+    whole = unified(tables)
+    rows = [row for table in tables for row in table.to_pylist()]
+    wanted = [wanted_fields(row, [*whole]) for row in rows]
+    holes = any(has_holes(row.get(field.name), field.type) for row in rows for field in whole)
+    if holes and any(pa.types.is_list(field.type) for field in whole):
+        # Lists of integers with nulls in them are refused when they are read.
+        return
+    found = samples(Parquet(), objects)
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.keys() == other.keys(), (one, other)
+        assert all(is_same(one[name], other[name]) for name in other), (one, other, whole)
+
+
+def has_holes(value: object, kind: pa.DataType) -> bool:
+    """Whether a list of numbers has a null in it."""
+    if value is None:
+        return False
+    if pa.types.is_list(kind):
+        return None in value or any(has_holes(item, kind.value_type) for item in value)  # type: ignore[operator, attr-defined]
+    if pa.types.is_struct(kind):
+        return any(has_holes(value.get(field.name), field.type) for field in kind)  # type: ignore[attr-defined]
+    return False
+
+
+@given(drawn=drawn_tables())
+@settings(max_examples=15)
+def test_columns_of_all_files_are_fields(drawn: tuple[pa.Schema, list[pa.Table]]):
+    """However the files differ in columns, parts, nulls and names of items: None where a file has no value."""
+    check_drawn(drawn, {})
+
+
+@pytest.mark.formats
+@given(drawn=drawn_tables(), version=st.sampled_from(["1.0", "2.0"]), index=st.booleans(), groups=st.integers(1, 3))
+@settings(max_examples=400)
+def test_columns_of_all_files_are_fields_in_many_layouts(
+    drawn: tuple[pa.Schema, list[pa.Table]], version: str, index: bool, groups: int
+):
+    """The same, with all kinds of pages and row groups."""
+    check_drawn(drawn, {"data_page_version": version, "write_page_index": index, "row_group_size": groups})
+
+
+@given(drawn=drawn_tables(), order=st.randoms(use_true_random=False))
+@settings(max_examples=10)
+def test_fields_do_not_depend_on_the_names_of_files(drawn: tuple[pa.Schema, list[pa.Table]], order):
+    """Whichever file comes first: the same fields of the same kinds."""
+    contents = [parquet(table) for table in drawn[1] if table.num_rows]
+    if not contents:
+        return
+    shuffled = order.sample(contents, len(contents))
+    kinds = [
+        {
+            spec.name: spec.kind
+            for spec in facts_of(find(Parquet(), {f"{n}.parquet": c for n, c in enumerate(each)})).fields
+        }
+        for each in (contents, shuffled)
+    ]
+    assert kinds[0] == kinds[1]
+
+
+def test_required_columns_are_those_that_are_optional():
+    """A file that says that no value is missing has the same column."""
+    schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
+    found = samples(
+        Parquet(), {"a.parquet": parquet(pa.table({"x": [1]})), "b.parquet": parquet(pa.table({"x": [2]}, schema))}
+    )
+    assert found == [{"x": 1}, {"x": 2}]
+
+
+# ---------------------------------------------------------------- partitions in paths
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["2023", "2024"],
+        ["01", "-7"],
+        ["2147483647", "2147483648"],
+        ["a b", "ü/x"],
+        ["1", "x"],
+        [None, "5"],
+        [None, "x"],
+        ["+1", "2"],
+        ["", "1"],
+        ["1.5", "2"],
+        ["true", "false"],
+    ],
+)
+def test_partitions_are_those_of_pyarrow(values: list[str | None], tmp_path):
+    """Names, types and values are those of pyarrow's Hive partitioning."""
+    from urllib.parse import quote
+
+    objects = {}
+    for number, value in enumerate(values):
+        text = "__HIVE_DEFAULT_PARTITION__" if value is None else quote(value, safe="")
+        objects[f"k={text}/{number}.parquet"] = parquet(pa.table({"id": [number]}))
+    for name, content in objects.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    wanted = ds.dataset(tmp_path, partitioning=ds.partitioning(flavor="hive")).to_table().to_pylist()
+    found = samples(Parquet(), objects)
+    assert sorted(found, key=lambda row: row["id"]) == sorted(wanted, key=lambda row: row["id"])
+
+
+def test_a_partition_that_is_a_column_is_refused():
+    """One of them is named; other columns are read beside it."""
+    objects = {"year=2023/a.parquet": parquet(pa.table({"id": [1], "year": [2022]}))}
+    with pytest.raises(ManifestError, match=r"column 'year' and a partition 'year'.*columns="):
+        samples(Parquet(), objects)
+    assert samples(Parquet(columns=("id",)), objects) == [{"id": 1}]
+
+
+def test_partitions_of_names_with_an_underscore():
+    """A folder `_run=1/` is a partition, `_temporary/` is none."""
+    content = parquet(pa.table({"id": [1]}))
+    found = samples(
+        Parquet(), {"_run=1/a.parquet": content, "_run=2/a.parquet": content, "_temporary/a.parquet": content}
+    )
+    assert [row["_run"] for row in found] == [1, 2]
+
+
+def test_columns_that_are_partitions_only():
+    """Columns are chosen among partitions, too, beside a column of the files."""
+    objects = {"k=1/a.parquet": parquet(pa.table({"id": [1], "x": [2]}))}
+    assert samples(Parquet(columns=("id", "k")), objects) == [{"id": 1, "k": 1}]
+    with pytest.raises(ConfigError, match="in the paths of files only"):
+        samples(Parquet(columns=("k",)), objects)
