@@ -26,7 +26,7 @@ async def refuse_tables_around(
     # Only here: an engine that finds its manifests starts sooner.
     from streamer.formats import AUTO
     from streamer.formats.registry import find_format
-    from streamer.formats.table_layouts import has_data, logs_around, refuse_table, table_log
+    from streamer.formats.table.layouts import has_data, logs_around, refuse_table, table_log
 
     if request.format != AUTO and not find_format(request.format, request.format_options).reads_tables:
         return

@@ -14,7 +14,7 @@ from streamer.formats.base import Format
 from streamer.formats.folder import Folder, class_folders, counted, metadata_of
 from streamer.formats.names import COMPANIONS, base_name, extension, is_common, is_shard, splits_in
 from streamer.formats.registry import find_format
-from streamer.formats.table_layouts import has_table, refuse_table
+from streamer.formats.table.layouts import has_table, refuse_table
 from streamer.formats.webdataset import WebDataset
 from streamer.manifest.beside import is_hidden, is_hidden_folder
 

@@ -14,7 +14,16 @@ import numpy as np
 
 from streamer.formats import window
 from streamer.formats.arrow_ipc import messages
-from streamer.formats.arrow_ipc.messages import BATCH, DICTIONARY, END_BYTES, PREFIX_BYTES, Message, read_prefix
+from streamer.formats.arrow_ipc.messages import (
+    BATCH,
+    DICTIONARIES,
+    DICTIONARY,
+    END_BYTES,
+    OWN_SCHEMA,
+    PREFIX_BYTES,
+    Message,
+    read_prefix,
+)
 from streamer.formats.arrow_ipc.schema import Schema, read_schema
 from streamer.formats.base import Block, Facts, Format, Recoder
 from streamer.formats.failures import DamagedError, UnreadError, damaged, needing, refused
@@ -31,8 +40,6 @@ _HEAD_BYTES = 64 << 10
 _HEADS_AT_ONCE = 4096
 # How many times longer compressed buffers become, at most by experience (texts, 2026-11-22).
 _GROWTH = 4
-# What blocks of a file have in their hints: that there are dictionaries before the batches, and the file's own schema.
-DICTIONARIES, OWN_SCHEMA = b"dictionaries", b" schema "
 # All dictionaries of a file: each chunk has them.
 _MOST_DICTIONARY_BYTES = 16 << 20
 

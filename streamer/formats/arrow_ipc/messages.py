@@ -24,6 +24,8 @@ PREFIX_BYTES = 8
 # A file begins with these bytes, and ends with the magic behind its footer.
 MAGIC = b"ARROW1"
 START_BYTES, END_BYTES = 8, 4 + len(MAGIC)
+# What blocks of a file have in their hints: that there are dictionaries before the batches, and the file's own schema.
+DICTIONARIES, OWN_SCHEMA = b"dictionaries", b" schema "
 MOST_METADATA_BYTES = 16 << 20
 _PREFIX = Struct("<II")
 _CONTINUES = 0xFFFFFFFF

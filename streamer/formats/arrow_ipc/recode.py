@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from streamer.formats.arrow_ipc.format import OWN_SCHEMA
+from streamer.formats.arrow_ipc.messages import OWN_SCHEMA
 from streamer.formats.arrow_ipc.schema import read_schema
 from streamer.formats.base import Facts, Records
 from streamer.formats.parquet.columns import column_of
@@ -29,7 +29,7 @@ class BatchRecoder:
         self._primitives = schema.root.primitives
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
-        """Decodes record batches; see `format.DICTIONARIES` for the hint."""
+        """Decodes record batches; see `messages.DICTIONARIES` for the hint."""
         with decoding(content, samples, "Arrow"):
             dictionaries, _, own = hint.partition(OWN_SCHEMA)
             message = memoryview(own) if own else self._message

@@ -14,11 +14,13 @@ from collections.abc import Mapping
 import msgspec
 
 from streamer.flatbuffer import Table
-from streamer.formats.arrow_ipc.messages import PREFIX_BYTES, read_prefix, schema_of
-from streamer.formats.failures import UnreadError
+from streamer.formats.failures import DamagedError, UnreadError
 from streamer.formats.parquet.schema import Node
 
 ARROW_SCHEMA = b"ARROW:schema"
+# A message: the mark, its length, and a table whose header is the schema.
+_MARK, _PREFIX_BYTES, _HEADER = b"\xff\xff\xff\xff", 8, 2
+_MOST_COLUMNS = 10_000
 _DURATION, _STRUCT, _MAP = 18, 13, 17
 _LISTS = frozenset([12, 16, 21, 25, 26])
 _UNITS = ("s", "ms", "us", "ns")
@@ -31,20 +33,22 @@ def annotate(root: Node, metadata: Mapping[bytes, bytes]) -> None:
     Raises:
         UnreadError: a tensor whose dimensions are permuted, or that is inside of a list.
     """
-    if not (encoded := metadata.get(ARROW_SCHEMA)):
+    # Of wider ones the schema is not read: it would take longer than the footer.
+    if not (encoded := metadata.get(ARROW_SCHEMA)) or len(root.children) > _MOST_COLUMNS:
         return
     try:
         message = memoryview(b64decode(encoded))
-        read_prefix(message)
-        columns = schema_of(message[PREFIX_BYTES:]).tables(1)
+        if message[: len(_MARK)] != _MARK:
+            # Written by a version of Arrow from before 0.15: the columns are read as Parquet describes them.
+            return
+        columns = Table.root(message[_PREFIX_BYTES:]).table(_HEADER).tables(1)
         pairs = [(root.child(column.text(0)), column) for column in columns]
         for node, column in pairs:
             _annotate(node, column, inside=False)
     except UnreadError:
         raise
-    except (ValueError, binascii.Error):
-        # Written by a version of Arrow from before 0.15: the columns are read as Parquet describes them.
-        return
+    except (ValueError, binascii.Error) as error:
+        raise DamagedError(f"{ARROW_SCHEMA.decode()} is not a schema of Arrow: {error}") from error
 
 
 def _annotate(node: Node | None, field: Table, *, inside: bool) -> None:
@@ -80,11 +84,11 @@ def tensor_of(field: Table) -> tuple[int, ...]:
     Raises:
         UnreadError: its dimensions are permuted.
     """
-    told = {pair.text(0): pair.text(1) for pair in field.tables(6)} if field.has(6) else {}
-    if told.get(_NAME) != _TENSOR:
+    pairs = {pair.text(0): pair.text(1) for pair in field.tables(6)} if field.has(6) else {}
+    if pairs.get(_NAME) != _TENSOR:
         return ()
     try:
-        details = msgspec.json.decode(told.get(_DETAILS, ""), type=_Tensor)
+        details = msgspec.json.decode(pairs.get(_DETAILS, ""), type=_Tensor)
     except msgspec.MsgspecError as error:
         raise UnreadError(f"a column {field.text(0)!r} of tensors that do not say their shape: {error}") from error
     if details.permutation is not None and details.permutation != sorted(details.permutation):

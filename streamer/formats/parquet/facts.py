@@ -68,12 +68,7 @@ def describe(
             f"columns={', '.join(unknown)}: no such field; it has {', '.join(known)}",
             field="columns",
         )
-    if not root.children:
-        raise ConfigError(
-            f"columns={', '.join(columns)}: these are in the paths of files only; name a column of the files, too",
-            field="columns",
-        )
-    wanted = fields_of(root, features)
+    wanted = [field for field in fields_of(root, features) if is_wanted(field.name, columns)]
     parts = [field for field in partitions if is_wanted(field.name, columns)]
     _check_unique(wanted, parts)
     notes = Notes(

@@ -20,10 +20,10 @@ from streamer.formats.parquet.footer import ColumnChunk
 from streamer.formats.parquet.pages import FileHint, Group, Pages, Primitive, blocks_of, needs_pages, read_pages
 from streamer.formats.parquet.survey import FileNotes, describe_files, is_bare, leave_out_others
 from streamer.formats.parquet.unify import DifferentError
-from streamer.formats.partitions import partition_values
 from streamer.formats.reading import Range, Reading, near_needs, read_ranges
+from streamer.formats.table.layouts import refuse_table, table_log
+from streamer.formats.table.partitions import partition_values
 from streamer.formats.table.records import TableOpener, head_bytes
-from streamer.formats.table_layouts import refuse_table, table_log
 from streamer.formats.windows.format import RowFormat
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
 from streamer.manifest.model import ObjectRecord
@@ -134,7 +134,7 @@ class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
 def _file_hint(wanted: Wanted, own: Own, source: Source) -> FileHint | None:
     """Returns what the recoder has to know of a file besides the facts; None: nothing."""
     try:
-        values = partition_values(wanted.partitions, source.key or source.record.url)
+        values = partition_values(wanted.partitions, source.record.url)
     except ValueError as error:
         raise refused(source.record, str(error), of_one=True) from error
     if own is wanted.all:

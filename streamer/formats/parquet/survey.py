@@ -19,16 +19,16 @@ from streamer.formats.parquet.facts import describe, is_wanted
 from streamer.formats.parquet.footer import ENCRYPTED_MAGIC, MAGIC, Description, Descriptions
 from streamer.formats.parquet.schema import Element, Node, features_of, fields_of, pruned
 from streamer.formats.parquet.unify import DifferentError, unify
-from streamer.formats.partitions import partition_fields
 from streamer.formats.reading import Reading, read_ranges
-from streamer.formats.table_layouts import refuse_table, written_by
+from streamer.formats.table.layouts import refuse_table, written_by
+from streamer.formats.table.partitions import partition_fields
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Need
 
 _MAGICS = (MAGIC, ENCRYPTED_MAGIC)
 _HUGGING_FACE = b"huggingface"
 # Ends of files that are read at the same time, and those that are kept for the index.
-_AT_ONCE = 256
+_BATCH_FILES = 256
 _MOST_KEPT_BYTES = 64 << 20
 
 
@@ -56,8 +56,8 @@ def describe_files(records: Sequence[ObjectRecord], columns: Sequence[str]) -> R
     united = _United(columns)
     kept: dict[str, bytes] = {}
     kept_bytes = 0
-    for first in range(0, len(records), _AT_ONCE):
-        some = records[first : first + _AT_ONCE]
+    for first in range(0, len(records), _BATCH_FILES):
+        some = records[first : first + _BATCH_FILES]
         tails = yield from read_tails(some)
         for record, tail in zip(some, tails, strict=True):
             problem = united.add(record, tail)
@@ -78,8 +78,8 @@ def leave_out_others(records: Sequence[ObjectRecord]) -> Reading[list[ObjectReco
     """Returns the records but for those without an ending that are not Parquet, as LICENSE is, if others are left."""
     bare = [record for record in records if is_bare(base_name(record.url)) and record.size]
     others = set[str]()
-    for first in range(0, len(bare), _AT_ONCE):
-        some = bare[first : first + _AT_ONCE]
+    for first in range(0, len(bare), _BATCH_FILES):
+        some = bare[first : first + _BATCH_FILES]
         starts = yield from read_ranges([Need(0, min(len(MAGIC), record.size), record) for record in some])
         others.update(record.url for record, start in zip(some, starts, strict=True) if start not in _MAGICS)
     return [record for record in records if record.url not in others] or list(records)
@@ -98,6 +98,8 @@ class _United:
         self._descriptions = Descriptions()
         self._root: Node | None = None
         self._leading = 0
+        # A column for blocks of files of which only partitions are wanted.
+        self._other: Node | None = None
         self._features: dict[str, object] = {}
         # By the number of the schema: why it does not fit.
         self._problems: dict[int, str] = {}
@@ -138,7 +140,7 @@ class _United:
             assert self._failure is not None, "there is a file"
             raise self._failure
         try:
-            root = self._root or Node(Element("schema"), (), 0)
+            root = self._root or self._other or Node(Element("schema"), (), 0)
             return describe(
                 root,
                 self._features,
@@ -165,6 +167,7 @@ class _United:
         if not wanted.children:
             # It has none of the columns, and none of its own that contradicts them.
             self._first = self._first or record
+            self._other = self._other or _narrow_column(found.root)
         elif self._root is None:
             self._first, self._root, self._leading = record, wanted, len(wanted.children)
         else:
@@ -185,3 +188,9 @@ class _United:
             if isinstance(features, dict):
                 self._features = {**features, **self._features}
         return problem
+
+
+def _narrow_column(root: Node) -> Node:
+    """Returns the part of a schema that has one column, of numbers if there is any."""
+    chosen = next((child for child in root.children if not child.is_nested and child.element.width), root.children[0])
+    return pruned(root, [chosen.path])

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from streamer.manifest.selection import Selection
 
 logger = logging.getLogger(__name__)
-
-
 # Options, choices, job, joins, manifests of their right sides, and the fields with which the job has begun.
 MemberSettings: TypeAlias = "tuple[DatasetOptions, tuple[Choice, ...], str, tuple[Join, ...], Names, Names]"
 

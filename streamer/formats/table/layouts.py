@@ -95,6 +95,6 @@ def logs_around(url: str, objects: Collection[str]) -> list[str]:
         folder = f"{scheme}{separator}{'/'.join(parts[: len(parts) - level])}/"
         found += [folder + name for name in _FOLDERS]
         below = parts[len(parts) - level] if level else ""
-        if below == _ICEBERG_DATA:
+        if below == _ICEBERG_DATA or (glob and not level):
             found.append(folder + _ICEBERG_LOG)
     return found

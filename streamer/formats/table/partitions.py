@@ -23,7 +23,7 @@ NUMBER, TEXT = "<i4", "txt"
 def partition_texts(key: str) -> dict[str, str | None]:
     """Returns the partitions in the folders of a path, by their names; None where a value is null."""
     found: dict[str, str | None] = {}
-    for part in key.split("/")[:-1]:
+    for part in key.partition("://")[2].split("/")[:-1] if "://" in key else key.split("/")[:-1]:
         name, equals, value = part.partition("=")
         if equals and name:
             found[unquote(name)] = None if value == _NULL else unquote(value)
