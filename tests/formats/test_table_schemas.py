@@ -21,6 +21,7 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.arrow_ipc.format import ArrowIPC
 from streamer.formats.base import Format, SampleName
+from streamer.formats.parquet import pages
 from streamer.formats.parquet.format import Parquet
 from tests.formats.cases import block_bytes, facts_of, find, recode
 
@@ -384,6 +385,21 @@ def test_required_columns_are_those_that_are_optional():
         Parquet(), {"a.parquet": parquet(pa.table({"x": [1]})), "b.parquet": parquet(pa.table({"x": [2]}, schema))}
     )
     assert found == [{"x": 1}, {"x": 2}]
+
+
+def test_pages_without_rows(monkeypatch: pytest.MonkeyPatch):
+    """pyarrow writes such pages for repeated columns; a row group with them is cut, too."""
+    monkeypatch.setattr(pages, "_MOST_EXTRA", 100)
+    values = [[["x" * 3000 + str(number)], []] for number in range(20)] + [[[], []]]
+    table = pa.table({"x": pa.array(values, pa.list_(pa.list_(pa.string()))), "n": list(range(21))})
+    content = parquet(table, write_page_index=True, max_rows_per_page=1, data_page_size=1, compression="none")
+    found = find(Parquet(), {"a.parquet": content}, chunk_bytes=8 << 10)
+    ((_, blocks),) = found.items
+    assert len(blocks) > 3
+    opener, decoder = Parquet().opener(facts_of(found)), SampleDecoder()
+    records = [one for block in blocks for one in recode(Parquet(), found, block, block_bytes(block, content))]
+    rows = [decoder("", opener.open(memoryview(record), SampleName())[1]) for record in records]
+    assert [row["x"] for row in rows] == values
 
 
 # ---------------------------------------------------------------- partitions in paths
