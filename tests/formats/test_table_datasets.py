@@ -116,7 +116,7 @@ def test_splits_that_are_partitions(rows: Rows, tmp_path: Path):
     """Folders split=train/ and split=test/ are splits, as train/ and test/ are."""
     for name in ("train", "test"):
         write(tmp_path / f"data/split={name}/a.parquet", id=[1])
-    with pytest.raises(ConfigError, match="splits test/, train/"):
+    with pytest.raises(ConfigError, match="splits split=test/, split=train/"):
         rows("data")
 
 
