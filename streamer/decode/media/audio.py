@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 Wave = NDArray[np.float32]
 
+# PyAV looks for the planes of a frame up to a pointer that is 0; behind the eighth there is none (18.1, to_ndarray reads
+# other memory).
+_MOST_PLANES = 8
+
 
 class Sound(MediaDecoder):
     """Decodes the windows of `Audio`; those of WAV without a library."""
@@ -56,7 +60,7 @@ class SoundStart(MediaDecoder):
 def numbers(content: memoryview, sound: Codec) -> Wave:
     """Converts the numbers of a WAV file, as soundfile does."""
     dtype = sound.extradata.decode()
-    stored = _of_three_bytes(content) if dtype == "i3" else np.frombuffer(content, dtype)
+    stored = _of_three_bytes(content, dtype) if dtype.endswith("i3") else np.frombuffer(content, dtype)
     wave = np.empty((sound.channels, len(stored) // sound.channels), np.float32)
     scale = {"f": 1.0, "u": 2.0**-7, "i": 2.0 ** (1 - 8 * stored.itemsize)}[stored.dtype.kind]
     np.multiply(stored.reshape(-1, sound.channels).T, scale, out=wave, dtype=np.float32, casting="unsafe")
@@ -65,10 +69,11 @@ def numbers(content: memoryview, sound: Codec) -> Wave:
     return wave
 
 
-def _of_three_bytes(content: memoryview) -> NDArray[np.int32]:
+def _of_three_bytes(content: memoryview, dtype: str) -> NDArray[np.int32]:
     wide = np.zeros((len(content) // 3, 4), np.uint8)
-    wide[:, 1:] = np.frombuffer(content, np.uint8).reshape(-1, 3)
-    return wide.view("<i4")[:, 0]
+    is_big = dtype.startswith(">")
+    wide[:, slice(0, 3) if is_big else slice(1, 4)] = np.frombuffer(content, np.uint8).reshape(-1, 3)
+    return wide.view(">i4" if is_big else "<i4")[:, 0]
 
 
 def decoded(packets: Sequence[memoryview], sound: Codec) -> Wave:
@@ -79,21 +84,64 @@ def decoded(packets: Sequence[memoryview], sound: Codec) -> Wave:
     assert isinstance(context, av.AudioCodecContext)
     frames = [frame for packet in packets for frame in context.decode(packet_of(packet))]
     frames += context.decode(None)
-    if frames and frames[0].sample_rate != sound.rate:
-        raise ValueError(f"its packets are of {frames[0].sample_rate} Hz, its file says {sound.rate}")
-    return joined_frames(frames, sound.channels)
+    return joined_frames(frames, sound.channels, sound.rate)
 
 
-def joined_frames(frames: Sequence[AudioFrame], channels: int) -> Wave:
-    """Joins decoded frames."""
-    waves = [_wave(frame) for frame in frames]
-    return np.concatenate(waves, axis=1) if waves else np.empty((channels, 0), np.float32)
+def joined_frames(frames: Sequence[AudioFrame], channels: int, rate: int | None = None) -> Wave:
+    """Joins decoded frames.
+
+    Args:
+        frames: Frames, in their order.
+        channels: Number of channels of the array where there is no frame.
+        rate: Rate that the file says; None where any will do that all frames have.
+
+    Raises:
+        ValueError: A frame has another rate or other channels than those before it.
+    """
+    if not frames:
+        return np.empty((channels, 0), np.float32)
+    for each in {frame.sample_rate for frame in frames}:
+        if rate is not None and each != rate:
+            raise ValueError(f"its packets are of {each} Hz, its file says {rate}")
+        if each != frames[0].sample_rate:
+            raise ValueError(_change("rate", f"{frames[0].sample_rate} to {each} Hz"))
+    waves = _waves(frames)
+    for wave in waves:
+        if len(wave) != len(waves[0]):
+            raise ValueError(_change("number of channels", f"{len(waves[0])} to {len(wave)}"))
+    return np.concatenate(waves, axis=1)
 
 
-def _wave(frame: AudioFrame) -> Wave:
-    values = frame.to_ndarray()
-    if not frame.format.is_planar:
-        values = values.reshape(-1, frame.layout.nb_channels).T
-    if values.dtype.kind == "i":
-        return np.multiply(values, 2.0 ** (1 - 8 * values.itemsize), dtype=np.float32, casting="unsafe")
-    return values.astype(np.float32, copy=False)
+def _change(what: str, how: str) -> str:
+    return f"its {what} changes from {how} within it, as where files were joined: store each part as a file of its own"
+
+
+def _waves(frames: Sequence[AudioFrame]) -> list[Wave]:
+    """Converts frames to float32 [channels, samples] each."""
+    resampler = None
+    waves = []
+    for frame in frames:
+        packed = frame
+        channels = frame.layout.nb_channels
+        if frame.format.is_planar and channels >= _MOST_PLANES:
+            import av
+
+            # To the packed form of the same type, which keeps every value.
+            resampler = resampler or av.AudioResampler(frame.format.packed.name)
+            (packed,) = resampler.resample(frame)
+        values = packed.to_ndarray()
+        if not packed.format.is_planar:
+            values = values.reshape(-1, channels).T
+        waves.append(_scaled(values))
+    return waves
+
+
+def _scaled(values: NDArray[np.generic]) -> Wave:
+    """Scales decoded numbers to -1 to 1."""
+    if values.dtype.kind == "f":
+        return values.astype(np.float32, copy=False)
+    wave: Wave = np.multiply(values, 2.0 ** (1 - 8 * values.itemsize), dtype=np.float32, casting="unsafe")
+    if values.dtype.kind == "u":
+        # FFmpeg gives 8 bits as unsigned numbers, however they are stored.
+        wave -= 1
+    return wave

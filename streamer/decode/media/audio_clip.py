@@ -97,4 +97,7 @@ def _decode_file(content: memoryview) -> tuple[Wave, int]:
                 "the FFmpeg of PyAV has no decoder of its sound: its head is damaged, or its codec unknown"
             )
         stream.codec_context.thread_count = 1
-        return joined_frames(list(file.decode(stream)), stream.channels), stream.rate
+        frames = list(file.decode(stream))
+        # Of AAC, the head of the file may say half the rate of what is decoded.
+        rate = frames[0].sample_rate if frames else stream.rate
+        return joined_frames(frames, stream.channels), rate

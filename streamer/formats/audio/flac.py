@@ -9,6 +9,7 @@ import re
 from functools import cache
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 
 from streamer.formats.audio.frames import Frames
@@ -46,9 +47,16 @@ class Flac(Edged, frozen=True):
         return (samples + _longest_block(self.sound)) * _width(self.sound) + (samples // 16 + 64 * self.sound.channels)
 
 
-def read_flac(record: ObjectRecord, head: memoryview, chunk_bytes: int) -> Reading[Flac]:
-    """Reads the head of a file, and where its chunks begin, all at once; raises ManifestError."""
-    at, info, base = len(MAGIC), b"", 0
+def read_flac(record: ObjectRecord, head: memoryview, start: int, chunk_bytes: int) -> Reading[Flac]:
+    """Reads the head of a file, and where its chunks begin, all at once; raises ManifestError.
+
+    Args:
+        record: The object.
+        head: Bytes from `start` on.
+        start: Place of the magic number, behind tags.
+        chunk_bytes: How far apart places are for which the index looks.
+    """
+    at, info, base = start + len(MAGIC), b"", start
     while True:
         if at + 4 + INFO_BYTES > base + len(head):
             base, head = at, (yield from read_range(at, min(record.size, at + _READ_BYTES), record))
@@ -78,8 +86,25 @@ def sound_of(info: bytes) -> Codec:
 
 
 def block_of(info: bytes) -> int:
-    """Samples of a frame but for the last one; 0: they differ."""
+    """Samples of a frame but for the last one; 0: they differ, and frames have the number of their first sample."""
     return int.from_bytes(info[:2], "big") if info[:2] == info[2:4] else 0
+
+
+def _settled(sound: Codec, content: memoryview) -> Codec:
+    """Writes the size of blocks to a STREAMINFO that does not say it, if the first frames have one.
+
+    Some writers leave 0 as the least size, or count the last block as well. Files of before 2007 whose sizes differ do
+    not mark it in their frames, which have numbers of samples: in these the second one does not have the number behind
+    that of the first.
+    """
+    _, numbers, counts, are_samples = _heads(content)
+    if block_of(sound.extradata) or not len(numbers) or are_samples[0]:
+        return sound
+    following = numbers[0] + 1
+    if len(numbers) > 1 and counts[0] > 1 and following not in numbers[1 : 1 + _CANDIDATES]:
+        return sound
+    size = int(counts[0]).to_bytes(2, "big")
+    return msgspec.structs.replace(sound, extradata=size + size + sound.extradata[4:])
 
 
 def _probed(record: ObjectRecord, sound: Codec, start: int, chunk_bytes: int) -> Reading[Flac]:
@@ -88,14 +113,22 @@ def _probed(record: ObjectRecord, sound: Codec, start: int, chunk_bytes: int) ->
     places = list(range(start + chunk_bytes, record.size - length, chunk_bytes))
     if not total and start < record.size:
         places.append(max(start, record.size - length))
+    if start < record.size and start not in places and (places or not block_of(sound.extradata)):
+        places.insert(0, start)
     needs = [Need(place, min(record.size, place + length), record) for place in places]
     probes = yield from read_ranges(needs)
+    base = 0
     edges, after = {start: 0}, 0
     for place, probe in zip(places, probes, strict=True):
-        found = frames_of(probe, sound, 0 if place == start else None)
+        if place == start:
+            sound = _settled(sound, probe)
+            base = _first_sample(probe, sound)
+        found = frames_of(probe, sound, 0 if place == start else None, total and base + total)
         if not len(found.offsets):
             raise damaged(record, f"there is no frame in {len(probe)} bytes", place)
-        edges[place + int(found.offsets[0])], after = int(found.firsts[0]), int(found.firsts[-1])
+        moved = 0 if place == start else base
+        edges[place + int(found.offsets[0])] = int(found.firsts[0]) - moved
+        after = int(found.firsts[-1]) - moved
     edges[record.size] = total = total or after
     samples = [*edges.values()]
     if start < record.size and any(one >= other for one, other in pairwise(samples)):
@@ -103,18 +136,32 @@ def _probed(record: ObjectRecord, sound: Codec, start: int, chunk_bytes: int) ->
     return Flac(sound, total, tuple(Edge(*edge) for edge in edges.items()))
 
 
-def frames_of(content: memoryview, sound: Codec, first: int | None) -> Frames:
+def frames_of(content: memoryview, sound: Codec, first: int | None, stop: int = 0) -> Frames:
     """Finds the frames of a run, of which the last may be cut off.
 
     Args:
-        content: the run.
-        sound: of the file.
-        first: the first sample, if the run begins with a frame; None: it begins anywhere.
+        content: Bytes of the run.
+        sound: What the head of the file says.
+        first: Number of its first sample, if the run begins with a frame; None: it begins anywhere, and the frames say
+            their numbers, which begin with another one than 0 in a part of a longer recording.
+        stop: Number behind that of the last sample of the file as frames say it; 0 if it is not known.
     """
-    places, starts, stops = _heads(content, sound)
-    chain = _chain(starts.tolist(), stops.tolist(), first, _total(sound))
+    places, numbers, counts, are_samples = _heads(content)
+    starts = np.where(are_samples, numbers, numbers * (block_of(sound.extradata) or 1))
+    if first is not None and len(places) and places[0] == 0:
+        starts += first - starts[0]
+    stops = starts + counts
+    chain = _chain(starts.tolist(), stops.tolist(), first, stop)
     offsets = np.append(places[chain], len(content))[: len(chain) + 1]
     return Frames(offsets[:-1], np.diff(offsets), np.append(starts[chain], stops[chain[-1:]]), content=content)
+
+
+def _first_sample(content: memoryview, sound: Codec) -> int:
+    """Returns the number that the frame with which a run begins says its first sample has."""
+    places, numbers, _, are_samples = _heads(content)
+    if not len(places) or places[0]:
+        return 0
+    return int(numbers[0]) * (1 if are_samples[0] else block_of(sound.extradata) or 1)
 
 
 def _chain(starts: list[int], stops: list[int], first: int | None, total: int) -> list[int]:
@@ -131,14 +178,14 @@ def _chain(starts: list[int], stops: list[int], first: int | None, total: int) -
     return found
 
 
-def _heads(content: memoryview, sound: Codec) -> tuple[Integers, Integers, Integers]:
-    """Returns place, first sample and the one behind the last, of all that is like the head of a frame.
+def _heads(content: memoryview) -> tuple[Integers, Integers, Integers, Integers]:
+    """Returns place, number, samples, and whether the number is of a sample, of all that is like the head of a frame.
 
     Source: RFC 9639, section 9.1.
     """
     places = np.array([found.start() for found in _SYNC.finditer(content)], np.int64)
     if not len(places):
-        return places, places, places
+        return places, places, places, places
     # A row for each; behind the end the last byte is repeated.
     within = np.minimum(places[:, None] + np.arange(_LONGEST_HEAD), len(content) - 1)
     heads = np.frombuffer(content, np.uint8)[within].astype(np.int64)
@@ -153,8 +200,7 @@ def _heads(content: memoryview, sound: Codec) -> tuple[Integers, Integers, Integ
     for place in range(_LONGEST_HEAD - 1):
         crc = np.where(place < end, table[crc ^ heads[:, place]], crc)
     is_head &= (places + end < len(content)) & (crc == heads[row, end])
-    start = np.where(heads[:, 1] & 1, number, number * (block_of(sound.extradata) or count))
-    return places[is_head], start[is_head], (start + count)[is_head]
+    return places[is_head], number[is_head], count[is_head], (heads[:, 1] & 1)[is_head]
 
 
 def _coded_numbers(heads: Integers) -> tuple[Integers, Integers]:

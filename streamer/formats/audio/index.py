@@ -72,8 +72,14 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
     head = yield from read_range(0, min(record.size, HEAD_BYTES), record)
     if is_wav(head):
         return (yield from read_wav(record, head))
-    if bytes(head[:4]) == flac.MAGIC:
-        return (yield from flac.read_flac(record, head, source.chunk_bytes))
+    start, tagged = 0, head
+    # Of taggers that put a tag of MP3 before FLAC.
+    if 0 < (tag := mp3.tag_bytes(bytes(head[:10]))) < record.size:
+        start = tag
+        whole = start + 4 <= len(head)
+        tagged = head[start:] if whole else (yield from read_range(start, min(record.size, start + HEAD_BYTES), record))
+    if bytes(tagged[:4]) == flac.MAGIC:
+        return (yield from flac.read_flac(record, tagged, start, source.chunk_bytes))
     if bytes(head[:4]) == ogg.MAGIC:
         return (yield from ogg.read_ogg(record, source.chunk_bytes))
     if is_movie(head):

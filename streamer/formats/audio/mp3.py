@@ -75,7 +75,7 @@ def read_mp3(record: ObjectRecord) -> Reading[Packeted]:
     start = b""
     while at < record.size:
         yield from window.reach(at, min(record.size, at + _LONGEST_FRAME))
-        if not offsets and (tag := _tag_bytes(window.take(at, min(record.size, at + 10)))):
+        if not offsets and (tag := tag_bytes(window.take(at, min(record.size, at + 10)))):
             at += tag
             continue
         found, found_sizes, stop = scan(window.content[at - window.start :], last=window.stop == record.size)
@@ -127,7 +127,7 @@ def scan(content: memoryview, *, last: bool) -> tuple[list[int], list[int], int]
     return offsets, sizes, end if last else at
 
 
-def _tag_bytes(start: bytes) -> int:
+def tag_bytes(start: bytes) -> int:
     """Bytes of a tag before the frames; 0: there is none."""
     if start[:3] != b"ID3" or len(start) < 10:
         return 0

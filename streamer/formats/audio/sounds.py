@@ -24,7 +24,7 @@ Integers = NDArray[np.int64]
 _LENGTH = struct.Struct("<I")
 # The kinds of the fields of a record; see `streamer.decode.media.audio`.
 AUDIO, START = "audio", "audio-start"
-# The codec of recordings that are numbers, of which `extradata` is the dtype, or "i3".
+# The codec of recordings that are numbers, of which `extradata` is the dtype; "i3" and ">i3" are of three bytes.
 PCM = "pcm"
 
 
