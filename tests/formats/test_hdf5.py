@@ -252,3 +252,71 @@ def test_a_chunk_that_unpacks_to_more():
     bomb = zlib.compress(bytes(8 << 20))
     with pytest.raises(RecodeError, match=r"tile has|chunk has"):
         recode(HDF5(), found, block, bomb[: block.fetch_bytes].ljust(block.fetch_bytes, b"\0"))
+
+
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+def test_soft_links_are_followed(version: str):
+    """As h5py follows them: absolute and relative ones, over groups and over other links."""
+
+    def fill(file: h5py.File) -> None:
+        file["entry/detector/images"] = IMAGES
+        file["entry/again"] = h5py.SoftLink("detector/images")
+        file["group"] = h5py.SoftLink("/entry/./detector")
+        file["x"] = h5py.SoftLink("/group/images")
+        file["gone"] = h5py.SoftLink("/entry/none")
+        file["self"] = h5py.SoftLink("self")
+
+    content = written(fill, libver=version)
+    expected = [{"image": summary(row)} for row in IMAGES]
+    for path in ("/x", "entry/again", "/group/images"):
+        assert values(content, image=path) == expected
+    with pytest.raises(ManifestError, match="no dataset 'gone'"):
+        values(content, image="gone")
+    with pytest.raises(ManifestError, match="at 'self' it has soft links that lead to each other"):
+        values(content, image="self")
+
+
+@pytest.mark.parametrize("version", ["earliest", "latest"])
+def test_a_soft_link_of_the_root_is_a_field(version: str):
+    """One to nothing is none; one to another file is refused, unless the others are named."""
+
+    def fill(file: h5py.File) -> None:
+        file["a"] = IMAGES
+        file["b"] = h5py.SoftLink("/a")
+        file["c"] = h5py.SoftLink("/gone")
+
+    def fill_more(file: h5py.File) -> None:
+        fill(file)
+        file["d"] = h5py.ExternalLink("other.h5", "/x")
+
+    assert values(written(fill, libver=version)) == [{"a": summary(row), "b": summary(row)} for row in IMAGES]
+    with pytest.raises(ManifestError, match=r"at 'd' a link to another file \(an external link\)"):
+        values(written(fill_more, libver="latest"))
+    assert values(written(fill_more, libver="latest"), image="b") == [{"image": summary(row)} for row in IMAGES]
+
+
+def test_groups_that_are_episodes_are_refused():
+    """As robomimic has them; the error says what works."""
+    grouped = written(lambda file: file.update({"data/demo_0/actions": IMAGES, "data/demo_1/actions": IMAGES}))
+    with pytest.raises(
+        ManifestError, match="2 numbered objects .* name the datasets of one, or convert them to LeRobot"
+    ):
+        values(grouped, actions="data")
+    assert len(values(grouped, actions="data/demo_1/actions")) == len(IMAGES)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<i2", ">i4", "<u8", "<f4", ">f8"])
+@pytest.mark.parametrize("fill", [None, 0, 7])
+@pytest.mark.parametrize("more", [{}, {"compression": "gzip", "shuffle": True}])
+def test_scale_offset_with_a_fill_value(dtype: str, fill: int | None, more: dict[str, object]):
+    """Items that have the fill value, and those that were never written, are it."""
+    shape = (12, 4)
+
+    def write(file: h5py.File) -> None:
+        options = {"chunks": (5, 3), "scaleoffset": 2 if "f" in dtype else 0, "fillvalue": fill, **more}
+        file.create_dataset("x", shape, dtype, **options)[:9] = np.arange(36).reshape(9, 4) % 11
+
+    content = written(write)
+    with h5py.File(io.BytesIO(content)) as file:
+        want = file["x"][()]
+    assert values(content) == [{"x": summary(row)} for row in want]

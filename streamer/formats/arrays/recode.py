@@ -81,7 +81,8 @@ class TileRecoder:
     def _decode_of(self, dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
         if not column.codecs:
             return lambda stored, mask: np.frombuffer(stored, dtype).reshape(column.tile)
-        kind = msgspec.msgpack.encode((dtype.str, column.tile, column.codecs))
+        # With the fill value, which some filters leave as it is.
+        kind = msgspec.msgpack.encode((dtype.str, column.tile, column.codecs, column.fill))
         if kind not in self._decoders:
             # Files of one dataset have few kinds of tiles.
             if len(self._decoders) >= _MOST_DECODERS:

@@ -17,7 +17,7 @@ from streamer.formats.arrays.hdf5 import messages
 from streamer.formats.arrays.hdf5.chunks import find_chunks
 from streamer.formats.arrays.hdf5.filters import UNDO, FilteredChunks, filters_of
 from streamer.formats.arrays.hdf5.held import UNDEFINED, Held
-from streamer.formats.arrays.hdf5.objects import Header, read_group, read_header, read_root
+from streamer.formats.arrays.hdf5.objects import Header, Links, Path, read_group, read_header, read_root
 from streamer.formats.arrays.recode import Decode, TileRecoder
 from streamer.formats.arrays.tiles import NO_TILES, ArraysError, Column, ColumnHint, Tiles
 from streamer.formats.base import Block, Facts, Opener, Recoder
@@ -30,6 +30,8 @@ from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
 _CHOOSE = 'name the datasets that you want: HDF5(datasets={"image": "/images"})'
 # For a message.
 _MOST_NAMED, _MOST_LOOKED_AT = 20, 100
+# As many libhdf5 follows.
+_MOST_LINKS = 16
 # Index of a chunk, with room for what is read beside it.
 _BYTES_PER_CHUNK = 200
 _BYTES_PER_DATASET = 16 << 10
@@ -119,14 +121,21 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
             there += yield from _paths(held, links)
             raise
 
-    def _chosen(self, held: Held, links: dict[str, int]) -> Reading[dict[str, _Dataset]]:
+    def _chosen(self, held: Held, links: Links) -> Reading[dict[str, _Dataset]]:
         found: dict[str, _Dataset] = {}
         if self.datasets:
             for name, path in self.datasets.items():
-                found[name] = _dataset(path, (yield from _walk(held, links, path)))
+                header, inside = yield from _walk(held, links, path)
+                if inside is not None:
+                    raise ArraysError(f"at {path!r} it has no dataset, but a group{_episodes(path, inside)}")
+                found[name] = _dataset(path, header)
             return found
         for name in sorted(links):
-            header = yield from read_header(held, links[name])
+            try:
+                header, _ = yield from _walk(held, links, name)
+            except _MissingError:
+                # A soft link to nothing.
+                continue
             space = header.of(messages.DATASPACE)
             if space is not None and messages.read_dataspace(space):
                 found[name] = _dataset(name, header)
@@ -135,24 +144,54 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
         return found
 
 
-def _walk(held: Held, links: dict[str, int], path: str) -> Reading[Header]:
-    """Reads the header of the object at a path."""
-    inside: dict[str, int] | None = links
-    header = None
-    for part in [part for part in path.split("/") if part]:
-        if inside is None or part not in inside:
-            raise ArraysError(f"it has no dataset {path!r}")
-        header = yield from read_header(held, inside[part])
-        inside = yield from read_group(held, header)
-    if header is None or inside is not None:
-        raise ArraysError(f"at {path!r} it has no dataset, but a group")
-    return header
+class _MissingError(ArraysError):
+    """Raised for a path that a file does not have."""
 
 
-def _paths(held: Held, links: dict[str, int]) -> Reading[list[str]]:
+def _walk(held: Held, root: Links, path: str) -> Reading[tuple[Header, Links | None]]:
+    """Reads the header of the object at a path, and what it has if it is a group; follows soft links."""
+    parts = _parts(path)
+    for _ in range(_MOST_LINKS):
+        inside: Links | None = root
+        header = None
+        for place, part in enumerate(parts):
+            target = None if inside is None else inside.get(part)
+            if target is None:
+                raise _MissingError(f"it has no dataset {path!r}")
+            if isinstance(target, Path):
+                if not target.path:
+                    raise UnreadError(f"at {path!r} a link to another file (an external link)")
+                before = [] if target.path.startswith("/") else parts[:place]
+                parts = [*before, *_parts(target.path), *parts[place + 1 :]]
+                break
+            header = yield from read_header(held, target)
+            inside = yield from read_group(held, header)
+        else:
+            if header is None:
+                raise ArraysError(f"at {path!r} it has no dataset, but its root group")
+            return header, inside
+    raise _MissingError(f"at {path!r} it has soft links that lead to each other")
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in {"", "."}]
+
+
+def _episodes(path: str, inside: Links) -> str:
+    """Says what to do about groups that are episodes, as those of robomimic (data/demo_0, data/demo_1, ...)."""
+    numbered = [name for name in inside if name[-1:].isdigit()]
+    if len(numbered) < 2:
+        return ""
+    return (
+        f" of {len(numbered)} numbered objects ({numbered[0]!r}, ...); a field is a dataset at one path, so groups that are "
+        "episodes are not joined: name the datasets of one, or convert them to LeRobot"
+    )
+
+
+def _paths(held: Held, links: Links) -> Reading[list[str]]:
     """Returns the paths of the first datasets of a file, for a message."""
     found: list[str] = []
-    queue, left = [(f"/{name}", links[name]) for name in sorted(links)], _MOST_LOOKED_AT
+    queue, left = _addresses("", links), _MOST_LOOKED_AT
     while queue and left and len(found) < _MOST_NAMED:
         (path, address), left = queue.pop(0), left - 1
         with suppress(DamagedError):
@@ -160,8 +199,12 @@ def _paths(held: Held, links: dict[str, int]) -> Reading[list[str]]:
             if header.of(messages.DATASPACE) is not None:
                 found.append(path)
             inside = (yield from read_group(held, header)) or {}
-            queue += [(f"{path}/{name}", inside[name]) for name in sorted(inside)[:_MOST_LOOKED_AT]]
+            queue += _addresses(path, inside)[:_MOST_LOOKED_AT]
     return found
+
+
+def _addresses(path: str, inside: Links) -> list[tuple[str, int]]:
+    return [(f"{path}/{name}", target) for name, target in sorted(inside.items()) if isinstance(target, int)]
 
 
 def _dataset(path: str, header: Header) -> _Dataset:

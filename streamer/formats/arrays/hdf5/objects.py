@@ -26,8 +26,8 @@ _HEAP_HEAD_BYTES = 32
 # 64 entries; usual are up to 8.
 _TABLE_BYTES = 8 + 64 * 40
 _NAME = np.dtype("<u8")
-# Kind of an entry in a table of symbols.
-_SOFT_LINK = 2
+# Kind of an entry in a table of symbols, and of a link.
+_SOFT_ENTRY, _SOFT_LINK = 2, 1
 
 GROUPS, CHUNKS = 0, 1
 _NODE_HEAD_BYTES = 24
@@ -35,6 +35,16 @@ _NODE_HEAD_BYTES = 24
 _USUAL_ENTRIES = 64
 
 Message: TypeAlias = tuple[int, Cursor]
+
+
+class Path(msgspec.Struct, frozen=True):
+    """A soft link: the path of another object, or "" where that is in another file (an external link)."""
+
+    path: str
+
+
+# What a group has by name: the addresses of objects, and soft links.
+Links: TypeAlias = dict[str, int | Path]
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -130,7 +140,7 @@ def _messages_of(block: Cursor, version: int, head_bytes: int) -> list[Message]:
     return found
 
 
-def read_group(held: Held, header: Header) -> Reading[dict[str, int] | None]:
+def read_group(held: Held, header: Header) -> Reading[Links | None]:
     """Returns the addresses of a group's objects, by name; None: the object is not a group."""
     table = header.of(messages.SYMBOL_TABLE)
     if table is not None:
@@ -146,24 +156,22 @@ def read_group(held: Held, header: Header) -> Reading[dict[str, int] | None]:
             "without track_order",
             header.address,
         )
-    links = {}
-    for message in [Cursor(each.content, each.offset) for kind, each in header.found if kind == messages.LINK]:
-        name, address = _link(message)
-        if address is not None:
-            links[name] = address
-    return links
+    found = [Cursor(each.content, each.offset) for kind, each in header.found if kind == messages.LINK]
+    return dict(map(_link, found))
 
 
-def _link(message: Cursor) -> tuple[str, int | None]:
-    """Returns the name and the address of an object in this file; None: a soft or an external link."""
+def _link(message: Cursor) -> tuple[str, int | Path]:
+    """Returns the name and the target of a link."""
     _, flags = message.number(1), message.number(1)
     kind = message.number(1) if flags & 8 else 0
     message.take((8 if flags & 4 else 0) + (1 if flags & 16 else 0))
     name = _text(message.take(message.number(1 << (flags & 3))))
-    return name, message.number() if kind == 0 else None
+    if kind == 0:
+        return name, message.number()
+    return name, Path(_text(message.take(message.number(2))) if kind == _SOFT_LINK else "")
 
 
-def _read_symbols(held: Held, tree: int, heap: int) -> Reading[dict[str, int]]:
+def _read_symbols(held: Held, tree: int, heap: int) -> Reading[Links]:
     """Returns the links of a group in the older layout: a B-tree of tables of symbols, and a heap of names."""
     head = Cursor((yield from held.read(heap, _HEAP_HEAD_BYTES)), heap)
     head.expect(b"HEAP", (0,))
@@ -173,23 +181,28 @@ def _read_symbols(held: Held, tree: int, heap: int) -> Reading[dict[str, int]]:
     names = bytes((yield from held.read(head.number(), min(length, _MOST_HEADER_BYTES))))
     tables = (yield from read_btree(held, tree, GROUPS, _NAME))["child"].tolist()
     contents = yield from held.read_all([(table, _TABLE_BYTES) for table in tables])
-    links: dict[str, int] = {}
+    links: Links = {}
     for table, content in zip(tables, contents, strict=True):
         links |= _symbols(Cursor(content, table), names)
     return links
 
 
-def _symbols(table: Cursor, names: bytes) -> dict[str, int]:
+def _symbols(table: Cursor, names: bytes) -> Links:
     """Returns the entries of one table of symbols."""
     table.expect(b"SNOD", (1,))
     table.take(1)
-    found = {}
+    found: Links = {}
     for _ in range(table.number(2)):
-        at, address, cached = table.number(), table.number(), table.number(4)
-        table.take(20)
-        if cached != _SOFT_LINK:
-            found[_text(names[at : names.find(b"\0", at)])] = address
+        name, address, cached = _name_at(names, table.number()), table.number(), table.number(4)
+        table.take(4)
+        path_at = table.number(4)
+        table.take(12)
+        found[name] = Path(_name_at(names, path_at)) if cached == _SOFT_ENTRY else address
     return found
+
+
+def _name_at(names: bytes, at: int) -> str:
+    return _text(names[at : names.find(b"\0", at)])
 
 
 def _text(raw: memoryview | bytes) -> str:

@@ -19,6 +19,8 @@ with suppress(ImportError):
 
 # Parameters that LZF and bitshuffle put before the user's when a dataset is made.
 _MADE = {32000: 3, 32008: 3}
+# Scale-offset, of which one parameter says whether the dataset has a fill value: items that have it are not scaled.
+_SCALE_OFFSET, _HAS_FILL = 6, 7
 _names = count()
 
 
@@ -26,9 +28,13 @@ class ChunkDecoder:
     """Decodes chunks of one shape, through datasets in memory with one chunk; raises RecodeError without a filter."""
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
-        self._dtype, self._shape = dtype, column.tile
+        self._dtype, self._shape, self._fill = dtype, column.tile, column.fill
         self._filters = filters_of(column)
         for each in self._filters:
+            if each.number == _SCALE_OFFSET and each.values[_HAS_FILL : _HAS_FILL + 1] != (1,):
+                raise RecodeError(
+                    "chunks are packed by scale-offset in a dataset whose fill value is undefined; write it again with one"
+                )
             if not h5py.h5z.filter_avail(each.number):
                 raise RecodeError(
                     f"chunks have HDF5 filter {each.number}, which is not installed for h5py where the engine runs; "
@@ -56,5 +62,7 @@ class ChunkDecoder:
         for each in filters:
             values = each.values[_MADE.get(each.number, 0) :]
             settings.set_filter(each.number, each.flags, values)
+        if self._fill:
+            settings.set_fill_value(np.frombuffer(self._fill, self._dtype, 1).reshape(()))
         kind, space = h5py.h5t.py_create(self._dtype, logical=True), h5py.h5s.create_simple(self._shape)
         return h5py.h5d.create(self._file.id, str(mask).encode(), kind, space, settings)
