@@ -9,8 +9,8 @@ from struct import Struct
 
 import numpy as np
 
-from streamer.decode import images
-from streamer.decode.arrays import ArrayDecoder
+from streamer.decode import images, texts
+from streamer.decode.arrays import ArrayDecoder, decode_npy
 from streamer.decode.foreign import foreign_decoder
 from streamer.decode.media.audio import Sound, SoundStart
 from streamer.decode.nested import decode_nested
@@ -23,6 +23,8 @@ from streamer.manifest.model import NESTED
 NULL = "null"
 # How the kinds of `streamer.formats.media` begin.
 _CLIP = "clip"
+# Lists of byte strings of TFRecord, and how each of them is decoded.
+_STRINGS = "tf-list:"
 # "<f4[3,224,224]", "<i8", "?".
 _NUMBERS = re.compile(r"([<>|=]?[?a-z][0-9]*)(?:\[(-?\d*(?:,-?\d+)*)\])?")
 
@@ -37,6 +39,9 @@ def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
     """
     if (known := _NAMED.get(kind) or foreign_decoder(kind)) is not None:
         return known
+    if kind.startswith(_STRINGS):
+        decode = _OF_STRINGS.get(kind.removeprefix(_STRINGS))
+        return None if decode is None else lambda content: [decode(value) for value in byte_strings(content)]
     if kind.startswith(_CLIP):
         # Most workers decode none.
         from streamer.decode.media.video import CLIP_DECODERS
@@ -75,16 +80,18 @@ def nothing(content: memoryview) -> None:
     """Returns None, the value of a field that has none."""
 
 
-def _byte_strings(content: memoryview) -> list[bytes]:
-    return [bytes(value) for value in byte_strings(content)]
-
-
+_OF_STRINGS: dict[str, Callable[[memoryview], object]] = {
+    "bytes": bytes,
+    "image": images.decode_image,
+    "json": texts.decode_json,
+    "npy": decode_npy,
+    "txt": texts.decode_text,
+}
 _NAMED: dict[str, Callable[[memoryview], object]] = {
     "image": images.decode_image,
     "bytes": bytes,
     AUDIO: Sound(),
     START: SoundStart(),
     NULL: nothing,
-    "tf-bytes": _byte_strings,
     NESTED: decode_nested,
 }

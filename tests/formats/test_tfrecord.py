@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from streamer.formats.base import Facts, SampleName
 from streamer.formats.registry import find_format
 from streamer.formats.tfrecord import framing
 from streamer.formats.tfrecord.format import TFRecord
-from tests.formats.cases import Case, contents_of, find, read_case
+from tests.formats.cases import Case, contents_of, find, read_case, samples_in
 from tests.formats.contract import FormatContract
 
 NUMBERS = ("image/class/label", "many", "ü")
@@ -44,7 +46,8 @@ def first_frame(case: Case) -> memoryview:
 
 
 def decoded(features: dict[str, str], content: memoryview) -> dict[str, object]:
-    _, fields = TFRecord(features=features).opener(Facts()).open(content, SampleName())
+    facts = Facts(notes={"lists": ["words"]})
+    _, fields = TFRecord(features=features).opener(facts).open(content, SampleName())
     return SampleDecoder()("", fields)
 
 
@@ -142,6 +145,49 @@ def test_what_is_no_example():
         TFRecord().opener(Facts()).open(memoryview(frame), SampleName())
     with pytest.raises(DecodeError, match="7 bytes of payload in 16"):
         TFRecord().opener(Facts()).open(memoryview(b"\x07" + bytes(15)), SampleName())
+
+
+def written(*records: dict[str, list[bytes]]) -> bytes:
+    """Examples of lists of byte strings, as records."""
+
+    def part(number: int, content: bytes) -> bytes:
+        length, rest = b"", len(content)
+        while rest >= 0x80:
+            length, rest = length + bytes([rest & 0x7F | 0x80]), rest >> 7
+        return bytes([number << 3 | 2]) + length + bytes([rest]) + content
+
+    found = b""
+    for features in records:
+        pairs = [
+            part(1, part(1, name.encode()) + part(2, part(1, b"".join(part(1, each) for each in values))))
+            for name, values in features.items()
+        ]
+        body = part(1, b"".join(pairs))
+        length = np.array([len(body)], "<u8")
+        found += length.tobytes() + framing.masked_sums(length).astype("<u4").tobytes() + body + bytes(4)
+    return found
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("counts", [(3, 1, 2), (1, 3, 1), (0, 1), (1, 0)])
+def test_a_list_is_one_in_each_sample(counts: tuple[int, ...], packed: bool):
+    """Also where it has one byte string, as episodes of one step do."""
+    content = written(*({"steps/image": [b"\x89PNG%d" % n for n in range(count)], "id": [b"x"]} for count in counts))
+    objects = {"a.tfrecord.gz": gzip.compress(content)} if packed else {"a.tfrecord": content}
+    found = samples_in(TFRecord(), objects)
+    assert [len(each["steps/image"]) for each in found] == list(counts)
+    assert all(type(each["steps/image"]) is list for each in found)
+    assert [each["id"] for each in found] == [b"x"] * len(counts)
+
+
+def test_a_list_that_comes_late_is_refused():
+    """The error says what to write; it never is a list in one sample and bytes in another."""
+    content = written({"a": [b"x" * 1000]}, *[{"a": [b"y"]}] * 3)
+    many = written({"a": [b"1", b"2"]})
+    with pytest.raises(DecodeError, match=r"'a' has 2 byte strings.*TFRecord\(features=\{'a': 'bytes\[\]'\}\)"):
+        samples_in(TFRecord(), {"0.tfrecord": content, "1.tfrecord": many})
+    found = samples_in(TFRecord(features={"a": "txt[]"}), {"0.tfrecord": content, "1.tfrecord": many})
+    assert [each["a"] for each in found] == [["x" * 1000], ["y"], ["y"], ["y"], ["1", "2"]]
 
 
 def test_names():

@@ -32,6 +32,11 @@ def is_packed(name: str) -> bool:
     return name.lower().endswith(tuple(ENDINGS))
 
 
+def packing_of(name: str) -> str:
+    """Returns how a file of this name is compressed, which `is_packed` has told."""
+    return next(packing for ending, packing in ENDINGS.items() if name.lower().endswith(ending))
+
+
 def index_packed(inner: Format, source: Source, facts: Facts) -> Indexing:
     """Finds one block, the whole file, whose samples a recoder counts by the inner format.
 
@@ -46,7 +51,7 @@ def index_packed(inner: Format, source: Source, facts: Facts) -> Indexing:
             "samples are reached by unpacking it from its beginning; unpack it, or pack it as several files",
         )
     check_filled(record)
-    packing = next(packing for ending, packing in ENDINGS.items() if record.url.lower().endswith(ending)).encode()
+    packing = packing_of(record.url).encode()
     found = yield Examine(record, inner.name, inner.options, facts, packing)
     assert isinstance(found, Examined)
     if found.samples:

@@ -44,7 +44,12 @@ async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int) 
     while not isinstance(found, Survey):
         answer: Answer
         if isinstance(found, Examine):
-            answer = await examine(found, reader)
+            try:
+                answer = await examine(found, reader)
+            except ManifestError as error:
+                # A survey may do without an object that cannot be unpacked.
+                found = await asyncio.to_thread(_advance, steps, error)
+                continue
         else:
             contents = tuple(await read_needs(found if isinstance(found, tuple) else (found,), reader, concurrency))
             answer = contents if isinstance(found, tuple) else contents[0]
@@ -77,9 +82,9 @@ async def examine(asked: Examine, reader: RangeReader) -> Examined:
     return await reader.examine(asked)
 
 
-def _advance(steps: Surveying, answer: Answer) -> Survey | Need | tuple[Need, ...] | Examine:
+def _advance(steps: Surveying, answer: Answer | ManifestError) -> Survey | Need | tuple[Need, ...] | Examine:
     try:
-        return steps.send(answer)
+        return steps.throw(answer) if isinstance(answer, ManifestError) else steps.send(answer)
     except StopIteration as end:
         survey: Survey = end.value
         return survey
