@@ -16,6 +16,7 @@ from streamer.decode.media.audio import Sound, SoundStart
 from streamer.decode.nested import decode_nested
 from streamer.errors import ConfigError
 from streamer.formats.audio.sounds import AUDIO, START
+from streamer.formats.lerobot.depth import DEPTH, read_kind
 from streamer.formats.tfrecord.example import byte_strings
 from streamer.manifest.model import NESTED
 
@@ -42,6 +43,10 @@ def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
     if kind.startswith(_STRINGS):
         decode = _OF_STRINGS.get(kind.removeprefix(_STRINGS))
         return None if decode is None else lambda content: [decode(value) for value in byte_strings(content)]
+    if kind.startswith(DEPTH):
+        from streamer.decode.media.depth import DepthFrames
+
+        return DepthFrames(depth=read_kind(kind))
     if kind.startswith(_CLIP):
         # Most workers decode none.
         from streamer.decode.media.video import CLIP_DECODERS

@@ -7,22 +7,25 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
-from streamer.errors import ConfigError, ManifestError, RecodeError
+from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats import LeRobot
 from streamer.formats.base import Block, ObjectRecord
+from streamer.formats.lerobot.info import TOLERANCE
 from streamer.formats.lerobot.windows import Film
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
 from streamer.formats.media.tables import Packets
 from tests.films import number_in
-from tests.formats.cases import Case, contents_of, facts_of, find, opened
+from tests.formats.cases import Case, contents_of, facts_of, find, opened, samples_in
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import summary
 from tests.lerobot_sets import CAMERAS, LENGTHS, lerobot_set, samples_of_set
@@ -94,10 +97,10 @@ def test_nearest_frames(count: int):
         ObjectRecord("a.mp4", 0, ""), packets, Frames(numbers, 100 * numbers, numbers, numbers), Codec(""), 1000
     )
     for late in (-0.00009, 0.0, 0.00009):
-        assert film.frames_at(numbers / 10 + late, 0).tolist() == numbers.tolist()
+        assert film.frames_at(numbers / 10 + late, 0, TOLERANCE).tolist() == numbers.tolist()
     for seconds in (-0.0002, 0.05, count / 10):
         with pytest.raises(ManifestError, match=r"a\.mp4 has no frame at .* where episode 3 has row 1"):
-            film.frames_at(np.array([0.0, seconds]), 3)
+            film.frames_at(np.array([0.0, seconds]), 3, TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,11 @@ def first(value: object) -> Callable[[list[object]], list[object]]:
         (lambda objects: objects.update({TASKS: b""}), ManifestError, r"meta/tasks\.parquet is empty: write it again"),
         (lambda objects: objects.update({INFO: b"\xff"}), ManifestError, "is not the info.json of LeRobot"),
         (column(DATA, "action", None), ManifestError, "columns=action: no such field"),
-        (column(DATA, "action", lambda values: [["x"]] * 20), ManifestError, "has a feature 'action' of structs, or"),
+        (
+            column(DATA, "action", lambda values: [["x"]] * 20),
+            ManifestError,
+            "has a column 'action.list.element' that is .*text",
+        ),
         (column(DATA, "frame_index", lambda values: ["x"] * 20), ManifestError, "no column of numbers frame_index"),
         (column(TASKS, "task", None), ManifestError, "meta/tasks is not as LeRobot writes it"),
         (column(TASKS, "task_index", first(2)), RecodeError, r"rows of the tasks \[0\]"),
@@ -184,3 +191,96 @@ def test_sets_that_contradict_themselves(edit: Edit, error: type[Exception], mes
     edit(objects)
     with pytest.raises(error, match=re.compile(message, re.DOTALL)):
         samples_of(Case("", LeRobot(), objects, []))
+
+
+DEPTHS = {"is_depth_map": True, "video.depth_min": 0.05, "video.depth_max": 8.0, "video.shift": 3.5}
+
+
+def of_depth(codes: np.ndarray, **said: object) -> dict[str, bytes]:
+    """The data set with a film of depth in place of the first camera's: a picture of each row's codes."""
+    objects = dict(lerobot_set())
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as box:
+        options = {"x265-params": "lossless=1:log-level=none:pools=1", "tag": "hvc1"}
+        stream = box.add_stream("libx265", rate=10, options=options)
+        stream.height, stream.width = codes.shape[1:]
+        stream.pix_fmt = "gray12le"
+        for number, each in enumerate(codes):
+            frame = av.VideoFrame(codes.shape[2], codes.shape[1], "gray12le")
+            rows = np.zeros((codes.shape[1], frame.planes[0].line_size // 2), "<u2")
+            rows[:, : codes.shape[2]] = each
+            frame.planes[0].update(rows.tobytes())
+            frame.pts, frame.time_base = number, Fraction(1, 10)
+            box.mux(stream.encode(frame))
+        box.mux(stream.encode(None))
+    told = json.loads(objects[INFO])
+    told["features"][TOP] |= {"info": {**DEPTHS, **said}}
+    objects[INFO] = json.dumps(told).encode()
+    for name in objects:
+        if TOP in name:
+            objects[name] = file.getvalue()
+    return objects
+
+
+@pytest.mark.parametrize("use_log", [True, False])
+def test_depth_is_in_millimetres(use_log: bool):
+    """As lerobot computes it from the numbers of 12 bits; windows have an axis more."""
+    codes = np.random.default_rng(0).integers(0, 4096, (sum(LENGTHS), 24, 40)).astype("<u2")
+    codes[0, 0, :2] = 0, 4095
+    objects = of_depth(codes, **{"video.use_log": use_log})
+    found = samples_in(LeRobot(episodes=(0,), cameras=(TOP,)), objects)
+    low, high = (np.log(3.55), np.log(11.5)) if use_log else (0.05, 8.0)
+    metres = codes[: LENGTHS[0]] / 4095 * (high - low) + low
+    want = 1000 * (np.exp(metres) - 3.5 if use_log else metres)
+    depths = np.stack([each[TOP] for each in found])
+    assert (depths.dtype, depths.shape) == (np.float32, (LENGTHS[0], 1, 24, 40))
+    assert np.array_equal(depths, np.rint(depths))
+    assert np.abs(depths[:, 0] - want).max() < 0.51
+    assert (depths[0, 0, 0, :2] == [50, 8000]).all()
+    windows = samples_in(LeRobot({TOP: [-0.1, 0.0]}, episodes=(0,), cameras=(TOP,)), objects)
+    assert np.array_equal(windows[3][TOP], depths[2:4])
+
+
+def test_depth_that_cannot_be_told_is_refused():
+    """Distances that cannot be, pictures of other bits, numbers of which nothing is said."""
+    codes = np.zeros((sum(LENGTHS), 16, 16), "<u2")
+    with pytest.raises(ManifestError, match=r"camera 'observation.images.top' of depth.*LeRobot\(cameras=...\)"):
+        samples_in(LeRobot(), of_depth(codes, **{"video.depth_max": 0.01}))
+    unmarked = of_depth(codes, is_depth_map=False, **{"video.pix_fmt": "gray12le"})
+    with pytest.raises(ManifestError, match="has pictures gray12le and is not marked as one of depth"):
+        samples_in(LeRobot(), unmarked)
+    assert TOP not in samples_in(LeRobot(cameras=(WRIST,)), unmarked)[0]
+    of_8_bits = dict(lerobot_set()) | {INFO: of_depth(codes)[INFO]}
+    with pytest.raises(DecodeError, match="has pictures of 12 bits, and these are yuv420p: leave it out"):
+        samples_in(LeRobot(cameras=(TOP,)), of_8_bits)
+
+
+def test_columns_of_structs_and_texts_are_fields():
+    """As the language columns of lerobot."""
+    objects = {name: content for name, content in lerobot_set().items() if name != DATA.replace("000.p", "001.p")}
+    said = [[{"role": "user", "content": str(row)}] * (row % 3) for row in range(20)]
+    table = pq.read_table(io.BytesIO(objects[DATA])).append_column("language", pa.array(said))
+    pq.write_table(table, content := io.BytesIO(), row_group_size=7)
+    objects[DATA] = content.getvalue()
+    told = json.loads(objects[INFO])
+    told["features"]["language"] = {"dtype": "language", "shape": [1]}
+    objects[INFO] = json.dumps(told).encode()
+    found = samples_in(LeRobot({"action": [-0.1, 0.0]}, episodes=(1, 2), cameras=()), objects)
+    assert [each["language"] for each in found] == said[LENGTHS[0] : 20]
+
+
+def test_more_tolerance():
+    """Films and rows whose times are a bit off are read with it."""
+    late = column(EPISODES, f"videos/{TOP}/from_timestamp", lambda values: [value + 0.002 for value in values])
+    jitter = column(DATA, "timestamp", lambda values: [value + 0.001 * (n % 2) for n, value in enumerate(values)])
+    objects, first_file = dict(lerobot_set()), (0, 1, 2)
+    late(objects)
+    jitter(objects)
+    with pytest.raises(
+        ManifestError, match=r"0.002 s away, and at most 0.0001 are allowed; allow more \(tolerance_s=\)"
+    ):
+        samples_in(LeRobot(), objects)
+    with pytest.raises(RecodeError, match=r"by more than 0.0001 s; allow more \(tolerance_s=\)"):
+        samples_in(LeRobot(cameras=(WRIST,), episodes=first_file), objects)
+    found = samples_in(LeRobot(tolerance_s=0.01, episodes=first_file), objects)
+    assert [number_in(np.moveaxis(each[TOP], 0, 2)) for each in found] == list(range(20))

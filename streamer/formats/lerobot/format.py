@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -14,16 +14,15 @@ from streamer.formats.base import Facts, Field, FieldSpec, Format, Recoder, Samp
 from streamer.formats.failures import check_table, needing, refused
 from streamer.formats.lerobot.blocks import Part, reach_of
 from streamer.formats.lerobot.episodes import EPISODE_COLUMNS, TASK_COLUMNS, Episode, File, files_of, tasks_of
-from streamer.formats.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, Info, frames_of, read_info
+from streamer.formats.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, TOLERANCE, Info, frames_of, read_info
 from streamer.formats.lerobot.notes import Notes, lengths_of
 from streamer.formats.lerobot.windows import Film, Run, read_film
 from streamer.formats.media.tables import Integers
 from streamer.formats.parquet.format import Parquet
 from streamer.formats.reading import Asking, collected, read_range
 from streamer.formats.table.records import TableOpener, fixed_dtype, head_dtype
-from streamer.formats.video.format import CLIP
 from streamer.manifest.blocks import Block
-from streamer.manifest.model import NESTED, ObjectRecord
+from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, Source, Span, Survey, Surveying
 
 
@@ -33,13 +32,16 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         LeRobot(delta_timestamps={"observation.images.top": [-0.1, 0.0], "action": [0.0, 0.1, 0.2]})
 
     A sample is a frame (a row of data/). Its fields have the names that `LeRobotDataset` gives them; pictures are uint8
-    [3, height, width], those of a window of several frames [frames, 3, height, width].
+    [3, height, width], those of a window of several frames [frames, 3, height, width]. Cameras of depth are float32
+    [1, height, width], millimetres.
 
     Attributes:
         delta_timestamps: seconds from a row to those of its window, by feature. Outside of the episode its first or
             last row is repeated, and "<feature>_is_pad" says where. Features without an entry are those of the row.
         episodes: numbers of the wanted ones; None: all.
         cameras: names of the wanted ones; None: all.
+        tolerance_s: how far a frame may be from the time of its row, and a row from that of its number, seconds, as
+            `LeRobotDataset` has it. Rows at most a quarter of a frame.
     """
 
     name = "lerobot"
@@ -47,6 +49,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
     delta_timestamps: Mapping[str, Sequence[float]] = msgspec.field(default_factory=dict)
     episodes: tuple[int, ...] | None = None
     cameras: tuple[str, ...] | None = None
+    tolerance_s: Annotated[float, msgspec.Meta(ge=0)] = TOLERANCE
 
     def accepts(self, key: str) -> bool:
         """Accepts files of rows and films, but not the tables of episodes and tasks."""
@@ -62,7 +65,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         cameras = info.cameras if self.cameras is None else self.cameras
         if unknown := set(cameras) - set(info.cameras):
             raise ConfigError(f"cameras={sorted(unknown)}: there are {', '.join(info.cameras)}", field="format")
-        windows = frames_of(self.delta_timestamps, info.fps, [*cameras, *info.columns])
+        windows = frames_of(self.delta_timestamps, info.fps, [*cameras, *info.columns], self.tolerance_s)
         rows = yield from self._table("episodes", root, others, EPISODE_COLUMNS)
         files = files_of(rows, info, root, cameras, self.episodes)
         tasks = tasks_of((yield from self._table("tasks", root, others, TASK_COLUMNS)), root)
@@ -76,7 +79,12 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             Source(known[url], msgspec.msgpack.encode((file, {film: known[film] for film in file.films})))
             for url, file in files.items()
         ]
-        facts = yield from _facts(known[next(iter(files))], info, windows, cameras, tasks)
+        try:
+            depths = info.kinds(cameras)
+        except ValueError as error:
+            raise refused(found[0], f"says of {error}; leave it out: LeRobot(cameras=...)") from error
+        notes = Notes(Facts(), windows, list(cameras), tasks, info.fps, depths, self.tolerance_s)
+        facts = yield from _facts(known[next(iter(files))], info, notes)
         return Survey([*sources, *(Source(known[film]) for film in films)], facts)
 
     def _table(
@@ -124,8 +132,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             for url in urls:
                 films[url] = known.get(url) or (yield from read_film(records[url]))
             frames = [
-                (films[url], _frames(films[url], camera, file.rows, episodes, notes.fps))
-                for camera, url in enumerate(urls)
+                (films[url], _frames(films[url], camera, file.rows, episodes, notes)) for camera, url in enumerate(urls)
             ]
             part = Part(source.record, rows, frames, windows, reach, sample_bytes)
             yield from part.blocks(list(map(Run.of, episodes)), source.chunk_bytes)
@@ -155,34 +162,30 @@ def _blocks_of(source: Source, notes: Notes, file: File) -> Asking[list[Block]]:
     return blocks
 
 
-def _frames(film: Film, camera: int, rows: int, episodes: Sequence[Episode], fps: float) -> Integers:
+def _frames(film: Film, camera: int, rows: int, episodes: Sequence[Episode], notes: Notes) -> Integers:
     """The frame of each row of these episodes."""
     found = np.full(rows, -1)
     for episode in episodes:
-        seconds = episode.films[camera][1] + np.arange(episode.length) / fps
-        found[episode.row : episode.row + episode.length] = film.frames_at(seconds, episode.number)
+        seconds = episode.films[camera][1] + np.arange(episode.length) / notes.fps
+        found[episode.row : episode.row + episode.length] = film.frames_at(seconds, episode.number, notes.tolerance)
     return found
 
 
-def _facts(
-    record: ObjectRecord, info: Info, windows: dict[str, list[int]], cameras: Sequence[str], tasks: dict[int, str]
-) -> Asking[Facts]:
-    """Describes the samples by the schema of a file of rows."""
+def _facts(record: ObjectRecord, info: Info, notes: Notes) -> Asking[Facts]:
+    """Describes the samples by the schema of a file of rows, and by notes without it."""
     try:
         found = (yield from Parquet(info.columns).survey([record], {})).facts
     except ConfigError as error:
         raise ManifestError(f"{record.url} contradicts {NAME}: {error.message}", url=record.url) from error
     rows = msgspec.structs.replace(found, fields=tuple(map(info.kind, found.fields)))
     for spec in rows.fields:
-        if spec.kind == NESTED:
-            raise refused(record, f"has a feature {spec.name!r} of structs, or of lists of texts or of varying lengths")
-        if spec.name in windows and fixed_dtype(spec.kind) is None:
+        if spec.name in notes.windows and fixed_dtype(spec.kind) is None:
             raise ConfigError(f"delta_timestamps: feature {spec.name!r} ({spec.kind}) has no windows", field="format")
     numbers = {spec.name for spec in rows.fields if (dtype := fixed_dtype(spec.kind)) is not None and not dtype.shape}
     if missing := {EPISODE, FRAME, TIME, TASK} - numbers:
         raise ManifestError(f"{record.url} has no column of numbers {', '.join(sorted(missing))}", url=record.url)
-    notes = Notes(rows, windows, list(cameras), tasks, info.fps)
-    fields = [*(FieldSpec(camera, CLIP) for camera in cameras), *notes.fields()]
+    notes = msgspec.structs.replace(notes, rows=rows)
+    fields = [*(FieldSpec(camera, notes.kind(camera)) for camera in notes.cameras), *notes.fields()]
     return Facts(tuple(fields), msgspec.to_builtins(notes, str_keys=True), found.classes)
 
 
@@ -191,7 +194,7 @@ class LeRobotOpener:
 
     def __init__(self, notes: Notes) -> None:
         self._rows = TableOpener(notes.fields())
-        self._cameras = notes.cameras
+        self._cameras = [(camera, notes.kind(camera)) for camera in notes.cameras]
         self._lengths = lengths_of(len(notes.cameras))
 
     def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
@@ -208,4 +211,4 @@ class LeRobotOpener:
             at += length
         count = len(self._cameras)
         clips = [memoryview(b"".join(pair)) for pair in zip(pieces[:count], pieces[count:], strict=True)]
-        return key, [*(Field(c, clip, CLIP) for c, clip in zip(self._cameras, clips, strict=True)), *fields]
+        return key, [*(Field(c, clip, kind) for (c, kind), clip in zip(self._cameras, clips, strict=True)), *fields]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from streamer.errors import ConfigError, ManifestError
+from streamer.formats.lerobot.depth import depth_of
 from streamer.manifest.model import FieldSpec, ObjectRecord
 
 NAME = "meta/info.json"
@@ -22,10 +24,23 @@ _VIDEO, _IMAGE = "video", "image"
 
 
 class Feature(msgspec.Struct, frozen=True):
-    """A feature: its type ("video", "image", "float32", ...) and shape."""
+    """A feature.
+
+    Attributes:
+        dtype: Its type ("video", "image", "float32", ...).
+        shape: Its shape.
+        info, video_info: What v3 and v2 say about its film.
+    """
 
     dtype: str
     shape: tuple[int, ...] = ()
+    info: dict[str, Any] | None = None
+    video_info: dict[str, Any] | None = None
+
+    @property
+    def film(self) -> dict[str, Any]:
+        """What is said about its film."""
+        return {**(self.video_info or {}), **(self.info or {})}
 
 
 class Info(msgspec.Struct, frozen=True):
@@ -55,6 +70,26 @@ class Info(msgspec.Struct, frozen=True):
     def columns(self) -> tuple[str, ...]:
         """Names of the features that are in rows."""
         return tuple(name for name, feature in self.features.items() if feature.dtype != _VIDEO)
+
+    def kinds(self, cameras: Sequence[str]) -> dict[str, str]:
+        """Returns the kinds of the cameras that are of depth.
+
+        Raises:
+            ValueError: One has pictures of more than 8 bits, of which is not said what they are.
+        """
+        found = {}
+        for name in cameras:
+            film = self.features[name].film
+            pixels = str(film.get("video.pix_fmt", film.get("pix_fmt", "")))
+            try:
+                depth = depth_of(film)
+            except ValueError as error:
+                raise ValueError(f"the camera {name!r} of depth: {error}") from error
+            if depth is not None:
+                found[name] = depth.kind
+            elif pixels.startswith("gray") and pixels not in {"gray", "gray8"}:
+                raise ValueError(f"the camera {name!r} has pictures {pixels} and is not marked as one of depth")
+        return found
 
     def path(self, template: str, episode: int, file: Mapping[str, object]) -> str:
         """Returns the name of a file of an episode; raises ValueError if the template names something unknown."""
@@ -87,13 +122,15 @@ def read_info(record: ObjectRecord, content: memoryview) -> Info:
     return info
 
 
-def frames_of(deltas: Mapping[str, Sequence[float]], fps: float, known: Sequence[str]) -> dict[str, list[int]]:
+def frames_of(
+    deltas: Mapping[str, Sequence[float]], fps: float, known: Sequence[str], tolerance: float
+) -> dict[str, list[int]]:
     """Returns time differences in frames; raises ConfigError for other keys, and for parts of frames."""
     found = {}
     for key, seconds in deltas.items():
         if key not in known:
             raise ConfigError(f"delta_timestamps: no feature {key!r}; there are {', '.join(known)}", field="format")
-        wrong = [d for d in seconds if not abs(d) < _LONGEST_SECONDS or abs(d - round(d * fps) / fps) > TOLERANCE]
+        wrong = [d for d in seconds if not abs(d) < _LONGEST_SECONDS or abs(d - round(d * fps) / fps) > tolerance]
         if wrong or not seconds:
             raise ConfigError(
                 f"delta_timestamps[{key!r}]={list(seconds)} has {wrong or 'nothing'}; give multiples of 1/{fps:g} s",

@@ -7,9 +7,11 @@ from struct import Struct
 import msgspec
 
 from streamer.formats.base import Facts, FieldSpec
+from streamer.formats.lerobot.info import TOLERANCE
+from streamer.formats.video.format import CLIP
 
 
-class Notes(msgspec.Struct, frozen=True):
+class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
     """Notes of the facts.
 
     Attributes:
@@ -18,6 +20,8 @@ class Notes(msgspec.Struct, frozen=True):
         cameras: that samples have.
         tasks: by number.
         fps: frames a second.
+        depths: kinds of the cameras of depth.
+        tolerance: how far rows and frames may be from their times, seconds.
     """
 
     rows: Facts
@@ -25,6 +29,12 @@ class Notes(msgspec.Struct, frozen=True):
     cameras: list[str]
     tasks: dict[int, str]
     fps: float
+    depths: dict[str, str] = msgspec.field(default_factory=dict)
+    tolerance: float = TOLERANCE
+
+    def kind(self, camera: str) -> str:
+        """Returns the kind of the field of a camera."""
+        return self.depths.get(camera, CLIP)
 
     def fields(self) -> list[FieldSpec]:
         """The fields that are in rows, as samples have them."""

@@ -18,7 +18,7 @@ from streamer.formats.lerobot.windows import Run
 from streamer.formats.media.recode import ClipRecoder
 from streamer.formats.media.tables import Integers
 from streamer.formats.parquet.recode import ParquetRecoder
-from streamer.formats.table.writer import Column, decoding, listed_column, write_records
+from streamer.formats.table.writer import Column, decoding, join, listed_column, write_records
 
 _NO_NULLS = np.empty(0, bool)
 
@@ -93,13 +93,16 @@ class LeRobotRecoder:
             frames = np.arange(span.first - span.begin, span.stop - span.begin)
             numbers, places = (columns[name].values[span.rows] for name in (EPISODE, FRAME))
             times = columns[TIME].values[span.rows].astype(np.float64)
+            # Frames are found at the times of whole frames, so that a row is nearer to its own than to another.
+            tolerance = max(min(self._notes.tolerance, 0.25 / self._notes.fps), min(TOLERANCE, self._notes.tolerance))
             # Times are float32.
-            near = np.abs(times - frames / self._notes.fps) <= TOLERANCE + 1e-6 * frames / self._notes.fps
+            near = np.abs(times - frames / self._notes.fps) <= tolerance + 1e-6 * frames / self._notes.fps
             if not ((numbers == span.episode) & (places == frames) & near).all():
                 raise RecodeError(
                     f"rows that should be frames {frames[0]} to {frames[-1]} of episode {span.episode} at "
                     f"{self._notes.fps:g} frames a second are others: {EPISODE}, {FRAME} or {TIME} contradicts "
-                    "meta/episodes"
+                    f"meta/episodes by more than {tolerance:g} s; allow more (tolerance_s=), or leave the episode out "
+                    "(episodes=)"
                 )
 
     def _column(self, name: str, column: Column, spans: Sequence[Run]) -> Column:
@@ -114,8 +117,17 @@ def _rows(spans: Sequence[Run]) -> Integers:
     return np.concatenate([span.rows for span in spans])
 
 
+def _whole(column: Column) -> Column:
+    """Joins the pieces of nested values, so that rows can be taken out of them."""
+    if not column.pieces:
+        return column
+    _, _, content = join(column.pieces).buffers()
+    return msgspec.structs.replace(column, values=np.frombuffer(content or b"", np.uint8), pieces=())
+
+
 def _one(columns: Sequence[Column]) -> Column:
     """Joins a field of several pieces."""
+    columns = [_whole(column) for column in columns]
     values = np.concatenate([column.values for column in columns])
     fixed = columns[0].lengths is None
     lengths = None if fixed else np.concatenate([c.lengths for c in columns if c.lengths is not None])

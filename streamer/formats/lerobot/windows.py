@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from streamer.errors import ManifestError
 from streamer.formats.failures import UnreadError, errors_of
 from streamer.formats.lerobot.episodes import Episode
-from streamer.formats.lerobot.info import TOLERANCE
 from streamer.formats.media.clips import Pattern, Samples
 from streamer.formats.media.entries import Codec
 from streamer.formats.media.frames import Frames
@@ -72,7 +71,7 @@ class Film(msgspec.Struct, frozen=True):
     codec: Codec
     timescale: int
 
-    def frames_at(self, seconds: NDArray[np.float64], episode: int) -> Integers:
+    def frames_at(self, seconds: NDArray[np.float64], episode: int, tolerance: float) -> Integers:
         """The frames nearest to these times of the rows of an episode.
 
         Raises:
@@ -84,12 +83,12 @@ class Film(msgspec.Struct, frozen=True):
         found: Integers = np.where(seconds - known[before] <= known[after] - seconds, before, after)
         distance = np.abs(known[found] - seconds)
         # Also true for NaN.
-        if (far := ~(distance <= TOLERANCE)).any():
+        if (far := ~(distance <= tolerance)).any():
             row = int(far.argmax())
             raise ManifestError(
                 f"{self.record.url} has no frame at {seconds[row]:.4f} s, where episode {episode} has row {row}: the "
-                f"nearest is at {known[found[row]]:.4f} s, {distance[row]:.2g} s away, and at most {TOLERANCE:g} are "
-                "allowed; leave the episode out (episodes=), or record it again",
+                f"nearest is at {known[found[row]]:.4f} s, {distance[row]:.2g} s away, and at most {tolerance:g} are "
+                "allowed; allow more (tolerance_s=), leave the episode out (episodes=), or record it again",
                 url=self.record.url,
             )
         return found

@@ -18,8 +18,8 @@ from streamer.formats.reading import Asking, read_range
 from streamer.formats.sidecars import listed_samples, with_sidecars
 from streamer.formats.tfrecord import example, framing
 from streamer.manifest.beside import is_hidden
-from streamer.manifest.model import ObjectRecord
 from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
+from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Examine, Examined, Indexing, Source, Surveying
 
 _NAME = re.compile(r".*\.(tfrecords?|tfrec)((-|\.)\d+-of-\d+|-\d+)?(\.(gz|gzip|zlib|zst))?|.+-\d{5}-of-\d{5}(\.gz)?")
@@ -151,7 +151,7 @@ class ExampleOpener:
     """Opens tf.train.Example messages, with the features of `TFRecord`; raises ConfigError if a rule has no meaning."""
 
     def __init__(self, features: Mapping[str, str], lists: Sequence[str] = ()) -> None:
-        self._kinds = {name: f"{_STRINGS}bytes" for name in lists}
+        self._kinds = dict.fromkeys(lists, f"{_STRINGS}bytes")
         self._kinds |= {name: _kind(name, rule) for name, rule in features.items()}
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
