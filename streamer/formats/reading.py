@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 from streamer.formats.failures import DamagedError
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Answer, Examine, Indexing, Need, Note, Short, Span
+from streamer.manifest.protocols import Answer, Examine, Indexing, LeftOut, Need, Note, Short, Span
 
 Result = TypeVar("Result")
 # A part of a survey or an index that asks for bytes and returns what it found in them.
@@ -105,7 +105,7 @@ def collected(
                 answer = yield item
                 continue
             answer = None
-            if not isinstance(item, Short | Note):
+            if not isinstance(item, Short | Note | LeftOut):
                 add(item)
 
 

@@ -18,11 +18,11 @@ from streamer.indexing.stores import Opener, TaskReader
 from streamer.manifest.blocks import Block
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.build import BuildOptions
-from streamer.manifest.builder.containers import Budget, Container, index_container
+from streamer.manifest.builder.containers import Budget, Container, Partial, index_container
 from streamer.manifest.packing import Cut
 from streamer.manifest.protocols import Indexer, Note, Short
 
-Found: TypeAlias = Cut | list[Block] | Short | ManifestError
+Found: TypeAlias = Cut | list[Block] | Short | Partial | ManifestError
 # The place of a container in its task, and what is found in it; in any order.
 Findings: TypeAlias = list[tuple[int, Found | Note]]
 

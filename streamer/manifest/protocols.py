@@ -96,6 +96,18 @@ class Note(msgspec.Struct, frozen=True):
     example: str
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """A part of the dataset cannot be used, and the rest of its object can: a row of a table, an episode.
+
+    Unless the user asked to leave such parts out, the build ends with an error that names all of them.
+
+    Attributes:
+        what: Which part, and why.
+    """
+
+    what: str
+
+
 class Source(msgspec.Struct, frozen=True):
     """One object to index.
 
@@ -122,19 +134,21 @@ class Survey(msgspec.Struct, frozen=True):
         facts: facts about the whole dataset.
         read_bytes: the most bytes that the index will read; None: all bytes of the objects.
         rows: of a table that says what the samples are: one each, unless it is left out; 0: there is no table.
+        left_out: parts that cannot be used, such as rows of a table that name no object.
     """
 
     sources: Sequence[Source]
     facts: Facts = Facts()
     read_bytes: int | None = None
     rows: int = 0
+    left_out: Sequence[LeftOut] = ()
 
 
 Answer: TypeAlias = memoryview | tuple[memoryview, ...] | Examined | None
 # Yield their needs (several at once as a tuple, which is answered with a tuple), and are sent the bytes.
 Surveying: TypeAlias = Generator[Need | tuple[Need, ...] | Examine, Answer, Survey]
 # Also yields samples or blocks in order of position, never both in one dataset, or why there are none; and notes.
-Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block | Short | Note, Answer, None]
+Indexing: TypeAlias = Generator[Need | tuple[Need, ...] | Examine | Span | Block | Short | Note | LeftOut, Answer, None]
 
 
 class Indexer(Protocol):
@@ -177,7 +191,7 @@ class Indexer(Protocol):
         ...
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
-        """Finds the samples of one object: yields `Need`s (answered with bytes), `Span`s, `Block`s, `Short` or `Note`s.
+        """Finds the samples of one object: yields `Need`s (answered with bytes), and what it finds (see `Indexing`).
 
         Formats that read all bytes ask for them forward, each once: the chunks among them are offered to the cache.
         Spans are in order and do not overlap.

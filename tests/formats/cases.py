@@ -38,7 +38,7 @@ from streamer.formats.chunkfile import RecordTable, encode_table
 from streamer.formats.registry import find_format
 from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.model import Codec, Extent, ObjectRecord
-from streamer.manifest.protocols import Short
+from streamer.manifest.protocols import LeftOut, Short
 from streamer.manifest.table import Manifest
 from tests.formats.summary import EXPECTED, KEY, summary
 
@@ -134,6 +134,9 @@ def find(chosen: Format, objects: Mapping[str, bytes], chunk_bytes: int = 8 << 2
         others = {record.url: record for record in listing if record not in accepted}
         found.survey = run(chosen.survey(accepted, others), objects, None, found.survey_needs, _refuse)
         sources = found.survey.sources
+        if found.survey.left_out:
+            # As a build without `Index(on_error="skip")`.
+            raise ManifestError(found.survey.left_out[0].what)
     for surveyed in sources:
         key = surveyed.record.url.removeprefix(URL)
         source = msgspec.structs.replace(surveyed, chunk_bytes=chunk_bytes, key=key)
@@ -182,6 +185,8 @@ def run(
         elif isinstance(item, Examine):
             asked.append((Need(0, item.object.size, item.object),))
             answer = examined(item, objects[item.object.url.removeprefix(URL)])
+        elif isinstance(item, LeftOut):
+            raise ManifestError(item.what)
         elif not isinstance(item, Short):
             take(item)
 

@@ -299,7 +299,7 @@ def test_groups_that_are_episodes_are_refused():
     """As robomimic has them; the error says what works."""
     grouped = written(lambda file: file.update({"data/demo_0/actions": IMAGES, "data/demo_1/actions": IMAGES}))
     with pytest.raises(
-        ManifestError, match="2 numbered objects .* name the datasets of one, or convert them to LeRobot"
+        ManifestError, match=r"2 numbered objects .* name the datasets of one, or convert them to LeRobot"
     ):
         values(grouped, actions="data")
     assert len(values(grouped, actions="data/demo_1/actions")) == len(IMAGES)

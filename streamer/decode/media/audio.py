@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Wave = NDArray[np.float32]
 
-# PyAV looks for the planes of a frame up to a pointer that is 0; behind the eighth there is none (18.1, to_ndarray reads
-# other memory).
+# PyAV looks for the planes of a frame up to a pointer that is 0; behind the eighth there is none, and to_ndarray reads
+# other memory (18.1).
 _MOST_PLANES = 8
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +32,7 @@ class DepthFrames(Frames):
         depth: How distances were stored.
     """
 
-    depth: Depth = Depth()
+    depth: Depth = field(default_factory=Depth)
 
     def of(self, film: Film, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
         """Decodes the frames of these times, which get this shape."""

@@ -22,8 +22,8 @@ _DTYPES = {(1, 1): "u1", (1, 2): "i2", (1, 3): "i3", (1, 4): "i4", (3, 4): "f4",
 # By the first bytes of the file: the order of bytes of all its numbers.
 _ORDERS = {b"RIFF": "<", b"RF64": "<", b"BW64": "<", b"RIFX": ">"}
 _PLAIN, _EXTENSIBLE = 16, 0xFFFE
-# Writers that cannot seek leave this in place of lengths, and so does RF64. FFmpeg and libsndfile read to the end of the
-# file, too.
+# Writers that cannot seek leave this in place of lengths, and so does RF64. FFmpeg and libsndfile read to the end of
+# the file, too.
 _UNKNOWN = 0xFFFFFFFF
 
 

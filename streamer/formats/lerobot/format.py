@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, Field, FieldSpec, Format, Recoder, SampleName
@@ -23,7 +24,7 @@ from streamer.formats.reading import Asking, collected, read_range
 from streamer.formats.table.records import TableOpener, fixed_dtype, head_dtype
 from streamer.manifest.blocks import Block
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Examine, Examined, Indexing, Source, Span, Survey, Surveying
+from streamer.manifest.protocols import Examine, Examined, Indexing, LeftOut, Source, Span, Survey, Surveying
 
 
 class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
@@ -72,9 +73,10 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         if not files:
             raise ManifestError(f"{root} has no rows in its episodes", url=root)
         known = {record.url: record for record in accepted}
+        files, left_out = _existing(files, known, root)
+        if not files:
+            raise ManifestError(left_out[0].what, url=root)
         films = sorted({film for file in files.values() for film in file.films})
-        if lost := next((url for url in [*files, *films] if url not in known), None):
-            raise ManifestError(f"{lost} has episodes by {root}meta/episodes, and does not exist", url=lost)
         sources = [
             Source(known[url], msgspec.msgpack.encode((file, {film: known[film] for film in file.films})))
             for url, file in files.items()
@@ -85,7 +87,7 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             raise refused(found[0], f"says of {error}; leave it out: LeRobot(cameras=...)") from error
         notes = Notes(Facts(), windows, list(cameras), tasks, info.fps, depths, self.tolerance_s)
         facts = yield from _facts(known[next(iter(files))], info, notes)
-        return Survey([*sources, *(Source(known[film]) for film in films)], facts)
+        return Survey([*sources, *(Source(known[film]) for film in films)], facts, left_out=left_out)
 
     def _table(
         self, name: str, root: str, others: Mapping[str, ObjectRecord], columns: Sequence[str]
@@ -131,6 +133,10 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
             films = {}
             for url in urls:
                 films[url] = known.get(url) or (yield from read_film(records[url]))
+            episodes, left_out = _timed(episodes, [films[url] for url in urls], notes)
+            yield from left_out
+            if not episodes:
+                continue
             frames = [
                 (films[url], _frames(films[url], camera, file.rows, episodes, notes)) for camera, url in enumerate(urls)
             ]
@@ -162,12 +168,53 @@ def _blocks_of(source: Source, notes: Notes, file: File) -> Asking[list[Block]]:
     return blocks
 
 
+def _existing(
+    files: dict[str, File], known: Mapping[str, ObjectRecord], root: str
+) -> tuple[dict[str, File], list[LeftOut]]:
+    """Returns the files with the episodes whose rows and films exist, and the other episodes."""
+    found: dict[str, File] = {}
+    left_out: list[LeftOut] = []
+    for url, file in files.items():
+        kept = []
+        for episode in file.episodes:
+            lost = next((name for name in (url, *(film for film, _ in episode.films)) if name not in known), None)
+            if lost is None:
+                kept.append(episode)
+            else:
+                what = f"{lost} has episode {episode.number} by {root}meta/episodes, and does not exist"
+                left_out.append(LeftOut(what))
+        if kept:
+            found[url] = File(file.rows, kept)
+    return found, left_out
+
+
+def _timed(episodes: Sequence[Episode], films: Sequence[Film], notes: Notes) -> tuple[list[Episode], list[LeftOut]]:
+    """Returns the episodes that have a frame of each film for each row, and the others."""
+    found: list[Episode] = []
+    left_out: list[LeftOut] = []
+    for episode in episodes:
+        try:
+            for camera, film in enumerate(films):
+                film.frames_at(_times(episode, camera, notes), episode.number, notes.tolerance)
+        except ManifestError as error:
+            left_out.append(LeftOut(error.message))
+        else:
+            found.append(episode)
+    return found, left_out
+
+
+def _times(episode: Episode, camera: int, notes: Notes) -> NDArray[np.float64]:
+    """Returns when the frames of the rows of an episode are shown."""
+    found: NDArray[np.float64] = episode.films[camera][1] + np.arange(episode.length) / notes.fps
+    return found
+
+
 def _frames(film: Film, camera: int, rows: int, episodes: Sequence[Episode], notes: Notes) -> Integers:
     """The frame of each row of these episodes."""
     found = np.full(rows, -1)
     for episode in episodes:
-        seconds = episode.films[camera][1] + np.arange(episode.length) / notes.fps
-        found[episode.row : episode.row + episode.length] = film.frames_at(seconds, episode.number, notes.tolerance)
+        times = _times(episode, camera, notes)
+        found[episode.row : episode.row + episode.length] = film.frames_at(times, episode.number, notes.tolerance)
     return found
 
 

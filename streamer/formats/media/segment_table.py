@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -18,6 +20,7 @@ from streamer.formats.names import base_name
 from streamer.formats.table.rows import field_of, plain_column, read_rows, texts_of
 from streamer.formats.table.writer import write_records
 
+_CLOCK = re.compile(r"(?:(?:(\d+):)?(\d+):)?(\d+(?:[.,]\d+)?)")
 # A hint has the rows of its clips, and less than 64 KiB.
 _MOST_ROW_BYTES = 32 << 10
 
@@ -31,7 +34,7 @@ def read_segments(content: memoryview, url: str, taken: Sequence[str]) -> Record
         taken: names of fields that its other columns cannot have.
 
     Raises:
-        RecodeError: it cannot be read, or has rows that are no segments.
+        RecodeError: it cannot be read.
     """
     try:
         read = _read(content, base_name(url).lower().rpartition(".")[2], taken)
@@ -48,12 +51,12 @@ def _read(content: memoryview, ending: str, taken: Sequence[str]) -> SegmentTabl
     if not len(table):
         raise RecodeError("it has no rows")
     fields = [field_of(table, name) for name in table.column_names if name not in {PATH, START, END}]
+    # The index says which rows have none.
+    place = table.column_names.index(PATH)
+    if table.column(place).null_count and pa.types.is_string(table.column(place).type):
+        table = table.set_column(place, PATH, pc.fill_null(table.column(place), ""))
     paths = texts_of(table, PATH, "the film of its segment")
     start, end = _seconds(table, START), _seconds(table, END)
-    wrong = np.flatnonzero(~((start >= 0) & (start < end) & np.isfinite(end)))
-    if len(wrong):
-        row = int(wrong[0])
-        raise RecodeError(f"row {row} goes from {start[row]} to {end[row]} s; segments have 0 <= start < end")
     made = write_records([spec for spec, _ in fields], [column for _, column in fields], len(table))
     if (longest := int(made.lengths.max())) > _MOST_ROW_BYTES:
         raise RecodeError(
@@ -76,7 +79,19 @@ def _ordered(taken: Sequence[str], columns: Sequence[str]) -> list[str]:
 
 def _seconds(table: pa.Table, name: str) -> np.ndarray:
     values = plain_column(table, name)
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        return np.array([math.nan if text is None else _clock(text) for text in values.to_pylist()], np.float64)
     if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)):
-        raise RecodeError(f"the column {name!r} has values of type {values.type}; they are seconds")
+        raise RecodeError(
+            f"the column {name!r} has values of type {values.type}; they are seconds, or hours:minutes:seconds"
+        )
     found: np.ndarray = pc.fill_null(values.cast(pa.float64()), float("nan")).to_numpy(zero_copy_only=False)
     return found
+
+
+def _clock(text: str) -> float:
+    """Reads seconds, minutes:seconds or hours:minutes:seconds; NaN if a text is none of them."""
+    if (found := _CLOCK.fullmatch(text.strip())) is None:
+        return math.nan
+    hours, minutes, seconds = found.groups()
+    return 3600 * int(hours or 0) + 60 * int(minutes or 0) + float(seconds.replace(",", "."))

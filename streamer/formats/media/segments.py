@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from streamer.errors import ConfigError, ManifestError
+from streamer.errors import ConfigError
 from streamer.formats.base import Facts, FieldSpec
 from streamer.formats.failures import check_table
 from streamer.formats.media.clips import ROUNDING_TICKS, Cells, Pattern, Samples, Sampling, samples_of_cells
@@ -16,7 +17,7 @@ from streamer.formats.media.tables import Integers, Packets
 from streamer.formats.names import base_name
 from streamer.formats.reading import Asking
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Examine, Examined
+from streamer.manifest.protocols import Examine, Examined, LeftOut
 
 PATH, START, END = "path", "start", "end"
 # Times in tables are rounded: frames shown for less are not of a segment.
@@ -44,30 +45,41 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
     end: list[float]
     records: list[bytes]
 
-    def samples(self, sampling: Sampling, packets: Packets, frames: Frames, timescale: int, film: str) -> Samples:
-        """Returns the samples of a track: a clip of each segment that has room for it.
-
-        Raises:
-            ManifestError: a segment ends behind the film.
-        """
+    def samples(self, sampling: Sampling, packets: Packets, frames: Frames, timescale: int) -> Samples:
+        """Returns the samples of a track: a clip of each segment that has room for it, all of which are in the film."""
         pattern = sampling.pattern_of(timescale)
-        cells = self._cells(sampling, pattern, frames, timescale, film)
-        return samples_of_cells(sampling, pattern, cells, packets, frames)
+        return samples_of_cells(sampling, pattern, self._cells(sampling, pattern, frames, timescale), packets, frames)
 
-    def _cells(self, sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int, film: str) -> Cells:
-        pts = frames.pts
-        length = float(pts[-1] + frames.duration[-1]) / timescale if len(frames) else 0.0
+    def inside(self, sampling: Sampling, frames: Frames, timescale: int, film: str) -> tuple[Segments, list[LeftOut]]:
+        """Returns the rows that are inside of the film, and the others."""
+        length = _seconds_of(frames, timescale)
         start, end = np.array(self.start), np.array(self.end)
         behind_film = (end > length + _MOST_BEHIND_SECONDS) & (not sampling.repeats_last)
-        outside = np.flatnonzero((start >= length) | behind_film)
-        if len(outside):
-            row = int(outside[0])
-            raise ManifestError(
+        is_outside = (start >= length) | behind_film
+        if not is_outside.any():
+            return self, []
+        left_out = [
+            LeftOut(
                 f"{self.table}: row {self.numbers[row]} is of {start[row]:.3f} to {end[row]:.3f} s of {film}, which "
-                f"ends at {length:.3f} s: correct it, or policy='repeat_last' for ends behind the film",
-                url=self.table,
-                row=self.numbers[row],
+                f"ends at {length:.3f} s (policy='repeat_last' takes ends behind the film)"
             )
+            for row in np.flatnonzero(is_outside).tolist()
+        ]
+        kept = np.flatnonzero(~is_outside).tolist()
+        return (
+            Segments(
+                self.table,
+                [self.numbers[row] for row in kept],
+                [self.start[row] for row in kept],
+                [self.end[row] for row in kept],
+                [self.records[row] for row in kept],
+            ),
+            left_out,
+        )
+
+    def _cells(self, sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int) -> Cells:
+        pts, length = frames.pts, _seconds_of(frames, timescale)
+        start, end = np.array(self.start), np.array(self.end)
         first = _shown(pts, (start + _ROUNDING_SECONDS) * timescale)
         # Behind the times at which frames of a segment begin: the first one always does.
         bound = np.maximum(np.minimum(end - _ROUNDING_SECONDS, length) * timescale, pts[first] + 1)
@@ -80,6 +92,10 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
         stop = behind if sampling.repeats_last else _fitting(pattern, pts, behind, bound)
         cells = Cells(first, stop, behind, np.empty((len(first), 0), np.int64), self.records)
         return cells.taken(np.flatnonzero(stop > first))
+
+
+def _seconds_of(frames: Frames, timescale: int) -> float:
+    return float(frames.pts[-1] + frames.duration[-1]) / timescale if len(frames) else 0.0
 
 
 def _shown(pts: Integers, ticks: np.ndarray) -> Integers:
@@ -117,42 +133,50 @@ def read_table(name: str, segments: str, tables: Sequence[ObjectRecord]) -> Aski
     return found[0], msgspec.msgpack.decode(made.records, type=SegmentTable)
 
 
-def rows_of_films(url: str, table: SegmentTable, films: Sequence[ObjectRecord]) -> dict[str, Segments]:
-    """Returns the rows of each film that has some, by its url.
+def rows_of_films(
+    url: str, table: SegmentTable, films: Sequence[ObjectRecord]
+) -> tuple[dict[str, Segments], list[LeftOut]]:
+    """Returns the rows of each film that has some, by its url, and the rows that are no segments of one.
 
     A path in the table begins in its folder, or is the end of one url alone.
-
-    Raises:
-        ManifestError: a row names no film, or several.
     """
     known = {record.url for record in films}
     by_name: dict[str, list[str]] = {}
     for film in sorted(known):
         by_name.setdefault(base_name(film), []).append(film)
     folder = url.rpartition("/")[0]
-    urls: dict[str, str] = {}
+    # By path: the url of its film, or why there is none.
+    urls: dict[str, str | LeftOut] = {}
     found: dict[str, Segments] = {}
+    left_out: list[LeftOut] = []
     for row, path in enumerate(table.paths):
+        start, end = table.start[row], table.end[row]
         if path not in urls:
-            urls[path] = _film_of(path, folder, known, by_name, f"{url}: row {row}")
-        rows = found.setdefault(urls[path], Segments(url, [], [], [], []))
+            urls[path] = _film_of(path, folder, known, by_name)
+        if isinstance(url_of_film := urls[path], LeftOut):
+            left_out.append(LeftOut(f"{url}: row {row} names {url_of_film.what}"))
+            continue
+        # Also of times that are missing, which are NaN.
+        if not 0 <= start < end < math.inf:
+            left_out.append(LeftOut(f"{url}: row {row} goes from {start} to {end} s; segments have 0 <= start < end"))
+            continue
+        rows = found.setdefault(url_of_film, Segments(url, [], [], [], []))
         rows.numbers.append(row)
-        rows.start.append(table.start[row])
-        rows.end.append(table.end[row])
+        rows.start.append(start)
+        rows.end.append(end)
         rows.records.append(table.records[row])
-    return found
+    return found, left_out
 
 
-def _film_of(path: str, folder: str, known: set[str], by_name: Mapping[str, list[str]], where: str) -> str:
+def _film_of(path: str, folder: str, known: set[str], by_name: Mapping[str, list[str]]) -> str | LeftOut:
     if path in known:
         return path
     if (beside := f"{folder}/{path.removeprefix('./')}") in known:
         return beside
     found = [film for film in by_name.get(base_name(path), ()) if film.endswith(f"/{path.lstrip('./')}")]
     if len(found) != 1:
-        raise ManifestError(
-            f"{where} names {path!r}, which is {'no film' if not found else f'{len(found)} films'} of the "
-            f"{len(known)} of the dataset; paths begin in the folder of the table",
-            path=path,
+        which = "no film" if not found else f"{len(found)} films"
+        return LeftOut(
+            f"{path!r}, which is {which} of the {len(known)} of the dataset; paths begin in the folder of it"
         )
     return found[0]

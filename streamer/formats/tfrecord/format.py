@@ -45,8 +45,8 @@ class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
         features: kinds of some features: "int" or "float" (one number), "int[3]", "float[-1,4]" (arrays of a shape, of
             which one length may be open), and of bytes any kind of a field: "image", "bytes", "txt", "json", "npy",
             "<f4[64,64]" (numbers as numpy's `tobytes` gives them), and "bytes[]", "image[]", "txt[]", "json[]", "npy[]"
-            of lists of them. Others are arrays of one dimension; or bytes, decoded if they begin as a picture; or a list
-            of bytes in each sample, also of one, where a record at the beginning of the first file has several or none.
+            of lists of them. Others are arrays of one dimension; or bytes, decoded if they begin as a picture; or a
+            list of bytes in each sample, also of one, where a record at the beginning of the first file has several.
     """
 
     name = "tfrecord"

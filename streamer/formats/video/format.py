@@ -130,11 +130,11 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
         films = [record for record in accepted if record.url.lower().endswith(self.endings)]
         tables = [*others.values(), *(record for record in accepted if not record.url.lower().endswith(self.endings))]
         record, table = yield from read_table(self.name, self.segments, tables)
-        rows = rows_of_films(record.url, table, films)
+        rows, left_out = rows_of_films(record.url, table, films)
         sources = [Source(film, msgspec.msgpack.encode(rows[film.url])) for film in films if film.url in rows]
         # What is known of films is known with their rows.
         facts = Facts((*self._fields, *table.fields), {"segments": record.version})
-        return Survey(sources, facts, rows=len(table.paths))
+        return Survey(sources, facts, rows=len(table.paths) - len(left_out), left_out=left_out)
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the clips of a film."""
@@ -150,7 +150,9 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
             frames = Frames.of(packets)
             if source.notes:
                 rows = msgspec.msgpack.decode(source.notes, type=Segments)
-                samples = rows.samples(self.sampling, packets, frames, timescale, record.url)
+                rows, left_out = rows.inside(self.sampling, frames, timescale, record.url)
+                yield from left_out
+                samples = rows.samples(self.sampling, packets, frames, timescale)
             else:
                 samples = samples_of(self.sampling, packets, frames, timescale)
                 if not samples.rows:

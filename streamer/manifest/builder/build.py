@@ -14,7 +14,14 @@ import numpy as np
 from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.blocks import Block
 from streamer.manifest.builder.bounded_map import bounded_map
-from streamer.manifest.builder.containers import WINDOW_BYTES, Budget, Container, index_container, most_open_bytes
+from streamer.manifest.builder.containers import (
+    WINDOW_BYTES,
+    Budget,
+    Container,
+    Partial,
+    index_container,
+    most_open_bytes,
+)
 from streamer.manifest.builder.index_log import IndexLogs
 from streamer.manifest.builder.known import take_over
 from streamer.manifest.builder.listing import Listed, Listing, OrderOf, list_objects
@@ -28,6 +35,7 @@ from streamer.manifest.protocols import (
     ChooseFormat,
     Estimate,
     Indexer,
+    LeftOut,
     Lister,
     Need,
     Note,
@@ -42,8 +50,9 @@ from streamer.manifest.table import Manifest
 
 # The longest magic of a format.
 _START_BYTES = 16
-# More than a user reads one by one.
-_DAMAGES_NAMED = 50
+# As many as a user reads one by one.
+_NAMED = 10
+_LEAVE_OUT = "leave them out (Index(on_error='skip'), --index-errors skip)"
 # 8 containers whose chunks are kept, 16 without. With all of the fetcher's memory, 1 GiB, no page serves twice: .81 GB
 # more resident, 1.1 GB more of page faults and 1.6 CPU s more for 1.1 GB (2026-11-25).
 MEMORY_BYTES = 256 << 20
@@ -52,7 +61,8 @@ MEMORY_BYTES = 256 << 20
 # Indexes containers in other processes: yields the number of a container and its samples or blocks, or why it is
 # damaged, in any order, and notes about it. Raises StoreError if a store cannot be read.
 Elsewhere = Callable[
-    [Sequence[Container], Indexer], AsyncGenerator[tuple[int, Cut | list[Block] | Short | Note | ManifestError], None]
+    [Sequence[Container], Indexer],
+    AsyncGenerator[tuple[int, Cut | list[Block] | Short | Partial | Note | ManifestError], None],
 ]
 
 
@@ -72,8 +82,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         known: manifests from which the rows of unchanged objects are taken; those objects are not read.
         order_of: the order of the objects that a url with braces names; see `list_objects`.
         on_note: called with a line about rows of a table that give no sample, or about samples that are left out.
-        on_damage: called with a line for each damaged container that is left out, and one for all; None: damage is an
-            error.
+        on_damage: called with a line about all containers, rows of tables and episodes that the index cannot use and
+            that are left out, and one for each of the first; None: they are an error.
         elsewhere: indexes the containers in other processes; None: this process does.
         doubtful: given the names of files that are samples, returns the place of one whose first bytes are to be looked
             at; None: none is.
@@ -180,22 +190,39 @@ def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: boo
 
 async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions) -> tuple[Rows, str]:
     """The rows, and why there are none, if that is known."""
-    surveyed = await survey_objects(listed, reader, options.concurrency)
+    surveyed = await survey_objects(listed, reader, options.concurrency, skips=options.on_damage is not None)
     chunk_bytes = choose_chunk_bytes(options.chunk_bytes, surveyed.listing.sizes, False)
     survey, indexer = surveyed.survey, listed.indexer
     # In a thread: 10^5 objects take a second.
     known = await asyncio.to_thread(take_over, survey.sources, options.known, indexer, survey.facts, chunk_bytes)
     if options.on_estimate:
         options.on_estimate(_estimate(surveyed, known, chunk_bytes))
+    _leave_out(survey.left_out, options, "rows or parts of the dataset")
     indexed = _Indexed(surveyed, listed.indexer, chunk_bytes, reader, options)
     rows = await indexed.rows(known)
-    if rows.samples < survey.rows:
-        options.on_note(f"{survey.rows - rows.samples} of {survey.rows} rows have no sample in them{_as_read(indexer)}")
+    if (empty := survey.rows - indexed.rows_left_out - rows.samples) > 0:
+        options.on_note(f"{empty} of {survey.rows} rows have no sample in them{_as_read(indexer)}")
     if indexed.left_out:
         options.on_note(f"samples over a change of codec parameters, which are left out: {indexed.left_out}")
     for note in indexed.notes.values():
         options.on_note(f"{note.count} {note.what} (the first is {note.example})")
     return rows, str(indexed.longest or "")
+
+
+def _leave_out(parts: Sequence[LeftOut], options: BuildOptions, what: str) -> None:
+    """Reports parts that the index cannot use, all at once; raises ManifestError unless they are to be left out."""
+    if not parts:
+        return
+    named = [part.what for part in parts[:_NAMED]]
+    more = [f"{len(parts) - _NAMED} more"] if len(parts) > _NAMED else []
+    if options.on_damage is None:
+        raise ManifestError(
+            f"{len(parts)} {what} cannot be used: {'; '.join([*named, *more])}; correct them, or {_LEAVE_OUT}",
+            left_out=len(parts),
+        )
+    options.on_damage(f"{len(parts)} {what} cannot be used and are left out")
+    for line in [*named, *more]:
+        options.on_damage(f"left out: {line}")
 
 
 def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> Estimate:
@@ -233,9 +260,16 @@ class _Indexed:
         self._total_bytes = int(self._listing.sizes.sum())
         self._done = self._done_bytes = self._read_bytes = self._samples = 0
         self._damages: dict[int, ManifestError] = {}
+        self._left_out: dict[int, list[LeftOut]] = {}
+        self._unread = surveyed.damages
         self.longest: Short | None = None
         self.left_out = 0
         self.notes: dict[str, Note] = {}
+
+    @property
+    def rows_left_out(self) -> int:
+        """Rows or parts that cannot be used, of containers that are."""
+        return sum(map(len, self._left_out.values()))
 
     async def rows(self, known: Mapping[int, Cut | list[Block]]) -> Rows:
         """Returns the rows of all containers, some of which are known."""
@@ -250,7 +284,9 @@ class _Indexed:
         found = {**known, **dict(zip(unknown, indexed, strict=True))}
         cuts = [found[number] for number in numbers]
         listing, good = self._listing, [cut for cut in cuts if cut is not None]
-        if self._damages:
+        left_out = [each for number in sorted(self._left_out) for each in self._left_out[number]]
+        _leave_out(left_out, self._options, "rows or parts of objects")
+        if self._damages or self._unread:
             self._report_damages()
             listing = listing.only([number for number in numbers if cuts[number] is not None])
         contained = Contained(listing, self._chosen, self._survey.facts, self._chunk_bytes)
@@ -258,16 +294,17 @@ class _Indexed:
 
     def _report_damages(self) -> None:
         assert self._options.on_damage is not None
-        found = [self._damages[number] for number in sorted(self._damages)]
-        if len(found) == len(self._listing):
+        found = [*self._unread, *(self._damages[number] for number in sorted(self._damages))]
+        if len(found) == (objects := len(self._listing) + len(self._unread)):
             raise found[0]
         self._options.on_damage(
-            f"{len(found)} of {len(self._listing)} objects cannot be read and are left out, with all their samples"
+            f"{len(found)} of {objects} objects cannot be read and are left out, with all their samples"
         )
-        for damage in found[:_DAMAGES_NAMED]:
-            self._options.on_damage(f"left out: {damage.details['url']}: {damage.details['reason']}")
-        if len(found) > _DAMAGES_NAMED:
-            self._options.on_damage(f"left out: {len(found) - _DAMAGES_NAMED} more")
+        for damage in found[:_NAMED]:
+            reason = damage.details.get("reason", damage.message)
+            self._options.on_damage(f"left out: {damage.details['url']}: {reason}")
+        if len(found) > _NAMED:
+            self._options.on_damage(f"left out: {len(found) - _NAMED} more")
 
     async def _index_or_leave(self, number: int) -> Cut | list[Block] | None:
         """Indexes a container; returns None if it is damaged and is to be left out."""
@@ -278,8 +315,9 @@ class _Indexed:
             return None
 
     def _leave(self, number: int, error: ManifestError) -> None:
-        """Leaves a damaged container out, unless damage is an error."""
-        if self._options.on_damage is None or "reason" not in error.details:
+        """Leaves a container out that the index cannot use, unless that is an error, or it is about another object."""
+        is_own = error.details.get("url") == self._survey.sources[number].record.url
+        if self._options.on_damage is None or not ("reason" in error.details or is_own):
             raise error
         self._damages[number] = error
         self._done += 1
@@ -332,7 +370,10 @@ class _Indexed:
         self._report()
         return counted
 
-    def _count_object(self, number: int, cut: Cut | list[Block] | Short, passed: int) -> Cut | list[Block]:
+    def _count_object(self, number: int, cut: Cut | list[Block] | Short | Partial, passed: int) -> Cut | list[Block]:
+        if isinstance(cut, Partial):
+            self._left_out[number] = cut.left_out
+            cut = cut.found
         if isinstance(cut, Short):
             self.longest = max(cut, self.longest or cut, key=lambda short: short.length)
             cut = []

@@ -33,6 +33,7 @@ from streamer.manifest.protocols import (
     IndexedChunk,
     Indexer,
     Indexing,
+    LeftOut,
     Need,
     Note,
     OnChunk,
@@ -92,6 +93,13 @@ class Container(msgspec.Struct, frozen=True):
         return self.source.record
 
 
+class Partial(msgspec.Struct, frozen=True):
+    """What an index found in a container, and the parts of it that cannot be used."""
+
+    found: Cut | list[Block] | Short
+    left_out: list[LeftOut]
+
+
 async def index_container(
     container: Container,
     indexer: Indexer,
@@ -101,13 +109,14 @@ async def index_container(
     on_chunk: OnChunk | None,
     on_read: Callable[[Need], None],
     on_note: OnNote = lambda note: None,
-) -> Cut | list[Block] | Short:
+) -> Cut | list[Block] | Short | Partial:
     """Indexes one container: cuts its samples into chunks, and offers those chunks whose bytes were all read.
 
     Chunks that are in the container's log are neither read nor offered again.
 
     Returns:
-        The samples, cut into chunks, or the blocks, of which `blocks.cut_blocks` makes chunks, or why there are none.
+        The samples, cut into chunks, or the blocks, of which `blocks.cut_blocks` makes chunks, or why there are none;
+        with the parts that cannot be used, if there are some.
 
     Raises:
         ManifestError: the indexer failed.
@@ -115,6 +124,7 @@ async def index_container(
     """
     found = await asyncio.to_thread(container.log.read) if container.log else Found()
     blocks: list[Block] = []
+    left_out: list[LeftOut] = []
     short: Short | None = None
     if not found.finished:
         source = msgspec.structs.replace(container.source, chunk_bytes=container.chunk_bytes)
@@ -123,17 +133,19 @@ async def index_container(
             async with asyncio.TaskGroup() as tasks:
                 windows = _Windows(container.record, checked(reader), tasks, ahead)
                 try:
-                    chunks, advancing = _ClosedChunks(container, on_chunk, found), _Steps(steps, found, blocks)
+                    chunks, advancing = (
+                        _ClosedChunks(container, on_chunk, found),
+                        _Steps(steps, found, blocks, left_out),
+                    )
                     await _index_rest(advancing, windows, chunks, on_read)
                     short = advancing.short
                     for note in advancing.notes:
                         on_note(note)
                 finally:
                     windows.cancel()
-    if found_any := blocks or short:
-        return found_any
     starts, stops = _since(found, 0)
-    return cut_object(starts, stops, container.record.size, container.chunk_bytes)
+    result = blocks or short or cut_object(starts, stops, container.record.size, container.chunk_bytes)
+    return Partial(result, left_out) if left_out else result
 
 
 async def _index_rest(steps: _Steps, windows: _Windows, chunks: _ClosedChunks, on_read: Callable[[Need], None]) -> None:
@@ -163,8 +175,8 @@ def _since(found: Found, first: int) -> tuple[NDArray[np.int64], NDArray[np.int6
 class _Steps:
     """A running indexer and its findings."""
 
-    def __init__(self, steps: Indexing, found: Found, blocks: list[Block]) -> None:
-        self._steps, self.found, self.blocks = steps, found, blocks
+    def __init__(self, steps: Indexing, found: Found, blocks: list[Block], left_out: list[LeftOut]) -> None:
+        self._steps, self.found, self.blocks, self._left_out = steps, found, blocks, left_out
         self.short: Short | None = None
         self.notes: list[Note] = []
 
@@ -180,6 +192,8 @@ class _Steps:
                     self.short = item
                 elif isinstance(item, Note):
                     self.notes.append(item)
+                elif isinstance(item, LeftOut):
+                    self._left_out.append(item)
                 else:
                     self.blocks.append(item)
                 item = next(self._steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
@@ -10,7 +11,7 @@ from streamer.errors import ManifestError
 from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.builder.checked_reader import checked
 from streamer.manifest.builder.listing import Listed, Listing
-from streamer.manifest.model import Extent
+from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import (
     Answer,
     Examine,
@@ -24,14 +25,26 @@ from streamer.manifest.protocols import (
 
 
 class Surveyed(msgspec.Struct, frozen=True):
-    """The objects to index, in the order of the samples; row i of the listing is source i of the survey."""
+    """The objects to index, in the order of the samples; row i of the listing is source i of the survey.
+
+    Attributes:
+        damages: errors of objects that the survey could not read, and which are not among these.
+    """
 
     listing: Listing
     survey: Survey
+    damages: list[ManifestError]
 
 
-async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int) -> Surveyed:
+async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int, *, skips: bool) -> Surveyed:
     """Surveys the listed objects.
+
+    Args:
+        listed: The objects.
+        reader: Reads what the survey needs of them.
+        concurrency: Requests at once.
+        skips: Whether an object that the survey cannot read is left out, as the first one that says which fields all
+            have, and the others are surveyed without it.
 
     Raises:
         ManifestError: the format's survey failed, or names an object twice or one that was not listed.
@@ -39,6 +52,32 @@ async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int) 
     """
     reader = checked(reader)
     accepted = [listed.listing.record(number) for number in range(len(listed.listing))]
+    places = {record.url: place for place, record in enumerate(accepted)}
+    damages: list[ManifestError] = []
+    while True:
+        try:
+            found = await _surveyed(listed, accepted, reader, concurrency)
+            break
+        except ManifestError as error:
+            kept = [record for record in accepted if record.url != error.details.get("url")]
+            if not skips or len(kept) == len(accepted):
+                raise
+            damages.append(error)
+            if not kept:
+                raise damages[0] from error
+            accepted = kept
+    chosen = [places.get(source.record.url, -1) for source in found.sources]
+    if -1 in chosen or len(set(chosen)) < len(chosen):
+        raise ManifestError(
+            f"the survey of format {listed.indexer.name!r} names {len(chosen)} objects; each must be one of the "
+            f"{len(accepted)} that it accepts, and named once",
+            objects=len(accepted),
+        )
+    return Surveyed(listed.listing.only(chosen), found, damages)
+
+
+async def _surveyed(listed: Listed, accepted: Sequence[ObjectRecord], reader: RangeReader, concurrency: int) -> Survey:
+    """Runs one survey of these objects."""
     steps = listed.indexer.survey(accepted, listed.others)
     found = await asyncio.to_thread(_advance, steps, None)
     while not isinstance(found, Survey):
@@ -54,15 +93,7 @@ async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int) 
             contents = tuple(await read_needs(found if isinstance(found, tuple) else (found,), reader, concurrency))
             answer = contents if isinstance(found, tuple) else contents[0]
         found = await asyncio.to_thread(_advance, steps, answer)
-    places = {record.url: place for place, record in enumerate(accepted)}
-    chosen = [places.get(source.record.url, -1) for source in found.sources]
-    if -1 in chosen or len(set(chosen)) < len(chosen):
-        raise ManifestError(
-            f"the survey of format {listed.indexer.name!r} names {len(chosen)} objects; each must be one of the "
-            f"{len(accepted)} that it accepts, and named once",
-            objects=len(accepted),
-        )
-    return Surveyed(listed.listing.only(chosen), found)
+    return found
 
 
 async def read_needs(needs: tuple[Need, ...], reader: RangeReader, concurrency: int) -> list[memoryview]:

@@ -183,8 +183,8 @@ def _episodes(path: str, inside: Links) -> str:
     if len(numbered) < 2:
         return ""
     return (
-        f" of {len(numbered)} numbered objects ({numbered[0]!r}, ...); a field is a dataset at one path, so groups that are "
-        "episodes are not joined: name the datasets of one, or convert them to LeRobot"
+        f" of {len(numbered)} numbered objects ({numbered[0]!r}, ...); a field is a dataset at one path, so groups "
+        "that are episodes are not joined: name the datasets of one, or convert them to LeRobot"
     )
 
 

@@ -33,7 +33,7 @@ class ChunkDecoder:
         for each in self._filters:
             if each.number == _SCALE_OFFSET and each.values[_HAS_FILL : _HAS_FILL + 1] != (1,):
                 raise RecodeError(
-                    "chunks are packed by scale-offset in a dataset whose fill value is undefined; write it again with one"
+                    "chunks are packed by scale-offset in a dataset whose fill value is undefined; write it with one"
                 )
             if not h5py.h5z.filter_avail(each.number):
                 raise RecodeError(
