@@ -12,7 +12,7 @@ import pytest
 from streamer.errors import ManifestError, RecodeError
 from streamer.formats.arrays.zarr.format import Zarr
 from streamer.formats.arrays.zarr.metadata import read_metadata
-from tests.formats.cases import Case, MemoryStore, block_bytes, built, facts_of, find, read_case, recode
+from tests.formats.cases import Case, MemoryStore, block_bytes, built, facts_of, find, read_case, recode, samples_in
 from tests.formats.contract import FormatContract, samples_of
 
 NAMES = ("group", "plain", "sharded", "version_2")
@@ -238,3 +238,53 @@ def test_a_chunk_that_unpacks_to_more():
     with pytest.raises(RecodeError, match="cut off, or has more than 65540 bytes"):
         recode(Zarr(), found, block, block_bytes(block, bomb, objects))
     assert facts_of(found).fields[0].kind == "u1[2]"
+
+
+@pytest.mark.parametrize("codecs", [[{"name": "bytes"}], [{"name": "bytes"}, {"name": "gzip"}]])
+@pytest.mark.parametrize("unwritten", [{0}, {2}, {1, 2}, {0, 1, 3}])
+async def test_stores_of_the_fill_value_alone(unwritten, codecs, tmp_path):
+    """Their rows are in their places, wherever they are, with an object of another store."""
+    objects, expected = {}, []
+    for number in range(4):
+        place = f"s{number}.zarr"
+        objects[f"{place}/zarr.json"] = array(codecs=codecs, fill_value=100 + number)
+        rows = np.full((4, 2), 100 + number, np.uint8)
+        if number not in unwritten:
+            for chunk in (0, 1) if number else (1,):
+                rows[2 * chunk : 2 * chunk + 2] = 10 * number + chunk
+                content = bytes([10 * number + chunk]) * 4
+                objects[f"{place}/c/{chunk}/0"] = gzip.compress(content) if len(codecs) > 1 else content
+        expected += rows.tolist()
+    assert [sample["array"].tolist() for sample in samples_in(Zarr(), objects)] == expected
+    assert (await built(Zarr(), MemoryStore(objects), tmp_path)).samples == 16
+
+
+def test_windows_of_stores_of_the_fill_value_alone():
+    """Are refused with the store: a window goes on over the rows of an object."""
+    objects = {f"a.zarr/{name}": content for name, content in PLAIN.items()} | {"b.zarr/zarr.json": array()}
+    with pytest.raises(ManifestError, match=r"b\.zarr/zarr\.json: none of its chunks was written, and windows"):
+        find(Zarr(window=(2, 2)), objects)
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_an_array_of_the_fill_value_beside_another(long):
+    """Also where it has the longer rows."""
+    shape = {
+        "shape": [4, 8 if long else 2],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2]}},
+    }
+    objects = {"zarr.json": json.dumps({"zarr_format": 3, "node_type": "group"}).encode()}
+    objects |= {"x/zarr.json": array(fill_value=7, **shape), **{f"y/{name}": each for name, each in PLAIN.items()}}
+    found = samples_in(Zarr(), objects)
+    assert [sample["y"].tolist() for sample in found] == [list(pair) for pair in (b"ab", b"cd", b"ef", b"gh")]
+    assert all(sample["x"].tolist() == [7] * (8 if long else 2) for sample in found)
+
+
+@pytest.mark.parametrize("items", [1, 4, 30, 300])
+def test_chunks_of_lz4_that_are_small(items):
+    """Constant rows have fewer bytes than the head of blosc."""
+    rows = np.full((2, items), 3, np.uint8)
+    chunks = {"shape": [2, items], "chunks": [1, items], "compressor": {"id": "lz4", "acceleration": 1}}
+    packed = numcodecs.LZ4().encode(rows[0])
+    found = samples_in(Zarr(), {".zarray": array_2(**chunks), "0.0": bytes(packed), "1.0": bytes(packed)})
+    assert np.array_equal(np.stack([sample["array"] for sample in found]), rows)

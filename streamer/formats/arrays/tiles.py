@@ -226,7 +226,8 @@ def blocks_of(columns: dict[str, Column], rows: tuple[int, int], chunk_bytes: in
     record_bytes = row_bytes + (head_bytes(fields) if len(fields) > 1 else 0)
     for first, stop in pairwise(_edges(list(columns.values()), rows, chunk_bytes)):
         parts = [column.part(first, stop) for column in columns.values()]
-        pieces = _joined([piece for _, found in parts for piece in found])
+        # Of rows that were never written nothing is fetched but a byte of the object with which they are indexed.
+        pieces = _joined([piece for _, found in parts for piece in found]) or [(None, 0, 1)]
         owners = tuple(owner for owner, _, _ in pieces if owner is not None)
         hint = msgspec.msgpack.encode([part for part, _ in parts])
         ranges = tuple((start, stop) for _, start, stop in pieces)
@@ -236,7 +237,7 @@ def blocks_of(columns: dict[str, Column], rows: tuple[int, int], chunk_bytes: in
 def _edges(columns: Sequence[Column], rows: tuple[int, int], chunk_bytes: int) -> list[int]:
     """Returns the first row of each block, and the end."""
     total = sum(column.row_bytes for column in columns)
-    longest = max(columns, key=lambda column: column.row_bytes)
+    longest = max(columns, key=lambda column: (column.start >= 0 or len(column.tiles) > 0, column.row_bytes))
     if longest.start >= 0:
         return [*range(*rows, max(1, chunk_bytes // total)), rows[1]]
     step, most = longest.tile[0], chunk_bytes * longest.row_bytes // total
@@ -263,7 +264,7 @@ def _runs_of_tiles(column: Column, rows: tuple[int, int]) -> tuple[Int64Array, I
 def _check_written(tops: Int64Array, step: int, rows: tuple[int, int], row_bytes: int) -> None:
     gaps = np.append(tops, rows[1]) - np.append(rows[0], tops + step)
     widest = int(gaps.argmax())
-    if int(gaps[widest]) * row_bytes > _MOST_UNWRITTEN_BYTES or not len(tops):
+    if int(gaps[widest]) * row_bytes > _MOST_UNWRITTEN_BYTES:
         first = int(tops[widest - 1]) + step if widest else rows[0]
         raise ArraysError(
             f"{int(gaps[widest])} rows from row {first} on, {int(gaps[widest]) * row_bytes} bytes, were never written"

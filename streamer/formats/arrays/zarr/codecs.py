@@ -20,6 +20,8 @@ from streamer.formats.packed.unpack import UnpackError, unpack
 _CHECKSUM_BYTES = 4
 # Names of codecs, and of what unpacks them.
 _UNPACKED = {"gzip": "gz", "zstd": "zst", "bz2": "bz2"}
+# Bytes of the heads of what numcodecs unpacks.
+_LEAST_BYTES = {"blosc": 16, "lz4": 4}
 # A packed chunk may be packed again.
 _SPARE_BYTES = 1 << 16
 
@@ -82,7 +84,10 @@ def _by_numcodecs(packing: str, stored: memoryview, most: int) -> memoryview:
     # The length, and for blosc that of what is packed, are what the libraries believe.
     head = stored[4:8] if packing == "blosc" else stored[:4]
     length = int.from_bytes(head, "little")
-    if len(stored) < 16 or length > most or (packing == "blosc" and stored[12:16] != len(stored).to_bytes(4, "little")):
+    least = _LEAST_BYTES.get(packing, 0)
+    if len(stored) < least:
+        raise UnpackError(f"it is cut off: it has {len(stored)} bytes, and its head alone {least}")
+    if length > most or (packing == "blosc" and stored[12:16] != len(stored).to_bytes(4, "little")):
         raise UnpackError(f"it says that it has {length} bytes, and can have up to {most}")
     place, library = np.empty(length, np.uint8), _library(f"numcodecs.{packing}")
     if packing == "blosc":

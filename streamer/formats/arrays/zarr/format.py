@@ -27,7 +27,7 @@ from streamer.formats.names import base_name
 from streamer.formats.reading import Reading, read_ranges
 from streamer.formats.windows.format import RowFormat
 from streamer.manifest.model import ObjectRecord
-from streamer.manifest.protocols import Indexing, Need, Source, Survey, Surveying
+from streamer.manifest.protocols import Indexing, LeftOut, Need, Source, Survey, Surveying
 
 _CHOOSE = 'name the arrays that you want: Zarr(arrays={"image": "images"})'
 _MOST_METADATA_BYTES = 16 << 20
@@ -35,19 +35,27 @@ _MOST_METADATA_BYTES = 16 << 20
 _TOGETHER = 1024
 
 
+_BESIDE = ("before", "after")
+
+
 class _Notes(msgspec.Struct, frozen=True):
     """The survey's facts about an object: its rows, if they are plain.
 
     Else it has the first and last row that are found here, and the objects of the store with these rows, by field.
+    `before` and `after` are of stores without an object, whose rows come before and after those of this one.
     """
 
     plain: Rows | None = None
     rows: tuple[int, int] = (0, 0)
     stored: dict[str, Stored] = msgspec.field(default_factory=dict)
+    before: list[_Notes] = msgspec.field(default_factory=list)
+    after: list[_Notes] = msgspec.field(default_factory=list)
 
     def encode(self) -> bytes:
         """Encodes with the JSON of the standard library: a url may have bytes that are not UTF-8."""
-        return json.dumps(msgspec.to_builtins(self)).encode()
+        # Without what is empty, as earlier versions wrote them.
+        found = {name: value for name, value in msgspec.to_builtins(self).items() if value or name not in _BESIDE}
+        return json.dumps(found).encode()
 
 
 class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
@@ -73,21 +81,23 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
                 f"there is no zarr store: none of {', '.join(NAMES)} is among the objects", objects=len(accepted)
             )
         objects = sorted(accepted, key=_url)
-        sources: list[Source] = []
-        facts, read_bytes = Facts(), 0
+        stores: list[tuple[dict[str, Stored], ObjectRecord]] = []
+        facts = Facts()
         for root in _roots(nodes):
             sidecar = others[root + nodes[root]]
             with _errors_of(sidecar):
                 found = yield from self._arrays(root, nodes, others)
                 stored = {name: _stored(objects, node, array) for name, (node, array) in found.items()}
                 own = facts_of_columns({name: each.column() for name, each in stored.items()})
-                if sources and own != facts:
+                if stores and own != facts:
                     raise ArraysError(f"it has rows of {own.fields}, a store before it of {facts.fields}")
+                common_rows({name: each.column() for name, each in stored.items()})
                 facts = own
-                sources += _sources(stored, sidecar, together=self.window is not None)
-            # The shards of other arrays than the longest may be read in two places.
-            read_bytes += 2 * sum(each.array.index_bytes * len(each.objects) for each in stored.values())
-        return Survey(sources, facts, read_bytes=read_bytes)
+                stores.append((stored, sidecar))
+        sources, left_out = _sources_of(stores, windows=self.window is not None)
+        # The shards of other arrays than the longest may be read in two places.
+        shards = [each.array.index_bytes * len(each.objects) for stored, _ in stores for each in stored.values()]
+        return Survey(sources, facts, read_bytes=2 * sum(shards), left_out=left_out)
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the rows whose first object this is."""
@@ -98,10 +108,11 @@ class Zarr(RowFormat, frozen=True, forbid_unknown_fields=True):
             yield from notes.plain.spans(start)
             return
         with _errors_of(source.record):
-            columns = {}
-            for name, stored in notes.stored.items():
-                columns[name] = stored.column((yield from stored.chunks()))
-            yield from blocks_of(columns, notes.rows, source.chunk_bytes)
+            for each in (*notes.before, notes, *notes.after):
+                columns = {}
+                for name, stored in each.stored.items():
+                    columns[name] = stored.column((yield from stored.chunks()))
+                yield from blocks_of(columns, each.rows, source.chunk_bytes)
 
     def open_rows(self, facts: Facts) -> Opener:
         """Opens rows."""
@@ -161,21 +172,73 @@ def _stored(objects: Sequence[ObjectRecord], node: str, array: ZarrArray) -> Sto
     return Stored(array, [origin for origin, _ in found], [record for _, record in found])
 
 
-def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord, *, together: bool) -> list[Source]:
-    """Returns the objects with which runs of rows are indexed, in the order of the rows, then the others.
+def _sources_of(
+    stores: Sequence[tuple[dict[str, Stored], ObjectRecord]], *, windows: bool
+) -> tuple[list[Source], list[LeftOut]]:
+    """Returns the objects of all stores with which runs of rows are indexed, and the stores that have no place.
 
-    `together`: all rows are indexed with the first one, because samples go on from object to object.
+    The rows of a store without an object, all of the fill value, are indexed with an object of the store before it, or
+    behind it. Windows go on over the rows of an object, so that they have no such store.
+    """
+    # By store, of which each begins with those that have rows.
+    found: list[list[Source]] = []
+    first: list[_Notes] = []
+    left_out: list[LeftOut] = []
+    has_unwritten = any(_is_unwritten(stored) for stored, _ in stores)
+    for stored, sidecar in stores:
+        if not _is_unwritten(stored):
+            with _errors_of(sidecar):
+                own = _sources(stored, sidecar, together=windows, plain=not has_unwritten)
+            if first:
+                own[0] = _with_notes(own[0], first, [])
+                first = []
+            found.append(own)
+            continue
+        if windows:
+            what = f"{sidecar.url}: none of its chunks was written, and windows are read of stores that have some"
+            left_out.append(LeftOut(what))
+            continue
+        rows = common_rows({name: each.column() for name, each in stored.items()})
+        notes = _Notes(None, (0, rows), dict(stored))
+        if not found:
+            first.append(notes)
+            continue
+        place = max(place for place, source in enumerate(found[-1]) if source.notes)
+        found[-1][place] = _with_notes(found[-1][place], [], [notes])
+    if not found:
+        with _errors_of(stores[0][1]):
+            raise ArraysError("its chunks were never written, nor those of another store")
+    return [source for own in found for source in own], left_out
+
+
+def _is_unwritten(stored: Mapping[str, Stored]) -> bool:
+    return not any(each.objects for each in stored.values())
+
+
+def _with_notes(source: Source, before: list[_Notes], after: list[_Notes]) -> Source:
+    """Returns a source with rows of other stores."""
+    notes = msgspec.convert(json.loads(source.notes), _Notes)
+    notes = msgspec.structs.replace(notes, before=[*notes.before, *before], after=[*notes.after, *after])
+    return msgspec.structs.replace(source, notes=notes.encode())
+
+
+def _sources(stored: Mapping[str, Stored], sidecar: ObjectRecord, *, together: bool, plain: bool) -> list[Source]:
+    """Returns the objects of a store with which runs of rows are indexed, in the order of the rows, then the others.
+
+    Args:
+        stored: Arrays by field.
+        sidecar: Metadata of the store.
+        together: Whether all rows are indexed with the first one, because samples go on from object to object.
+        plain: Whether rows may be samples as they are stored.
     """
     columns = {name: each.column() for name, each in stored.items()}
     rows = common_rows(columns)
-    longest = max(stored.values(), key=lambda each: each.column().row_bytes)
-    if len(stored) == 1 and not longest.array.shard and not together:
+    longest = max(stored.values(), key=lambda each: (bool(each.objects), each.column().row_bytes))
+    if plain and len(stored) == 1 and not longest.array.shard and not together:
         runs = longest.column(longest.tiles()).plain_rows()
         if runs is not None:
             pairs = zip(longest.objects, runs, strict=True)
             return [Source(record, _Notes(run).encode(), sidecar) for record, run in pairs]
-    if not longest.objects:
-        raise ArraysError("its chunks were never written")
     firsts: list[int] = []
     before = -1
     for place, origin in enumerate(longest.origins):
