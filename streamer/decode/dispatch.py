@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -114,11 +114,13 @@ class SampleDecoder:
                 sample[field.name] = _value(key, field, reader, (row.get(field.name), draws))
         return sample
 
-    def check(self, fields: Iterable[FieldSpec], codecs: Collection[str] = ()) -> None:
+    def check(self, fields: Sequence[FieldSpec], codecs: Collection[str] = ()) -> None:
         """Refuses a dataset before its first sample is read: pickles that are not allowed, libraries that are missing.
 
+        Logs rules that no field has, which have no effect.
+
         Args:
-            fields: of the samples.
+            fields: of the samples; empty where they are known with the samples alone.
             codecs: of films and sounds, as FFmpeg calls them.
 
         Raises:
@@ -128,6 +130,7 @@ class SampleDecoder:
         for reader in [*self._given.values(), *(reader for _, reader in readers)]:
             if isinstance(reader, MediaDecoder):
                 reader.check(codecs)
+        self._report_unused(fields)
         for spec, reader in readers:
             if reader is arrays.refuse_pickle:
                 raise ConfigError(
@@ -136,6 +139,22 @@ class SampleDecoder:
                     f"decode={{{spec.name!r}: your_function}} (None: bytes)",
                     field="allow_pickle",
                     name=spec.name,
+                )
+
+    def _report_unused(self, fields: Sequence[FieldSpec]) -> None:
+        """Logs the names of the rule that are those of no field, no ending of one, and no kind."""
+        if not fields:
+            return
+        known = {spec.kind for spec in fields}
+        for spec in fields:
+            name = field_name(spec.name)
+            known |= {name, name.rpartition(".")[2]}
+        for name in self._given:
+            if name not in known:
+                logger.warning(
+                    "decode=%r has no effect: no field has this name or ending; the fields are %s",
+                    name,
+                    ", ".join(spec.name for spec in fields),
                 )
 
     @property

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streamer.decode.media.decoder import Array, memory_for
 from streamer.decode.media.films import Film
-from streamer.decode.media.video import Frames, decode_frames
+from streamer.decode.media.video import Frames, _decoded
 from streamer.formats.lerobot.depth import Depth
 from streamer.formats.media.tables import Integers
 
@@ -36,7 +36,7 @@ class DepthFrames(Frames):
 
     def of(self, film: Film, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
         """Decodes the frames of these times, which get this shape."""
-        frames = decode_frames(film, pts.tolist())
+        frames = _decoded(film, pts.tolist())
         first = frames[0]
         made = memory_for((*shape, 1, first.height, first.width), np.float32, out)
         for frame, target in zip(frames, made.reshape(-1, first.height, first.width), strict=True):

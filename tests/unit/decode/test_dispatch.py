@@ -13,7 +13,7 @@ import pytest
 
 from streamer.decode import ImageDecoder, SampleDecoder, gzipped
 from streamer.errors import ConfigError, DecodeError
-from streamer.formats.base import Field
+from streamer.formats.base import Field, FieldSpec
 
 
 def field(name: str, content: bytes) -> Field:
@@ -218,6 +218,7 @@ def test_damage_that_a_decoder_passes_over_is_told_with_its_sample(picture, enco
     assert text.startswith("sample 'a/7': field 'jpg' is decoded, but simplejpeg: Corrupt JPEG data: ")
 
 
+<<<<<<< HEAD
 def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
     """Its last bytes say its length; documents of JSON have a smaller limit, because their objects are larger."""
     monkeypatch.setattr(gzipped, "MAX_JSON_BYTES", 50)
@@ -228,3 +229,16 @@ def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
     monkeypatch.setattr(gzipped, "MOST_BYTES", 100)
     with pytest.raises(DecodeError, match="unpacks to more than 100 bytes"):
         SampleDecoder()("k", [field("txt.gz", gzip.compress(bytes(2000)))])
+=======
+def test_a_rule_that_no_field_has_is_named(caplog):
+    """Once, with the fields that there are; names, endings and kinds of fields are known ones."""
+    fields = [FieldSpec("audio.bytes", "bytes"), FieldSpec("mask.PNG", "image"), FieldSpec("text", "txt")]
+    rule = {"audio": None, "audio.bytes": None, "png": None, "txt": None, "image": None, "mask.png": None}
+    SampleDecoder(rule).check(fields)
+    (said,) = caplog.messages
+    assert "decode='audio' has no effect" in said
+    assert said.endswith("the fields are audio.bytes, mask.PNG, text")
+    caplog.clear()
+    SampleDecoder(rule).check([])
+    assert not caplog.messages
+>>>>>>> b3187c29 (Say which decode= names have no effect; turn npy numbers)
