@@ -43,6 +43,9 @@ class EpochUses:
         self.first: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.last: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.passes: Passes | None = None
+        # Numbers of the uses in the order of their chunks, and these chunks.
+        self._by_chunk: npt.NDArray[np.uint32] | None = None
+        self._sorted: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
 
     def extend(self, columns: Columns, complete: bool, passes: Passes | None = None) -> None:
         """Appends a frame of the schedule.
@@ -54,6 +57,7 @@ class EpochUses:
             raise ProtocolError(f"only a part of the schedule of epoch {self.epoch} has passes")
         if passes is not None:
             self.passes = passes if self.passes is None else np.concatenate([self.passes, passes])
+        self._by_chunk, self._sorted = None, self._sorted[:0]
         self.chunk = np.concatenate([self.chunk, columns[0]])
         self.first = np.concatenate([self.first, columns[1]])
         self.last = np.concatenate([self.last, columns[2]])
@@ -75,9 +79,15 @@ class EpochUses:
 
     def ahead(self, span: tuple[int, int], last_pass: int) -> npt.NDArray[np.uint32]:
         """Chunks of a span that are not held yet, in the passes up to `last_pass`."""
-        chunk = self.chunk[self.cursor :]
-        begun = self.epoch <= last_pass if self.passes is None else self.passes[self.cursor :] <= last_pass
-        return chunk[(chunk >= span[0]) & (chunk < span[1]) & begun]
+        if self.passes is None and self.epoch > last_pass:
+            return self.chunk[:0]
+        if self._by_chunk is None:  # else each part of a mix would look at the uses of all: 3 s of 4,096 parts
+            self._by_chunk = np.argsort(self.chunk, kind="stable").astype(np.uint32)
+            self._sorted = self.chunk[self._by_chunk]
+        first, stop = np.searchsorted(self._sorted, span)
+        uses = np.sort(self._by_chunk[first:stop])
+        uses = uses[np.searchsorted(uses, self.cursor) :]
+        return self.chunk[uses] if self.passes is None else self.chunk[uses[self.passes[uses] <= last_pass]]
 
 
 def affordable_lookahead(wanted_bytes: int, limit_bytes: int, live_bytes: int) -> int:

@@ -218,7 +218,6 @@ def test_damage_that_a_decoder_passes_over_is_told_with_its_sample(picture, enco
     assert text.startswith("sample 'a/7': field 'jpg' is decoded, but simplejpeg: Corrupt JPEG data: ")
 
 
-<<<<<<< HEAD
 def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
     """Its last bytes say its length; documents of JSON have a smaller limit, because their objects are larger."""
     monkeypatch.setattr(gzipped, "MAX_JSON_BYTES", 50)
@@ -229,7 +228,8 @@ def test_a_gz_that_says_it_is_too_long_is_not_unpacked(monkeypatch):
     monkeypatch.setattr(gzipped, "MOST_BYTES", 100)
     with pytest.raises(DecodeError, match="unpacks to more than 100 bytes"):
         SampleDecoder()("k", [field("txt.gz", gzip.compress(bytes(2000)))])
-=======
+
+
 def test_a_rule_that_no_field_has_is_named(caplog):
     """Once, with the fields that there are; names, endings and kinds of fields are known ones."""
     fields = [FieldSpec("audio.bytes", "bytes"), FieldSpec("mask.PNG", "image"), FieldSpec("text", "txt")]
@@ -241,4 +241,3 @@ def test_a_rule_that_no_field_has_is_named(caplog):
     caplog.clear()
     SampleDecoder(rule).check([])
     assert not caplog.messages
->>>>>>> b3187c29 (Say which decode= names have no effect; turn npy numbers)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from streamer.loader.batch.buffers import ALIGN, ArrayBuffer, StackBuffer, StringsBuffer
+from streamer.loader.batch.collate import collate
 from streamer.loader.batch.packing import BatchReader, PackedBatch
 
 
@@ -105,3 +106,12 @@ def test_stacks_of_any_shape(shape, order):
     memory = np.full(buffer.nbytes, 0xDB, np.uint8)
     buffer.write(memory)
     assert np.array_equal(np.ndarray((3, *shape), rows[0].dtype, buffer=memory), np.stack(rows))
+
+
+def test_numbers_of_the_other_order_of_bytes():
+    """Have this machine's in the batch, as tensors do."""
+    rows = [np.arange(3).astype(">f4") + number for number in range(2)]
+    found = collate([{"x": row} for row in rows])["x"]
+    assert isinstance(found, StackBuffer)
+    assert all(row.dtype == np.float32 and row.dtype.isnative for row in found.rows)
+    assert np.array_equal(np.stack(found.rows), np.stack(rows))
