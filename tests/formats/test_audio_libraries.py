@@ -35,14 +35,11 @@ DAMAGED = frozenset(["apev2-lyricsv2.mp3"])
 # By name: for what it is refused.
 REFUSED = {
     **{f"test-8000Hz-le-{kind}bit.wav": "is WAV of tag 1" for kind in ("3ch-5S-36", "3ch-5S-45", "3ch-5S-53")},
-    **{f"test-8000Hz-le-{kind}bit.wav": "is WAV of tag 1" for kind in ("3ch-5S-64", "4ch-9S-12", "5ch-9S-5")},
-    "test-1234Hz-le-1ch-10S-20bit-extra.wav": "is WAV of tag 1",
+    **{f"test-8000Hz-le-{kind}bit.wav": "is WAV of tag 1" for kind in ("3ch-5S-64",)},
     "test-8000Hz-le-1ch-1byte-ulaw.wav": "is WAV of tag 7",
     "secosmic_lo.wav": "is WAV of tag 2",
     "test-8000Hz-le-3ch-5S-24bit-inconsistent.wav": "3 channels, 8000 Hz, 4 bytes a sample",
-    "test-44100Hz-2ch-32bit-float-be.wav": "begins with b'RIFX'",
     "test-44100Hz-be-1ch-4bytes.wav": "begins with b'RIFX'",
-    "test-8000Hz-be-3ch-5S-24bit.wav": "begins with b'RIFX'",
     "test-44100Hz-le-1ch-4bytes-early-eof-no-data.wav": "cut off before its samples",
     "test-44100Hz-le-1ch-4bytes-incomplete-chunk.wav": "cut off before its samples",
     **{

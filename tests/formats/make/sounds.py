@@ -2,6 +2,7 @@
 
     python sounds.py FOLDER
     python sounds.py FILE.flac HOURS
+    python sounds.py FOLDER draw COUNT
 
 What it reads of `a.flac` becomes `a.flac.npy`, float32 [channels, samples].
 """
@@ -26,6 +27,25 @@ KINDS = (
     *(("OGG", "OPUS", channels) for channels in (1, 2, 6)),
     ("OGG", "VORBIS", 2),
 )
+
+
+_PCM = ("PCM_16", "PCM_24", "PCM_32")
+_FLOATS = ("FLOAT", "DOUBLE")
+# By format: the subtypes that FFmpeg and libsndfile decode to the same numbers.
+DRAWN = {
+    "AIFF": ("PCM_S8", "PCM_U8", *_PCM, *_FLOATS, "ULAW", "ALAW"),
+    "AU": ("PCM_S8", *_PCM, *_FLOATS, "ULAW", "ALAW"),
+    "CAF": ("PCM_S8", *_PCM, *_FLOATS, "ULAW", "ALAW"),
+    "FLAC": ("PCM_S8", "PCM_16", "PCM_24"),
+    "RF64": ("PCM_U8", *_PCM, *_FLOATS),
+    "VOC": ("PCM_U8", "PCM_16"),
+    "W64": ("PCM_U8", *_PCM, *_FLOATS),
+    "WAV": ("PCM_U8", *_PCM, *_FLOATS, "ULAW", "ALAW"),
+    "WAVEX": ("PCM_U8", *_PCM, *_FLOATS),
+}
+ENDINGS = {"WAVEX": "wav", "RF64": "wav"}
+# Of which FFmpeg has no demuxer.
+UNREAD_ORDERS = {("AU", "LITTLE"), ("AIFF", "LITTLE")}
 
 
 def write(folder: Path) -> None:
@@ -57,7 +77,33 @@ def write_hours(path: str, hours: int) -> None:
             file.write(minute)
 
 
+def draw(folder: Path, count: int) -> None:
+    """Writes short files of drawn kinds, orders of bytes, channels, rates and lengths, which it reads back exactly."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = np.random.default_rng(53)
+    made = 0
+    while made < count:
+        kind = str(drawn.choice(list(DRAWN)))
+        subtype = str(drawn.choice(DRAWN[kind]))
+        order = str(drawn.choice(["FILE", "BIG", "LITTLE"]))
+        channels = int(drawn.choice([1, 2, 3, 5, 6, 8, 9, 16]))
+        rate = int(drawn.choice([8_000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000]))
+        length = int(drawn.choice([0, 1, 2, 255, 1_000, 5_000, int(drawn.integers(3, 9_000))]))
+        samples = np.clip(drawn.normal(0, 0.3, (length, channels)), -1, 1)
+        ending = ENDINGS.get(kind, kind.lower())
+        path = folder / f"{made:04}-{kind}-{subtype}-{order}-{channels}-{rate}-{length}.{ending}"
+        if (kind, order) in UNREAD_ORDERS:
+            continue
+        with contextlib.suppress(soundfile.LibsndfileError, ValueError):
+            soundfile.write(path, samples, rate, subtype, order, format=kind)
+            made += 1
+
+
 if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        draw(Path(sys.argv[1]), int(sys.argv[3]))
+        read(Path(sys.argv[1]))
+        sys.exit()
     if len(sys.argv) == 3:
         write_hours(sys.argv[1], int(sys.argv[2]))
         sys.exit()
