@@ -187,9 +187,9 @@ def _field(name: str, feature: example.Feature, kind: str) -> Field:
         values = example.byte_strings(content)
         if len(values) == 1:
             return Field(name, values[0], kind or kind_of_bytes(values[0]))
-        said = f"as {kind!r} would need" if kind else "as at the beginning of the first file"
+        reason = f"as {kind!r} would need" if kind else "as at the beginning of the first file"
         raise DecodeError(
-            f"feature {name!r} has {len(values)} byte strings, not one, {said}; lists in all samples: "
+            f"feature {name!r} has {len(values)} byte strings, not one, {reason}; lists in all samples: "
             f"TFRecord(features={{{name!r}: 'bytes[]'}})",
             field=name,
         )
