@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.manifest.model import ObjectRecord
+from streamer.manifest.model import NESTED, FieldSpec, ObjectRecord
 
 # A chunk of blocks has one of these per block in its row of the manifest.
 LONGEST_HINT = 64 << 10
@@ -117,9 +117,17 @@ def recoded_chunk_key(
     format_name: str, revision: int, options: Mapping[str, object], record: ObjectRecord, blocks: Sequence[Block]
 ) -> bytes:
     """The name of a chunk of blocks in the cache: 16 bytes, a digest of everything that determines its records."""
-    state = blake2b(digest_size=16, person=b"streamer-chunk-2")
-    head = [format_name, revision, options, record.url, record.version]
-    state.update(json.dumps(head, sort_keys=True).encode())
+    return key_of_blocks(key_head(format_name, revision, options, record), blocks)
+
+
+def key_head(format_name: str, revision: int, options: Mapping[str, object], record: ObjectRecord) -> bytes:
+    """Returns what the keys of all chunks of an object begin with, for `key_of_blocks`."""
+    return json.dumps([format_name, revision, options, record.url, record.version], sort_keys=True).encode()
+
+
+def key_of_blocks(head: bytes, blocks: Sequence[Block]) -> bytes:
+    """Returns the key of a chunk from the head of its object's keys and its blocks; see `recoded_chunk_key`."""
+    state = blake2b(head, digest_size=16, person=b"streamer-chunk-2")
     for block in blocks:
         state.update(msgspec.msgpack.encode([block.ranges, block.samples, block.hint]))
         if block.part_ranges:
@@ -127,3 +135,22 @@ def recoded_chunk_key(
         if block.objects:
             state.update(json.dumps([(each.url, each.version) for each in block.objects]).encode())
     return state.digest()
+
+
+def key_options(options: Mapping[str, object], fields: Sequence[FieldSpec]) -> Mapping[str, object]:
+    """Returns the options of a format as keys have them: in version 0.1 nested values were JSON, other records."""
+    return {**options, NESTED: 1} if any(field.kind == NESTED for field in fields) else options
+
+
+def first_ranges(ranges: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
+    """Returns the first of the ranges, as many as have this length together.
+
+    Raises:
+        IndexError: all of them are shorter.
+    """
+    own: list[tuple[int, int]] = []
+    while length > 0:
+        start, stop = ranges[len(own)]
+        own.append((start, stop))
+        length -= stop - start
+    return own

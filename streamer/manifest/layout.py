@@ -8,7 +8,8 @@
 
 Recoded datasets have no samples table, but a hint for the recoder in each chunk; the chunk files contain the starts of
 their samples. A manifest with columns or fields that only these, or formats with options and facts, need has version 2;
-all others are written as version 1. One whose records share parts has version 3.
+all others are written as version 1. One whose records share parts has version 3. One of an endpoint that a client of a
+shared service has named has version 4: the keys of its chunks include the endpoint.
 
 The digest covers the content (names, types and values), not the files: it does not depend on the library that wrote
 them, on the time or on the machine. Numbers of objects, extents, chunks and samples count through all parts.
@@ -28,7 +29,7 @@ from streamer.manifest.model import Codec, Facts
 from streamer.version import VERSION
 
 MAGIC = "streamer-manifest"
-VERSIONS = (1, 2, 3)
+VERSIONS = (1, 2, 3, 4)
 ROOT_NAME = "root.json"
 TABLE_SUFFIX = ".arrows"
 # 20,000 class names and 100,000 urls fit; a hostile file cannot fill the memory.
@@ -72,6 +73,8 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         samples: number of samples, if they have no table.
         revision: revision of the format's index and recoder, if it is not 0.
         facts: facts about the dataset; None if there are none.
+        endpoint: address that a client of a shared engine has named for the objects, which the keys of chunks include;
+            "" if nobody has.
     """
 
     format: str
@@ -86,10 +89,13 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     revision: int = 0
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     facts: Facts | None = None
+    endpoint: str = ""
 
     @property
     def version(self) -> int:
         """The lowest version that can express this content."""
+        if self.endpoint:
+            return 4
         if self.codec == Codec.SHARED:
             return 3
         return 2 if self.codec or self.samples or self.revision or self.options or self.facts else 1

@@ -226,10 +226,39 @@ def chunk_key(
         sample_start: uint32, chunk-local starts.
         codec: change of the bytes between fetch and publish.
     """
-    state = blake2b(digest_size=16, person=b"streamer-chunk-1")
-    state.update(b"%s %d %d %d\n" % (format_name.encode(), codec, len(extents), len(sample_start)))
-    for url, version in extents:
-        state.update(b"%d %d\n%s%s" % (len(url), len(version), url, version))
-    state.update(np.ascontiguousarray(ranges, "<i8").tobytes())
-    state.update(np.ascontiguousarray(sample_start, "<u4").tobytes())
-    return state.digest()
+    names = b"".join([named(url, version) for url, version in extents])
+    content = (np.ascontiguousarray(ranges, "<i8").tobytes(), np.ascontiguousarray(sample_start, "<u4").tobytes())
+    return key_of_extents(format_name.encode(), int(codec), (len(extents), len(sample_start)), (names, *content))
+
+
+def named(url: bytes, version: bytes) -> bytes:
+    """Returns an extent's object as `key_of_extents` takes it."""
+    return b"%d %d\n%s%s" % (len(url), len(version), url, version)
+
+
+def key_of_extents(
+    format_name: bytes, codec: int, counts: tuple[int, int], content: tuple[bytes | memoryview, ...]
+) -> bytes:
+    """Returns the key of a chunk; see `chunk_key`.
+
+    Args:
+        format_name: the format.
+        codec: change of the bytes between fetch and publish.
+        counts: number of extents and of samples.
+        content: the named objects of the extents, then their ranges as little-endian int64, then the starts of the
+            samples as little-endian uint32.
+    """
+    head = b"%s %d %d %d\n" % (format_name, codec, *counts)
+    return blake2b(b"".join((head, *content)), digest_size=16, person=b"streamer-chunk-1").digest()
+
+
+def at_endpoint(key: bytes, endpoint: str) -> bytes:
+    """Returns the key of the same chunk at an endpoint that a client of a shared engine has named; "": none was named.
+
+    Other bytes may be there under the same url and version: whoever names the endpoint decides that.
+    """
+    if not endpoint:
+        return key
+    return blake2b(
+        key + endpoint.encode("utf-8", "surrogateescape"), digest_size=16, person=b"streamer-chunk-3"
+    ).digest()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import ManifestCorruptError
+from streamer.manifest.chunk_keys import check_keys
 from streamer.manifest.columns import BinaryColumn, digest_of
 from streamer.manifest.layout import file_name
 from streamer.manifest.table import Manifest
@@ -30,7 +31,7 @@ def open_verified(path: Path) -> Manifest:
 
 
 def verify(manifest: Manifest) -> None:
-    """Compares the content of every table with its digest (1 GB/s), and checks that its ranges make sense.
+    """Compares the content of every table with its digest (1 GB/s), and checks that its ranges and keys make sense.
 
     Raises:
         ManifestCorruptError: names the file, or the violated rule.
@@ -47,6 +48,7 @@ def verify(manifest: Manifest) -> None:
                     actual=actual,
                 )
     _check_values(manifest)
+    check_keys(manifest)
 
 
 def _check_values(manifest: Manifest) -> None:

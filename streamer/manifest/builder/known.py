@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.manifest.blocks import Block, decode_hints, planned_bytes
+from streamer.manifest.blocks import Block, decode_hints, first_ranges, planned_bytes
 from streamer.manifest.model import Facts, ObjectRecord
 from streamer.manifest.packing import Cut, cut_object
 from streamer.manifest.protocols import Indexer, Source
@@ -100,17 +100,7 @@ class _Rows:
         for number, hint in enumerate(hints):
             last = number == len(hints) - 1
             share = rest if last else rest * hint.samples // max(1, sum(each.samples for each in hints[number:]))
-            own = _first_ranges(ranges, hint.fetch_bytes)
+            own = first_ranges(ranges, hint.fetch_bytes)
             ranges, rest = ranges[len(own) :], rest - share
             blocks.append(Block(tuple(own), hint.samples, share, hint.hint, (), hint.parts, hint.part_ranges))
         return blocks
-
-
-def _first_ranges(ranges: Sequence[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    """The first of the ranges, as many as have this length together."""
-    own: list[tuple[int, int]] = []
-    while length > 0:
-        start, stop = ranges[len(own)]
-        own.append((start, stop))
-        length -= stop - start
-    return own

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import numpy as np
+
 from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.builder.rows import Rows
-from streamer.manifest.columns import digest_of, written_name
+from streamer.manifest.chunk_keys import base_keys, foreign
+from streamer.manifest.columns import KEY_BYTES, digest_of, written_name
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
 from streamer.manifest.model import Facts
+from streamer.manifest.packing import at_endpoint
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
 
@@ -49,6 +54,33 @@ def publish_again(manifest: Manifest, root: Path) -> Path:
         file_bytes = {path.name: write_table(path, table) for path, table in paths}
         (place / ROOT_NAME).write_bytes(encode_root(manifest.content, manifest.urls, file_bytes))
         return settle(place, root / manifest.digest, durable=False)
+
+
+def publish_at(manifest: Manifest, root: Path, endpoint: str) -> Path:
+    """Writes the manifest of the same objects at an endpoint: with other keys of chunks, else the same.
+
+    Raises:
+        ManifestCorruptError: a chunk has no key.
+        ManifestError: the folder cannot be written.
+    """
+    keys = bytearray()
+    for chunk, key in enumerate(base_keys(manifest)):
+        if key is None:
+            raise foreign(manifest, chunk)
+        keys += at_endpoint(key, endpoint)
+    column = np.frombuffer(bytes(keys), np.uint8).reshape(-1, KEY_BYTES)
+    with workplace(root) as place:
+        parts, file_bytes = [], {}
+        for number, (part, tables) in enumerate(zip(manifest.content.parts, manifest.tables, strict=True)):
+            run = part.tables["chunks"]
+            chunks = {**tables["chunks"], "key": column[run.first : run.first + run.count]}
+            for name, table in {**tables, "chunks": chunks}.items():
+                path = place / file_name(name, number)
+                file_bytes[path.name] = write_table(path, table)
+            parts.append(Part({**part.tables, "chunks": Run(run.first, run.count, digest_of(chunks))}))
+        content = msgspec.structs.replace(manifest.content, parts=parts, endpoint=endpoint)
+        (place / ROOT_NAME).write_bytes(encode_root(content, manifest.urls, file_bytes))
+        return settle(place, root / content.digest(), durable=False)
 
 
 def _content(rows: Rows, parts: list[Part]) -> Content:

@@ -17,13 +17,14 @@ from streamer.manifest.blocks import (
     Block,
     cut_blocks,
     encode_hints,
+    key_options,
     planned_bytes,
     recoded_chunk_key,
 )
 from streamer.manifest.builder.listing import Listing
 from streamer.manifest.columns import BinaryColumn, Table, encoded
 from streamer.manifest.layout import PART_SAMPLES
-from streamer.manifest.model import NESTED, Codec, Facts
+from streamer.manifest.model import Codec, Facts
 from streamer.manifest.packing import Cut, chunk_key
 from streamer.manifest.protocols import Indexer
 
@@ -266,10 +267,7 @@ class Contained(msgspec.Struct, frozen=True):
         return ranges
 
     def _block_keys(self, chunks: Sequence[tuple[int, list[Block]]]) -> NDArray[np.uint8]:
-        indexer, options = self.indexer, self.indexer.options
-        if any(field.kind == NESTED for field in self.facts.fields):
-            # In version 0.1 nested values were JSON: other records of the same blocks.
-            options = {**options, NESTED: 1}
+        indexer, options = self.indexer, key_options(self.indexer.options, self.facts.fields)
         keys = [
             recoded_chunk_key(indexer.name, indexer.revision, options, self.listing.record(number), members)
             for number, members in chunks

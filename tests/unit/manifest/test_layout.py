@@ -44,10 +44,10 @@ def test_every_field_of_the_content_is_in_the_digest():
 def test_another_version_says_which():
     """A manifest of the future is not read as corrupt."""
     with pytest.raises(
-        ManifestVersionError, match=r"r\.json: manifest of version 99, streamer \S+ reads 1 to 3"
+        ManifestVersionError, match=r"r\.json: manifest of version 99, streamer \S+ reads 1 to 4"
     ) as caught:
         decode_root(changed(version=99, content="of another form"), "r.json")
-    assert (caught.value.details["found"], caught.value.details["expected"]) == (99, 3)
+    assert (caught.value.details["found"], caught.value.details["expected"]) == (99, 4)
 
 
 @pytest.mark.parametrize(
