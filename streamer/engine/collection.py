@@ -175,8 +175,9 @@ class Parts:
 
     def relative_values(self) -> dict[str, float]:
         """Returns, for the policy, values by name as multiples of the largest; parts of one dataset share its bytes."""
-        sums: dict[Dataset, float] = {}
-        for dataset, value in zip(self._collection.datasets, self.values, strict=True):
-            sums[dataset] = sums.get(dataset, 0.0) + value
+        sums: dict[str, float] = {}
+        digests = [dataset.manifest.digest for dataset in self._collection.datasets]
+        for digest, value in zip(digests, self.values, strict=True):
+            sums[digest] = sums.get(digest, 0.0) + value
         most = max(sums.values()) or 1.0
-        return {name: sums[dataset] / most for name, dataset in zip(self.names, self._collection.datasets, strict=True)}
+        return {name: sums[digest] / most for name, digest in zip(self.names, digests, strict=True)}

@@ -1,7 +1,12 @@
-"""The datasets that an engine serves: manifest, what its chunks cost, how its store is reached."""
+"""The datasets that an engine serves: manifest, what its chunks cost, how its store is reached.
+
+Storage options belong to who sends them: the same manifest with other options is another dataset, which shares only
+what the manifest says.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Container, Mapping
 from contextlib import suppress
@@ -13,29 +18,42 @@ import numpy.typing as npt
 
 from streamer.config import FetchConfig
 from streamer.engine.url_allowlist import UrlAllowlist
-from streamer.errors import ManifestError, StreamerError
+from streamer.errors import AccessDeniedError, ManifestError, StreamerError
+from streamer.fetch.fetcher_set import options_key
 from streamer.fetch.ranges import plan_ranges
 from streamer.formats import chunkfile
+from streamer.manifest.chunk_keys import check_key
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
+from streamer.store.urls import split
 
 # Comes from clients, becomes part of a path.
 _DIGEST = re.compile("[0-9a-zA-Z]{1,64}")
 
 
+def objects_of(manifest: Manifest) -> list[str]:
+    """Returns the url of an object of each bucket or server that a manifest names; all objects are in one, mostly."""
+    if manifest.content.base.count("/") > 2:
+        return [manifest.object(0).url]
+    urls = (manifest.object(number).url for number in range(manifest.objects))
+    return list({split(url).root: url for url in urls}.values()) or list(manifest.urls)
+
+
 class Dataset:
-    """One manifest in use.
+    """One manifest in use, with one set of storage options.
 
     Attributes:
+        name: unique in the engine: datasets of one manifest differ in their options.
         file_bytes: int64 (chunks,): the length of each chunk's file; of recoded chunks as planned.
         mean_bytes: of a chunk's file.
-        options: storage options of the last session that opened it.
+        options: storage options with which its objects are read.
         touched: it was used since the last `Datasets.drop_idle`.
     """
 
-    def __init__(self, manifest: Manifest, options: Mapping[str, object]) -> None:
+    def __init__(self, manifest: Manifest, options: Mapping[str, object], name: str = "") -> None:
         self.manifest = manifest
         self.options = options
+        self.name = name or manifest.digest
         self.touched = True
         self.file_bytes: npt.NDArray[np.int64] = (
             chunkfile.HEADER_BYTES + manifest.chunk_local_bytes + manifest.chunk_samples * chunkfile.CRC_BYTES
@@ -72,6 +90,16 @@ class Dataset:
         self.key(chunk)
         return self.manifest.chunk(chunk)
 
+    def check_key(self, chunk: int) -> None:
+        """Checks that a chunk's key is its own, before its bytes are kept under that name.
+
+        A manifest that is installed was checked as a whole, but an earlier version may have installed this one.
+
+        Raises:
+            ManifestCorruptError: it is that of another chunk.
+        """
+        check_key(self.manifest, chunk)
+
 
 class Datasets:
     """Opens manifests of the cache folder, each once; `drop_idle` closes unused ones.
@@ -84,32 +112,53 @@ class Datasets:
     def __init__(self, root: Path, allowlist: UrlAllowlist) -> None:
         self._root = root
         self._allowlist = allowlist
-        self._open: dict[str, Dataset] = {}
+        # By digest and key of options.
+        self._open: dict[str, dict[str, Dataset]] = {}
         self._expected: dict[str, Manifest] = {}
+        self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._open)
 
     def get(self, digest: str, options: Mapping[str, object]) -> Dataset:
-        """The dataset of a manifest in the cache folder.
+        """The dataset of a manifest in the cache folder, read with these options.
 
         Raises:
             ManifestError: no such manifest here, or it cannot be read.
-            AccessDeniedError: it is of urls that are not served.
+            AccessDeniedError: its objects are not served, or are those of another endpoint than the options name.
         """
+        manifest = self._manifest(digest)
+        options = self._options(manifest, options)
+        known = self._open.setdefault(digest, {})
+        key = options_key(options)
+        if key not in known:
+            known[key] = Dataset(manifest, options, f"{digest}.{next(self._numbers)}")
+        known[key].touched = True
+        return known[key]
+
+    def _manifest(self, digest: str) -> Manifest:
         if not _DIGEST.fullmatch(digest):
             raise ManifestError(f"{digest[:40]!r} is not the digest of a manifest")
-        known = self._open.get(digest)
-        if known is None:
-            folder = self._root / "manifests" / digest
-            if not folder.is_dir():
-                raise ManifestError(f"no manifest {digest} in {self._root}; ask for it by url or manifest= first")
-            manifest = self._expected.pop(digest, None) or Manifest.open(folder)
-            known = self._open[digest] = Dataset(manifest, self._allowlist.options(manifest.urls, options))
-        elif options or self._allowlist.restricted:
-            known.options = self._allowlist.options(known.manifest.urls, options)
-        known.touched = True
-        return known
+        for dataset in self._open.get(digest, {}).values():
+            return dataset.manifest
+        folder = self._root / "manifests" / digest
+        if not folder.is_dir():
+            raise ManifestError(f"no manifest {digest} in {self._root}; ask for it by url or manifest= first")
+        return self._expected.pop(digest, None) or Manifest.open(folder)
+
+    def _options(self, manifest: Manifest, offered: Mapping[str, object]) -> Mapping[str, object]:
+        """The options for a manifest's objects.
+
+        Its urls are not asked: whoever brings a manifest writes into it what it likes, and they are not in its digest.
+        """
+        urls = objects_of(manifest) if self._allowlist.decides else []
+        options = self._allowlist.options(urls, offered) if urls else offered
+        if manifest.content.endpoint != self._allowlist.endpoint(urls, options):
+            raise AccessDeniedError(
+                f"dataset {manifest.digest} was listed at another endpoint than the one that these storage options "
+                "lead to; ask for it by its url with these options"
+            )
+        return options
 
     def expect(self, manifest: Manifest) -> None:
         """Keeps a manifest that a client has asked for until `drop_idle`, for the session that follows.
@@ -120,19 +169,35 @@ class Datasets:
             self._expected[manifest.digest] = manifest
 
     def drop_idle(self, held: Container[str]) -> None:
-        """Drops all except `held` that was not used since the last call; its memory is unmapped with its last user."""
+        """Drops all that was not used since the last call; its memory is unmapped with its last user.
+
+        Args:
+            held: names of datasets that stay.
+        """
         self._expected.clear()
-        self._open = {digest: dataset for digest, dataset in self._open.items() if dataset.touched or digest in held}
-        for dataset in self._open.values():
-            dataset.touched = False
+        for digest, known in list(self._open.items()):
+            for key, dataset in list(known.items()):
+                if not dataset.touched and dataset.name not in held:
+                    del known[key]
+                dataset.touched = False
+            if not known:
+                del self._open[digest]
 
     def reload(self, allowlist: UrlAllowlist) -> None:
         """Applies other credentials to open datasets; one that is not served any more fails at its next fetch."""
         self._allowlist = allowlist
-        for dataset in self._open.values() if allowlist.restricted else ():
-            with suppress(StreamerError):
-                dataset.options = allowlist.options(dataset.manifest.urls, {})
+        if not allowlist.restricted:
+            return
+        for digest, known in self._open.items():
+            for dataset in known.values():
+                with suppress(StreamerError):
+                    dataset.options = self._options(dataset.manifest, {})
+            self._open[digest] = {options_key(dataset.options): dataset for dataset in known.values()}
 
     def all(self) -> list[Dataset]:
         """Returns every dataset that is open."""
-        return list(self._open.values())
+        return [dataset for known in self._open.values() for dataset in known.values()]
+
+    def manifests(self) -> list[Manifest]:
+        """Returns every manifest that is open, once."""
+        return [dataset.manifest for known in self._open.values() for dataset in itertools.islice(known.values(), 1)]

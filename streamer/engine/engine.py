@@ -42,6 +42,7 @@ from streamer.engine.index_cost import Report
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifests import Manifests
 from streamer.engine.page_cache import PageCache
+from streamer.engine.rights import Rights
 from streamer.engine.scheduler import Scheduler
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.settling import Settling
@@ -104,6 +105,7 @@ class Engine:
             self.sources = Sources(StoreSource(self.fetchers, self.fetch_pool, self.publisher))
             in_flight = InFlight(self.sources, self.publisher, tasks, self.scheduler.fetch_finished)
             self.in_flight = self.scheduler.in_flight = in_flight
+            self.rights = Rights(self.datasets, self.fetchers)
             self.manifests = Manifests(self.cache.root / "manifests", self.fetchers, self, self.recoders, self.datasets)
             self.corruption_reports = CorruptionReports(
                 self.cache, self._forget, self.wake, self.now, tasks, warn=self.warn
@@ -131,6 +133,7 @@ class Engine:
     async def manifest(self, request: ManifestRequest, report: Report) -> str:
         """Finds or builds a manifest in the cache folder; returns its digest."""
         digest = await self.manifests.manifest(request, report)
+        self.rights.grant(digest, request.options)
         await self._measure_manifests()
         return digest
 
@@ -144,7 +147,9 @@ class Engine:
 
     async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int] | None) -> bytes:
         """The chunk-local bytes `[start, stop)`, for looking at a sample; None: the boundaries of a recoded chunk."""
+        await self.rights.prove(digest, options)
         wanted = (dataset := self.datasets.get(digest, options)).chunk(chunk)
+        dataset.check_key(chunk)
         async with self.fetchers.of_chunk(wanted, dataset.options) as fetcher:
             if dataset.manifest.recoded:
                 return (await self._looked_at.get(dataset.manifest, wanted, fetcher)).read(span)
@@ -357,7 +362,7 @@ class Engine:
         from streamer.manifest.builder.publish import publish_again
 
         root = self.cache.root / "manifests"
-        again = [partial(publish_again, dataset.manifest) for dataset in self.datasets.all()]
+        again = [partial(publish_again, manifest) for manifest in self.datasets.manifests()]
         again += [partial(publish_table_again, table) for table in list(self.manifests.store.tables.values())]
         for publish in again:
             try:
@@ -379,7 +384,7 @@ class Engine:
 
     def forget_datasets(self) -> None:
         """Forgets datasets whose manifest was removed; their chunks lose their owner."""
-        known = self.manifests.store.digests() | {dataset.manifest.digest for dataset in self.datasets.all()}
+        known = self.manifests.store.digests() | {manifest.digest for manifest in self.datasets.manifests()}
         gone = self.policy.forget_datasets(known)
         for digest in gone:
             self.cache.forget(digest)

@@ -106,12 +106,11 @@ async def remove_unused_once(engine: Engine) -> None:
     Raises:
         OSError: the disk refused to remove a manifest; the next call tries again.
     """
-    used = (dataset for session in engine.sessions.values() for dataset in session.collection.datasets)
-    held = {dataset.manifest.digest: dataset for dataset in used}
-    held |= {dataset.manifest.digest: dataset for dataset in engine.in_flight.datasets()}
+    used = [dataset for session in engine.sessions.values() for dataset in session.collection.datasets]
+    held = {dataset.name: dataset for dataset in [*used, *engine.in_flight.datasets()]}
     engine.datasets.drop_idle(held)
     engine.fetchers.close_idle({options_key(dataset.options) for dataset in held.values()})
-    opened = {dataset.manifest.digest for dataset in engine.datasets.all()} | set(held)
+    opened = {dataset.manifest.digest for dataset in [*engine.datasets.all(), *held.values()]}
     gone = await engine.manifests.remove_unused(opened, int(engine.cache.limit_bytes * IDLE_MANIFESTS_SHARE))
     engine.forget_datasets()
     if gone:

@@ -12,7 +12,11 @@ _FILE_RULES = "files 4"
 
 
 class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a manifest; see `wire.messages.GetManifest`."""
+    """A request for a manifest; see `wire.messages.GetManifest`.
+
+    Attributes:
+        endpoint: the place that the options name, where several users share the engine; see `UrlAllowlist.endpoint`.
+    """
 
     urls: tuple[str, ...]
     format: str = "auto"
@@ -26,6 +30,7 @@ class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_damaged: bool = False
     in_key_order: bool = False
     format_options: Mapping[str, object] = msgspec.field(default_factory=dict)
+    endpoint: str = ""
 
     def __repr__(self) -> str:
         # Not the options: they may be secret.
@@ -34,18 +39,19 @@ class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> tuple[object, ...]:
         """A value that is equal for requests that have the same answer."""
-        return (self.urls, self.format_text, self.manifest, self.chunk_bytes, *self._choices)
+        return (self.urls, self.format_text, self.manifest, self.chunk_bytes, *self._choices, *self._place)
 
     @property
     def container_source(self) -> tuple[object, ...]:
         """A value that is equal for requests for which the same manifest of containers is built."""
         choices = ("skip damaged",) if self.skip_damaged else ()
-        return (self.urls, self.format_text, self.chunk_bytes, *choices)
+        return (self.urls, self.format_text, self.chunk_bytes, *choices, *self._place)
 
     @property
     def file_source(self) -> tuple[object, ...]:
         """A value that is equal for requests for which the same manifest of raw files is built."""
-        return (self.urls, self.format_text, self.chunk_bytes, _FILE_RULES, self.extensions, self.in_key_order)
+        rules = (_FILE_RULES, self.extensions, self.in_key_order)
+        return (self.urls, self.format_text, self.chunk_bytes, *rules, *self._place)
 
     @property
     def format_text(self) -> str:
@@ -56,3 +62,7 @@ class ManifestRequest(msgspec.Struct, frozen=True, kw_only=True):
     def _choices(self) -> tuple[object, ...]:
         chosen = (self.extensions, self.skip_damaged, self.in_key_order)
         return chosen if any(choice not in {None, False} for choice in chosen) else ()
+
+    @property
+    def _place(self) -> tuple[object, ...]:
+        return (f"at {self.endpoint}",) if self.endpoint else ()

@@ -18,23 +18,34 @@ import numpy.typing as npt
 
 from streamer.annotations.table import ANNOTATIONS
 from streamer.cache.ram_fallback import REFUSALS
-from streamer.engine.datasets import Datasets
+from streamer.engine.datasets import Datasets, objects_of
 from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, IndexReader, IndexTraffic, Report
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifest_store import ManifestStore
 from streamer.engine.table_logs import refuse_tables_around
-from streamer.errors import CacheError, ConfigError, ManifestError, ObjectNotFoundError, StoreError
+from streamer.errors import (
+    CacheError,
+    ConfigError,
+    ManifestCorruptError,
+    ManifestError,
+    ObjectNotFoundError,
+    StoreError,
+)
 from streamer.fetch import Fetcher
+from streamer.fetch.fetcher_set import options_key
 from streamer.formats import chunkfile
 from streamer.formats.registry import find_format
 from streamer.manifest.beside import BESIDE, is_beside
+from streamer.manifest.builder.publish import publish_at
+from streamer.manifest.chunk_keys import KEYS_RULE
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files, listed_files
 from streamer.recode.pool import RecoderPool
+from streamer.store.urls import shown
 from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -45,6 +56,7 @@ _LOOK_SECONDS = 2.0
 _TABLE_RULES = "tables-2"
 # Of the chunks, before the second and the last try to write a manifest on a full disk.
 _EVICTED_SHARES = (0.25, 1.0)
+_MOST_PLACED = 1024
 
 
 class WarmTarget(Protocol):
@@ -97,6 +109,8 @@ class Manifests:
         # A lock lives as long as a request holds or awaits it: finished requests leave nothing behind.
         self._locks: weakref.WeakValueDictionary[tuple[object, ...], asyncio.Lock] = weakref.WeakValueDictionary()
         self._found: dict[tuple[object, ...], tuple[float, str]] = {}
+        # Manifests of the same objects at an endpoint, by the digest of the usual one and the endpoint.
+        self._placed: dict[tuple[str, str], str] = {}
         self.traffic = IndexTraffic()
         self.written = 0
 
@@ -116,6 +130,8 @@ class Manifests:
 
     def notes(self, request: ManifestRequest, digest: str) -> list[str]:
         """Returns notes about the objects that a manifest leaves out, if it was built here."""
+        request = self._located(request)
+        digest = next((usual for (usual, _), placed in self._placed.items() if placed == digest), digest)
         return [
             note
             for source in (request.file_source, request.container_source)
@@ -133,17 +149,41 @@ class Manifests:
         async with self._removing:
             return await in_thread(None, self.store.remove_unused, used, most_bytes, time.time())
 
+    def _located(self, request: ManifestRequest) -> ManifestRequest:
+        """The request with the place that its options name."""
+        endpoint = self._fetchers.allowlist.endpoint(request.urls, request.options)
+        return msgspec.structs.replace(request, endpoint=endpoint) if endpoint else request
+
     async def _answer(self, request: ManifestRequest, report: Report, asked: float) -> str:
-        lock = self._locks.setdefault(request.identity, asyncio.Lock())
+        request = self._located(request)
+        # What one client may read says nothing of another one, who has other options.
+        identity = (*request.identity, options_key(request.options))
+        lock = self._locks.setdefault(identity, asyncio.Lock())
         async with lock:
-            found_at, digest = self._found.get(request.identity, (-1.0, ""))
+            found_at, digest = self._found.get(identity, (-1.0, ""))
             if found_at < asked:  # what was found after this request came is fresh enough for it
-                digest = await self._find_with_room(request, report)
+                digest = await self._at_endpoint(await self._find_with_room(request, report), request)
                 # Only for requests that wait meanwhile.
                 self._found = {known: self._found[known] for known in self._locks if known in self._found}
-                self._found[request.identity] = (time.monotonic(), digest)
+                self._found[identity] = (time.monotonic(), digest)
             self.store.use(digest)
             return digest
+
+    async def _at_endpoint(self, digest: str, request: ManifestRequest) -> str:
+        """The digest of the same manifest at the place that the options name: its chunks have other keys."""
+        if not request.endpoint and not request.manifest:
+            return digest
+        placed = self._placed.get((digest, request.endpoint), "")
+        if not placed or not (self._root / placed).is_dir():
+            manifest = Manifest.open(self._root / digest)
+            if manifest.content.endpoint == request.endpoint:
+                return digest
+            placed = (await in_thread(None, publish_at, manifest, self._root, request.endpoint)).name
+            if len(self._placed) >= _MOST_PLACED:
+                self._placed.clear()
+            self._placed[digest, request.endpoint] = placed
+            self.written += 1
+        return placed
 
     async def _find_with_room(self, request: ManifestRequest, report: Report) -> str:
         """Does the same as `_find`; on a disk full of bytes or inodes, chunks are removed, and fetched again later."""
@@ -168,11 +208,21 @@ class Manifests:
             async with fetchers.of(options) as fetcher:
                 return await self._build(request, fetcher, report, warm=warm)
         async with fetchers.of(fetchers.allowlist.options([request.manifest], request.options)) as elsewhere:
-            digest = await self._found_elsewhere(request, elsewhere, report)
+            try:
+                digest = await self._found_elsewhere(request, elsewhere, report)
+                is_refused = False
+            except ManifestCorruptError as error:
+                if error.details.get("rule") != KEYS_RULE or not request.build:
+                    raise
+                logger.warning(
+                    "the manifest at %s is not used, the data are indexed: %s", shown(request.manifest), error
+                )
+                digest, is_refused = None, True
             if digest is None:
                 async with fetchers.of(options) as fetcher:
                     digest = await self._build(request, fetcher, report, warm=warm)
-                await self._give(digest, request.manifest, elsewhere)
+                if not is_refused:
+                    await self._give(digest, request.manifest, elsewhere)
             self.store.remember(request.identity, "-", digest)
             return digest
 
@@ -201,7 +251,13 @@ class Manifests:
             return None
         files = [(name, await fetcher.read(Extent(record, 0, record.size))) for name, record in found.items()]
         self.written += 1
-        manifest = install_files(files, self._root, url)
+        # In a thread: 10^5 keys of chunks take 0.4 s.
+        manifest = await in_thread(None, install_files, files, self._root, url)
+        if not self._fetchers.allowlist.has_one_owner(url, objects_of(manifest)):
+            logger.info(
+                "the columns beside the manifest at %s are not used: its objects are not of the same place", url
+            )
+            return manifest.digest
         # Only here: see `_build`.
         from streamer.manifest.column_files import COLUMN_SUFFIX, ColumnFiles
 
@@ -263,7 +319,8 @@ class Manifests:
                     chunk_bytes=request.chunk_bytes or "auto",
                     on_estimate=cost.estimated,
                     on_progress=cost.progressed,
-                    on_chunk=warmed.keep if warm else None,
+                    # A chunk's key includes the endpoint only in the manifest that is made of this one.
+                    on_chunk=warmed.keep if warm and not request.endpoint else None,
                     logs=IndexLogs(self.store.log_folder(request.container_source), writes=warm),
                     in_key_order=request.in_key_order,
                     known=earlier,

@@ -91,7 +91,11 @@ class Scheduler:
             self._policy.failed(fetch.key)
             pause = self._pause_after(fetch, error)
             for waiter in fetch.waiters:
-                self._fetch_failed(waiter, error, pause)
+                if pause is None and not waiter.shares_options(fetch):
+                    # Another job's credentials were refused: it is fetched with this session's own.
+                    self._ask_again(waiter.session, waiter.chunk)
+                else:
+                    self._fetch_failed(waiter, error, pause)
         self.wake()
 
     def chunk_resized(self, key: bytes, file_bytes: int) -> None:

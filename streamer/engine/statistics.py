@@ -41,10 +41,10 @@ from itertools import accumulate, islice
 
 import msgspec
 
-from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport
 from streamer.fetch.statistics import FIRST_BYTE_BOUNDS, Histogram, merged
+from streamer.manifest.table import Manifest
 from streamer.store.urls import shown
 
 Scalar = str | int | float | bool | None
@@ -93,7 +93,7 @@ def engine_statistics(engine: Engine) -> Values:
         "errors": engine.errors.total(),
         "error_kinds": [{"kind": kind, "count": count} for kind, count in sorted(engine.errors.items())],
         "draining": engine.scheduler.draining,
-        "datasets": [_dataset(engine, dataset) for dataset in engine.datasets.all()],
+        "datasets": [_dataset(engine, manifest) for manifest in engine.datasets.manifests()],
         "sessions": [_session(session) for session in engine.sessions.values()],
         "members": list(
             islice((row for one in engine.sessions.values() for row in _members(engine, one)), _SHOWN_MEMBERS)
@@ -124,8 +124,9 @@ def _first_bytes(found: Histogram) -> Values:
     return {"first_byte_buckets": buckets, "first_byte_sum_seconds": round(found.sum_seconds, 6)}
 
 
-def _dataset(engine: Engine, dataset: Dataset) -> Table:
-    manifest = dataset.manifest
+def _dataset(engine: Engine, manifest: Manifest) -> Table:
+    of_sessions = [session.collection.datasets for session in engine.sessions.values()]
+    opened = [dataset for dataset in engine.datasets.all() if dataset.manifest is manifest]
     return {
         "dataset": manifest.digest,
         # Neither signatures nor passwords, and not more than a line of a table can show.
@@ -133,8 +134,8 @@ def _dataset(engine: Engine, dataset: Dataset) -> Table:
         "urls": len(manifest.urls),
         "samples": manifest.samples,
         "chunks": manifest.chunks,
-        "total_bytes": dataset.total_bytes,
-        "sessions": sum(dataset in session.collection.datasets for session in engine.sessions.values()),
+        "total_bytes": opened[0].total_bytes,
+        "sessions": sum(any(dataset in datasets for dataset in opened) for datasets in of_sessions),
     }
 
 

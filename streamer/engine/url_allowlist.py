@@ -14,6 +14,7 @@ import msgspec
 from streamer.config import DatasetConfig
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.manifest.model import Chunk
+from streamer.store.endpoints import named_endpoint
 from streamer.store.patterns import expand
 from streamer.store.urls import shown, split
 
@@ -52,6 +53,11 @@ class UrlAllowlist:
         """Whether only configured urls are served, with the engine's own options and not those of clients."""
         return bool(self._entries)
 
+    @property
+    def decides(self) -> bool:
+        """Whether it depends on urls what is served, or with which options."""
+        return self.restricted or self.guarded
+
     def options(self, urls: Iterable[str], offered: Options) -> Options:
         """Returns the storage options for urls that are read together: those of the service, or what a client offers.
 
@@ -73,6 +79,24 @@ class UrlAllowlist:
                 )
         return found[0][1] if found else {}
 
+    def endpoint(self, urls: Iterable[str], options: Options) -> str:
+        """Returns the place of the objects that a client of a shared engine has named by its options; "" if none has.
+
+        Where an engine has one user, or its own options, the same url is the same object for all.
+        """
+        if self.restricted or not self.guarded:
+            return ""
+        return "; ".join(sorted({named for url in urls if (named := named_endpoint(url, options))}))
+
+    def has_one_owner(self, place: str, urls: Iterable[str]) -> bool:
+        """Whether who may write at `place` may write these objects, too, as far as this engine knows.
+
+        What comes from there and cannot be computed again is used for these objects only then.
+        """
+        if self.restricted:
+            return {self._entry(url).prefix for url in urls} == {self._entry(place).prefix}
+        return not self.guarded or {split(url).root for url in urls} == {split(place).root}
+
     def check_objects(self, urls: Iterable[str], options: Options) -> None:
         """Each object must be served with exactly these options; a manifest may name any url.
 
@@ -90,10 +114,13 @@ class UrlAllowlist:
             self.check_objects({extent.object.url for extent in chunk.extents}, options)
 
     def _of(self, url: str) -> Options:
+        return self._entry(url).options
+
+    def _entry(self, url: str) -> _Entry:
         wanted = _comparable(url)
         for entry in self._entries:
             if wanted == entry.prefix or wanted.startswith(entry.prefix.rstrip("/") + "/"):
-                return entry.options
+                return entry
         raise _denied(url)
 
 

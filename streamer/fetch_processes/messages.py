@@ -59,7 +59,7 @@ class OpenDataset(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Names a dataset before its first chunk is asked for, or gives it other storage options.
 
     Attributes:
-        dataset: digest of the manifest.
+        dataset: name of the dataset, unique among those with other options.
         path: folder of the manifest.
         options: storage options with which its objects are read.
     """
@@ -77,7 +77,7 @@ class Bring(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
     Attributes:
         number: number of the request.
-        dataset: digest of the manifest.
+        dataset: name of the dataset.
         chunk: number of the chunk in the dataset.
         due: when the first reader needs it, in seconds on the clock that all processes of a machine share.
         owner: the job whose share of requests and bytes it takes.

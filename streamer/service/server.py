@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
 from streamer.service.long_requests import ClientRequests, LongRequests
 from streamer.service.process_stats import process_statistics
+from streamer.service.proofs import SessionProofs
 from streamer.service.recent_warnings import JobErrors
 from streamer.version import VERSION
 from streamer.wire.messages import (
@@ -97,6 +98,7 @@ class Server:
         self._warnings = warnings
         self._errors = JobErrors()
         self._long_requests = LongRequests(engine, tasks, self._limits, self._fail)
+        self._proofs = SessionProofs(engine.rights, tasks)
         self._clients: dict[ClientConnection, _ClientState] = {}
         self._grace: asyncio.TimerHandle | None = None
         self._begun = engine.now()
@@ -146,6 +148,7 @@ class Server:
     def lost(self, client: ClientConnection) -> None:
         """Handles the end of a connection: its leases end with it."""
         state = self._clients.pop(client, _ClientState())
+        self._proofs.drop(client)
         for session in state.sessions.values():
             session.close()
         if client.greeted:
@@ -204,6 +207,7 @@ class Server:
             case Extend() | Advance() | Reject():
                 self._step(client, state, request)
             case CloseSession():
+                self._proofs.drop(client, request.session)
                 if (session := state.sessions.pop(request.session, None)) is not None:
                     session.close()
             case GetManifest() | Read() | ShareCache():
@@ -219,31 +223,59 @@ class Server:
                 raise ProtocolError(f"{type(request).__name__} out of turn")
 
     def _open(self, client: ClientConnection, state: _ClientState, request: OpenSession) -> None:
-        if request.session in state.sessions or len(state.sessions) >= MAX_SESSIONS_PER_PEER:
-            raise ProtocolError(f"session {request.session} is open already, or there are too many")
         number, consumer = request.session, one_line(request.consumer)
+        is_open = number in state.sessions or self._proofs.waits(client, number)
+        if is_open or len(state.sessions) + self._proofs.count(client) >= MAX_SESSIONS_PER_PEER:
+            raise ProtocolError(f"session {number} is open already, or there are too many")
         try:
-            state.sessions[number] = self._engine.open_session(
-                SessionRequest(
-                    job=request.job,
-                    dataset=request.dataset,
-                    consumer=consumer,
-                    options=self._long_requests.options(client, state.requests, request.options),
-                    order_id=request.order_id,
-                    global_batch=request.global_batch,
-                    world_size=request.world_size,
-                    start=request.start,
-                    open_bytes=request.open_bytes,
-                    stream=request.stream,
-                    sharers=request.sharers,
-                    parts=tuple(self._part(client, state, part) for part in request.parts),
-                ),
-                on_ready=lambda through, rejects: client.send(Ready(number, through, rejects)),
-                on_error=lambda error: self._fail(client, error, session=number, consumer=consumer),
+            wanted = SessionRequest(
+                job=request.job,
+                dataset=request.dataset,
+                consumer=consumer,
+                options=self._long_requests.options(client, state.requests, request.options),
+                order_id=request.order_id,
+                global_batch=request.global_batch,
+                world_size=request.world_size,
+                start=request.start,
+                open_bytes=request.open_bytes,
+                stream=request.stream,
+                sharers=request.sharers,
+                parts=tuple(self._part(client, state, part) for part in request.parts),
             )
-            client.send(Opened(number))
         except StreamerError as error:
             self._fail(client, error, session=number, consumer=consumer)
+            return
+        if all(self._engine.rights.has(part.dataset, part.options) for part in wanted.all_parts):
+            self._opened(client, state, number, wanted)
+            return
+        self._proofs.start(
+            client,
+            number,
+            wanted.all_parts,
+            opened=lambda steps: self._opened(client, state, number, wanted, steps),
+            failed=lambda error: self._fail(client, error, session=number, consumer=consumer),
+        )
+
+    def _opened(
+        self,
+        client: ClientConnection,
+        state: _ClientState,
+        number: int,
+        wanted: SessionRequest,
+        steps: Sequence[Extend | Advance | Reject] = (),
+    ) -> None:
+        """Opens a session, and handles the messages that came before it was open."""
+        try:
+            state.sessions[number] = self._engine.open_session(
+                wanted,
+                on_ready=lambda through, rejects: client.send(Ready(number, through, rejects)),
+                on_error=lambda error: self._fail(client, error, session=number, consumer=wanted.consumer),
+            )
+            client.send(Opened(number))
+            for step in steps:
+                self._step(client, state, step)
+        except StreamerError as error:
+            self._fail(client, error, session=number, consumer=wanted.consumer)
 
     def _fail(
         self,
@@ -267,6 +299,9 @@ class Server:
         return PartRequest(part.dataset, name, options, part.value, part.open_bytes)
 
     def _step(self, client: ClientConnection, state: _ClientState, request: Extend | Advance | Reject) -> None:
+        if self._proofs.waits(client, request.session):
+            self._proofs.keep(client, request)
+            return
         session = state.sessions.get(request.session)
         if session is None:  # it was refused; the client has not read that yet
             return

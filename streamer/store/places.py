@@ -115,7 +115,7 @@ class Places:
     def moved(self, region: str) -> bool:
         """Notes the region that the store names; False if it was known, or if the present keys are not valid there."""
         here = [place.region for place in self._known.values()]
-        if region in self._moved or not _REGION.fullmatch(region) or {*map(_partition, here)} != {_partition(region)}:
+        if region in self._moved or not _REGION.fullmatch(region) or {*map(partition, here)} != {partition(region)}:
             return False
         self._moved.append(region)
         return True
@@ -251,7 +251,8 @@ class _NoBody:
         return ()
 
 
-def _partition(region: str) -> str:
+def partition(region: str) -> str:
+    """The beginning of the names of the regions of one partition of AWS; "" for the usual one."""
     return next(filter(region.startswith, _PARTITIONS), "")
 
 

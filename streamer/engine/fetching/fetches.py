@@ -19,6 +19,11 @@ class Waiter(msgspec.Struct):
     chunk: int
     step: int
 
+    def shares_options(self, fetch: Fetch) -> bool:
+        """Whether the fetch reads with the storage options of this session."""
+        part, _ = self.session.collection.locate(self.chunk)
+        return self.session.collection.datasets[part] is fetch.dataset
+
 
 class Fetch(msgspec.Struct):
     """One chunk between store and SSD.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Awaitable, Callable
 
 from streamer.engine.datasets import Dataset
@@ -26,7 +27,8 @@ class StoreSource:
         self._fetchers = fetchers
         self._pool = pool
         self._publisher = publisher
-        self._described: dict[str, OpenDataset] = {}
+        # As long as the dataset is in use.
+        self._described: weakref.WeakKeyDictionary[Dataset, OpenDataset] = weakref.WeakKeyDictionary()
 
     async def bring(self, fetch: Fetch) -> None:
         """See `Bring`."""
@@ -62,11 +64,10 @@ class StoreSource:
 
     def _opened(self, dataset: Dataset) -> OpenDataset:
         """Returns the dataset as processes know it: another object where its options have changed."""
-        known = self._described.get(dataset.manifest.digest)
+        known = self._described.get(dataset)
         if known is None or known.options is not dataset.options:
-            manifest = dataset.manifest
-            known = OpenDataset(manifest.digest, str(manifest.path), dataset.options)
-            self._described[manifest.digest] = known
+            known = OpenDataset(dataset.name, str(dataset.manifest.path), dataset.options)
+            self._described[dataset] = known
         return known
 
 
@@ -86,4 +87,5 @@ class Sources:
 
     async def bring(self, fetch: Fetch) -> None:
         """See `Bring`."""
+        fetch.dataset.check_key(fetch.chunk)
         await (self._by_peers or self.store.bring)(fetch)

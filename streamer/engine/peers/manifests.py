@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from streamer.config import format_bytes
+from streamer.engine.datasets import objects_of
 from streamer.engine.engine import Engine
 from streamer.errors import ManifestError, StreamerError
 from streamer.manifest.layout import ROOT_LIMIT_BYTES, ROOT_NAME, decode_root
@@ -70,13 +71,15 @@ class MissingManifests:
             root = decode_root(raw, where)
             if root.digest != digest:
                 raise ManifestError(f"it is manifest {root.digest}")
-            self._engine.fetchers.allowlist.options(root.urls, {})
+            allowlist = self._engine.fetchers.allowlist
+            allowlist.options(root.urls, {})
             if (total := sum(root.file_bytes.values())) > _MOST_BYTES:
                 raise ManifestError(f"it has {format_bytes(total)}, more than {format_bytes(_MOST_BYTES)}")
             files = [(ROOT_NAME, raw)]
             for name, length in root.file_bytes.items():
                 files.append((name, await file(name, length)))
-            await in_thread(None, install_files, files, self._engine.cache.root / "manifests", where)
+            manifest = await in_thread(None, install_files, files, self._engine.cache.root / "manifests", where)
+            allowlist.options(objects_of(manifest), {})
         except StreamerError as error:
             logger.info("%s: its chunks are not kept for peers: %s", where, error)
         else:
