@@ -37,7 +37,6 @@ from streamer.fetch.fetcher_set import options_key
 from streamer.formats import chunkfile
 from streamer.formats.registry import find_format
 from streamer.manifest.beside import BESIDE, is_beside
-from streamer.manifest.builder.publish import publish_at
 from streamer.manifest.chunk_keys import KEYS_RULE
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
@@ -178,6 +177,9 @@ class Manifests:
             manifest = Manifest.open(self._root / digest)
             if manifest.content.endpoint == request.endpoint:
                 return digest
+            # Only here: see `_build`.
+            from streamer.manifest.builder.publish import publish_at
+
             placed = (await in_thread(None, publish_at, manifest, self._root, request.endpoint)).name
             if len(self._placed) >= _MOST_PLACED:
                 self._placed.clear()

@@ -7,7 +7,9 @@ could read, with the engine's rights, any bucket, file or web address that the e
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import unquote
 
 import msgspec
 
@@ -16,9 +18,12 @@ from streamer.errors import AccessDeniedError, ConfigError
 from streamer.manifest.model import Chunk
 from streamer.store.endpoints import named_endpoint
 from streamer.store.patterns import expand
-from streamer.store.urls import shown, split
+from streamer.store.urls import HTTP_SCHEMES, shown, split
 
 Options = Mapping[str, object]
+
+# Between two segments of a path, for some server or other, and before what follows it.
+_SEGMENTS = re.compile(r"[/\\?#]")
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -118,8 +123,11 @@ class UrlAllowlist:
 
     def _entry(self, url: str) -> _Entry:
         wanted = _comparable(url)
+        # What a server makes of a query only the operator knows, who has written this one or none.
+        has_query = "?" in url and split(url).scheme in HTTP_SCHEMES
         for entry in self._entries:
-            if wanted == entry.prefix or wanted.startswith(entry.prefix.rstrip("/") + "/"):
+            is_below = not has_query and wanted.startswith(entry.prefix.rstrip("/") + "/")
+            if wanted == entry.prefix or is_below:
                 return entry
         raise _denied(url)
 
@@ -144,6 +152,13 @@ def _comparable(url: str) -> str:
     if address.scheme == "file":
         # A link in a served folder must not lead out of it.
         return "file://" + os.path.realpath(address.key)
-    if any(part in (".", "..") for part in address.key.split("/")):
+    if has_dots(address.key) or (address.scheme in HTTP_SCHEMES and not url.isprintable()):
         raise _denied(url)
     return f"{address.root}/{address.key}".rstrip("/")
+
+
+def has_dots(key: str) -> bool:
+    """Whether a key has a dot segment in any reading of it: servers decode it once or twice, and cut parameters."""
+    once = unquote(key)
+    parts = (part for text in {key, once, unquote(once)} for part in _SEGMENTS.split(text))
+    return any(part.partition(";")[0] in (".", "..") for part in parts)

@@ -8,6 +8,8 @@ hub_store.py        the Hugging Face Hub, pinned to commits
 local_store.py      files
 credentials/        how they are found and renewed
 places.py           the address and region of a bucket; bucket_region.py asks AWS for the region
+hosts.py            which names and addresses are those of a cloud
+endpoints.py        which part of a place the options have chosen
 urls, patterns, versions, options, redirects, reached, failures, guard     pure parts
 """
 
@@ -25,6 +27,7 @@ from streamer.errors import ConfigError
 from streamer.extras import require
 from streamer.store import guard
 from streamer.store.base import ObjectStore, StoreStatistics
+from streamer.store.hosts import check_names
 from streamer.store.local_store import LocalStore
 from streamer.store.options import check, family, translate
 from streamer.store.reached import reached
@@ -62,9 +65,11 @@ def open_store(
     if client not in get_args(Client):
         raise ConfigError(f"client={client!r} is not one of {', '.join(get_args(Client))}", field="client")
     address, options = split(url), dict(storage_options or {})
+    kind = family(address.scheme)
+    translation = None if kind is None else translate(address, options)
+    if kind not in (None, "http") and translation is not None:
+        check_names(address, kind, translation)
     if guarded:
-        kind = family(address.scheme)
-        translation = None if kind is None else translate(address, options)
         guard.check(address, translation, is_curl=kind in _CURL_FAMILIES and _is_curl(client))
     if address.scheme == "file":
         return LocalStore()

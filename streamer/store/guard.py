@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import urlsplit
 
 from streamer.errors import AccessDeniedError
+from streamer.store.hosts import is_of_azure
 from streamer.store.options import Translation, family
 from streamer.store.places import of_endpoint
 from streamer.store.redirects import host_of
@@ -31,6 +32,8 @@ _OWN_NETWORKS = tuple(
         ),
     )
 )
+# Addresses that end in one of IPv4: NAT64 (RFC 6052, RFC 8215) and the compatible ones (RFC 4291, 2.5.5.1).
+_TRANSLATED = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
 # Clients interpret other characters in an address differently.
 _PLAIN_HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII)
 
@@ -38,10 +41,19 @@ _PLAIN_HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII)
 def is_own(host: str) -> bool:
     """Whether an IP address belongs to this machine, to its link, or to the server of its cloud's credentials."""
     with suppress(ValueError):
-        address = ip_address(host.partition("%")[0])
-        address = getattr(address, "ipv4_mapped", None) or address
-        return any(address in network for network in _OWN_NETWORKS)
+        found = _readings(ip_address(host.partition("%")[0]))
+        return any(address in network for address in found for network in _OWN_NETWORKS)
     return host == "localhost" or host.endswith(".localhost")
+
+
+def _readings(address: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
+    """The address, and the IPv4 addresses to which gateways and the kernel may translate it."""
+    if isinstance(address, IPv4Address):
+        return [address]
+    others = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if any(address in network for network in _TRANSLATED):
+        others.append(IPv4Address(int(address) & 0xFFFFFFFF))
+    return [address, *(other for other in others if other is not None)]
 
 
 def refusal(url: str, what: str) -> AccessDeniedError:
@@ -84,6 +96,6 @@ def chosen_place(address: Address, translation: Translation) -> str | None:
     if family(address.scheme) == "http":
         return address.root
     endpoint = translation.config.get("endpoint") or translation.config.get("base_url")
-    if endpoint is None or family(address.scheme) != "s3":
-        return None if endpoint is None else str(endpoint)
-    return of_endpoint(address, translation, str(endpoint))
+    if endpoint is None or (family(address.scheme) == "az" and is_of_azure(str(endpoint))):
+        return None
+    return of_endpoint(address, translation, str(endpoint)) if family(address.scheme) == "s3" else str(endpoint)

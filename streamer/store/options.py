@@ -16,6 +16,7 @@ import msgspec
 
 from streamer.errors import ConfigError
 from streamer.store import redirects
+from streamer.store.hosts import is_of_azure
 from streamer.store.urls import Address, shown
 
 Options = Mapping[str, object]
@@ -23,6 +24,10 @@ Options = Mapping[str, object]
 # The ending of S3 Express's bucket names: their requests are signed with keys of a session, which s3fs asks for, and
 # their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 _EXPRESS = "--x-s3"
+# What Google writes into the file of a service account's key, and obstore uses (Google, "Create and delete service
+# account keys").
+_OF_SERVICE_ACCOUNT = ("type", "project_id", "private_key_id", "private_key", "client_email", "client_id")
+_NOT_OF_A_KEY = ("gcs_base_url", "disable_oauth")
 # What gcsfs takes of a Google user's sign-in.
 _OF_GOOGLE_USER = {"client_id", "client_secret", "refresh_token"}
 # Azure's public cloud, which obstore knows.
@@ -179,7 +184,16 @@ def _google_token(outcome: Translation, name: str, value: object) -> None:
     if value == "anon":
         outcome.config["skip_signature"] = True
     elif isinstance(value, Mapping) and value.get("type") == "service_account":
-        outcome.config["service_account_key"] = json.dumps(dict(value))
+        # obstore reads its own settings from this text as well, such as another address to send tokens to.
+        if own := [key for key in _NOT_OF_A_KEY if key in value]:
+            raise ConfigError(
+                f"the token in storage_options has {own[0]!r}, which is not a part of a service account's key; an "
+                "address goes to endpoint_url",
+                field="storage_options",
+                option="token",
+            )
+        known = {key: text for key, text in value.items() if key in _OF_SERVICE_ACCOUNT}
+        outcome.config["service_account_key"] = json.dumps(known)
     elif isinstance(value, Mapping) and value.keys() >= _OF_GOOGLE_USER:
         outcome.google_user = {key: str(value[key]) for key in _OF_GOOGLE_USER}
     elif isinstance(value, str) and (value.endswith(".json") or value.startswith(("/", "./", "../"))):
@@ -213,7 +227,7 @@ def _azure_host(outcome: Translation, host: str) -> None:
     if not host:
         return
     outcome.config.setdefault("account_name", host.partition(".")[0])
-    if host.endswith(_ONELAKE):
+    if host.endswith(_ONELAKE) and is_of_azure(f"https://{host}/"):
         outcome.config.setdefault("use_fabric_endpoint", True)
         return
     is_public = "." not in host or host.endswith((f".blob.{_AZURE_SUFFIX}", f".dfs.{_AZURE_SUFFIX}"))

@@ -16,6 +16,7 @@ import msgspec
 
 from streamer.errors import ConfigError
 from streamer.store import failures
+from streamer.store.hosts import is_of_aws, is_plain, is_region
 from streamer.store.options import ENDPOINT_VARIABLES, Translation, family
 from streamer.store.urls import Address, shown
 
@@ -92,7 +93,7 @@ class Places:
         """
         known = self._moved[-1] if self._moved else str(self._translation.config.get("region") or region or "")
         if known not in self._known:
-            self._known[known] = find(self._address, self._translation, known or None)
+            self._known[known] = _checked(self._address, find(self._address, self._translation, known or None))
         return self._known[known]
 
     def may_move(self, region: str | None) -> bool:
@@ -197,10 +198,17 @@ def _without_boto(
     endpoint = translation.config.get("endpoint") or next(filter(None, map(variables.get, ENDPOINT_VARIABLES)), None)
     if endpoint:
         return Place(of_endpoint(address, translation, str(endpoint)), region, ca_file)
+    if not is_region(region, own_endpoint=False):
+        raise ConfigError(
+            f"{shown(address.root)}: {region[:40]!r} is no region of AWS; write it as eu-central-1", field="region"
+        )
     domain = next((domain for prefix, domain in _DOMAINS.items() if region.startswith(prefix)), "amazonaws.com")
     virtual = translation.config.get("virtual_hosted_style_request", True)
     asked = msgspec.structs.replace(translation, config={"virtual_hosted_style_request": virtual})
-    return Place(of_endpoint(address, asked, f"https://s3.{region}.{domain}"), region, ca_file)
+    base = of_endpoint(address, asked, f"https://s3.{region}.{domain}")
+    if not is_of_aws(base):
+        raise ConfigError(f"{shown(address.root)}: {shown(base)} is no address of AWS", field="storage_options")
+    return Place(base, region, ca_file)
 
 
 def _by_boto(session: Session, address: Address, translation: Translation, region: str | None) -> Place:
@@ -249,6 +257,16 @@ class _NoBody:
 
     def stream(self, **_: object) -> tuple[bytes, ...]:
         return ()
+
+
+def _checked(address: Address, place: Place) -> Place:
+    """The same place; refuses an address that clients may read in two ways."""
+    if not is_plain(place.base):
+        raise ConfigError(
+            f"{shown(address.root)}: options and AWS configuration make no address of a bucket: {shown(place.base)}",
+            field="storage_options",
+        )
+    return place
 
 
 def partition(region: str) -> str:

@@ -56,7 +56,7 @@ def test_addresses_of_this_machine(host: str, own: bool) -> None:
         ("s3://bucket/a", {**S3, "client_kwargs": {"verify": False}}, "fsspec"),
         ("gs://bucket/a", {"endpoint_url": "http://storage.example.org"}, "libcurl does not"),
         ("gs://bucket/a", {"token": "/etc/streamer-secret/key.json"}, "a file"),
-        ("az://container/a", {"account_name": "a", "account_host": "store.example.org"}, "libcurl does not"),
+        ("az://container/a", {"account_name": "account", "account_host": "store.example.org"}, "libcurl does not"),
         ("ftp://127.0.0.1/a", {}, "fsspec"),
         ("memory://a", {}, "fsspec"),
         ("simplecache::file://x/etc/passwd", {}, "fsspec"),
