@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,11 +19,12 @@ import numpy.typing as npt
 
 from streamer.annotations.table import ANNOTATIONS
 from streamer.cache.ram_fallback import REFUSALS
-from streamer.engine.datasets import Datasets, objects_of
+from streamer.engine.datasets import Datasets
 from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, IndexReader, IndexTraffic, Report
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifest_store import ManifestStore
+from streamer.engine.ownership import OWNER_RULE, Ownership
 from streamer.engine.table_logs import refuse_tables_around
 from streamer.errors import (
     CacheError,
@@ -214,7 +216,7 @@ class Manifests:
                 digest = await self._found_elsewhere(request, elsewhere, report)
                 is_refused = False
             except ManifestCorruptError as error:
-                if error.details.get("rule") != KEYS_RULE or not request.build:
+                if error.details.get("rule") not in (KEYS_RULE, OWNER_RULE) or not request.build:
                     raise
                 logger.warning(
                     "the manifest at %s is not used, the data are indexed: %s", shown(request.manifest), error
@@ -254,11 +256,10 @@ class Manifests:
         files = [(name, await fetcher.read(Extent(record, 0, record.size))) for name, record in found.items()]
         self.written += 1
         # In a thread: 10^5 keys of chunks take 0.4 s.
-        manifest = await in_thread(None, install_files, files, self._root, url)
-        if not self._fetchers.allowlist.has_one_owner(url, objects_of(manifest)):
-            logger.info(
-                "the columns beside the manifest at %s are not used: its objects are not of the same place", url
-            )
+        owned = Ownership(self._fetchers.allowlist, url)
+        manifest = await in_thread(None, partial(install_files, files, self._root, url, check=owned.check))
+        if not owned.is_one:
+            logger.info("the columns beside the manifest at %s are not used: its objects are elsewhere", shown(url))
             return manifest.digest
         # Only here: see `_build`.
         from streamer.manifest.column_files import COLUMN_SUFFIX, ColumnFiles

@@ -173,7 +173,9 @@ class Scheduler:
         """Asks the policy for one chunk; False: no room now."""
         progress = session.progress
         part, local = session.collection.locate(use.chunk)
-        key = session.collection.datasets[part].key(local)
+        dataset = session.collection.datasets[part]
+        key = dataset.key(local)
+        dataset.check_key(local)
         session.remember(key, use.chunk)
         try:
             answer = self._policy.need(session.parts.names[part], local, blocking=progress.is_blocking(use))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from streamer.errors import ManifestCorruptError
@@ -39,13 +39,20 @@ def listed_files(records: Sequence[ObjectRecord]) -> dict[str, ObjectRecord]:
     return {name: record for name, record in inside.items() if _FILE_NAME.fullmatch(name)}
 
 
-def install_files(files: Iterable[tuple[str, bytes]], root: Path, where: str = "the received manifest") -> Manifest:
+def install_files(
+    files: Iterable[tuple[str, bytes]],
+    root: Path,
+    where: str = "the received manifest",
+    *,
+    check: Callable[[Manifest], None] | None = None,
+) -> Manifest:
     """Writes received files as `<root>/<digest>/` after checking every digest; all or nothing.
 
     Args:
         files: (relative name, content) as `export_files` yields them, in any order.
         root: folder of manifests on the local disk.
         where: their origin, for errors.
+        check: raises a ManifestError for a manifest that is not to be installed.
 
     Raises:
         ManifestVersionError: it has another version.
@@ -58,7 +65,9 @@ def install_files(files: Iterable[tuple[str, bytes]], root: Path, where: str = "
             (place / name).write_bytes(content)
         if not (place / ROOT_NAME).is_file():
             raise ManifestCorruptError(f"{where}: has no {ROOT_NAME}", path=where)
-        digest = open_verified(place).digest
+        manifest = open_verified(place)
+        if check is not None:
+            check(manifest)
         # The reader of a copy verifies it again: if a power loss tears it, that costs another copy. Waiting for the
         # disk six times took 36 ms of a trainer's start while other programs wrote to it (2026-11-22).
-        return Manifest.open(settle(place, root / digest, durable=False))
+        return Manifest.open(settle(place, root / manifest.digest, durable=False))

@@ -1,0 +1,124 @@
+"""Keys of chunks are computed from what the manifest says of them, not believed."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from streamer.errors import ManifestCorruptError
+from streamer.formats.parquet.format import Parquet
+from streamer.manifest.arrow_ipc.writer import write_table
+from streamer.manifest.builder.publish import publish_at
+from streamer.manifest.builder.rows import Rows
+from streamer.manifest.chunk_keys import base_keys, check_key, check_keys
+from streamer.manifest.columns import digest_of
+from streamer.manifest.layout import ROOT_NAME, encode_root, file_name
+from streamer.manifest.packing import at_endpoint
+from streamer.manifest.table import Manifest
+from streamer.manifest.transfer import export_files, install_files
+from streamer.manifest.validation import open_verified
+from tests.formats.test_parquet import MemoryStore as Objects
+from tests.formats.test_parquet import _cases, built
+from tests.unit.manifest.conftest import MemoryStore
+
+GOLDEN = Path("tests/golden/manifest-v1")
+
+
+def with_keys(manifest: Manifest, target: Path, keys: np.ndarray) -> Path:
+    """A copy with other keys, and digests that fit them, as who may write to a bucket can make it."""
+    shutil.copytree(manifest.path, target)
+    chunks = {**manifest.tables[0]["chunks"], "key": keys}
+    name = file_name("chunks", 0)
+    sizes = {path.name: path.stat().st_size for path in target.glob("*.arrows")} | {
+        name: write_table(target / name, chunks)
+    }
+    part = manifest.content.parts[0]
+    run = msgspec.structs.replace(part.tables["chunks"], digest=digest_of(chunks))
+    part = msgspec.structs.replace(part, tables={**part.tables, "chunks": run})
+    content = msgspec.structs.replace(manifest.content, parts=[part])
+    (target / ROOT_NAME).write_bytes(encode_root(content, manifest.urls, sizes))
+    return target
+
+
+@pytest.fixture(params=["tars", "files", "parquet"])
+async def manifest(request, tmp_path, tar_manifest, file_manifest) -> Manifest:
+    if request.param == "parquet":
+        case = _cases()[0]
+        return await built(case.format, Objects(case.objects), tmp_path / "parquet")
+    return tar_manifest if request.param == "tars" else file_manifest
+
+
+@pytest.mark.parametrize("row", [0, -1])
+def test_a_foreign_key_is_refused(manifest, tmp_path, row):
+    """Its bytes would be kept under the name of another dataset's chunk; every digest and checksum is right."""
+    keys = manifest.chunk_keys.copy()
+    keys[row] = np.arange(16)
+    forged = with_keys(manifest, tmp_path / "forged", keys)
+    with pytest.raises(ManifestCorruptError, match=r"the key of chunk \d+ is not that of its objects"):
+        open_verified(forged)
+    with pytest.raises(ManifestCorruptError, match="is not that of its objects"):
+        install_files(export_files(Manifest.open(forged)), tmp_path / "root")
+    assert not list((tmp_path / "root").glob("[0-9a-f]*"))
+    with pytest.raises(ManifestCorruptError):
+        check_key(Manifest.open(forged), row % manifest.chunks)
+
+
+def test_each_chunk_has_the_key_that_is_computed(manifest):
+    """Of whole objects, of containers, and of blocks; one by one, too."""
+    assert list(base_keys(manifest)) == [key.tobytes() for key in manifest.chunk_keys]
+    for chunk in range(manifest.chunks):
+        check_key(manifest, chunk)
+
+
+@pytest.mark.parametrize("kind", ["tars", "files"])
+async def test_several_parts_have_the_same_keys(build_it, tars, files, tmp_path, monkeypatch, kind):
+    """A manifest whose tables are cut into parts names the same chunks."""
+    store = MemoryStore(tars if kind == "tars" else files)
+    whole = await build_it(store, f"s3://b/{kind}/")
+    in_parts = Rows.parts
+    monkeypatch.setattr(Rows, "parts", lambda rows: in_parts(rows, 5))
+    parts = await build_it(store, f"s3://b/{kind}/", root=tmp_path / "parts")
+    assert parts.parts > 1
+    assert list(base_keys(parts)) == [key.tobytes() for key in whole.chunk_keys]
+    check_key(parts, parts.chunks - 1)
+
+
+def test_an_endpoint_is_part_of_the_keys(manifest, tmp_path):
+    """The same objects elsewhere are other chunks; without an endpoint nothing changes."""
+    root = tmp_path / "root"
+    there = Manifest.open(publish_at(manifest, root, "endpoint http://there"))
+    check_keys(there)
+    assert (there.content.version, there.digest != manifest.digest) == (4, True)
+    expected = [at_endpoint(key.tobytes(), "endpoint http://there") for key in manifest.chunk_keys]
+    assert [key.tobytes() for key in there.chunk_keys] == expected
+    assert not {key.tobytes() for key in there.chunk_keys} & {key.tobytes() for key in manifest.chunk_keys}
+    back = Manifest.open(publish_at(there, root, ""))
+    assert (back.digest, back.content) == (manifest.digest, manifest.content)
+
+
+def test_samples_of_a_chunk_are_part_of_its_key(manifest, tmp_path):
+    """Keys of a manifest whose samples begin elsewhere are not those of this one."""
+    if manifest.recoded:
+        pytest.skip("its samples are in the chunk files")
+    moved = Manifest.open(manifest.path)
+    moved.tables[0]["samples"]["start"] = np.zeros(moved.samples, np.uint32)
+    assert set(base_keys(moved)).isdisjoint({key.tobytes() for key in manifest.chunk_keys[manifest.chunk_samples > 1]})
+
+
+@pytest.mark.parametrize("name", ["folder", "webdataset"])
+def test_keys_of_version_1_are_those_of_now(name):
+    """What earlier versions have cached stays in use."""
+    check_keys(Manifest.open(GOLDEN / name))
+
+
+def test_a_block_that_contradicts_its_row_is_refused(tmp_path):
+    """Samples of blocks are counted in the key; the row may not say another number."""
+    case = _cases()[0]
+    manifest = asyncio.run(built(Parquet(), Objects(case.objects), tmp_path / "parquet"))
+    object.__setattr__(manifest, "chunk_first", np.append(manifest.chunk_first[:-1], manifest.samples + 1))
+    assert list(base_keys(manifest))[-1] is None
