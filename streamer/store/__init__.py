@@ -67,7 +67,7 @@ def open_store(
     address, options = split(url), dict(storage_options or {})
     kind = family(address.scheme)
     translation = None if kind is None else translate(address, options)
-    if kind not in (None, "http") and translation is not None:
+    if kind is not None and kind != "http" and translation is not None:
         check_names(address, kind, translation)
     if guarded:
         guard.check(address, translation, is_curl=kind in _CURL_FAMILIES and _is_curl(client))

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from streamer.store.hosts import check_names
 from streamer.store.options import family, translate
 from streamer.store.places import partition
 from streamer.store.urls import split
@@ -23,13 +24,14 @@ def named_endpoint(url: str, options: Options, variables: Mapping[str, str] = os
     The text has no credentials: it is stored with the manifest.
 
     Raises:
-        ConfigError: the url has no bucket.
+        ConfigError: the url has no bucket, or a name in url or options is not one.
     """
     address = split(url)
     kind = family(address.scheme)
-    if not options or kind in (None, "http"):
+    if not options or kind is None or kind == "http":
         return ""
     outcome = translate(address, options)
+    check_names(address, kind, outcome)
     chosen: dict[str, object] = {}
     for name in ("endpoint", "base_url"):
         if given := outcome.config.get(name):

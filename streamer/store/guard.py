@@ -7,13 +7,11 @@ credentials that clouds hand out to machines.
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from urllib.parse import urlsplit
 
 from streamer.errors import AccessDeniedError
-from streamer.store.hosts import is_of_azure
+from streamer.store.hosts import is_of_azure, is_plain
 from streamer.store.options import Translation, family
 from streamer.store.places import of_endpoint
 from streamer.store.redirects import host_of
@@ -34,8 +32,6 @@ _OWN_NETWORKS = tuple(
 )
 # Addresses that end in one of IPv4: NAT64 (RFC 6052, RFC 8215) and the compatible ones (RFC 4291, 2.5.5.1).
 _TRANSLATED = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
-# Clients interpret other characters in an address differently.
-_PLAIN_HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII)
 
 
 def is_own(host: str) -> bool:
@@ -85,7 +81,7 @@ def check(address: Address, translation: Translation | None, *, is_curl: bool) -
     place = chosen_place(address, translation)
     if place is None:
         return
-    if not _PLAIN_HOST.fullmatch(urlsplit(place).netloc) or is_own(host_of(place)):
+    if not is_plain(place) or is_own(host_of(place)):
         raise refusal(address.root, f"its address is {shown(place)}")
     if not is_curl:
         raise refusal(address.root, "libcurl does not read it, and its address is the client's choice")

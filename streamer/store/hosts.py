@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from streamer.errors import ConfigError
-from streamer.store.urls import Address
+from streamer.store.urls import Address, shown
 
 if TYPE_CHECKING:
     from streamer.store.options import Translation
@@ -64,6 +64,14 @@ def check_names(address: Address, kind: str, translation: Translation) -> None:
                 "and the storage options",
                 field="url" if name in address.root else "storage_options",
             )
+    for endpoint in (translation.config.get("endpoint"), translation.config.get("base_url")):
+        if endpoint is not None and not is_plain(str(endpoint), allows_login=True):
+            raise ConfigError(
+                f"{shown(address.root)}: the endpoint that storage_options name is not an address of a host, as "
+                "https://host:9000 is",
+                field="storage_options",
+                option="endpoint_url",
+            )
 
 
 def _names(address: Address, kind: str, translation: Translation) -> Iterator[tuple[str, str, bool, str]]:
@@ -103,11 +111,13 @@ def is_of_azure(url: str) -> bool:
     return _ends_with(url, _OF_AZURE)
 
 
-def is_plain(url: str) -> bool:
+def is_plain(url: str, *, allows_login: bool = False) -> bool:
     """Whether an address of a bucket has a host and a path, nothing that clients could read in two ways."""
     try:
         parts = urlsplit(url)
-        return bool(_NETLOC.fullmatch(parts.netloc)) and not (parts.query or parts.fragment) and url.isprintable()
+        # A login there is the user's own way to name credentials.
+        host = parts.netloc.rpartition("@")[2] if allows_login else parts.netloc
+        return bool(_NETLOC.fullmatch(host)) and not (parts.query or parts.fragment) and url.isprintable()
     except ValueError:
         return False
 

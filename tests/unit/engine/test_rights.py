@@ -219,7 +219,7 @@ async def test_an_endpoint_that_a_client_names_has_its_own_chunks(tmp_path, monk
         with pytest.raises(AccessDeniedError, match="another endpoint"):
             await engine.read(mine, other, 0, (0, 2000))
         # Chunks that were read for the index at the endpoint are not kept under the usual keys.
-        assert keys[0] not in engine.cache.keys() or b"EVIL" not in engine.cache.path(keys[0]).read_bytes()
+        assert not engine.cache.contains(keys[0]) or b"EVIL" not in engine.cache.path(keys[0]).read_bytes()
 
 
 async def test_an_engine_of_one_user_keeps_its_keys(tmp_path, stores):
@@ -246,7 +246,7 @@ def restricted(tmp_path, stores) -> tuple[Engine, S3]:
 
 async def test_the_urls_that_a_manifest_names_do_not_choose_its_options(restricted, tmp_path):
     """They are not in its digest: the writer of another bucket, who came first, made every job end."""
-    engine, s3 = restricted
+    engine, _ = restricted
     async with engine:
         digest = await ask(engine, "s3://corp/train/")
         root = tmp_path / "cache" / "manifests" / digest / ROOT_NAME
@@ -264,7 +264,9 @@ async def test_a_manifest_from_elsewhere_does_not_rename_chunks(restricted, tmp_
     engine, s3 = restricted
     async with engine:
         folder = tmp_path / "cache" / "manifests"
-        corp, scratch = [Manifest.open(folder / await ask(engine, url)) for url in ("s3://corp/train/", "s3://scratch/x/")]
+        corp, scratch = [
+            Manifest.open(folder / await ask(engine, url)) for url in ("s3://corp/train/", "s3://scratch/x/")
+        ]
         forged = with_keys(scratch, tmp_path / "forged", corp.chunk_keys.copy())
         for name, content in export_files(Manifest.open(forged)):
             s3.objects[f"scratch/m/{name}"] = content

@@ -137,3 +137,43 @@ def test_a_link_does_not_lead_out_of_a_local_dataset(tmp_path):
     for url in (f"{tmp_path}/data/link", f"{tmp_path}/data/../private"):
         with pytest.raises(AccessDeniedError):
             allowlist.options([url], {})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("%2e%2e/secret/a?", "%2e%2e/secret/a?x=1", "a?/../../secret", "a?x=1", "x?", "%252e%252e/secret/a"),
+        *(
+            "..\\secret/a",
+            "%2e%2e\\a",
+            "..;/secret/a",
+            "..%3b/secret/a",
+            ".%2e/a",
+            "a#/../b",
+            "%2e./a#",
+            "a\tb",
+            "..\n/a",
+        ),
+        "%2e%2e%2fsecret/a",
+    ],
+)
+def test_what_a_server_may_read_in_another_way_is_not_served(key):
+    """A query, encoded dots, and what ends a segment for some server: only what is compared is sent."""
+    allowlist = UrlAllowlist([DatasetConfig(url="http://host/data/", storage_options={})])
+    with pytest.raises(AccessDeniedError):
+        allowlist.check_objects([f"http://host/data/{key}"], {})
+
+
+def test_a_query_that_the_operator_has_written_is_served():
+    """A signed url in the configuration is exactly this one."""
+    signed = "https://host/data/a.tar?X-Amz-Signature=1"
+    allowlist = UrlAllowlist([DatasetConfig(url=signed, storage_options={})])
+    allowlist.check_objects([signed], {})
+    with pytest.raises(AccessDeniedError):
+        allowlist.check_objects([f"{signed}&x=1"], {})
+
+
+def test_keys_of_buckets_may_have_these_signs():
+    """Of an object in a bucket a question mark is part of the name."""
+    allowlist = UrlAllowlist([DatasetConfig(url="s3://b/data/", storage_options={})])
+    allowlist.check_objects(["s3://b/data/a?b.tar", "s3://b/data/a#b", "s3://b/data/a..b/..c"], {})
