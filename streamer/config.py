@@ -164,6 +164,8 @@ class DatasetConfig:
 
     url: str
     storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    # Whether the manifest that a client names by manifest= is written there, with the service's keys, if none is there.
+    writable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

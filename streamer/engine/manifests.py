@@ -21,6 +21,7 @@ from streamer.annotations.table import ANNOTATIONS
 from streamer.cache.ram_fallback import REFUSALS
 from streamer.engine.datasets import Datasets
 from streamer.engine.fetching.fetchers import Fetchers
+from streamer.engine.giving import give
 from streamer.engine.index_cost import IndexCost, IndexReader, IndexTraffic, Report
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifest_store import ManifestStore
@@ -44,7 +45,7 @@ from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
-from streamer.manifest.transfer import export_files, install_files, listed_files
+from streamer.manifest.transfer import install_files, listed_files
 from streamer.recode.pool import RecoderPool
 from streamer.store.urls import shown
 from streamer.threads import in_thread
@@ -223,10 +224,12 @@ class Manifests:
                 )
                 digest, is_refused = None, True
             if digest is None:
+                if not is_refused:  # before the data are read for it
+                    fetchers.allowlist.check_writable(request.manifest)
                 async with fetchers.of(options) as fetcher:
                     digest = await self._build(request, fetcher, report, warm=warm)
                 if not is_refused:
-                    await self._give(digest, request.manifest, elsewhere)
+                    await give(Manifest.open(self._root / digest), request.manifest, elsewhere)
             self.store.remember(request.identity, "-", digest)
             return digest
 
@@ -269,11 +272,6 @@ class Manifests:
         for name in kept.lacking(columns):
             kept.install(name, await fetcher.read(Extent(columns[name], 0, columns[name].size)))
         return manifest.digest
-
-    async def _give(self, digest: str, url: str, fetcher: Fetcher) -> None:
-        """Copies a manifest to a url, its root last: a reader that finds the root finds all of it."""
-        for name, content in export_files(Manifest.open(self._root / digest)):
-            await fetcher.put(f"{url.rstrip('/')}/{name}", content)
 
     # ------------------------------------------------------------ built here
 

@@ -31,6 +31,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
     prefix: str
     options: Options
+    writable: bool = False
 
     def __repr__(self) -> str:
         # Not the options: they may be secret.
@@ -47,7 +48,7 @@ class UrlAllowlist:
 
     def __init__(self, datasets: Sequence[DatasetConfig] = (), *, guarded: bool = False) -> None:
         self.guarded = guarded
-        entries = [_Entry(_comparable(dataset.url), dataset.storage_options) for dataset in datasets]
+        entries = [_Entry(_comparable(one.url), one.storage_options, one.writable) for one in datasets]
         self._entries = sorted(entries, key=lambda entry: len(entry.prefix), reverse=True)
 
     def __repr__(self) -> str:
@@ -101,6 +102,20 @@ class UrlAllowlist:
         if self.restricted:
             return {self._entry(url).prefix for url in urls} == {self._entry(place).prefix}
         return not self.guarded or {split(url).root for url in urls} == {split(place).root}
+
+    def check_writable(self, url: str) -> None:
+        """Checks that a client may have something written, with the keys of the service.
+
+        Raises:
+            AccessDeniedError: this engine is a service, and its configuration does not permit it.
+        """
+        if self.decides and not (self.restricted and self._entry(url).writable):
+            raise AccessDeniedError(
+                f"there is no manifest at {shown(url)}, and this service writes none there for its clients: set "
+                f"writable = true in the [[datasets]] entry of its configuration, or write it once with "
+                f"`streamer index URL --out {shown(url)}`, or leave manifest= out",
+                url=shown(url),
+            )
 
     def check_objects(self, urls: Iterable[str], options: Options) -> None:
         """Each object must be served with exactly these options; a manifest may name any url.

@@ -5,7 +5,7 @@
     [engine]    socket_path lookahead_bytes silent_seconds ...
     [service]   http allow_uids token_file drain_seconds max_connections
     [peers]     members listen token_file tls_folder sends
-    [[datasets]]  url, storage_options or storage_options_file (JSON)
+    [[datasets]]  url, storage_options or storage_options_file (JSON), writable
 
 Every name is a field of the dataclass of that section in `streamer.config`; other names are refused.
 """
@@ -178,6 +178,8 @@ def _dataset(entry: object, path: Path, files: list[Path]) -> DatasetConfig:
     known_fields(DatasetConfig, values, where)
     if not isinstance(values.get("storage_options", {}), dict):
         raise ConfigError(f"{where}: storage_options is a table", field="storage_options")
+    if not isinstance(values.get("writable", False), bool):
+        raise ConfigError(f"{where}: writable is true or false", field="writable")
     return DatasetConfig(**values)
 
 

@@ -12,13 +12,15 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 import numpy as np
+import obstore
+import obstore.store
 import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.session import SessionRequest
-from streamer.errors import AccessDeniedError, ManifestCorruptError
+from streamer.errors import AccessDeniedError, ManifestCorruptError, ManifestError
 from streamer.manifest.builder.publish import publish_at
 from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root
 from streamer.manifest.table import Manifest
@@ -106,6 +108,16 @@ class S3:
 
 def etag(name: str) -> str:
     return hashlib.md5(name.encode()).hexdigest()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime() -> None:
+    """Starts the runtime of obstore, which writes: its descriptors stay until the process ends."""
+
+    async def start() -> None:
+        await obstore.put_async(obstore.store.MemoryStore(), "a", b"")
+
+    asyncio.run(start())
 
 
 @pytest.fixture
@@ -316,3 +328,43 @@ def test_a_request_names_the_place_of_its_options():
     there = msgspec.structs.replace(plain, endpoint="endpoint http://e")
     for name in ("identity", "container_source", "file_source"):
         assert getattr(there, name) == (*getattr(plain, name), "at endpoint http://e")
+
+
+# ------------------------------------------------------------ what a service writes
+
+
+@pytest.mark.parametrize("folder", ["by-a-trainer", "other", ".streamer"])
+async def test_a_trainer_makes_a_service_write_nothing(restricted, folder):
+    """It may read below the configured urls; the service's keys may do more."""
+    engine, s3 = restricted
+    s3.objects["corp/train/other/objects-00000.arrows"] = b"somebody's file"
+    async with engine:
+        with pytest.raises(AccessDeniedError, match=r"writable = true"):
+            await ask(engine, "s3://corp/train/a.tar", manifest=f"s3://corp/train/{folder}/")
+    assert not [name for method, name, _ in s3.seen if method == "PUT"]
+    assert s3.objects["corp/train/other/objects-00000.arrows"] == b"somebody's file"
+
+
+async def test_a_service_without_datasets_writes_nothing(shared):
+    """Neither with its own keys nor with those of a client, which can write by itself."""
+    engine, s3 = shared
+    with pytest.raises(AccessDeniedError, match=r"writable = true"):
+        await ask(engine, "s3://private/x/", A, manifest="s3://private/m/")
+    assert not [name for method, name, _ in s3.seen if method == "PUT"]
+
+
+async def test_writable_datasets_get_manifests(tmp_path, stores):
+    """Where the operator permits it; over no object of another owner, and what a killed writer has left is used."""
+    s3 = store(stores, {"corp/train/a.tar": GOOD, "corp/train/other/objects-00000.arrows": b"somebody's file"})
+    options = {"key": "K", "secret": "s", "endpoint_url": s3.url}
+    corp = DatasetConfig(url="s3://corp/train/", storage_options=options, writable=True)
+    async with engine_in(tmp_path / "cache", corp) as engine:
+        url = "s3://corp/train/a.tar"
+        with pytest.raises(ManifestError, match="is not a file of this manifest"):
+            await ask(engine, url, manifest="s3://corp/train/other/")
+        assert s3.objects["corp/train/other/objects-00000.arrows"] == b"somebody's file"
+        digest = await ask(engine, url, manifest="s3://corp/train/m/")
+        del s3.objects["corp/train/m/root.json"]
+        s3.seen.clear()
+        assert await ask(engine, url, manifest="s3://corp/train/m/") == digest
+        assert [name for method, name, _ in s3.seen if method == "PUT"] == ["corp/train/m/root.json"]
