@@ -22,9 +22,9 @@ from streamer.errors import AccessDeniedError, ManifestError, StreamerError
 from streamer.fetch.fetcher_set import options_key
 from streamer.fetch.ranges import plan_ranges
 from streamer.formats import chunkfile
-from streamer.manifest.chunk_keys import check_key
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
+from streamer.manifest.validation import check_key
 from streamer.store.urls import split
 
 # Comes from clients, becomes part of a path.
@@ -154,7 +154,7 @@ class Datasets:
     def _options(self, manifest: Manifest, offered: Mapping[str, object]) -> Mapping[str, object]:
         """The options for a manifest's objects.
 
-        Its urls are not asked: whoever brings a manifest writes into it what it likes, and they are not in its digest.
+        Its urls are not asked: they are not in its digest, and the writer of a manifest may put any url there.
         """
         urls = objects_of(manifest) if self._allowlist.decides else []
         options = self._allowlist.options(urls, offered) if urls else offered

@@ -42,7 +42,7 @@ from streamer.engine.index_cost import Report
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifests import Manifests
 from streamer.engine.page_cache import PageCache
-from streamer.engine.rights import Rights
+from streamer.engine.permissions import Rights
 from streamer.engine.scheduler import Scheduler
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.settling import Settling

@@ -21,11 +21,11 @@ from streamer.annotations.table import ANNOTATIONS
 from streamer.cache.ram_fallback import REFUSALS
 from streamer.engine.datasets import Datasets
 from streamer.engine.fetching.fetchers import Fetchers
-from streamer.engine.giving import give
 from streamer.engine.index_cost import IndexCost, IndexReader, IndexTraffic, Report
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifest_store import ManifestStore
 from streamer.engine.ownership import OWNER_RULE, Ownership
+from streamer.engine.permissions import OWNER_RULE, Ownership, give
 from streamer.engine.table_logs import refuse_tables_around
 from streamer.errors import (
     CacheError,
@@ -40,12 +40,12 @@ from streamer.fetch.fetcher_set import options_key
 from streamer.formats import chunkfile
 from streamer.formats.registry import find_format
 from streamer.manifest.beside import BESIDE, is_beside
-from streamer.manifest.chunk_keys import KEYS_RULE
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import install_files, listed_files
+from streamer.manifest.validation import KEYS_RULE
 from streamer.recode.pool import RecoderPool
 from streamer.store.urls import shown
 from streamer.threads import in_thread

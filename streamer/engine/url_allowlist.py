@@ -16,8 +16,8 @@ import msgspec
 from streamer.config import DatasetConfig
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.manifest.model import Chunk
-from streamer.store.endpoints import named_endpoint
 from streamer.store.patterns import expand
+from streamer.store.places import named_endpoint
 from streamer.store.urls import HTTP_SCHEMES, shown, split
 
 Options = Mapping[str, object]

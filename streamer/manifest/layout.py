@@ -74,7 +74,7 @@ class Content(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         revision: revision of the format's index and recoder, if it is not 0.
         facts: facts about the dataset; None if there are none.
         endpoint: address that a client of a shared engine has named for the objects, which the keys of chunks include;
-            "" if nobody has.
+            "" if there is none.
     """
 
     format: str

@@ -255,7 +255,7 @@ def key_of_extents(
 def at_endpoint(key: bytes, endpoint: str) -> bytes:
     """Returns the key of the same chunk at an endpoint that a client of a shared engine has named; "": none was named.
 
-    Other bytes may be there under the same url and version: whoever names the endpoint decides that.
+    Other bytes may be there under the same url and version.
     """
     if not endpoint:
         return key

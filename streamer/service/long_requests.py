@@ -1,28 +1,46 @@
-"""Requests that take time: manifests, single samples, shared caches. Bounded per client and in total bytes."""
+"""Requests that take time: manifests, single samples, shared caches, proofs. Bounded per client and in total bytes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
+from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.permissions import Rights
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, Limits
 from streamer.service.sharing import CacheSharing
-from streamer.wire.messages import CacheShared, Content, GetManifest, IndexProgress, ManifestReady, Read, ShareCache
+from streamer.wire.messages import (
+    Advance,
+    CacheShared,
+    Content,
+    Extend,
+    GetManifest,
+    IndexProgress,
+    ManifestReady,
+    Read,
+    Reject,
+    ShareCache,
+)
 
 logger = logging.getLogger(__name__)
 
 # 64 MiB through a unix socket take 0.1 s; a reader that takes this long has stopped.
 ANSWER_SECONDS = 10.0
 _NO_OPTIONS = (b"", b"{}")
+# Of all sessions that wait, with the schedules that their clients have sent meanwhile.
+_MOST_WAITING_BYTES = 64 << 20
+
+Step: TypeAlias = Extend | Advance | Reject
 
 
 # Sends a client an error as the answer to the request of this number.
@@ -179,3 +197,95 @@ def decoded_options(encoded: bytes, field: str = "storage_options") -> dict[str,
     if not isinstance(options, dict):
         raise ConfigError(f"{field} are not a mapping", field=field)
     return options
+
+
+class SessionProofs:
+    """Holds the messages of sessions until it is known that their clients may read; see `engine.permissions.Rights`.
+
+    Lives on the engine's loop.
+
+    Args:
+        rights: of the engine.
+        tasks: runs the requests to the store.
+    """
+
+    def __init__(self, rights: Rights, tasks: asyncio.TaskGroup) -> None:
+        self._rights = rights
+        self._tasks = tasks
+        self._waiting: dict[tuple[ClientConnection, int], list[Step]] = {}
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"SessionProofs({len(self._waiting)} sessions wait)"
+
+    def count(self, client: ClientConnection) -> int:
+        """Returns how many sessions of a client wait."""
+        return sum(owner is client for owner, _ in self._waiting)
+
+    def waits(self, client: ClientConnection, session: int) -> bool:
+        """Whether this session waits."""
+        return (client, session) in self._waiting
+
+    def start(
+        self,
+        client: ClientConnection,
+        session: int,
+        parts: Sequence[PartRequest],
+        opened: Callable[[list[Step]], None],
+        failed: Callable[[StreamerError], None],
+    ) -> None:
+        """Asks the stores; then calls `opened` with the messages that have come meanwhile, or `failed`."""
+        self._waiting[client, session] = []
+        self._tasks.create_task(self._prove((client, session), parts, opened, failed), name="prove a right")
+
+    def keep(self, client: ClientConnection, step: Step) -> None:
+        """Keeps a message of a session that waits.
+
+        Raises:
+            ServiceError: too much is kept already.
+        """
+        self._bytes += _bytes(step)
+        self._waiting[client, step.session].append(step)
+        if self._bytes > _MOST_WAITING_BYTES:
+            raise ServiceError(f"{self._bytes} bytes of schedules wait for their stores; try again later")
+
+    def drop(self, client: ClientConnection, session: int | None = None) -> None:
+        """Forgets a session that is closed, or all of a client."""
+        for key in list(self._waiting):
+            if key[0] is client and session in (None, key[1]):
+                self._take(key)
+
+    def _take(self, key: tuple[ClientConnection, int]) -> list[Step] | None:
+        steps = self._waiting.pop(key, None)
+        self._bytes -= sum(map(_bytes, steps or ()))
+        return steps
+
+    async def _prove(
+        self,
+        key: tuple[ClientConnection, int],
+        parts: Sequence[PartRequest],
+        opened: Callable[[list[Step]], None],
+        failed: Callable[[StreamerError], None],
+    ) -> None:
+        waiting = self._waiting[key]
+        error: StreamerError | None = None
+        try:
+            for part in parts:
+                try:
+                    await self._rights.prove(part.dataset, part.options)
+                except StreamerError as refusal:
+                    raise (refusal.of_member(part.name) if part.name else refusal) from refusal
+        except StreamerError as refusal:
+            error = refusal
+        if self._waiting.get(key) is not waiting:  # closed meanwhile, perhaps opened again
+            return
+        steps = self._take(key) or []
+        if error is None:
+            opened(steps)
+        else:
+            failed(error)
+
+
+def _bytes(step: Step) -> int:
+    parts = (step.chunk, step.first, step.last, step.passes) if isinstance(step, Extend) else ()
+    return 200 + sum(map(len, parts))

@@ -22,9 +22,8 @@ from streamer.fetch.fetcher_set import options_key
 from streamer.service.admission import Admission
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_SESSIONS_PER_PEER, Limits
-from streamer.service.long_requests import ClientRequests, LongRequests
+from streamer.service.long_requests import ClientRequests, LongRequests, SessionProofs
 from streamer.service.process_stats import process_statistics
-from streamer.service.proofs import SessionProofs
 from streamer.service.recent_warnings import JobErrors
 from streamer.version import VERSION
 from streamer.wire.messages import (

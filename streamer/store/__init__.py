@@ -9,7 +9,6 @@ local_store.py      files
 credentials/        how they are found and renewed
 places.py           the address and region of a bucket; bucket_region.py asks AWS for the region
 hosts.py            which names and addresses are those of a cloud
-endpoints.py        which part of a place the options have chosen
 urls, patterns, versions, options, redirects, reached, failures, guard     pure parts
 """
 
@@ -68,7 +67,7 @@ def open_store(
     kind = family(address.scheme)
     translation = None if kind is None else translate(address, options)
     if kind is not None and kind != "http" and translation is not None:
-        check_names(address, kind, translation)
+        check_names(address, kind, translation.config)
     if guarded:
         guard.check(address, translation, is_curl=kind in _CURL_FAMILIES and _is_curl(client))
     if address.scheme == "file":

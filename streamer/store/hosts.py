@@ -11,15 +11,11 @@ restrictions for Azure resources", "Compare Azure Government and global Azure", 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from streamer.errors import ConfigError
 from streamer.store.urls import Address, shown
-
-if TYPE_CHECKING:
-    from streamer.store.options import Translation
 
 # Older buckets, and those of other servers, have upper case and underscores; Ceph has tenants before a colon.
 _BUCKET = re.compile(r"(?:[A-Za-z0-9_-]{1,64}:)?[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}", re.ASCII)
@@ -45,18 +41,18 @@ _OF_AZURE = (
 )
 
 
-def check_names(address: Address, kind: str, translation: Translation) -> None:
+def check_names(address: Address, kind: str, config: Mapping[str, object]) -> None:
     """Refuses names that could lead a request to another host than that of their cloud.
 
     Args:
         address: address of the root.
         kind: "s3", "gs" or "az"; the host of a web server is the user's own choice.
-        translation: its options.
+        config: its options, as obstore names them.
 
     Raises:
         ConfigError: names what does not have the form that the cloud gives it.
     """
-    for what, name, has_form, example in _names(address, kind, translation):
+    for what, name, has_form, example in _names(address, kind, config):
         if not has_form:
             raise ConfigError(
                 # Without what may be a login before the host.
@@ -64,8 +60,9 @@ def check_names(address: Address, kind: str, translation: Translation) -> None:
                 "and the storage options",
                 field="url" if name in address.root else "storage_options",
             )
-    for endpoint in (translation.config.get("endpoint"), translation.config.get("base_url")):
-        if endpoint is not None and not is_plain(str(endpoint), allows_login=True):
+    for endpoint in (config.get("endpoint"), config.get("base_url")):
+        # Without a scheme it has an error of its own, which names the remedy.
+        if endpoint is not None and "//" in str(endpoint) and not is_plain(str(endpoint), allows_login=True):
             raise ConfigError(
                 f"{shown(address.root)}: the endpoint that storage_options name is not an address of a host, as "
                 "https://host:9000 is",
@@ -74,9 +71,9 @@ def check_names(address: Address, kind: str, translation: Translation) -> None:
             )
 
 
-def _names(address: Address, kind: str, translation: Translation) -> Iterator[tuple[str, str, bool, str]]:
+def _names(address: Address, kind: str, config: Mapping[str, object]) -> Iterator[tuple[str, str, bool, str]]:
     """Yields what each name is, the name, whether its form is right, and what the form is."""
-    root, config = address.root.partition("://")[2], translation.config
+    root = address.root.partition("://")[2]
     if kind == "gs":
         yield "bucket", root, _is(_GOOGLE_BUCKET, root), "letters, digits, dots, hyphens and underscores"
     elif kind == "s3":

@@ -24,8 +24,7 @@ Options = Mapping[str, object]
 # The ending of S3 Express's bucket names: their requests are signed with keys of a session, which s3fs asks for, and
 # their listings have no order (AWS, "S3 directory bucket naming rules" and "Differences for directory buckets").
 _EXPRESS = "--x-s3"
-# What Google writes into the file of a service account's key, and obstore uses (Google, "Create and delete service
-# account keys").
+# Of the file of a service account's key (Google, "Create and delete service account keys").
 _OF_SERVICE_ACCOUNT = ("type", "project_id", "private_key_id", "private_key", "client_email", "client_id")
 _NOT_OF_A_KEY = ("gcs_base_url", "disable_oauth")
 # What gcsfs takes of a Google user's sign-in.
@@ -184,11 +183,10 @@ def _google_token(outcome: Translation, name: str, value: object) -> None:
     if value == "anon":
         outcome.config["skip_signature"] = True
     elif isinstance(value, Mapping) and value.get("type") == "service_account":
-        # obstore reads its own settings from this text as well, such as another address to send tokens to.
+        # obstore reads settings from this text as well.
         if own := [key for key in _NOT_OF_A_KEY if key in value]:
             raise ConfigError(
-                f"the token in storage_options has {own[0]!r}, which is not a part of a service account's key; an "
-                "address goes to endpoint_url",
+                f"the token has {own[0]!r}, which is not a part of a service account's key; use endpoint_url",
                 field="storage_options",
                 option="token",
             )

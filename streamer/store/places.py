@@ -1,6 +1,9 @@
 """Address and region of a bucket, as botocore computes them without sending anything.
 
 Options that name an endpoint and have keys need no botocore. Without it the public hosts of AWS are known.
+
+The url of a bucket does not say where the bucket is: an endpoint, an account or another partition of a cloud is another
+place, with other bytes under the same url. In a shared cache the one must not be taken for the other: `named_endpoint`.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ import msgspec
 
 from streamer.errors import ConfigError
 from streamer.store import failures
-from streamer.store.hosts import is_of_aws, is_plain, is_region
-from streamer.store.options import ENDPOINT_VARIABLES, Translation, family
-from streamer.store.urls import Address, shown
+from streamer.store.hosts import check_names, is_of_aws, is_plain, is_region
+from streamer.store.options import ENDPOINT_VARIABLES, Translation, family, translate
+from streamer.store.urls import Address, shown, split
 
 if TYPE_CHECKING:
     from botocore.awsrequest import AWSPreparedRequest
@@ -281,3 +284,36 @@ def is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def named_endpoint(url: str, options: Mapping[str, object], variables: Mapping[str, str] = os.environ) -> str:
+    """Returns what the options say of the place of a url's root; "" if the environment or the cloud decides.
+
+    The text has no credentials: it is stored with the manifest.
+
+    Raises:
+        ConfigError: the url has no bucket, or a name in url or options is not one.
+    """
+    address = split(url)
+    kind = family(address.scheme)
+    if not options or kind is None or kind == "http":
+        return ""
+    outcome = translate(address, options)
+    check_names(address, kind, outcome.config)
+    chosen: dict[str, object] = {}
+    for name in ("endpoint", "base_url"):
+        if given := outcome.config.get(name):
+            parts = urlsplit(str(given))
+            chosen["endpoint"] = f"{parts.scheme}://{parts.netloc.rpartition('@')[2].lower()}{parts.path.rstrip('/')}"
+    if kind == "az" and "@" not in address.root:
+        account = outcome.config.get("account_name")
+        if account != variables.get("AZURE_STORAGE_ACCOUNT_NAME", variables.get("AZURE_STORAGE_ACCOUNT")):
+            chosen["account"] = account
+    if kind == "s3" and not chosen:
+        region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or ""
+        if (named := outcome.config.get("region")) and partition(str(named)) != partition(region):
+            chosen["partition"] = partition(str(named)) or "aws"
+        chosen["profile"] = outcome.profile
+        if outcome.boto.get("ignore_configured_endpoint_urls") is not None:
+            chosen["configured endpoints"] = outcome.boto["ignore_configured_endpoint_urls"]
+    return ", ".join(f"{name} {value}" for name, value in sorted(chosen.items()) if value)

@@ -9,13 +9,13 @@ import numpy as np
 
 from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.builder.rows import Rows
-from streamer.manifest.chunk_keys import base_keys, foreign
 from streamer.manifest.columns import KEY_BYTES, digest_of, written_name
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
 from streamer.manifest.model import Facts
 from streamer.manifest.packing import at_endpoint
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
+from streamer.manifest.validation import base_keys, foreign
 
 
 def publish(rows: Rows, root: Path) -> Path:

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from streamer.errors import AccessDeniedError, ConfigError, StreamerError
 from streamer.store import guard, open_store
-from streamer.store.endpoints import named_endpoint
 from streamer.store.hosts import is_of_aws, is_of_azure
 from streamer.store.options import translate
-from streamer.store.places import Places
+from streamer.store.places import Places, named_endpoint
 from streamer.store.urls import split
 
 SUFFIXES = {
