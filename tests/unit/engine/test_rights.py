@@ -19,6 +19,7 @@ import pytest
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.permissions import Ownership
 from streamer.engine.session import SessionRequest
 from streamer.errors import AccessDeniedError, ManifestCorruptError, ManifestError
 from streamer.manifest.builder.publish import publish_at
@@ -368,3 +369,52 @@ async def test_writable_datasets_get_manifests(tmp_path, stores):
         s3.seen.clear()
         assert await ask(engine, url, manifest="s3://corp/train/m/") == digest
         assert [name for method, name, _ in s3.seen if method == "PUT"] == ["corp/train/m/root.json"]
+
+
+# ------------------------------------------------------------ what cannot be computed again
+
+
+async def test_how_blocks_are_recoded_is_believed_of_their_place_only(restricted, tmp_path):
+    """The facts of a manifest are in no key: who writes to another bucket does not decide what is made of blocks."""
+    engine, _ = restricted
+    async with engine:
+        folder = tmp_path / "cache" / "manifests"
+        corp = Manifest.open(folder / await ask(engine, "s3://corp/train/"))
+        for place, believed in (("s3://corp/train/m/", True), ("s3://scratch/m/", False)):
+            owned = Ownership(engine.fetchers.allowlist, place)
+            owned.check(corp)
+            assert owned.is_one is believed
+        corp.recoded = True
+        with pytest.raises(ManifestCorruptError, match="does not lie in the same place"):
+            Ownership(engine.fetchers.allowlist, "s3://scratch/m/").check(corp)
+        Ownership(engine.fetchers.allowlist, "s3://corp/train/m/").check(corp)
+
+
+async def test_a_refusal_of_one_client_is_not_that_of_another(shared):
+    """A session that joined the fetch of another one, whose keys are refused, fetches with its own."""
+    engine, _ = shared
+    digest = await ask(engine, "s3://private/x/", A)
+    wrong = {"key": "AKIDB", "secret": "s"}
+    engine.rights.grant(digest, wrong)
+    ready, errors = asyncio.Event(), []
+    sessions = [
+        engine.open_session(
+            SessionRequest(job=f"job {options['key']}", dataset=digest, consumer="rank 0", options=options),
+            lambda through, _, options=options: ready.set() if options is A and through >= 0 else None,
+            errors.append,
+        )
+        for options in (wrong, A)
+    ]
+    dataset = engine.datasets.get(digest, A)
+    kept = engine.cache.keys()
+    for key in kept:
+        engine._forget(key)
+    chunks = np.arange(dataset.manifest.chunks, dtype=np.uint32)
+    steps = np.zeros(len(chunks), np.int64)
+    for session in sessions:
+        session.extend(0, (chunks, steps, steps), True)
+        session.advance(0, 0)
+    await asyncio.wait_for(ready.wait(), 30)
+    assert sessions[1].failed is None
+    assert all(isinstance(error, AccessDeniedError) for error in errors)
+    assert b"good" in engine.cache.path(dataset.key(0)).read_bytes()
