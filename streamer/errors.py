@@ -26,9 +26,24 @@ A message says what happened, where, with which numbers, and what to do. The sam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 Detail = str | int | float | bool | None
+
+# Signs of a name that a terminal obeys, or that change the order in which text is shown.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_LINE_STARTS = re.compile(r"\n(?=\S)")
+
+
+def without_controls(text: str) -> str:
+    """Returns a text with control characters written out; line breaks and tabs stay."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def printable(text: str) -> str:
+    """Returns a text without control characters, whose further lines are indented: none looks like a line of a log."""
+    return _LINE_STARTS.sub("\n    ", without_controls(text))
 
 
 class StreamerError(Exception):
@@ -40,8 +55,9 @@ class StreamerError(Exception):
     """
 
     def __init__(self, message: str, **details: Detail) -> None:
-        super().__init__(message)
-        self.message = message
+        # It may name what a stranger has written: objects, keys, columns.
+        self.message = printable(message)
+        super().__init__(self.message)
         self.details: dict[str, Detail] = details
 
     def __str__(self) -> str:

@@ -214,7 +214,7 @@ def _draw(sample: dict[str, object], out: Path | None, terminal: Terminal) -> No
 
         size = shutil.get_terminal_size()
         for line in half_blocks(picture, size.columns, min(size.lines - 2, _DRAWN_LINES)):
-            terminal.line(line)
+            terminal.drawn(line)
 
 
 def _first_picture(sample: dict[str, object]) -> npt.NDArray[np.uint8] | None:

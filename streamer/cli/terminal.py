@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, TextIO
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, without_controls
 
 # In a log file a line every few seconds suffices.
 PLAIN_INTERVAL_SECONDS = 5.0
@@ -40,11 +40,16 @@ class Terminal:
         return self.err.isatty() and find_spec("rich") is not None
 
     def line(self, text: str = "") -> None:
-        """Writes a line of the result."""
-        print(_printable(text), file=self.out, flush=True)
+        """Writes a line of the result; names in it may be a stranger's."""
+        print(_printable(without_controls(text)), file=self.out, flush=True)
+
+    def drawn(self, line: str) -> None:
+        """Writes a line with colours of streamer's own."""
+        print(line, file=self.out, flush=True)
 
     def note(self, text: str) -> None:
         """Writes a line for the user, not for a script that reads the result."""
+        text = without_controls(text)
         if self._bar is None:
             print(_printable(text), file=self.err, flush=True)
         else:
@@ -52,7 +57,8 @@ class Terminal:
 
     def error(self, text: str) -> None:
         """Writes an error in one line."""
-        print(_printable(f"streamer: {' '.join(text.split())}"), file=self.err, flush=True)
+        line = f"streamer: {' '.join(without_controls(text).split())}"
+        print(_printable(line), file=self.err, flush=True)
 
     @contextmanager
     def progress(self, title: str, unit: str) -> Iterator[Progress]:

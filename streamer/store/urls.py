@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, printable
 
 # Web addresses of buckets, with the bucket in the host and in the path.
 _WEB_ADDRESSES = [
@@ -82,8 +82,8 @@ def _split_remote(url: str, scheme: str, rest: str) -> Address:
 
 
 def shown(url: str) -> str:
-    """The url for a message: without query (signatures) and without credentials."""
-    return without_login(url.partition("?")[0])
+    """The url for a message: without query (signatures), without credentials, and on one line."""
+    return printable(without_login(url.partition("?")[0])).replace("\n", "\\n")
 
 
 def without_login(url: str) -> str:

@@ -199,6 +199,6 @@ def test_exchanged_tables(tar_manifest):
 def test_version(tar_manifest):
     """Another version of the format is told apart from damage."""
     root = tar_manifest.path / "root.json"
-    root.write_text(root.read_text().replace('"version": 1', '"version": 4'))
-    with pytest.raises(ManifestVersionError, match="version 4"):
+    root.write_text(root.read_text().replace('"version": 1', '"version": 5'))
+    with pytest.raises(ManifestVersionError, match="version 5"):
         Manifest.open(tar_manifest.path)
