@@ -24,7 +24,6 @@ from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.index_cost import IndexCost, IndexReader, IndexTraffic, Report
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifest_store import ManifestStore
-from streamer.engine.ownership import OWNER_RULE, Ownership
 from streamer.engine.permissions import OWNER_RULE, Ownership, give
 from streamer.engine.table_logs import refuse_tables_around
 from streamer.errors import (
