@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from streamer.errors import ConfigError
+from streamer.launchers import find_place, read_number
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -215,6 +216,8 @@ class RankConfig:
     nodes: int = 1
     job: str = ""
     master: str = ""
+    # A line about variables of launchers that are incomplete or differ.
+    note: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -244,7 +247,7 @@ class Environment:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
-        """Reads STREAMER_*, XDG_*, and the ranks as torchrun or SLURM set them.
+        """Reads STREAMER_*, XDG_*, and the ranks as launchers set them.
 
         Raises:
             ConfigError: a variable that is not what it should be.
@@ -261,7 +264,7 @@ class Environment:
             token_file=Path(env["STREAMER_TOKEN_FILE"]) if env.get("STREAMER_TOKEN_FILE") else None,
             config=Path(os.path.abspath(env["STREAMER_CONFIG"])) if env.get("STREAMER_CONFIG") else None,
             notify_socket=env.get("NOTIFY_SOCKET") or None,
-            watchdog_seconds=_integer(env, ("WATCHDOG_USEC",), 0) / 1e6 or None,
+            watchdog_seconds=(read_number(env, ("WATCHDOG_USEC",)) or 0) / 1e6 or None,
             service={
                 name.lower(): env[f"STREAMER_{name}"] for name in SERVICE_VARIABLES if env.get(f"STREAMER_{name}")
             },
@@ -349,26 +352,22 @@ def _log_format(env: Mapping[str, str]) -> LogFormat:
             raise ConfigError(f"STREAMER_LOG_FORMAT={other!r} is neither text nor json", field="STREAMER_LOG_FORMAT")
 
 
-def _integer(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    for name in names:
-        if text := env.get(name):
-            if not text.isdecimal():
-                raise ConfigError(f"{name}={text!r} in the environment is not a number", field=name)
-            return int(text)
-    return default
-
-
 def _rank(env: Mapping[str, str]) -> RankConfig:
+    place = find_place(env)
     master = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}" if {"MASTER_ADDR", "MASTER_PORT"} <= set(env) else ""
     run_id = env.get("TORCHELASTIC_RUN_ID", "none").replace("none", "")
-    job = env.get("STREAMER_JOB") or run_id or env.get("SLURM_JOB_ID") or master
+    job = env.get("STREAMER_JOB") or run_id or env.get("SLURM_JOB_ID") or master or place.job
+    node = read_number(env, ("STREAMER_NODE", "GROUP_RANK", "SLURM_NODEID"))
+    nodes = read_number(env, ("STREAMER_NODES", "GROUP_WORLD_SIZE", "SLURM_NNODES"))
+    by_local_size = -(-place.world_size // place.local_size) if place.local_size else 1
     return RankConfig(
-        rank=_integer(env, ("RANK", "SLURM_PROCID"), 0),
-        world_size=_integer(env, ("WORLD_SIZE", "SLURM_NTASKS"), 1),
-        node=_integer(env, ("STREAMER_NODE", "GROUP_RANK", "SLURM_NODEID"), 0),
-        nodes=max(1, _integer(env, ("STREAMER_NODES", "GROUP_WORLD_SIZE", "SLURM_NNODES"), 1)),
+        rank=place.rank,
+        world_size=place.world_size,
+        node=place.rank // (place.local_size or place.world_size) if node is None else node,
+        nodes=max(1, place.nodes or by_local_size if nodes is None else nodes),
         job=job,
         master=env.get("MASTER_ADDR", ""),
+        note=place.note,
     )
 
 

@@ -289,6 +289,9 @@ class FakePrepared:
         """Of the only rank."""
         return batch * self.made.batch_size
 
+    def check_rank(self) -> None:
+        """There is one rank."""
+
     def record(self, epoch: int, batch: int) -> Record:
         """An empty record."""
         return Record.begin(epoch, self.position(epoch, batch), self.made.samples, (0, 1), dense=True)
@@ -359,6 +362,13 @@ class FakeDataset:
             recipe, held_back=self._held_back, shared=self._shared, skip_rules=self._skip_rules
         )
         return self.prepared
+
+    def rank_config(self) -> RankConfig:
+        """There is one rank."""
+        return RankConfig()
+
+    def note_rank(self, stream: FakePrepared) -> None:
+        """There is nothing to note."""
 
     @property
     def compares(self) -> bool:

@@ -30,6 +30,7 @@ from streamer.loader.options import (
     worker_config,
 )
 from streamer.loader.rank.audit_records import AuditRecords
+from streamer.loader.rank.epoch_cell import check_same_rank
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.skipping import SkipLedger
 from streamer.loader.stall.report import Snapshot
@@ -135,6 +136,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._audit = AuditRecords()
         self._delivered = 0
         self._last: Delivery | None = None
+        # The state that was loaded, and whether strictly, until a batch was delivered.
+        self._loaded: tuple[dict[str, object], bool] | None = None
         # The error that the next iter() raises on all ranks; and whether the ranks have compared since.
         self._failure: StreamerError | None = None
         self._compared = self._resumed = False
@@ -162,6 +165,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch. Does not need the other ranks."""
+        self._decide_rank()
         return self._batches(self._start[0])
 
     def __enter__(self) -> StreamingDataLoader:
@@ -181,6 +185,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         if (requested := self._source.take_requested_epoch()) is not None:
             self.set_epoch(requested)
         self._check_changes()
+        self._decide_rank()
         self._make_ready()
         epoch, batch = self._beginning()
         self._begun = self._position = epoch, batch
@@ -218,6 +223,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def state_dict(self) -> dict[str, object]:
         """The position after the last delivered batch, that of `stateful`, and records for `streamer audit`. O(1)."""
+        if self._last is None:
+            self._decide_rank()
         prepared = self._prepare()
         state = prepared.state(*self._position)
         self._audit.log(state, self._position)
@@ -238,6 +245,16 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         saved_state(state)
         self._end_supply()
         self._compared, self._resumed, self._failure = False, True, None
+        self._last = self._loaded = None
+        self._decide_rank()
+        self._loaded = dict(state), strict
+        self._resume()
+        self._epoch_requested, self._begun = False, None
+
+    def _resume(self) -> None:
+        """Begins at the loaded state. An error of one rank is raised by the next `iter()`, on all of them."""
+        assert self._loaded is not None
+        state, strict = self._loaded
         try:
             self._supply_owner.start_workers()
             prepared = self._prepare()
@@ -250,7 +267,6 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             if not self._source.compares:
                 raise
             self._failure = error
-        self._epoch_requested, self._begun = False, None
 
     def headspace(self, k: int = 16, steps: int = 200) -> Headspace:
         """Measures the ceiling of the training step: train on the returned batches, then read `ceiling`.
@@ -278,6 +294,29 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     # ------------------------------------------------------------ inside
 
+    def _decide_rank(self) -> None:
+        """Prepares again where the process has become another rank since: the group came after `len`, or a state.
+
+        After the first batch that is an error, which the next comparison raises on every rank.
+        """
+        self._check_usable()
+        if self._prepared is None or self._prepared.rank_config == (found := self._source.rank_config()):
+            return
+        if self._last is not None:
+            self._compared = False
+            if self._source.compares:
+                return
+            check_same_rank("This StreamingDataLoader", self._prepared.place, (found.rank, found.world_size))
+        self._end_supply()
+        if self._begun is not None and self._begun == self._position:
+            self._start = self._begun
+        self._prepared, self._compared, self._failure, self._begun = None, False, None, None
+        if self._loaded is not None:
+            start, requested = self._start, self._epoch_requested
+            self._resume()
+            if requested and start[0] != self._start[0]:
+                self._start = start
+
     def _begin_supply(self) -> StallReporter | None:
         """Begins the supply, if it has not begun; returns its new reporter, if any."""
         if self._supply is not None:
@@ -292,6 +331,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def _ready(self) -> int:
         self._check_usable()
+        self._prepare().check_rank()
         return supply.ready if (supply := self._supply) is not None else 0
 
     def _take(self) -> Delivery:
@@ -310,7 +350,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._delivered += 1
         self._position = delivery.epoch, delivery.batch + 1
         self.repeated = delivery.repeated
-        self._last = delivery.without_content()
+        self._last, self._loaded = delivery.without_content(), None
         self._audit.note(self._prepare(), delivery, skipped)
 
     def _end_supply(self) -> None:
@@ -344,6 +384,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
     def _compare(self) -> None:
         self._source.compare(self._prepare_to_compare, "epoch {}, batch {}".format(*self._start))
         self._compared, self._resumed, self._source.begun = True, False, True
+        self._source.note_rank(self._prepare())
         rules = self._prepare().skip_rules
         shared = self._prepare().shared_budget() if rules.on_error == "skip" else None
         if shared is not None:
@@ -357,6 +398,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             # Raised at each iter() until another state is loaded: its traceback must not grow.
             raise self._failure.with_traceback(None)
         prepared = self._prepare()
+        prepared.check_rank()
         if not self._batches(self._start[0]):
             raise no_batch(self._settings.batch_size)
         return prepared

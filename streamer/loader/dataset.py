@@ -16,6 +16,7 @@ from streamer.errors import ConfigError
 from streamer.formats.base import Format
 from streamer.loader import checks
 from streamer.loader.epoch_dataset import EpochDataset
+from streamer.loader.rank.agreement import ParentRank
 from streamer.loader.rank.arguments import Index, Order, Skip, Url, given_or_default
 from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, as_urls
 from streamer.loader.rank.epoch_cell import EpochCell
@@ -83,7 +84,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         on_error: "raise", or "skip": another sample of the batch replaces one that cannot be decoded or transformed,
             marked as a repeat; up to 100 samples, `Skip(budget=...)` for more or fewer. With `packing=` nothing
             replaces a document.
-        rank, world_size: override torch.distributed and the environment (torchrun, SLURM); both or neither.
+        rank, world_size: override torch.distributed and the launcher's variables (docs/scale-out.md); both or neither.
         removed: arguments of earlier versions, which are refused with their new names.
 
     Raises:
@@ -319,18 +320,20 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
     def _start(self, member: Member) -> None:
         self._member = member
-        self._begin_at_zero(Opening(member.options, [member], member.job, member.shared))
+        self._begin_at_zero(Opening(member.options, [member], member.job, member.shared, parent=member.parent))
         self._single_reads = SlowReads()
 
     def __getstate__(self) -> dict[str, object]:
-        """For spawned workers: without open resources, and with the rank, which they cannot detect."""
+        """For another process: without open resources; the rank counts in workers, which cannot detect theirs."""
         # cloudpickle: transforms may be lambdas or live in a notebook.
-        return {"settings": cloudpickle.dumps((self._member.settings(), self._resume)), "epochs": self._epochs}
+        settings = cloudpickle.dumps((self._member.settings(), self._resume))
+        return {"settings": settings, "epochs": self._epochs, "place": self._opening.place()}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        settings, epochs = state["settings"], state["epochs"]
+        settings, epochs, place = state["settings"], state["epochs"], state["place"]
         assert isinstance(settings, bytes)
         assert isinstance(epochs, EpochCell)
+        assert isinstance(place, tuple)
         of_member, resume = cloudpickle.loads(settings)
-        self._start(Member.of_settings(of_member, epochs))
+        self._start(Member.of_settings(of_member, epochs, ParentRank.received(place)))
         self._resume = resume

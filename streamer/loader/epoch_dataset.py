@@ -108,7 +108,8 @@ class EpochDataset(IterableDataset[object]):
         worker = get_worker_info()
         if worker is None and self._resume is None and self._opening.refreshes:
             self.refresh()
-        prepared = self._plain() if worker is not None else self._opening.compared(self._plain, self._resume_place())
+        read = self._plain_for_reading
+        prepared = read() if worker is not None else self._opening.compared(read, self._resume_place())
         share = Share() if worker is None else Share(worker.id, worker.num_workers)
         self._progress = self._resumed(prepared, share) or Progress(self._begin(), share)
         return SampleIterator(prepared, self._progress, self._ledger, self._set_next_epoch)
@@ -151,12 +152,17 @@ class EpochDataset(IterableDataset[object]):
 
     def _plain(self) -> RankStream:
         """Prepares for a bare loop or a plain DataLoader: whole batches if their size is known, else single samples."""
-        edition = self._opening.edition
-        if self._prepared is None or self._prepared[0] != edition:
+        edition, rank_config = self._opening.edition, self._opening.rank_config()
+        before = self._prepared
+        if before is None or before[0] != edition or before[1].rank_config != rank_config:
             options = self._opening.options
             last_batch = options.order.last_batch
             self._prepared = edition, self._opening.prepare(options.batch_size or 1, last_batch, plain=True)
+        assert self._prepared is not None
         return self._prepared[1]
+
+    def _plain_for_reading(self) -> RankStream:
+        return self._opening.keep_rank(self._plain())
 
     def _for_loader(self) -> Opening:
         return self._opening

@@ -14,6 +14,7 @@ from streamer.errors import ConfigError, StreamerError
 from streamer.loader import checks
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.epoch_dataset import EpochDataset
+from streamer.loader.rank.agreement import ParentRank
 from streamer.loader.rank.arguments import Order, Skip, given_or_default
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.mix_options import MixOptions, check_keys, check_members, check_names, grouped, read_mix
@@ -214,27 +215,35 @@ class MixedDataset(EpochDataset):
 
     # ------------------------------------------------------------ inside
 
-    def _start(self, members: Mapping[str, StreamingDataset], options: MixOptions, job: str, shared: EpochCell) -> None:
+    def _start(
+        self,
+        members: Mapping[str, StreamingDataset],
+        options: MixOptions,
+        job: str,
+        shared: EpochCell,
+        *,
+        parent: ParentRank | None = None,
+    ) -> None:
         self._members, self._options = dict(members), options
         each = [member._member for member in members.values()]
         mixing = Mixing(options, [member.options for member in each])
-        self._begin_at_zero(Opening(options, each, job, shared, mixing))
+        self._begin_at_zero(Opening(options, each, job, shared, mixing, parent=parent))
 
     def __getstate__(self) -> dict[str, object]:
-        """For spawned workers: without open resources, and with the rank, which they cannot detect."""
-        opening = self._opening
-        options = self._options.with_rank(opening.rank_config())
-        settings = cloudpickle.dumps((options, opening.job, self._resume, self._resume_strict))
+        """For another process: without open resources; the rank counts in workers, which cannot detect theirs."""
+        settings = cloudpickle.dumps((self._options, self._opening.job, self._resume, self._resume_strict))
+        place = self._opening.place()
         # Not inside: a spawned worker shares the epochs and manifests of this process.
-        return {"settings": settings, "members": self._members, "epochs": self._epochs}
+        return {"settings": settings, "members": self._members, "epochs": self._epochs, "place": place}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        settings, members, epochs = state["settings"], state["members"], state["epochs"]
+        settings, members, epochs, place = (state[name] for name in ("settings", "members", "epochs", "place"))
         assert isinstance(settings, bytes)
         assert isinstance(members, dict)
         assert isinstance(epochs, EpochCell)
+        assert isinstance(place, tuple)
         options, job, resume, strict = cloudpickle.loads(settings)
-        self._start(members, options, job, epochs)
+        self._start(members, options, job, epochs, parent=ParentRank.received(place))
         self._resume, self._resume_strict = resume, strict
 
 

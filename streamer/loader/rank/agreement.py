@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 import zlib
@@ -12,6 +13,9 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from torch.utils.data import get_worker_info
 
 from streamer import errors
 from streamer.config import Environment, RankConfig
@@ -37,15 +41,43 @@ _REASON = (
 _POLL_SECONDS = 0.01
 
 
+class ParentRank(msgspec.Struct, frozen=True):
+    """The rank of the process that has pickled a dataset: that of the workers which a stock DataLoader spawns.
+
+    Attributes:
+        rank: Its number.
+        world_size: Number of ranks.
+        pid: The process that has unpickled it.
+    """
+
+    rank: int
+    world_size: int
+    pid: int
+
+    @classmethod
+    def received(cls, place: tuple[int, int]) -> ParentRank:
+        """Makes it in the process that unpickles."""
+        return cls(*place, os.getpid())
+
+    @property
+    def counts(self) -> bool:
+        """Whether this process is such a worker. Any other one that gets a pickle may be a rank of its own."""
+        return self.pid == os.getpid() and get_worker_info() is not None
+
+
 def detect(
-    rank: int | None = None, world_size: int | None = None, environment: Environment | None = None
+    rank: int | None = None,
+    world_size: int | None = None,
+    environment: Environment | None = None,
+    parent: ParentRank | None = None,
 ) -> RankConfig:
-    """Finds rank and world size: as given, else from torch.distributed, else from torchrun's or SLURM's variables.
+    """Finds rank and world size: as given, else from torch.distributed, else from the variables of a launcher.
 
     Args:
         rank: overrides; needs `world_size`.
         world_size: overrides; needs `rank`.
         environment: the parsed environment; read when None.
+        parent: the rank of the process that has started this one as a worker, if it was sent along.
 
     Raises:
         ConfigError: only one of the two is given, or the rank is not below the world size.
@@ -54,15 +86,17 @@ def detect(
     if (rank is None) != (world_size is None):
         given, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
         raise ConfigError(f"{given} is given without {missing}; give both or neither", field=missing)
-    if rank is not None and world_size is not None:
-        return replace(found, rank=rank, world_size=world_size)
-    group = _group()
-    return found if group is None else replace(found, rank=group[0], world_size=group[1])
+    place = (rank, world_size) if rank is not None and world_size is not None else None
+    if place is None and parent is not None and parent.counts:
+        place = parent.rank, parent.world_size
+    if place is None:
+        place = process_group()
+    return found if place is None else replace(found, rank=place[0], world_size=place[1], note="")
 
 
 def gather_for(config: RankConfig) -> Gather | None:
     """The way to compare over all ranks, or None: no process group, one rank, or a dataset that overrides its rank."""
-    group = _group()
+    group = process_group()
     if group is None or group[1] == 1 or group != (config.rank, config.world_size):
         return None
     return _gather
@@ -137,7 +171,7 @@ def _compare(facts_of: list[dict[str, Detail]]) -> None:
             )
 
 
-def _group() -> tuple[int, int] | None:
+def process_group() -> tuple[int, int] | None:
     """Returns rank and size of the default process group, if there is one. Never imports torch."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
@@ -71,10 +70,6 @@ class StreamOptions:
     def skip_rules(self) -> SkipRules:
         """The rules for samples that cannot be made."""
         return skip_rules(self.on_error)
-
-    def with_rank(self, rank_config: RankConfig) -> Self:
-        """The same options with this rank and world size."""
-        return replace(self, rank=rank_config.rank, world_size=rank_config.world_size)
 
 
 @dataclass(frozen=True, kw_only=True)

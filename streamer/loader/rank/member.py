@@ -24,7 +24,7 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.media.codecs import codecs_of
 from streamer.decode.transforms import as_transform
 from streamer.errors import ConfigError, StreamerError
-from streamer.loader.rank.agreement import agree, detect, gather_for
+from streamer.loader.rank.agreement import ParentRank, agree, detect, gather_for
 from streamer.loader.rank.arguments import Index
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
@@ -63,6 +63,7 @@ class Member:
         job: name of the job if the environment has none.
         shared: the state shared by all processes of the dataset.
         joins: the datasets that its samples are joined to.
+        parent: the rank of the process that has sent it to this one.
 
     Attributes:
         connections: to the engine; members of a mix may share them.
@@ -76,8 +77,11 @@ class Member:
         job: str,
         shared: EpochCell,
         joins: tuple[Join, ...] = (),
+        *,
+        parent: ParentRank | None = None,
     ) -> None:
         self.options = options
+        self.parent = parent
         self.choices = choices
         self.job = job
         self.shared = shared
@@ -100,15 +104,14 @@ class Member:
         return Member(options, choices, self.job, known, (*self.joins, *joins)).knowing(self._known_rights())
 
     def settings(self) -> MemberSettings:
-        """What makes the same member in another process, which cannot detect its rank; see `of_settings`."""
-        options = self.options.with_rank(self.rank_config())
-        return options, self.choices, self.job, self.joins, self._known_rights(), self._began
+        """What makes the same member in another process; see `of_settings`."""
+        return self.options, self.choices, self.job, self.joins, self._known_rights(), self._began
 
     @classmethod
-    def of_settings(cls, settings: MemberSettings, shared: EpochCell) -> Self:
+    def of_settings(cls, settings: MemberSettings, shared: EpochCell, parent: ParentRank) -> Self:
         """Makes the member of another process again."""
         options, choices, job, joins, known, began = settings
-        member = cls(options, choices, job, shared, joins)
+        member = cls(options, choices, job, shared, joins, parent=parent)
         member._began = began
         return member.knowing(known)
 
@@ -123,7 +126,7 @@ class Member:
 
     def rank_config(self) -> RankConfig:
         """Rank and world size of this process."""
-        return detect(self.options.rank, self.options.world_size)
+        return detect(self.options.rank, self.options.world_size, parent=self.parent)
 
     @property
     def manifest(self) -> Manifest:
@@ -333,7 +336,7 @@ class Member:
 
     def ask(self, environment: Environment) -> ManifestAsk:
         """The request for the manifest."""
-        rank_config = detect(self.options.rank, self.options.world_size, environment)
+        rank_config = detect(self.options.rank, self.options.world_size, environment, self.parent)
         self._announcer = Announcer(rank_config.rank)
         return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
 

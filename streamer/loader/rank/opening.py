@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -15,7 +16,7 @@ from msgspec.structs import replace as with_parts
 from streamer.client.engine_client import EngineClient
 from streamer.config import Environment, RankConfig, counted
 from streamer.errors import ConfigError, Detail, StreamerError
-from streamer.loader.rank.agreement import agree, detect, gather_for
+from streamer.loader.rank.agreement import ParentRank, agree, detect, gather_for, process_group
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions, StreamOptions
 from streamer.loader.rank.epoch_cell import EpochCell
@@ -48,6 +49,7 @@ class Opening:
         job: name of the job if the environment has none.
         shared: the epochs, shared by all processes.
         mixing: of a mix; None: one dataset.
+        parent: the rank of the process that has sent it to this one.
 
     Attributes:
         edition: number of changes that `refresh` has found; a stream prepared before the last one is out of date.
@@ -62,8 +64,13 @@ class Opening:
         job: str,
         shared: EpochCell,
         mixing: Mixing | None = None,
+        *,
+        parent: ParentRank | None = None,
     ) -> None:
         self.options = options
+        self._parent = parent
+        # As which rank this process has read, and the process.
+        self._read_as: tuple[int, RankConfig] | None = None
         self.job = job
         self.shared = shared
         self.edition = 0
@@ -87,8 +94,33 @@ class Opening:
         return self._datasets[0].connections if self._for_parts is None else self._for_parts
 
     def rank_config(self) -> RankConfig:
-        """Rank and world size of this process."""
-        return detect(self.options.rank, self.options.world_size)
+        """Rank and world size of this process: after the end of the process group those by which it has read."""
+        found = detect(self.options.rank, self.options.world_size, parent=self._parent)
+        if self._read_as is not None and self._read_as[0] == os.getpid() and found.world_size == 1:
+            return found if process_group() is not None else self._read_as[1]
+        return found
+
+    def place(self) -> tuple[int, int]:
+        """Rank and world size, for a worker that is sent this."""
+        found = self.rank_config()
+        return found.rank, found.world_size
+
+    def note_rank(self, stream: RankStream) -> None:
+        """Records as which rank a stream is read; logs once what is doubtful about it."""
+        found = stream.rank_config
+        if found.note and self.shared.note_once():
+            logger.warning("%s", found.note)
+        self._read_as = os.getpid(), found
+
+    def keep_rank(self, stream: RankStream) -> RankStream:
+        """Records as which rank a stream is read, and refuses another one from now on; returns the stream.
+
+        Raises:
+            StateError: the dataset was read as another rank, in this process or in one that shares its epochs.
+        """
+        self.shared.keep_rank(*stream.place)
+        self.note_rank(stream)
+        return stream
 
     @property
     def members(self) -> Members:
@@ -143,6 +175,7 @@ class Opening:
             skip_rules=options.skip_rules,
             peers=self._only.order.peers if self._mixing is None else "off",
             options=tuple(each.encoded_options(environment) for each in self._parts()),
+            given=options.rank is not None,
         )
         return RankStream(self.connections, recipe, members, identity, request)
 

@@ -20,8 +20,9 @@ from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail
-from streamer.loader.rank.agreement import Gather, gather_for, process_store
+from streamer.loader.rank.agreement import Gather, gather_for, process_group, process_store
 from streamer.loader.rank.connections import EngineConnections
+from streamer.loader.rank.epoch_cell import check_same_rank
 from streamer.loader.rank.growing.growth import Growth
 from streamer.loader.rank.growing.session import GrowingSession
 from streamer.loader.rank.step_session import EpochSession, Integers, Share, StepSession, open_bytes
@@ -55,6 +56,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
         skip_rules: for samples that cannot be made.
         peers: whether the ranks' engines share their caches, as the user says it.
         options: the storage options of each member, then of each join, encoded.
+        given: whether the user has given rank and world size.
     """
 
     rank_config: RankConfig
@@ -62,6 +64,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     skip_rules: SkipRules
     peers: str = "off"
     options: tuple[bytes, ...] = ()
+    given: bool = False
 
 
 class OrderRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,6 +242,20 @@ class RankStream:
         return None if self.growth is None else self.growth.statistics(self.plan(epoch), batch)
 
     # ------------------------------------------------------------ ranks
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Rank and world size."""
+        return self.rank_config.rank, self.rank_config.world_size
+
+    def check_rank(self) -> None:
+        """Refuses to go on where a process group says another rank than the one that it was prepared for.
+
+        Raises:
+            StateError: it does.
+        """
+        if not self._identity.given and (group := process_group()) is not None and group != self.place:
+            check_same_rank("This iterator", self.place, group)
 
     def facts(self) -> Mapping[str, Detail]:
         """The values that must be equal on all ranks."""
@@ -428,7 +445,7 @@ class RankStream:
             # Workers of a plain DataLoader resume each at its own position: there is nothing to compare.
             start=self.plan(epoch).position(share.first) if share.workers == 1 else 0,
             stream=self._identity.stream,
-            sharers=rank.world_size // max(1, rank.nodes) * share.workers,
+            sharers=max(1, rank.world_size // max(1, rank.nodes)) * share.workers,
         )
 
     def _with_open_bytes(self, spec: SessionSpec, epoch: int, schedule: EpochSchedule) -> SessionSpec:

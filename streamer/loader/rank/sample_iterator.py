@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import numpy as np
 
-from streamer.errors import StateError
+from streamer.errors import ClosedError, StateError
 from streamer.loader.contracts import REREADS, ChunkUnreadableError
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import Share, StepSession
@@ -73,6 +74,7 @@ class SampleIterator(Iterator[object]):
     def __init__(
         self, prepared: RankStream, progress: Progress, ledger: SkipLedger, resumed: Callable[[int], None]
     ) -> None:
+        self._pid = os.getpid()
         self._prepared = prepared
         self._maker = prepared.maker()
         self._assembler: Assembler | None = None
@@ -91,6 +93,8 @@ class SampleIterator(Iterator[object]):
         return f"SampleIterator({self.progress})"
 
     def __next__(self) -> object:
+        if self._pid != os.getpid():
+            raise ClosedError("this iterator belongs to the process that made it; make one after the fork")
         while self._index >= len(self._codes):
             self._next_batch()
         sample = self._sample(self._index) if self._assembler is None else self._row(self._index, self._assembler)
@@ -140,6 +144,7 @@ class SampleIterator(Iterator[object]):
         self._session = None
 
     def _next_batch(self) -> None:
+        self._prepared.check_rank()
         if self._step + 1 >= len(self._steps):
             raise StopIteration
         if self._session is None:

@@ -44,14 +44,14 @@ def test_the_environment_tells_the_number_of_nodes(variables, nodes):
 
 def test_what_is_given_overrides(monkeypatch):
     """The environment and torch.distributed; node and job stay."""
-    monkeypatch.setattr(distributed, "_group", lambda: (1, 2))
+    monkeypatch.setattr(distributed, "process_group", lambda: (1, 2))
     found = detect(4, 9, environment(RANK="3", WORLD_SIZE="8", GROUP_RANK="2", TORCHELASTIC_RUN_ID="j"))
     assert (found.rank, found.world_size, found.node, found.job) == (4, 9, 2, "j")
 
 
 def test_the_process_group_comes_before_the_environment(monkeypatch):
     """It is what the training uses."""
-    monkeypatch.setattr(distributed, "_group", lambda: (1, 2))
+    monkeypatch.setattr(distributed, "process_group", lambda: (1, 2))
     found = detect(environment=environment(RANK="3", WORLD_SIZE="8"))
     assert (found.rank, found.world_size) == (1, 2)
 
@@ -72,7 +72,7 @@ def test_ranks_compare_only_where_the_group_is_theirs(monkeypatch):
         ((0, 2), (0, 1), False),
         ((0, 2), (0, 2), True),
     ]:
-        monkeypatch.setattr(distributed, "_group", lambda group=group: group)
+        monkeypatch.setattr(distributed, "process_group", lambda group=group: group)
         assert (gather_for(detect(*rank_config, environment())) is not None) is compares
 
 
@@ -159,7 +159,7 @@ if rank == 0:
         agree(gather, {}, None)
     except StreamerError as error:
         print(error)
-dist.destroy_process_group()
+dist.destroy_processprocess_group()
 """
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.config import Environment, RankConfig
+from streamer.config import Environment
 from streamer.errors import ConfigError
 from streamer.loader.rank.arguments import Order
 from streamer.loader.rank.dataset_options import DatasetOptions, absolute, as_urls
@@ -61,12 +61,6 @@ def test_the_environment_gives_what_the_user_does_not(tmp_path):
     given = DatasetOptions(urls=("s3://b",), cache_dir=str(tmp_path), engine="unix:/t", cache_bytes="1MiB")
     found = given.client_settings(environment(), "pid-1")
     assert (found.cache_dir, found.engine, found.job, found.cache_bytes) == (tmp_path, "unix:/t", "pid-1", 1 << 20)
-
-
-def test_a_copy_with_a_rank_needs_no_environment():
-    """For processes that could not find out."""
-    options = DatasetOptions(urls=("s3://b",)).with_rank(RankConfig(rank=3, world_size=4))
-    assert (options.rank, options.world_size) == (3, 4)
 
 
 def test_secrets_are_not_shown():

@@ -8,10 +8,12 @@ import multiprocessing.resource_tracker
 import os
 import pickle
 import threading
+from collections.abc import Callable
 
 import pytest
+from torch.utils.data._utils import worker as torch_worker
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, StateError
 from streamer.loader.rank.epoch_cell import EpochCell, WorkerTicket
 
 
@@ -115,21 +117,116 @@ def test_a_copy_has_a_number_of_its_own():
     assert cell.next_epoch == 3
 
 
+def become_a_worker() -> None:
+    """Makes this process a worker of torch's DataLoader, as far as datasets can see."""
+    torch_worker._worker_info = torch_worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=None)
+
+
+def fork(work: Callable[[], bool]) -> bool:
+    """Returns what `work` returns in a forked process."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if work() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 @pytest.mark.process
-def test_a_forked_child_shares_the_number():
+def test_a_forked_worker_shares_the_number():
     """What the parent sets the child sees, and the other way round."""
     cell = EpochCell()
     cell.begin()
-    child = os.fork()
-    if child == 0:
+
+    def work() -> bool:
+        become_a_worker()
         cell.settle_manifest("c" * 32)
-        os._exit(0 if cell.begin() == 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return cell.begin() == 1
+
+    assert fork(work)
     assert cell.begin() == 2
     assert cell.manifest == "c" * 32
 
 
+@pytest.mark.process
+def test_a_forked_rank_has_epochs_of_its_own():
+    """It begins where its parent was at the fork, whatever the parent does meanwhile."""
+    cell = EpochCell(manifest="a" * 32)
+    cell.begin()
+    ours, theirs = os.pipe()
+
+    def work() -> bool:
+        os.read(ours, 1)
+        return [cell.begin(), cell.begin(), cell.manifest] == [1, 2, "a" * 32]
+
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if work() else 1)
+    cell.set(50)
+    os.write(theirs, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert cell.next_epoch == 50
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.mark.process
+def test_the_workers_of_a_forked_rank_share_its_number():
+    """Also where the rank itself has not used the cell before it forks them."""
+    cell = EpochCell()
+
+    def worker(epoch: int) -> bool:
+        become_a_worker()
+        return begin(cell, epoch, 0) == epoch
+
+    def rank() -> bool:
+        return all(fork(lambda epoch=epoch: worker(epoch)) for epoch in range(3)) and cell.next_epoch == 3
+
+    assert fork(rank)
+    assert fork(rank)
+    assert cell.next_epoch == 0
+
+
+@pytest.mark.process
+def test_a_fork_while_a_thread_holds_the_lock_is_no_deadlock():
+    """The child has no such thread that would release it."""
+    cell = EpochCell()
+    with cell._threads:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if cell.begin() == 0 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_cell_that_was_read_as_one_rank_refuses_another():
+    """The shares of the two would overlap."""
+    cell = EpochCell()
+    cell.keep_rank(0, 1)
+    cell.keep_rank(0, 1)
+    with pytest.raises(StateError, match=r"rank 0 of 1, and this process is rank 1 of 2 now.*init_process_group"):
+        cell.keep_rank(1, 2)
+
+
+def _own(cell: EpochCell, answers: object) -> None:
+    answers.send([cell.begin(), cell.begin()])
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("tracker")
+def test_a_spawned_rank_has_epochs_of_its_own():
+    """A process of mp.spawn that is no worker of a DataLoader."""
+    cell = EpochCell(4)
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_own, args=(cell, theirs))
+    process.start()
+    theirs.close()
+    assert ours.recv() == [4, 5]
+    assert cell.next_epoch == 4
+    ours.close()
+    process.join()
+    process.close()
+
+
 def _child(cell: EpochCell, answers: object) -> None:
+    become_a_worker()
     answers.send(cell.begin())
     answers.recv()
     answers.send(cell.next_epoch)
@@ -137,7 +234,7 @@ def _child(cell: EpochCell, answers: object) -> None:
 
 @pytest.mark.process
 @pytest.mark.usefixtures("tracker")
-def test_a_spawned_child_shares_the_number():
+def test_a_spawned_worker_shares_the_number():
     """By its descriptor, handed over at the start."""
     cell = EpochCell(4)
     ours, theirs = multiprocessing.Pipe()

@@ -1,0 +1,193 @@
+"""Finds which rank of how many a process is, by the variables that launchers set in the environment.
+
+`docs/scale-out.md` has the table of launchers, with the documentation of each. The first one whose variables are
+complete counts: those that may run inside of another come first, as torchrun in a step of srun.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from streamer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher, and the names of the variables that it sets in every rank.
+
+    Attributes:
+        name: Name for messages.
+        rank: Variable with the rank.
+        size: Variable with the number of ranks.
+        local_size: Variable with the number of ranks on this node; "" if there is none.
+        nodes: Variable with the number of nodes; "" if there is none.
+        jobs: Variables with a text that all ranks of a job have in common.
+    """
+
+    name: str
+    rank: str
+    size: str
+    local_size: str = ""
+    nodes: str = ""
+    jobs: tuple[str, ...] = ()
+
+
+TORCHRUN = Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+SLURM = Launcher("SLURM", "SLURM_PROCID", "SLURM_NTASKS", nodes="SLURM_NNODES", jobs=("SLURM_JOB_ID",))
+# The variables of jsrun and Flux come before those of PMI, which they set, too.
+LAUNCHERS = (
+    TORCHRUN,
+    Launcher("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_SIZE"),
+    Launcher("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", jobs=("PMIX_NAMESPACE", "LSB_JOBID")),
+    Launcher(
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        jobs=("PMIX_NAMESPACE",),
+    ),
+    Launcher("MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    Launcher("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", nodes="FLUX_JOB_NNODES", jobs=("FLUX_JOB_ID",)),
+    Launcher("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", jobs=("PALS_APID", "PMI_JOBID")),
+    SLURM,
+)
+# Ranks of launchers that do not say how many there are.
+_WITHOUT_SIZE = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE", "LSF_PM_TASKID", "LOCAL_RANK", "MPI_LOCALRANKID")
+# Steps of SLURM that are no tasks of srun: interactive step, batch script, extern and pending step (slurm/slurm.h).
+_NO_TASKS = frozenset(str(0xFFFFFFFA + number) for number in range(4))
+_SHELL = re.compile(r"-?(ba|z|da|k|c|tc|fi)?sh|interactive")
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a process among the ranks of its launcher.
+
+    Attributes:
+        rank: Number of this rank.
+        world_size: Number of ranks.
+        local_size: Number of ranks on this node; 0 if it is not known.
+        nodes: Number of nodes; 0 if it is not known.
+        job: Text that all ranks of the job have in common; "" if there is none.
+        note: Line about variables that are incomplete or differ; "" if all is clear.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_size: int = 0
+    nodes: int = 0
+    job: str = ""
+    note: str = ""
+
+
+def find_place(env: Mapping[str, str]) -> Place:
+    """Returns the place that the variables of the environment tell; rank 0 of 1 where they tell none.
+
+    Raises:
+        ConfigError: a variable is not a number.
+    """
+    found, incomplete, outside = [], [], ""
+    for launcher in LAUNCHERS:
+        size_name = launcher.size
+        if launcher is SLURM:
+            outside = _outside_of_step(env)
+            if outside:
+                continue
+            size_name = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else size_name
+        rank, size = read_number(env, (launcher.rank,)), read_number(env, (size_name,))
+        if rank is not None and size is not None:
+            found.append((launcher, size_name, rank, size))
+        elif launcher is SLURM and not rank:
+            continue  # SLURM_NTASKS alone is that of an allocation, and SLURM_PROCID=0 of its script
+        else:
+            incomplete += [name for name in (launcher.rank, size_name) if env.get(name)]
+    if not found:
+        return Place(note=_incomplete(env, incomplete, outside))
+    launcher, size_name, rank, size = found[0]
+    return Place(
+        rank=rank,
+        world_size=size,
+        local_size=read_number(env, (launcher.local_size,)) or 0,
+        nodes=read_number(env, (launcher.nodes,)) or 0,
+        job=next((env[name] for name in launcher.jobs if env.get(name)), ""),
+        note=_differing(env, found) or _doubtful(env, launcher, rank, size),
+    )
+
+
+def read_number(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    """Returns the number in the first of these variables that is set. Returns None where none is.
+
+    Raises:
+        ConfigError: it is not a number.
+    """
+    for name in names:
+        if text := env.get(name):
+            if not text.isdecimal():
+                raise ConfigError(f"{name}={text!r} in the environment is not a number", field=name)
+            return int(text)
+    return None
+
+
+def _outside_of_step(env: Mapping[str, str]) -> str:
+    """Returns why a process inside of a SLURM job is not a task of srun. Returns "" where it is one, or without a job.
+
+    The shell of `salloc`, the script of `sbatch` and what they start without srun see the number of tasks of the
+    allocation, but are one process.
+    """
+    step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID")
+    if step in _NO_TASKS:
+        return f"SLURM_STEP_ID={step} is the script or the shell of a job"
+    if step == "0" and env.get("SLURM_PTY_PORT") and _SHELL.fullmatch(env.get("SLURM_JOB_NAME", "")):
+        return f"SLURM_PTY_PORT is set, and SLURM_JOB_NAME={env['SLURM_JOB_NAME']} is a shell"
+    if step or not env.get("SLURM_NTASKS"):
+        return ""
+    if not env.get("SLURM_PROCID"):
+        return "SLURM_PROCID is not set"
+    # A script has the rank 0, and what sbatch sets besides.
+    if env["SLURM_PROCID"] == "0" and any(env.get(f"SLURM_{name}") for name in ("TASK_PID", "SUBMIT_DIR", "JOB_NAME")):
+        return "SLURM_STEP_ID is not set"
+    return ""
+
+
+def _incomplete(env: Mapping[str, str], names: list[str], outside: str) -> str:
+    """Returns a line about a process that reads everything although variables speak of several ranks."""
+    advice = (
+        "; this process reads all samples. If it is one of several, call torch.distributed.init_process_group before "
+        "the first batch, or give the dataset rank= and world_size="
+    )
+    if outside and (read_number(env, ("SLURM_NTASKS",)) or 1) > 1:
+        return f"SLURM_NTASKS={env['SLURM_NTASKS']}, but this is not a task of srun ({outside}){advice}"
+    seen = names or [name for name in _WITHOUT_SIZE if env.get(name)]
+    if not seen or all(env[name] == ("1" if name.endswith("SIZE") else "0") for name in seen):
+        return ""
+    listed = ", ".join(f"{name}={env[name]}" for name in seen)
+    return f"{listed} in the environment, but not both a rank and the number of ranks{advice}"
+
+
+def _differing(env: Mapping[str, str], found: list[tuple[Launcher, str, int, int]]) -> str:
+    """Returns a line about launchers that do not tell the same rank, on rank 0 of the one that counts."""
+    first, size_name, rank, size = found[0]
+    # torchrun is started once on a node, by whatever launcher.
+    if rank or (first is TORCHRUN and env.get("TORCHELASTIC_RUN_ID")):
+        return ""
+    others = [each for each in found[1:] if each[2:] != (rank, size)]
+    if not others:
+        return ""
+    listed = "; ".join(f"{one.name}: {one.rank}={r}, {name}={s}" for one, name, r, s in others)
+    return (
+        f"the launchers do not tell the same rank. That of {first.name} counts: {first.rank}={rank}, "
+        f"{size_name}={size} ({listed}). If it is wrong, call torch.distributed.init_process_group before the first "
+        "batch, or give the dataset rank= and world_size="
+    )
+
+
+def _doubtful(env: Mapping[str, str], launcher: Launcher, rank: int, size: int) -> str:
+    """Returns a line about a rank 0 of SLURM that may be a script without srun."""
+    if launcher is not SLURM or rank or size == 1 or env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID"):
+        return ""
+    return (
+        f"SLURM_PROCID=0 and SLURM_NTASKS={size} in the environment, but no SLURM_STEP_ID, which srun sets: this "
+        f"process reads the share of rank 0 of {size}. If it is alone, remove SLURM_PROCID, or give the dataset rank=0 "
+        "and world_size=1"
+    )

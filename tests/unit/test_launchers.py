@@ -1,0 +1,90 @@
+"""The variables that launchers set, and the lines about those that are not clear."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from streamer.errors import ConfigError
+from streamer.launchers import LAUNCHERS, SLURM, find_place
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "2"}
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_TASK_PID": "9"}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+def test_each_launcher_numbers_its_ranks(launcher):
+    """Every rank has its number, without a line."""
+    step = {"SLURM_STEP_ID": "0"} if launcher is SLURM else {}
+    for rank in range(3):
+        place = find_place({launcher.rank: str(rank), launcher.size: "3", **step})
+        assert (place.rank, place.world_size, place.note) == (rank, 3, "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank", "world_size", "note"),
+    [
+        ({}, 0, 1, ""),
+        ({**STEP, "SLURM_PROCID": "1"}, 1, 2, ""),
+        ({"SLURM_STEP_ID": "3", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, 1, 4, ""),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, 1, 4, ""),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, 0, 4, "no SLURM_STEP_ID"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, 0, 1, ""),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, 0, 1, "SLURM_NTASKS=4.*SLURM_PROCID is not set"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}, 0, 1, ""),
+        (BATCH, 0, 1, "SLURM_NTASKS=4.*SLURM_STEP_ID is not set"),
+        ({**STEP, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"}, 0, 1, "SLURM_STEP_ID=4294967290"),
+        ({**STEP, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"}, 0, 1, "SLURM_STEP_ID=4294967291"),
+        ({**STEP, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "1", "SLURM_JOB_NAME": "bash"}, 0, 1, "SLURM_PTY_PORT"),
+        ({**STEP, "SLURM_PROCID": "0", "SLURM_PTY_PORT": "1", "SLURM_JOB_NAME": "train"}, 0, 2, ""),
+    ],
+)
+def test_only_a_step_of_srun_has_ranks(variables, rank, world_size, note):
+    """A shell of salloc and a script of sbatch see the tasks of the allocation, and are one process."""
+    place = find_place(variables)
+    assert (place.rank, place.world_size) == (rank, world_size)
+    assert re.search(note, place.note) if note else place.note == ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank", "world_size", "line"),
+    [
+        # torchrun once per node: the usual way, without a line.
+        ({"RANK": "0", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "j", **STEP, "SLURM_PROCID": "1"}, 0, 8, False),
+        ({"RANK": "0", "WORLD_SIZE": "8", "PMI_RANK": "1", "PMI_SIZE": "2"}, 0, 8, True),
+        ({"RANK": "5", "WORLD_SIZE": "8", "PMI_RANK": "1", "PMI_SIZE": "2"}, 5, 8, False),
+        ({"RANK": "1", "WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2"}, 1, 2, False),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", **STEP, "SLURM_PROCID": "0"}, 0, 4, True),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", **BATCH}, 3, 4, False),
+    ],
+)
+def test_the_innermost_launcher_counts(variables, rank, world_size, line):
+    """Its rank 0 says where another one tells something else."""
+    place = find_place(variables)
+    assert (place.rank, place.world_size, bool(place.note)) == (rank, world_size, line)
+    if line:
+        assert all(f"{name}=" in place.note for name in variables if name.endswith(("_RANK", "PROCID")))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"WORLD_SIZE": "2"}, {"RANK": "1"}, {"PMIX_RANK": "1"}, {"OMPI_COMM_WORLD_SIZE": "2"}, {"FLUX_TASK_RANK": "3"}],
+)
+def test_half_of_the_variables_is_one_line(variables):
+    """The process reads everything, and the line names what was there."""
+    place = find_place(variables)
+    assert (place.rank, place.world_size) == (0, 1)
+    assert all(f"{name}={value}" in place.note for name, value in variables.items())
+
+
+@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "1"}, {"RANK": "0"}, {"LOCAL_RANK": "0"}, {"PMIX_RANK": "0"}])
+def test_what_a_lone_process_may_have_is_no_line(variables):
+    """Rank 0, or one of one."""
+    assert find_place(variables).note == ""
+
+
+def test_what_is_no_number_is_refused():
+    """With the name of the variable."""
+    with pytest.raises(ConfigError, match="PMI_RANK='x'"):
+        find_place({"PMI_RANK": "x", "PMI_SIZE": "2"})
