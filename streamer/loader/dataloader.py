@@ -199,7 +199,9 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
             # After the first request for a batch: with all cores busy a thread takes 6 ms to start (2026-11-22).
             reporter.start()
         s, left = self._settings, self._batches(epoch) - batch
-        owner = EpochOwner(self._ready, self._take, self._arrived, self._finished, self._supply_owner.failed)
+        owner = EpochOwner(
+            self._ready, self._take, self._supply_owner.took, self._arrived, self._finished, self._supply_owner.failed
+        )
         self._epoch = EpochIterator(owner, left, self._clock, self._supply_owner.mover, s.device_transform)
         return self._epoch
 
@@ -343,6 +345,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def _arrived(self, delivery: Delivery) -> None:
         """Delivers the next batch, unless too many samples were skipped."""
+        if self._position == (delivery.epoch, delivery.batch + 1):
+            return  # by a call that was interrupted
         skipped = [self._prepare().skipped(at, cause) for at, cause in delivery.skipped]
         if self._prepare().skip_rules.on_error == "skip":
             self._ledger.note(skipped, self._delivered, packed=self._prepare().packing is not None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
 from streamer.errors import ClosedError
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.copying import Mover
-from streamer.loader.device.prefetcher import DevicePrefetcher
+from streamer.loader.device.prefetcher import DevicePrefetcher, Prefetch
 from streamer.loader.stall.stats import TrainerClock
 
 
@@ -18,7 +18,8 @@ class EpochOwner(msgspec.Struct, frozen=True):
 
     Attributes:
         ready: number of finished batches that wait; a ClosedError if the loader is closed.
-        next_delivery: the next batch from the supply; blocks.
+        next_delivery: the next batch from the supply; blocks. It is the same one until `took`.
+        took: goes on to the batch after this one.
         delivered: records that the trainer has the batch.
         finished: records the end of the epoch.
         failed: tells the engine of an error that the trainer gets.
@@ -26,6 +27,7 @@ class EpochOwner(msgspec.Struct, frozen=True):
 
     ready: Callable[[], int]
     next_delivery: Callable[[], Delivery]
+    took: Callable[[Delivery], None]
     delivered: Callable[[Delivery], None]
     finished: Callable[[], None]
     failed: Callable[[Exception], None]
@@ -46,9 +48,14 @@ class EpochIterator:
         self._left = left
         self._superseded = False
         self._clock = clock
-        self._batches: Iterator[object] = _Deliveries(owner, left)
+        # A batch that an interrupted call has taken: the next call gives it.
+        self._pending: Delivery | None = None
+        self._deliveries = _Deliveries(owner, left)
+        self._prefetch: Prefetch | None = None
         if mover is not None:
-            self._batches = iter(DevicePrefetcher(self._batches, None, transform=_on_content(transform), mover=mover))
+            self._prefetch = iter(
+                DevicePrefetcher(self._deliveries, None, transform=_on_content(transform), mover=mover)
+            )
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -63,20 +70,32 @@ class EpochIterator:
         if owner is None:
             raise StopIteration
         self._clock.ask(owner.ready())
-        try:
-            delivery = next(self._batches, None)
-        except Exception as error:
-            owner.failed(error)
-            raise
+        delivery = self._pending
         if delivery is None:
-            self._clock.pause()
-            owner.finished()
-            self.end()
-            raise StopIteration
-        assert isinstance(delivery, Delivery)
+            try:
+                found = next(self._deliveries) if self._prefetch is None else self._prefetch.first()
+            except StopIteration:
+                found = None
+            except Exception as error:
+                owner.failed(error)
+                raise
+            if found is None:
+                self._clock.pause()
+                owner.finished()
+                self.end()
+                raise StopIteration
+            assert isinstance(found, Delivery)
+            self._pending = delivery = found
+        if self._prefetch is None:
+            self._deliveries.took()
+        else:
+            self._prefetch.took(delivery)
         owner.delivered(delivery)
         self._clock.leave(len(delivery.repeated), delivery.nbytes)
-        return delivery.content
+        content = delivery.content
+        # Without a call between it and `return`: a Ctrl-C comes after a call.
+        self._pending = None
+        return content
 
     def __len__(self) -> int:
         return self._left
@@ -88,8 +107,7 @@ class EpochIterator:
 
     def end(self) -> None:
         """Ends the iteration."""
-        self._owner = None
-        self._batches = iter(())
+        self._owner = self._pending = self._prefetch = None
 
 
 class _Deliveries:
@@ -98,6 +116,8 @@ class _Deliveries:
     def __init__(self, owner: EpochOwner, left: int) -> None:
         self._owner = owner
         self._left = left
+        # The batch that is not taken yet, and how many are left after it.
+        self._untaken: tuple[Delivery, int] | None = None
 
     def __iter__(self) -> _Deliveries:
         return self
@@ -105,8 +125,21 @@ class _Deliveries:
     def __next__(self) -> Delivery:
         if self._left <= 0:
             raise StopIteration
-        self._left -= 1
-        return self._owner.next_delivery()
+        try:
+            delivery = self._owner.next_delivery()
+            self._untaken = delivery, self._left - 1
+        except Exception:
+            self._left -= 1
+            raise
+        return delivery
+
+    def took(self) -> None:
+        """Goes on to the batch after the last one; idempotent."""
+        if self._untaken is not None:
+            delivery, left = self._untaken
+            self._owner.took(delivery)
+            self._left = left
+            self._untaken = None
 
 
 def _on_content(transform: Callable[[object], object] | None) -> Callable[[object], object] | None:

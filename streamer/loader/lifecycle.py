@@ -92,7 +92,10 @@ class SupplyOwner:
         self._next = epoch, batch
 
     def take(self, clock: TrainerClock) -> Delivery:
-        """The next batch; blocks. Raises its error if it failed; the following batch is next then."""
+        """The next batch, which stays the next one until `took`; blocks.
+
+        Raises its error if it failed; the following batch is next then.
+        """
         assert self.supply is not None
         if self._pinner is not None and self._feeder is not None and self._feeder.ring.fencing:
             self._feeder.ring.fence(self._pinner.fence)
@@ -105,8 +108,13 @@ class SupplyOwner:
             self._next = None
             raise
         clock.opened(delivery.trace)
-        self._next = delivery.epoch, delivery.batch + 1
         return delivery
+
+    def took(self, delivery: Delivery) -> None:
+        """Goes on to the batch after this one; idempotent."""
+        if self.supply is not None:
+            self.supply.took()
+        self._next = delivery.epoch, delivery.batch + 1
 
     def failed(self, error: Exception) -> None:
         """Tells the engine of an error that the trainer gets, for its log and page; of one that comes again, once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -75,15 +75,15 @@ class DevicePrefetcher:
     def __repr__(self) -> str:
         return f"DevicePrefetcher({self._device}, ahead={self._ahead})"
 
-    def __iter__(self) -> Iterator[object]:
-        return _Prefetch(iter(self._batches), self._mover, self._ahead, self._transform)
+    def __iter__(self) -> Prefetch:
+        return Prefetch(iter(self._batches), self._mover, self._ahead, self._transform)
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
 
-class _Prefetch:
-    """One pass. A source is kept until its copy is complete: only then may its slot be reused."""
+class Prefetch:
+    """One pass over the batches. A source is kept until its copy is complete: only then may its slot be reused."""
 
     def __init__(self, batches: Iterator[object], mover: Mover, ahead: int, transform: BatchTransform | None) -> None:
         self._batches = batches
@@ -93,22 +93,45 @@ class _Prefetch:
         self._coming: deque[tuple[object, Fence] | BaseException] = deque()
         self._sources: deque[tuple[object, Fence]] = deque()
         self._exhausted = False
+        # A batch that is moved and not among the coming ones yet, where a Ctrl-C came; how the source goes on.
+        self._moved: tuple[object, Fence] | None = None
+        self._took: Callable[[], None] | None = getattr(batches, "took", None)
 
-    def __iter__(self) -> _Prefetch:
+    def __iter__(self) -> Prefetch:
         return self
 
     def __next__(self) -> object:
+        batch = self.first()
+        # Without a call between it and `return`: a Ctrl-C comes after a call.
+        del self._coming[0]
+        return batch
+
+    def first(self) -> object:
+        """The next batch, which stays the next one until `took`.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        self._append_moved()
         while len(self._coming) <= self._ahead and not self._exhausted:
             self._fetch()
         self._let_go()
         if not self._coming:
             raise StopIteration
-        first = self._coming.popleft()
+        first = self._coming[0]
         if isinstance(first, BaseException):
+            self._coming.popleft()
             raise first
         batch, fence = first
         self._mover.order_after(batch, fence)
         return batch
+
+    def took(self, batch: object) -> None:
+        """Goes on to the batch after this one; idempotent."""
+        if self._coming:
+            first = self._coming[0]
+            if not isinstance(first, BaseException) and first[0] is batch:
+                del self._coming[0]
 
     def _fetch(self) -> None:
         """Begins the next copy. An error is queued in the place of its batch: earlier batches come first."""
@@ -122,8 +145,18 @@ class _Prefetch:
             self._coming.append(error)
             # Generators end after an error; the loader's iterators continue.
         else:
-            self._coming.append((moved, fence))
             self._sources.append((source, fence))
+            self._moved = moved, fence
+            self._append_moved()
+
+    def _append_moved(self) -> None:
+        """Appends the batch that was moved last, once however often it is interrupted; then the source goes on."""
+        if self._moved is not None:
+            if not self._coming or self._coming[-1] is not self._moved:
+                self._coming.append(self._moved)
+            if self._took is not None:
+                self._took()
+            self._moved = None
 
     def _let_go(self) -> None:
         while self._sources and self._sources[0][1].done():

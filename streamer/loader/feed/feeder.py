@@ -134,9 +134,9 @@ class Feeder:
         self._wakeup.signal()
         return run
 
-    def took(self, run: Run, epoch: int) -> None:
-        """Records that the trainer has taken a batch of this epoch."""
-        run.taken += 1
+    def took(self, run: Run, taken: int, epoch: int) -> None:
+        """Records how many batches the trainer has taken, and the epoch of the last one."""
+        run.taken = taken
         run.epoch_taken = epoch
         self.look_again()
 

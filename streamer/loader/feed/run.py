@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
 from streamer.errors import StreamerError
+from streamer.loader.batch.buffers import Bytes
 from streamer.loader.feed.reorder import BatchCursor, Window
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.step_session import StepSession
@@ -23,24 +26,26 @@ from streamer.loader.workers.handle import Pending
 from streamer.loader.workers.protocol import Made
 
 
-class Finished(msgspec.Struct, frozen=True):
+class Finished(msgspec.Struct):
     """A finished batch that the trainer can open.
 
     Attributes:
         pending: the batch.
         made: the worker's report.
         own_memory: descriptor of its memory if it is in no slot, else -1.
+        held: its memory once the trainer has opened it: the slot is then released with that.
     """
 
     pending: Pending
     made: Made
     own_memory: int = -1
+    held: Bytes | None = None
 
     def discard(self, ring: Ring) -> None:
         """Releases its memory unread."""
         if self.own_memory >= 0:
             os.close(self.own_memory)
-        elif self.pending.slot is not None:
+        elif self.pending.slot is not None and self.pending.slot.view is None:
             ring.put_back(self.pending.slot)
 
 
@@ -60,6 +65,46 @@ class FailedBatch(msgspec.Struct, frozen=True):
 
 
 Outcome = Finished | FailedBatch
+
+
+class Outcomes:
+    """Finished batches on their way to the trainer, in order.
+
+    The first one stays until it is removed: a Ctrl-C between a `get` and the assignment of its result would lose it.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[Outcome] = deque()
+        # One for each put; only woken by. More or fewer of them do no harm.
+        self._signals: SimpleQueue[None] = SimpleQueue()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, outcome: Outcome) -> None:
+        """Adds one; any thread."""
+        self._items.append(outcome)
+        self._signals.put(None)
+
+    def first(self, timeout_seconds: float | None = None) -> Outcome:
+        """Waits for the first one, and leaves it where it is.
+
+        Raises:
+            TimeoutError: there is none in time.
+        """
+        while not self._items:
+            try:
+                self._signals.get(timeout=timeout_seconds)
+            except Empty:
+                raise TimeoutError from None
+        return self._items[0]
+
+    def remove(self, outcome: Outcome) -> None:
+        """Removes it if it is still the first."""
+        if self._items and self._items[0] is outcome:
+            del self._items[0]
+            with contextlib.suppress(Empty):
+                self._signals.get_nowait()
 
 
 class FeedCounters(msgspec.Struct):
@@ -106,7 +151,7 @@ class Run:
         self.prepared = prepared
         self.epoch = epoch
         self.batch = batch
-        self.outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self.outcomes = Outcomes()
         self.taken = 0
         self.epoch_taken = epoch
 
@@ -157,8 +202,10 @@ class RunState:
             return
         for outcome in self.window.abandon():
             outcome.discard(self._ring)
-        while not self.run.outcomes.empty():
-            self.run.outcomes.get_nowait().discard(self._ring)
+        while self.run.outcomes:
+            outcome = self.run.outcomes.first()
+            self.run.outcomes.remove(outcome)
+            outcome.discard(self._ring)
         self.close()
 
     def close(self) -> None:

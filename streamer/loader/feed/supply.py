@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from queue import Empty
 from types import TracebackType
 
 import msgspec
@@ -66,11 +65,15 @@ class Supply(ABC):
 
     @abstractmethod
     def take(self, arrived: Callable[[], None]) -> Delivery:
-        """The next batch; blocks. Calls `arrived` when the batch is there.
+        """The next batch; blocks. Calls `arrived` when the batch is there. It is the next one again until `took`.
 
         Raises:
             Exception: the error of the sample, the batch or the engine; the next call returns the following batch.
         """
+
+    @abstractmethod
+    def took(self) -> None:
+        """Goes on to the batch after the one that `take` has returned; idempotent."""
 
     @abstractmethod
     def close(self) -> None:
@@ -99,13 +102,15 @@ class FedSupply(Supply):
         self.counters = feeder.counters
         self._run: Run | None = None
         self._notice = Notice(logger, who)
+        # The batch that was opened and is not taken yet.
+        self._opened: tuple[Run, Finished, Delivery] | None = None
         # The final error, and its original traceback.
         self._final: tuple[BaseException, TracebackType | None] | None = None
 
     @property
     def ready(self) -> int:
         """See `Supply`."""
-        return self._run.outcomes.qsize() if self._run else 0
+        return len(self._run.outcomes) if self._run else 0
 
     @property
     def head(self) -> BatchTimeline | None:
@@ -118,6 +123,7 @@ class FedSupply(Supply):
 
     def begin(self, epoch: int, batch: int) -> None:
         """See `Supply`."""
+        self._opened = None
         if self._run is None:
             self.feeder.start()
         self._run = self.feeder.run(epoch, batch)
@@ -127,20 +133,31 @@ class FedSupply(Supply):
     def take(self, arrived: Callable[[], None]) -> Delivery:
         """See `Supply`."""
         assert self._run is not None
+        if self._opened is not None:
+            return self._opened[2]
         if self.feeder.broken is not None:
             raise self._ended_by(self.feeder.broken)
         if self._final is not None:  # no further batch comes: do not wait for one
             raise self._ended_by(self._final[0])
-        if self._run.outcomes.empty():
+        if not self._run.outcomes:
             self.feeder.look_again()
         outcome = self._notice.wait(self._outcome, self._waited_for)
         arrived()
         if isinstance(outcome, FailedBatch):
-            self.feeder.took(self._run, self._run.epoch_taken)
+            self._run.outcomes.remove(outcome)
+            self.feeder.took(self._run, self._run.taken + 1, self._run.epoch_taken)
             raise self._ended_by(outcome.error) if outcome.final else outcome.error
         delivery = self._open(outcome)
-        self.feeder.took(self._run, delivery.epoch)
+        self._opened = self._run, outcome, delivery
         return delivery
+
+    def took(self) -> None:
+        """See `Supply`."""
+        if self._opened is not None:
+            run, finished, delivery = self._opened
+            self.feeder.took(run, finished.pending.step + 1, delivery.epoch)
+            run.outcomes.remove(finished)
+            self._opened = None
 
     def counted(self, trainers: LoaderStats) -> LoaderStats:
         """See `Supply`; with the slots of the ring."""
@@ -154,10 +171,7 @@ class FedSupply(Supply):
 
     def _outcome(self, seconds: float | None) -> Outcome:
         assert self._run is not None
-        try:
-            return self._run.outcomes.get(timeout=seconds)
-        except Empty:
-            raise TimeoutError from None
+        return self._run.outcomes.first(seconds)
 
     def _waited_for(self) -> str:
         text, head = self.feeder.waited_for(), self.feeder.head
@@ -183,13 +197,18 @@ class FedSupply(Supply):
         return error.with_traceback(self._final[1])
 
     def _memory_of(self, finished: Finished) -> Bytes:
-        if (slot := finished.pending.slot) is not None:
-            return self.feeder.ring.hold(slot)
-        try:
-            mapping = map_shared(finished.own_memory, finished.made.memory_bytes)
-        finally:
-            os.close(finished.own_memory)
-        return window(mapping, 0, finished.made.memory_bytes)
+        """The memory of a batch; the same again where an interrupted call has opened it before."""
+        slot, nbytes = finished.pending.slot, finished.made.memory_bytes
+        if finished.held is None and slot is not None:
+            finished.held = slot.window()
+        elif finished.held is None:
+            finished.held = window(map_shared(finished.own_memory, nbytes), 0, nbytes)
+        if slot is not None:
+            self.feeder.ring.hold(slot, finished.held)
+        elif finished.own_memory >= 0:
+            descriptor, finished.own_memory = finished.own_memory, -1
+            os.close(descriptor)
+        return finished.held
 
 
 class InlineSupply(Supply):
@@ -212,6 +231,8 @@ class InlineSupply(Supply):
         self._notice = Notice(logger, who(prepared))
         self._epoch = self._batch = 0
         self._timeline: BatchTimeline | None = None
+        # The batch that was made and is not taken yet.
+        self._made: Delivery | None = None
 
     @property
     def ready(self) -> int:
@@ -234,25 +255,44 @@ class InlineSupply(Supply):
             self._session.close()
         self._session = self._prepared.session(epoch, batch)
         self._epoch, self._batch = epoch, batch
+        self._made = None
 
     def take(self, arrived: Callable[[], None]) -> Delivery:
         """See `Supply`."""
         while self._batch >= self._prepared.plan(self._epoch).batches:
             self._epoch, self._batch = self._epoch + 1, 0
+        if self._made is not None:
+            return self._made
         epoch, batch = self._epoch, self._batch
-        self._batch += 1
         clock, self._timeline = self._maker.clock(), BatchTimeline()
-        with kept_globals():
-            loaded, watch = self._load(epoch, batch, self._timeline)
-            stages = self._maker.stages(watch.lap(), clock)
-            content = self._maker.collate(loaded)
+        try:
+            with kept_globals():
+                loaded, watch = self._load(epoch, batch, self._timeline)
+                stages = self._maker.stages(watch.lap(), clock)
+                content = self._maker.collate(loaded)
+        except Exception:
+            # After a Ctrl-C it is made again.
+            self._batch += 1
+            raise
         stages = msgspec.structs.replace(stages, collate=watch.lap())
         self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.made), packed=loaded.packed))
         self._timeline.enter(MADE)
         arrived()
         trace, self._timeline = Trace(self._timeline, stages, loaded.slowest), None
         skipped = tuple((ordinal, f"{type(error).__name__}: {error}") for ordinal, error in loaded.skipped)
-        return Delivery(content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace, tallies=loaded.tallies)
+        self._made = Delivery(
+            content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace, tallies=loaded.tallies
+        )
+        # Only now: a Ctrl-C before it makes the batch again, of the same chunks.
+        if self._session is not None:
+            self._session.done(self._session.step_of(epoch, batch) + 1)
+        return self._made
+
+    def took(self) -> None:
+        """See `Supply`."""
+        if self._made is not None:
+            self._epoch, self._batch = self._made.epoch, self._made.batch + 1
+            self._made = None
 
     def close(self) -> None:
         """See `Supply`."""
@@ -282,7 +322,6 @@ class InlineSupply(Supply):
             except ChunkUnreadableError as error:
                 self._reject(error, rereads)
             else:
-                session.done(step + 1)
                 return loaded, watch
 
     def _waited_for(self, epoch: int, batch: int) -> str:

@@ -181,11 +181,18 @@ class Ring:
             slot.window().fill(POISON)
         self._free.append(slot)
 
-    def hold(self, slot: Slot) -> Bytes:
-        """Returns the slot's memory; the slot is free again when the array and all views on it are deleted."""
-        memory = slot.window()
-        slot.view = SlotView(memory, self._released.append)
-        slot.view.slot = slot
+    def hold(self, slot: Slot, memory: Bytes | None = None) -> Bytes:
+        """Returns the slot's memory; the slot is free again when the array and all views on it are deleted.
+
+        Args:
+            slot: A slot that was taken.
+            memory: The array of an earlier call that was interrupted; None for a new one.
+        """
+        memory = slot.window() if memory is None else memory
+        if slot.view is None:
+            view = SlotView(memory, self._released.append)
+            view.slot = slot
+            slot.view = view
         return memory
 
     def reclaim(self) -> None:

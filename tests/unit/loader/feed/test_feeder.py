@@ -48,7 +48,7 @@ def test_a_trainer_that_waits_gets_the_error_that_ended_the_feeder():
     while feeder.broken is None and time.monotonic() < deadline:
         time.sleep(0.001)
     feeder.close()
-    outcome = run.outcomes.get_nowait()
+    outcome = run.outcomes.first(0)
     assert isinstance(outcome, FailedBatch)
     assert outcome.final
     assert isinstance(outcome.error, BrokenError)
@@ -63,7 +63,7 @@ def test_a_feeder_that_fails_between_two_runs_tells_the_trainer_of_the_next_one(
     feeder._pool.open_sources = broken
     run = feeder.run(0, 0)
     feeder.start()
-    outcome = run.outcomes.get(timeout=60)
+    outcome = run.outcomes.first(60)
     feeder.close()
     assert isinstance(outcome, FailedBatch)
     assert outcome.final
@@ -120,11 +120,12 @@ def test_a_worker_that_still_starts_is_given_nothing():
     feeder.start()
     try:
         for step in range(4):
-            outcome = run.outcomes.get(timeout=60)
+            outcome = run.outcomes.first(60)
             assert isinstance(outcome, Finished)
             assert outcome.pending.step == step
+            run.outcomes.remove(outcome)
             outcome.discard(feeder.ring)
-            feeder.took(run, 0)
+            feeder.took(run, step + 1, 0)
         assert sorted(handle.ready for handle in feeder._pool.workers.values()) == [False, True]
     finally:
         prepared.made.others.set()

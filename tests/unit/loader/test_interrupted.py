@@ -1,0 +1,101 @@
+"""A Ctrl-C inside of `next()`: the following `next()` gives that batch, and no slot stays taken."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import sys
+from collections import Counter
+from types import FrameType
+
+import numpy as np
+import pytest
+
+from streamer.loader.dataloader import StreamingDataLoader
+from tests.fake_dataset import FakeDataset
+
+SAMPLES, BATCH = 24, 3
+# The files through which a batch comes to the trainer.
+PLACES = ("epoch_iterator.py", "lifecycle.py", "supply.py", "run.py", "ring.py", "prefetcher.py", "dataloader.py")
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt before the n-th line that runs in the files above, once."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+        self.raised = False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> object:
+        if not frame.f_code.co_filename.endswith(PLACES):
+            return None
+        # A signal comes after a call, so not between the last assignment and `return`.
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not self.raised and text not in ("return content", "return batch"):
+            self.left -= 1
+            if self.left < 0:
+                self.raised = True
+                raise KeyboardInterrupt
+        return self
+
+
+def make(epoch: int, ordinal: int) -> dict[str, object]:
+    return {"x": np.full(50, ordinal, np.int64)}
+
+
+def read(loader: StreamingDataLoader, line: int) -> tuple[list[int], bool]:
+    """All samples of one iterator whose third `next()` is interrupted at a line, and whether it was."""
+    batches, seen = iter(loader), []
+    for step in range(SAMPLES // BATCH):
+        trace = InterruptAt(line)
+        if step == 2:
+            sys.settrace(trace)
+        try:
+            batch = next(batches)
+        except KeyboardInterrupt:
+            sys.settrace(None)
+            batch = next(batches)
+        finally:
+            sys.settrace(None)
+        seen += batch["x"][:, 0].tolist()
+        if step == 2:
+            interrupted = trace.raised
+        del batch
+    assert next(batches, None) is None
+    return seen, interrupted
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("transformed", [False, True])
+def test_the_next_call_gives_the_interrupted_batch(workers: int, transformed: bool) -> None:
+    """At whatever line of `next()` it comes: each sample once, and every slot is used again."""
+    options = {"device_transform": lambda batch: {"x": batch["x"].clone()}} if transformed else {}
+    dataset = FakeDataset(SAMPLES, make)
+    with StreamingDataLoader(dataset, BATCH, workers, worker_type="thread", reports=None, **options) as loader:
+        line, interrupted = 0, True
+        while interrupted:
+            seen, interrupted = read(loader, line)
+            assert Counter(seen) == Counter(range(SAMPLES)), f"interrupted at line {line}"
+            line += 1
+        # All lines of the call were tried.
+        assert line > 20
+        if workers:
+            gc.collect()
+            stats = loader.stats()
+            assert stats.ring_slots <= 2 * 8 + 8
+            assert [read(loader, 10**9)[1] for _ in range(3)] == [False] * 3
+            assert loader.stats().spilled_batches <= stats.spilled_batches + 2
+
+
+def test_the_state_after_an_interrupt_is_that_of_the_last_batch_given() -> None:
+    """A run that goes on from it misses nothing."""
+    with StreamingDataLoader(FakeDataset(SAMPLES, make), BATCH, reports=None) as loader:
+        batches = iter(loader)
+        next(batches)
+        sys.settrace(InterruptAt(6))
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                next(batches)
+        finally:
+            sys.settrace(None)
+        assert loader.state_dict()["batch"] == 1
