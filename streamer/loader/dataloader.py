@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ClosedError, StreamerError
+from streamer.loader.accelerate_state import AccelerateEpochs, refuse_other_loader
 from streamer.loader.carried import Carried, Stateful
 from streamer.loader.checks import at_least, flag, function, saved_state, seconds
 from streamer.loader.contracts import Collate
@@ -110,7 +111,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         **torch_arguments: object,
     ) -> None:
         taken = check_torch_arguments(torch_arguments)
-        self.dataset = dataset
+        self._dataset = dataset
         self._source = opening_of(dataset)
         workers = worker_config(num_workers, worker_type, taken.start, (*self._source.user_code, collate_fn))
         if workers is not None and workers.start == "forkserver" and workers.worker_type == "process":
@@ -157,11 +158,22 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._epoch_requested = False
         self._begun: tuple[int, int] | None = None  # where the last iter() began
         self._epoch: EpochIterator | None = None
+        self._accelerate = AccelerateEpochs()
 
     def __repr__(self) -> str:
         s, (epoch, batch) = self._settings, self._position
         state = "closed" if self._closed else f"epoch={epoch}, batch={batch}"
         return f"StreamingDataLoader(batch_size={s.batch_size}, workers={s.workers}, {state})"
+
+    @property
+    def dataset(self) -> EpochDataset:
+        """The samples.
+
+        Raises:
+            ConfigError: accelerate asks for them, to make a loader of its own.
+        """
+        refuse_other_loader()
+        return self._dataset
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch. Does not need the other ranks."""
@@ -189,6 +201,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._make_ready()
         epoch, batch = self._beginning()
         self._begun = self._position = epoch, batch
+        self._accelerate.begin()
         self._start, self._epoch_requested = (epoch + 1, 0), False
         if self._epoch is not None:
             self._epoch.supersede()
@@ -340,6 +353,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         return self._supply_owner.take(self._clock)
 
     def _finished(self) -> None:
+        self._accelerate.end()
         self._position = self._position[0] + 1, 0
         self._audit.log(self._prepare().state(*self._position), self._position)
 
@@ -356,8 +370,11 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self.repeated = delivery.repeated
         self._last, self._loaded = delivery.without_content(), None
         self._audit.note(self._prepare(), delivery, skipped)
+        with self._supply_owner.planning:
+            self._accelerate.note(self._prepare(), delivery.epoch, delivery.batch)
 
     def _end_supply(self) -> None:
+        self._accelerate.end()
         if self._epoch is not None:
             self._epoch.end()
         self._supply_owner.end()
