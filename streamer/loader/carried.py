@@ -38,6 +38,11 @@ class Carried:
             )
         self._stateful = stateful
 
+    @property
+    def stateful(self) -> Stateful | None:
+        """The object."""
+        return self._stateful
+
     def save(self, state: dict[str, object], rank_config: RankConfig) -> dict[str, object]:
         """The loader's state with that of the object, which belongs to this rank alone."""
         if self._stateful is not None:

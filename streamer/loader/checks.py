@@ -36,6 +36,13 @@ def at_least(name: str, value: object, least: int) -> int:
     return number
 
 
+def epoch(value: object) -> int:
+    """Returns the number of an epoch; a ConfigError where it is negative, or no number below 2^32."""
+    if (number := at_least("epoch", value, 0)) >= 1 << 32:
+        raise ConfigError(f"epoch={value} is not below 2^32", field="epoch")
+    return number
+
+
 def seconds(name: str, value: object) -> float:
     """Returns the value; a ConfigError where it is not a number of seconds."""
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value) or value < 0:

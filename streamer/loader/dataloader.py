@@ -14,6 +14,7 @@ from streamer.errors import ClosedError, StreamerError
 from streamer.loader.accelerate_state import AccelerateEpochs, refuse_other_loader
 from streamer.loader.carried import Carried, Stateful
 from streamer.loader.checks import at_least, flag, function, saved_state, seconds
+from streamer.loader.checks import epoch as check_epoch
 from streamer.loader.contracts import Collate
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
@@ -231,7 +232,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next `iter()`; a loaded state inside it is kept."""
-        epoch = at_least("epoch", epoch, 0)
+        epoch = check_epoch(epoch)
         if epoch != self._start[0]:
             self._start = (epoch, 0)
         self._epoch_requested = True

@@ -27,6 +27,7 @@ from streamer.loader.rank.single_reads import SlowReads
 from streamer.loader.removed import refuse_unknown
 from streamer.loader.rows.options import Balance, Buckets, Packing, as_packing
 from streamer.loader.samples.maker import Transform
+from streamer.loader.samples.sent_main import send_main_by_value
 from streamer.loader.skipping import OnError
 from streamer.order.growing import Growing
 
@@ -326,6 +327,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
     def __getstate__(self) -> dict[str, object]:
         """For another process: without open resources; the rank counts in workers, which cannot detect theirs."""
         # cloudpickle: transforms may be lambdas or live in a notebook.
+        send_main_by_value()
         settings = cloudpickle.dumps((self._member.settings(), self._resume))
         return {"settings": settings, "epochs": self._epochs, "place": self._opening.place()}
 

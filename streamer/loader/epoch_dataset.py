@@ -48,7 +48,7 @@ class EpochDataset(IterableDataset[object]):
         Raises:
             ConfigError: negative.
         """
-        epoch = checks.at_least("epoch", epoch, 0)
+        epoch = checks.epoch(epoch)
         self._epochs.set(epoch)
         self._opening.requested_epoch = epoch
         self._resume = None

@@ -11,11 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.errors import ConfigError
+from streamer.loader.carried import Carried
 from streamer.loader.delivery import Delivery
+from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.feed.supply import Supply
 from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.options import LoaderSettings
 from streamer.loader.rank.rank_stream import RankStream
+from streamer.loader.sent_loader import describe, rebuild
 from streamer.loader.skipping import SkipLedger, Skipped
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import advised, named, snapshot
@@ -33,6 +36,16 @@ class LoaderViews:
     _prepared: RankStream | None
     _position: tuple[int, int]
     _last: Delivery | None
+    _loaded: tuple[dict[str, object], bool] | None
+    _start: tuple[int, int]
+    _carried: Carried
+    _dataset: EpochDataset
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Sends the loader to another process, as one that has not begun; workers, ring and engine stay here."""
+        loaded = self._loaded is not None
+        described = describe(self._settings, self._carried.stateful, self._start[0], loaded=loaded)
+        return rebuild, (type(self), self._dataset, described)
 
     @property
     def sources(self) -> npt.NDArray[np.int16]:

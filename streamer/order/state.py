@@ -41,6 +41,8 @@ _FIXES = {
     "balance": "pass balance= as the run had it",
 }
 _PARTS: dict[str, type] = {"manifest": str, "seed": int, "shuffle": str, "lanes": int, "window": int, "cut": str}
+# What is computed of them fits into 64 bits below these.
+_TOO_LARGE = {"epoch": 1 << 32, "position": 1 << 56, "global_batch": 1 << 32}
 _PLACE: dict[str, type] = {"epoch": int, "position": int, "global_batch": int}
 _KINDS = {"": "a single dataset", "mix": "a MixedDataset", "growing": "a StreamingDataset with growing="}
 
@@ -103,6 +105,8 @@ class State(msgspec.Struct, frozen=True):
         for name, low in least.items():
             if (value := getattr(self, name)) < low:
                 raise StateError(f"state: {name}={value} is less than {low}", field=name)
+            if value >= _TOO_LARGE[name]:
+                raise StateError(f"state: {name}={value} is larger than any can be: the state is damaged", field=name)
 
     @property
     def kind(self) -> str:

@@ -21,7 +21,8 @@ EPOCHS, BATCH = 3, 5
 
 
 def collate(samples: list[dict[str, object]]) -> list[int]:
-    return [int(number) for sample in samples for number in np.asarray(sample["x"]).reshape(-1) if number >= 0]
+    # Of a row the number of its document; each has one here.
+    return [int(np.asarray(sample["x"]).reshape(-1)[0]) for sample in samples]
 
 
 def make(kind: str, root: Path) -> StreamingDataset | MixedDataset:
@@ -33,7 +34,7 @@ def make(kind: str, root: Path) -> StreamingDataset | MixedDataset:
     if kind == "joined":
         return one(batch_size=BATCH).join(one("others"), on="x")
     if kind == "packed":
-        return one("packed", packing=Packing(4, cost=str(root / "costs.npy")), batch_size=BATCH)
+        return one("packed", packing=Packing(16, cost=str(root / "costs.npy")), batch_size=BATCH)
     return one(batch_size=BATCH)
 
 

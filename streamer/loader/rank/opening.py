@@ -355,10 +355,20 @@ class Opening:
             stream.share_caches(gather)
         elif not self._warned:
             self._warned = True
+            if self.options.rank is not None and process_group() is not None:
+                why = (
+                    "rank= and world_size= of the dataset take the place of torch.distributed, whose ranks are others "
+                    "and cannot be asked"
+                )
+            else:
+                why = (
+                    "torch.distributed is not initialised, or knows one rank. Call init_process_group before the first "
+                    "iter()"
+                )
             logger.warning(
-                'peers="auto" is off: torch.distributed is not initialised, or knows one rank. Call init_process_group '
-                "before the first iter(); engines that run as services find each other without it ([peers] members, "
-                "docs/scale-out.md)"
+                'peers="auto" is off: %s; engines that run as services find each other without it ([peers] members, '
+                "docs/scale-out.md)",
+                why,
             )
 
     @property

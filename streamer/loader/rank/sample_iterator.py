@@ -246,6 +246,6 @@ def resumed_share(state: Mapping[str, object], share: Share, first: int, local_b
 
 def _count(state: Mapping[str, object], name: str, default: int) -> int:
     value = state.get(name, default)
-    if not isinstance(value, int) or value < 0:
-        raise StateError(f"state: {name}={value!r} is not a number >= 0", field=name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
+        raise StateError(f"state: {name}={value!r} is not a number from 0 to 2^48", field=name)
     return value

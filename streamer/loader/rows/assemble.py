@@ -22,6 +22,7 @@ from streamer.loader.rows.options import (
     Packing,
 )
 from streamer.loader.rows.planned import Pieces
+from streamer.loader.rows.token_field import find_token_field
 
 Array = npt.NDArray[np.generic]
 
@@ -54,6 +55,8 @@ class RowAssembler:
         # Of the last batch: a row whose documents all failed has the same fields.
         self._dtypes: dict[str, np.dtype[np.generic]] = {}
         self._others: tuple[str, ...] = ()
+        # The field of which labels are made.
+        self._labelled = ""
 
     def __repr__(self) -> str:
         return f"RowAssembler({self._packing})"
@@ -82,6 +85,8 @@ class RowAssembler:
         if not found or (named is not None and len(found) < len(names)):
             raise self._other_length(arrays, tokens)
         self._check_names(found)
+        if self._packing.labels is not None:
+            find_token_field(found, named)
         self._known = list(fields), list(found)
         return Document(found, {name: value for name, value in fields.items() if name not in found})
 
@@ -164,6 +169,8 @@ class RowAssembler:
             names = tuple(first.tokens)
             self._dtypes = {name: np.result_type(*{one.tokens[name].dtype for one in documents}) for name in names}
             self._others = tuple(first.others)
+            if self._packing.labels is not None and names:
+                self._labelled = find_token_field(first.tokens, self._packing.fields and list(self._packing.fields))
         if not self._dtypes:
             raise WorkerError("all documents of the first batch failed: there is nothing to make a row of")
 
@@ -192,7 +199,7 @@ class RowAssembler:
             positions[at:end] = self._counting[: end - at]
             numbers[at:stop] = len(bounds)
             if labels is not None:
-                self._label(labels[at:stop], next(iter(document.tokens.values())), begin)
+                self._label(labels[at:stop], document.tokens[self._labelled], begin)
             if stop < end:
                 self._pad(arrays, numbers, stop, end)
             bounds.append(end)

@@ -94,10 +94,35 @@ def _of_documents(
     stack: Callable[[Any], Any],
     join: Callable[[list[object], str], Mapping[Any, object]],
 ) -> object:
-    """Joins the values of documents: arrays as `Ragged`."""
-    if values and isinstance(values[0], np.ndarray):
-        return join([{name: value} for value in values], name)[name]
-    return stack(values) if values else []
+    """Joins the values of documents: arrays as `Ragged`, numbers and texts by torch's rules.
+
+    All else is a list with the value of each document as it is: None, and lists of any length. Torch would turn lists
+    of one length inside out, and refuse others.
+    """
+    first = values[0] if values else None
+    if isinstance(first, np.ndarray):
+        same = {(value.dtype, value.shape[1:]) if isinstance(value, np.ndarray) else None for value in values}
+        joinable = len(same) == 1 and first.ndim > 0 and first.dtype.kind in "biufc"
+        return join([{name: value} for value in values], name)[name] if joinable else _as_given(values, stack)
+    if isinstance(first, Mapping):
+        keys = first.keys()
+        if all(isinstance(value, Mapping) and value.keys() == keys for value in values):
+            rows = cast("list[Row]", values)
+            return {key: _of_documents(f"{name}.{key}", [row[key] for row in rows], stack, join) for key in keys}
+        return values
+    return _as_given(values, stack)
+
+
+def _as_given(values: list[object], stack: Callable[[Any], Any]) -> object:
+    """Returns what torch makes of numbers, texts, or arrays of one shape; of all else the list."""
+    if not values:
+        return []
+    for kinds in ((bool, int, float, np.number, np.bool_), (str,), (bytes,)):
+        if all(isinstance(value, kinds) for value in values):
+            return stack(values)
+    shapes = {(type(value), getattr(value, "shape", None), str(getattr(value, "dtype", ""))) for value in values}
+    # Arrays of no dimension, tensors.
+    return stack(values) if len(shapes) == 1 and next(iter(shapes))[1] is not None else values
 
 
 def _block(values: Sequence[object]) -> npt.NDArray[Any] | None:

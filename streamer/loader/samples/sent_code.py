@@ -11,6 +11,7 @@ import sysconfig
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.loader.samples.generators import is_generator
+from streamer.loader.samples.sent_main import send_main_by_value
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class SentCode:
 
 def _digest_of(contents: object) -> bytes | None:
     """Returns the digest of a pickle; None: it cannot be compared."""
+    send_main_by_value()
     target = _Digest()
     try:
         _Pickler(target, protocol=5).dump(contents)

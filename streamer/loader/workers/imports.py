@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.loader.samples.generators import nested_code
+from streamer.loader.samples.sent_main import send_main_by_value
 
 LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))))
 # A fork server has these anyway, or must not import them.
@@ -30,6 +31,7 @@ def needed_modules(objects: Iterable[object]) -> list[str]:
     Returns:
         Names of modules, in the order in which this process imported them.
     """
+    send_main_by_value()
     words: set[str] = set()
     for thing in objects:
         words.update(_words(thing))

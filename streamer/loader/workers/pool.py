@@ -13,6 +13,7 @@ import msgspec
 from streamer.errors import ConfigError
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.samples.recipe import SampleRecipe
+from streamer.loader.samples.sent_main import send_main_by_value
 from streamer.loader.torch_arguments import WorkerStart
 from streamer.loader.workers.batch_maker import MakerRules
 from streamer.loader.workers.fork_server import ForkedPool, fork_server
@@ -168,6 +169,7 @@ class Pool:
 
 
 def _payload_memory(recipe: SampleRecipe, rules: MakerRules) -> int:
+    send_main_by_value()
     try:
         payload = cloudpickle.dumps((recipe, rules))
     except Exception as error:

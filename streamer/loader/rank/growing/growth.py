@@ -9,7 +9,7 @@ from torch.utils.data import get_worker_info
 
 from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail, StateError
-from streamer.loader.rank.agreement import gather_for
+from streamer.loader.rank.agreement import gather_for, process_group
 from streamer.loader.rank.growing.offers import Offers
 from streamer.loader.rank.step_session import Share
 from streamer.loader.samples.opened import Members
@@ -66,9 +66,16 @@ class Growth:
         if self.grow is not None or rank.world_size == 1:
             return None
         if gather_for(rank) is None:
+            other = process_group()
+            remedy = (
+                "call init_process_group first"
+                if other is None
+                else f"rank= and world_size= take the place of its {other[1]} ranks, which are others, so that these "
+                "cannot agree"
+            )
             raise ConfigError(
                 f"the {rank.world_size} ranks of a growing dataset agree on what has arrived through "
-                'torch.distributed: call init_process_group first, or give grow= in bytes, as grow="20GB"',
+                f'torch.distributed: {remedy}; or give grow= in bytes, as grow="20GB"',
                 field="growing",
             )
         return Offers.of_process_group(rank.rank, rank.world_size)

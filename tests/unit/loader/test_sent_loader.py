@@ -1,0 +1,62 @@
+"""A loader that is pickled for another process, as Lightning's ddp_spawn does, is made there as it was here."""
+
+from __future__ import annotations
+
+import pickle
+
+import cloudpickle
+import pytest
+
+from streamer.errors import ConfigError, StateError
+from streamer.loader.accelerate_state import AccelerateEpochs
+from streamer.loader.dataloader import StreamingDataLoader
+from tests.fake_dataset import FakeDataset
+
+
+def make(epoch: int, ordinal: int) -> dict[str, object]:
+    return {"x": 100 * epoch + ordinal}
+
+
+def double(samples: list[dict[str, int]]) -> list[int]:
+    return [2 * sample["x"] for sample in samples]
+
+
+def test_the_copy_has_the_arguments_and_the_next_epoch() -> None:
+    """Functions that plain pickle cannot send included; the copy reads what the loader would read next."""
+    scale = 3
+    with StreamingDataLoader(
+        FakeDataset(10, make), 4, drop_last=True, collate_fn=lambda samples: [scale * n for n in double(samples)]
+    ) as loader:
+        list(loader)
+        with pickle.loads(cloudpickle.dumps(loader)) as copy:
+            assert copy._settings.batch_size == 4
+            assert copy.drop_last
+            assert list(copy) == list(loader) == [[6 * (100 + n) for n in range(at, at + 4)] for at in (0, 4)]
+
+
+def test_a_loaded_state_is_not_lost_in_a_pickle() -> None:
+    """It is refused with what to do."""
+    with StreamingDataLoader(FakeDataset(10, make), 2) as loader:
+        loader.load_state_dict({"epoch": 0, "batch": 2, "batch_size": 2})
+        with pytest.raises(StateError, match="call load_state_dict there"):
+            pickle.dumps(loader)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("skip_first_batches", "load_state_dict"), ("prepare_data_loader", "prepare")]
+)
+def test_accelerate_makes_no_loader_of_its_own(name: str, text: str) -> None:
+    """A function of accelerate.data_loader that takes the dataset gets an error that says what to write."""
+    space: dict[str, object] = {"__name__": "accelerate.data_loader"}
+    exec(f"def {name}(loader): return loader.dataset", space)
+    with StreamingDataLoader(FakeDataset(10, make), 2) as loader:
+        assert isinstance(loader.dataset, FakeDataset)
+        with pytest.raises(ConfigError, match=text):
+            space[name](loader)  # type: ignore[operator]
+
+
+def test_without_accelerate_nothing_is_told() -> None:
+    """The hook does not import it."""
+    epochs = AccelerateEpochs()
+    epochs.begin()
+    epochs.end()
