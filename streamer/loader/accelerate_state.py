@@ -107,8 +107,8 @@ def _make_state() -> _State | None:
     """Returns a new state that accelerate knows. Returns None where the program has no Accelerator."""
     if _MODULE not in sys.modules:
         return None
-    from accelerate.data_loader import DataLoaderStateMixin
-    from accelerate.state import GradientState, is_initialized
+    from accelerate.data_loader import DataLoaderStateMixin  # type: ignore[import-untyped]
+    from accelerate.state import GradientState, is_initialized  # type: ignore[import-untyped]
 
     if not is_initialized():
         return None

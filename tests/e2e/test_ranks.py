@@ -136,7 +136,8 @@ def late(rank, root, what):
         next(batches)
     distributed.init_process_group("gloo", init_method=f"file://{root}/group", rank=rank, world_size=2)
     if what in ("loader batch", "dataset batch"):
-        for read in (lambda: next(batches), lambda: next(iter(loader if what == "loader batch" else data))):
+        source = loader if what == "loader batch" else data
+        for read in (lambda: [next(batches) for _ in range(5)], lambda: next(iter(source))):
             try:
                 read()
             except StateError as error:

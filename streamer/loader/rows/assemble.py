@@ -170,7 +170,7 @@ class RowAssembler:
             self._dtypes = {name: np.result_type(*{one.tokens[name].dtype for one in documents}) for name in names}
             self._others = tuple(first.others)
             if self._packing.labels is not None and names:
-                self._labelled = find_token_field(first.tokens, self._packing.fields and list(self._packing.fields))
+                self._labelled = find_token_field(first.tokens, self._packing.fields)
         if not self._dtypes:
             raise WorkerError("all documents of the first batch failed: there is nothing to make a row of")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ _NO_TOKENS = frozenset(
 )
 
 
-def find_token_field(fields: Mapping[str, npt.NDArray[Any]], named: Sequence[str] | None = None) -> str:
+def find_token_field(fields: Mapping[str, npt.NDArray[Any]], named: Iterable[str] | None = None) -> str:
     """Returns the name of the field that has the tokens.
 
     Args:
