@@ -18,7 +18,7 @@ from streamer.loader.feed.supply import Supply
 from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.options import LoaderSettings
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.sent_loader import describe, rebuild
+from streamer.loader.samples.sent_loader import describe, rebuild
 from streamer.loader.skipping import SkipLedger, Skipped
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import advised, named, snapshot

@@ -21,7 +21,8 @@ from streamer.errors import BrokenError, CacheFullError
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.growing.feed import CohortFeed
 from streamer.loader.rank.growing.session import GrowingSession
-from streamer.loader.rank.rank_stream import Identity, OrderRequest, RankStream
+from streamer.loader.rank.rank_stream import RankStream
+from streamer.loader.rank.step_session import Identity, OrderRequest
 from streamer.loader.samples.maker import SampleRules
 from streamer.loader.samples.opened import MemberRecipe, Members
 from streamer.loader.samples.recipe import SampleRecipe

@@ -21,7 +21,8 @@ from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions, StreamOptions
 from streamer.loader.rank.epoch_cell import EpochCell
 from streamer.loader.rank.member import Member
-from streamer.loader.rank.rank_stream import Identity, OrderRequest, RankStream
+from streamer.loader.rank.rank_stream import RankStream
+from streamer.loader.rank.step_session import Identity, OrderRequest
 from streamer.loader.rows.options import Buckets
 from streamer.loader.samples.maker import SampleRules
 from streamer.loader.samples.opened import Members

@@ -18,14 +18,21 @@ import numpy.typing as npt
 from streamer.annotations.join import table_digest
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
-from streamer.config import RankConfig
 from streamer.errors import ConfigError, Detail
 from streamer.loader.rank.agreement import Gather, gather_for, process_group, process_store
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.epoch_cell import check_same_rank
 from streamer.loader.rank.growing.growth import Growth
 from streamer.loader.rank.growing.session import GrowingSession
-from streamer.loader.rank.step_session import EpochSession, Integers, Share, StepSession, open_bytes
+from streamer.loader.rank.step_session import (
+    EpochSession,
+    Identity,
+    Integers,
+    OrderRequest,
+    Share,
+    StepSession,
+    open_bytes,
+)
 from streamer.loader.rows.options import Buckets, Packing
 from streamer.loader.samples.codes import StreamCodes
 from streamer.loader.samples.maker import sample_key
@@ -35,52 +42,15 @@ from streamer.loader.samples.recipe import SampleRecipe, StreamMaker
 from streamer.loader.skipping import Skipped, SkipRules, StoreBudget
 from streamer.loader.stall.growth import GrowingStats
 from streamer.order.audit.tallies import Record
-from streamer.order.growing.options import Growing
 from streamer.order.plan import RankPlan, sample_count
 from streamer.order.spec import OrderSpec
 from streamer.order.state import Resume, State
 from streamer.wire.messages import Part
 
 if TYPE_CHECKING:
-    from streamer.order.mix import MixRequest, MixSource, MixSpec
+    from streamer.order.mix import MixSpec
 
 logger = logging.getLogger(__name__)
-
-
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of a consumer.
-
-    Attributes:
-        rank_config: rank and world size.
-        stream: distinguishes the loaders of one job.
-        skip_rules: for samples that cannot be made.
-        peers: whether the ranks' engines share their caches, as the user says it.
-        options: the storage options of each member, then of each join, encoded.
-        given: whether the user has given rank and world size.
-    """
-
-    rank_config: RankConfig
-    stream: str
-    skip_rules: SkipRules
-    peers: str = "off"
-    options: tuple[bytes, ...] = ()
-    given: bool = False
-
-
-class OrderRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's request for the order, by which a saved state is checked.
-
-    Attributes:
-        free_parts: of one dataset, parts of its order that were chosen automatically: those of a state replace them.
-        mix: of a mix; None: one dataset.
-        sources: the members of a mix as its order sees them.
-        growing: of a growing dataset.
-    """
-
-    free_parts: frozenset[str] = frozenset()
-    mix: MixRequest | None = None
-    sources: tuple[MixSource, ...] = ()
-    growing: Growing | None = None
 
 
 class RankStream:

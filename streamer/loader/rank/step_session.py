@@ -1,4 +1,4 @@
-"""Numbers the batches of one process over all epochs as steps for the engine."""
+"""Numbers the batches of one process over all epochs as steps; says who reads them, and in which order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -16,9 +17,51 @@ import numpy.typing as npt
 from streamer.client.engine_client import EngineClient
 from streamer.client.oneshot import read_statistics, report
 from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.config import RankConfig
 from streamer.errors import BrokenError
+from streamer.loader.skipping import SkipRules
+from streamer.order.growing.options import Growing
+
+if TYPE_CHECKING:
+    from streamer.order.mix import MixRequest, MixSource
 
 Integers = npt.NDArray[np.int64]
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """The identity of a consumer.
+
+    Attributes:
+        rank_config: rank and world size.
+        stream: distinguishes the loaders of one job.
+        skip_rules: for samples that cannot be made.
+        peers: whether the ranks' engines share their caches, as the user says it.
+        options: the storage options of each member, then of each join, encoded.
+        given: whether the user has given rank and world size.
+    """
+
+    rank_config: RankConfig
+    stream: str
+    skip_rules: SkipRules
+    peers: str = "off"
+    options: tuple[bytes, ...] = ()
+    given: bool = False
+
+
+class OrderRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's request for the order, by which a saved state is checked.
+
+    Attributes:
+        free_parts: of one dataset, parts of its order that were chosen automatically: those of a state replace them.
+        mix: of a mix; None: one dataset.
+        sources: the members of a mix as its order sees them.
+        growing: of a growing dataset.
+    """
+
+    free_parts: frozenset[str] = frozenset()
+    mix: MixRequest | None = None
+    sources: tuple[MixSource, ...] = ()
+    growing: Growing | None = None
 
 
 class Share(msgspec.Struct, frozen=True):
