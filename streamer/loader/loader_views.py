@@ -6,11 +6,13 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
+import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 
-from streamer.errors import ConfigError
+from streamer.errors import ConfigError, StateError
 from streamer.loader.carried import Carried
 from streamer.loader.delivery import Delivery
 from streamer.loader.epoch_dataset import EpochDataset
@@ -18,11 +20,15 @@ from streamer.loader.feed.supply import Supply
 from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.options import LoaderSettings
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.samples.sent_loader import describe, rebuild
+from streamer.loader.samples.sent_main import send_main_by_value
 from streamer.loader.skipping import SkipLedger, Skipped
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import advised, named, snapshot
 from streamer.loader.stall.stats import EngineView, LoaderStats, MemberStats, TrainerClock
+
+V = TypeVar("V", bound="LoaderViews")
+# The values of `pin_memory` of the settings.
+_PINS = {"auto": "auto", "required": "required", "off": False}
 
 
 class LoaderViews:
@@ -44,7 +50,7 @@ class LoaderViews:
     def __reduce__(self) -> tuple[object, ...]:
         """Sends the loader to another process, as one that has not begun; workers, ring and engine stay here."""
         loaded = self._loaded is not None
-        described = describe(self._settings, self._carried.stateful, self._start[0], loaded=loaded)
+        described = _describe(self._settings, self._carried.stateful, self._start[0], loaded=loaded)
         return rebuild, (type(self), self._dataset, described)
 
     @property
@@ -165,3 +171,54 @@ def member_stats(
         )
         for name, samples, here in zip(prepared.names, prepared.member_samples, drawn, strict=True)
     }
+
+
+def _describe(settings: LoaderSettings, stateful: object, epoch: int, *, loaded: bool) -> bytes:
+    """Returns what makes the same loader in another process of its dataset.
+
+    Args:
+        settings: Arguments of the loader.
+        stateful: The object whose state travels in the loader's.
+        epoch: The epoch of its next `iter()`.
+        loaded: Whether it has a state from which it has not read yet.
+
+    Raises:
+        StateError: it has.
+    """
+    if loaded:
+        raise StateError(
+            "this StreamingDataLoader has loaded a state, and a copy in another process would begin elsewhere: send "
+            "the state along, and call load_state_dict there"
+        )
+    workers = settings.workers
+    arguments: dict[str, object] = {
+        "batch_size": settings.batch_size,
+        "num_workers": settings.worker_count,
+        "drop_last": settings.last_batch == "drop",
+        "device": settings.device,
+        "device_transform": settings.device_transform,
+        "collate_fn": settings.collate_fn,
+        "ragged": settings.ragged,
+        "worker_type": "process" if workers is None else workers.worker_type,
+        "prefetch_batches": settings.span,
+        "ring_bytes": settings.ring_bytes,
+        "timeout": settings.timeout,
+        "reports": settings.reports,
+        "stateful": stateful,
+        "pin_memory": _PINS[settings.pin],
+        "multiprocessing_context": None if workers is None else workers.start,
+    }
+    send_main_by_value()
+    # cloudpickle: functions may be lambdas or live in a notebook.
+    described: bytes = cloudpickle.dumps((arguments, epoch))
+    return described
+
+
+def rebuild(kind: type[V], dataset: EpochDataset, described: bytes) -> V:
+    """Makes the loader of another process again."""
+    arguments: dict[str, Any]
+    arguments, epoch = cloudpickle.loads(described)
+    loader: Any = kind(dataset, **arguments)  # type: ignore[call-arg]
+    if epoch:
+        loader.set_epoch(epoch)
+    return loader  # type: ignore[no-any-return]
