@@ -70,3 +70,10 @@ def test_without_accelerate_nothing_is_told() -> None:
     epochs = AccelerateEpochs()
     epochs.begin()
     epochs.end()
+
+
+@pytest.mark.parametrize("epoch", [-1, 2**32, 2**70])
+def test_an_epoch_that_no_run_reaches_is_refused(epoch: int) -> None:
+    """Not an OverflowError of numpy."""
+    with StreamingDataLoader(FakeDataset(10, make), 2) as loader, pytest.raises(ConfigError, match="epoch"):
+        loader.set_epoch(epoch)

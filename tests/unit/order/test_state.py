@@ -75,6 +75,10 @@ def test_a_state_of_another_order_names_the_part(change: dict[str, object], fiel
         ({"epoch": -1}, "epoch"),
         ({"position": 1.5}, "position"),
         ({"global_batch": 0}, "global_batch"),
+        ({"epoch": 2**70}, "epoch"),
+        ({"position": 2**70}, "position"),
+        ({"global_batch": 2**70}, "global_batch"),
+        ({"seed": 2**70}, "seed"),
     ],
 )
 def test_a_damaged_state_names_the_field(change: dict[str, object], field: str) -> None:
