@@ -16,11 +16,13 @@ import msgspec
 from streamer.config import DatasetConfig
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.manifest.model import Chunk
-from streamer.store.patterns import expand
+from streamer.store.patterns import count_expanded, expand, one_of_all
 from streamer.store.places import named_endpoint
 from streamer.store.urls import HTTP_SCHEMES, shown, split
 
 Options = Mapping[str, object]
+# Urls that braces may stand for where each has to be compared: 0.05 s.
+_MOST_COMPARED = 10_000
 
 # Between two segments of a path, for some server or other, and before what follows it.
 _SEGMENTS = re.compile(r"[/\\?#]")
@@ -73,8 +75,7 @@ class UrlAllowlist:
         """
         if not self.restricted:
             return offered
-        # A url with braces names what they stand for: "{a,..}" is not a dot segment yet.
-        every = (one for url in urls for one in expand(url))
+        every = (one for url in urls for one in self._named_by(url))
         found: list[tuple[str, Options]] = [(url, self._of(url)) for url in every]
         for url, options in found[1:]:
             if options != found[0][1]:
@@ -132,6 +133,31 @@ class UrlAllowlist:
         """Checks the objects of a chunk; see `check_objects`."""
         if self.restricted:
             self.check_objects({extent.object.url for extent in chunk.extents}, options)
+
+    def _named_by(self, url: str) -> Sequence[str]:
+        """Returns urls by which all that the braces of a url stand for are judged: one of them, where that is enough.
+
+        Raises:
+            AccessDeniedError: nothing there can be served.
+            ConfigError: each would have to be compared, and they are too many.
+        """
+        if "{" not in url:
+            return [url]
+        folder = url.partition("{")[0].rpartition("/")[0] + "/"
+        one = one_of_all(url)
+        # Links of files may lead anywhere, and so may braces in a host.
+        if one is not None and "/" in folder.partition("://")[2] and split(url).scheme != "file":
+            inside = _comparable(folder).rstrip("/") + "/"
+            if not any(entry.prefix.startswith(inside) for entry in self._entries):
+                return [one]
+        if (count := count_expanded(url)[0]) > _MOST_COMPARED:
+            raise ConfigError(
+                f"{shown(url)[:500]} stands for {count:,} urls of several datasets or of local files; these "
+                f"are compared one by one, at most {_MOST_COMPARED:,}; name each folder in a url of its own",
+                field="url",
+            )
+        # A url with braces names what they stand for: "{a,..}" is not a dot segment yet.
+        return expand(url)
 
     def _of(self, url: str) -> Options:
         return self._entry(url).options

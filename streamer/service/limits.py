@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 MAX_READ_BYTES = 64 * MiB
 # Unanswered long requests of one client.
 MAX_LONG_REQUESTS = 64
+# Urls of one request: what the root of a manifest has room for.
+MAX_REQUEST_URLS = 100_000
 MAX_SESSIONS_PER_PEER = 256
 # The store's connections (at most 256 an endpoint), the catalog, chunk files and manifests.
 RESERVED_DESCRIPTORS = 512
@@ -27,7 +29,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     Attributes:
         answer_bytes: contents that were read for clients and that these have not received yet.
-        request_bytes: urls in requests that are being answered.
+        request_bytes: urls in requests that are being answered, with all that their braces stand for.
         schedule_bytes: schedules of open sessions, 20 bytes per entry.
     """
 

@@ -17,8 +17,9 @@ from streamer.engine.permissions import Rights
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.service.client_connection import ClientConnection
-from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, Limits
+from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, MAX_REQUEST_URLS, Limits
 from streamer.service.sharing import CacheSharing
+from streamer.store.patterns import MAX_EXPANDED_LETTERS, MAX_URLS, count_expanded
 from streamer.wire.messages import (
     Advance,
     CacheShared,
@@ -81,7 +82,11 @@ class LongRequests:
         Raises:
             ProtocolError: the client has too many requests at once.
         """
-        size = sum(map(len, request.urls)) if isinstance(request, GetManifest) else 0
+        try:
+            size = _named_letters(request.urls) if isinstance(request, GetManifest) else 0
+        except ConfigError as error:
+            self._fail(client, error, request.request)
+            return
         if requests.running >= MAX_LONG_REQUESTS:
             raise ProtocolError(f"more than {MAX_LONG_REQUESTS} long requests at once")
         if self._request_bytes + size > max(size, self._limits.request_bytes):
@@ -182,6 +187,31 @@ class LongRequests:
     async def _share(self, client: ClientConnection, requests: ClientRequests, request: ShareCache) -> None:
         options = self.options(client, requests, request.options)
         client.send(CacheShared(request.request, await self._sharing.share(request, options)))
+
+
+def _named_letters(urls: Sequence[str]) -> int:
+    """Returns the letters of all urls that a request names, those that braces stand for included, without making them.
+
+    Raises:
+        ConfigError: the urls are too many.
+    """
+    if len(urls) > MAX_REQUEST_URLS:
+        raise ConfigError(
+            f"{len(urls):,} urls in one request; at most {MAX_REQUEST_URLS:,}: name a prefix or a glob instead of "
+            "single objects",
+            field="url",
+        )
+    count, letters = 0, 0
+    for url in urls:
+        more, size = count_expanded(url)
+        count, letters = count + more, letters + size
+    if count > max(MAX_URLS, len(urls)) or letters > MAX_EXPANDED_LETTERS:
+        raise ConfigError(
+            f"the braces of {len(urls):,} urls stand for {count:,} urls of {letters:,} letters; a request names "
+            f"at most {MAX_URLS:,}, of {MAX_EXPANDED_LETTERS >> 20} MiB: use * for whatever is there",
+            field="url",
+        )
+    return letters
 
 
 def decoded_options(encoded: bytes, field: str = "storage_options") -> dict[str, object]:

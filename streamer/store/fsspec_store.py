@@ -87,7 +87,7 @@ class FsspecStore:
 
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list."""
-        pattern = patterns.Pattern.of(url)
+        pattern = await patterns.parse(url)
         self._counters.lists += 1
         with translating(mapped, url):
             found = await self._connected().find(url if pattern.single else pattern.folder)
@@ -96,8 +96,9 @@ class FsspecStore:
             raise ObjectNotFoundError(
                 f"{urls.shown(url)}: nothing there; check the bucket and the prefix", url=urls.shown(url)
             )
-        kept = [record for record in records if pattern.matches(record.url)]
-        pattern.require(record.url for record in kept)
+        kept = await pattern.kept(records)
+        if pattern.named:
+            await asyncio.to_thread(pattern.require, [record.url for record in kept])
         for first in range(0, len(kept), PAGE_OBJECTS):
             yield kept[first : first + PAGE_OBJECTS]
 

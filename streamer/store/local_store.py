@@ -61,7 +61,7 @@ class LocalStore:
     async def list(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         """See ObjectStore.list."""
         self._counters.lists += 1
-        pattern = patterns.Pattern.of(urls.split(url).key)
+        pattern = await patterns.parse(urls.split(url).key)
         with translating(mapped, url):
             found = await asyncio.to_thread(_walk, urls.split(url).key, pattern)
         for first in range(0, len(found), PAGE_OBJECTS):

@@ -168,10 +168,10 @@ class ObstoreStore:
 
     async def _listed(self, url: str) -> AsyncGenerator[Sequence[ObjectRecord], None]:
         if urls.split(url).scheme in urls.HTTP_SCHEMES:
-            for name in patterns.expand(patterns.without_globs(url)):
+            for name in await asyncio.to_thread(patterns.expand, patterns.without_globs(url)):
                 yield [await self._on_the_web(name)]
             return
-        pattern = patterns.Pattern.of(url)
+        pattern = await patterns.parse(url)
         may_be_object = pattern.single and urls.split(url).key and not url.endswith("/")
         if may_be_object and (record := await self._head(url)) is not None:
             yield [record]
@@ -179,11 +179,12 @@ class ObstoreStore:
         found, matched = False, set[str]()
         async for page in self._pages(pattern.folder):
             found = True
-            if kept := [record for record in page if pattern.matches(record.url)]:
+            if kept := await pattern.kept(page):
                 if pattern.named:
                     matched.update(record.url for record in kept)
                 yield kept
-        pattern.require(matched)
+        if pattern.named:
+            await asyncio.to_thread(pattern.require, matched)
         if may_be_object and not found:
             raise failures.error_of(url, failures.Answer(404))
 

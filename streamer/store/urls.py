@@ -10,17 +10,20 @@ import msgspec
 
 from streamer.errors import ConfigError, printable
 
-# Web addresses of buckets, with the bucket in the host and in the path.
-_WEB_ADDRESSES = [
-    (re.compile(r"https?://([^/]+?)\.s3(?:[.-][\w-]+)*\.amazonaws\.com/(.*)"), "s3://{}/{}"),
-    (re.compile(r"https?://s3(?:[.-][\w-]+)*\.amazonaws\.com/([^/]+)/?(.*)"), "s3://{}/{}"),
-    (re.compile(r"https?://storage\.(?:googleapis|cloud\.google)\.com/([^/]+)/?(.*)"), "gs://{}/{}"),
-    (re.compile(r"https?://([^/]+)\.storage\.googleapis\.com/(.*)"), "gs://{}/{}"),
+# The hosts of buckets' web addresses. Each part is what one label of a name may be, so that nothing is tried twice.
+_LABELS = r"(?:\.[\w-]+)*"
+_WEB_HOSTS = [
+    (re.compile(rf"(?P<bucket>.+?)\.s3(?:-[\w-]+)?{_LABELS}\.amazonaws\.com"), "s3://{bucket}/{path}"),
+    (re.compile(rf"s3(?:-[\w-]+)?{_LABELS}\.amazonaws\.com"), "s3://{path}"),
+    (re.compile(r"storage\.(?:googleapis|cloud\.google)\.com"), "gs://{path}"),
+    (re.compile(r"(?P<bucket>.+)\.storage\.googleapis\.com"), "gs://{bucket}/{path}"),
     (
-        re.compile(r"https?://([^/.]+)\.(?:blob|dfs)\.core\.windows\.net/([^/]+)/?(.*)"),
-        "abfs://{1}@{0}.dfs.core.windows.net/{2}",
+        re.compile(r"(?P<bucket>[^.]+)\.(?:blob|dfs)\.core\.windows\.net"),
+        "abfs://{container}@{bucket}.dfs.core.windows.net/{key}",
     ),
 ]
+# The longest name of a host (RFC 1035); a longer one is the web address of nothing.
+_MOST_HOST_LETTERS = 255
 
 # The ARN of an access point stands for a bucket; its own name may follow a slash.
 _ACCESS_POINT = re.compile(r"(arn:[^/]+:accesspoint[:/][^/]+)/?(.*)", re.DOTALL)
@@ -65,9 +68,18 @@ def split(url: str) -> Address:
 
 def of_web_address(url: str) -> str | None:
     """The url of a bucket or container given by a web address that cannot list; None for other addresses."""
-    for pattern, form in _WEB_ADDRESSES:
-        if found := pattern.match(url):
-            return form.format(*found.groups())
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if scheme not in HTTP_SCHEMES or not slash or len(host) > _MOST_HOST_LETTERS:
+        return None
+    for pattern, form in _WEB_HOSTS:
+        if found := pattern.fullmatch(host):
+            first, _, key = path.partition("/")
+            names_container = "bucket" not in pattern.groupindex or "{container}" in form
+            if names_container and not first:
+                continue
+            path = f"{first}/{key}" if "bucket" not in pattern.groupindex else path
+            return form.format(path=path, container=first, key=key, **found.groupdict())
     return None
 
 

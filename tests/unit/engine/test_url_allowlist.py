@@ -1,27 +1,33 @@
 """Which urls are served with which options."""
 
 import os
+import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamer.config import DatasetConfig
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import AccessDeniedError, ConfigError
+from streamer.store.patterns import expand
 
 ONE, TWO = {"key": "one"}, {"key": "two"}
 
 
+DATASETS = [
+    DatasetConfig(url="s3://bucket/train/", storage_options=ONE),
+    DatasetConfig(url="s3://bucket/train/extra/", storage_options=TWO),
+    DatasetConfig(url="gs://other", storage_options=TWO),
+    DatasetConfig(url="https://host/data", storage_options=TWO),
+]
+
+
 @pytest.fixture
 def allowlist():
-    return UrlAllowlist(
-        [
-            DatasetConfig(url="s3://bucket/train/", storage_options=ONE),
-            DatasetConfig(url="s3://bucket/train/extra/", storage_options=TWO),
-            DatasetConfig(url="gs://other", storage_options=TWO),
-        ]
-    )
+    return UrlAllowlist(DATASETS)
 
 
 @pytest.mark.parametrize(
@@ -177,3 +183,51 @@ def test_keys_of_buckets_may_have_these_signs():
     """Of an object in a bucket a question mark is part of the name."""
     allowlist = UrlAllowlist([DatasetConfig(url="s3://b/data/", storage_options={})])
     allowlist.check_objects(["s3://b/data/a?b.tar", "s3://b/data/a#b", "s3://b/data/a..b/..c"], {})
+@given(
+    st.sampled_from(["s3://bucket/", "s3://bucket/train/", "s3://bucket/train/ex", "https://host/data/", "s3://"]),
+    st.lists(
+        st.sampled_from(
+            [
+                "{0..2}",
+                "{a,..}",
+                "{.,x}",
+                "{..,.}",
+                "{,a}",
+                "{a,b/c}",
+                "{2,3}e",
+                "%",
+                "%2e",
+                ".",
+                "..",
+                "/",
+                "x",
+                "tra",
+                "?",
+            ]
+        ),
+        max_size=6,
+    ).map("".join),
+)
+def test_braces_are_judged_as_all_that_they_stand_for(stem, rest):
+    """The answer of one url with braces is that of all of them, though most are not made for it."""
+    allowlist = UrlAllowlist(DATASETS)
+
+    def answer(urls):
+        try:
+            return allowlist.options(urls, {})
+        except (AccessDeniedError, ConfigError) as error:
+            return type(error)
+
+    assert answer([stem + rest]) == answer(expand(stem + rest))
+
+
+def test_many_urls_are_judged_by_one():
+    """A million urls take no time; those that must be compared one by one are bounded."""
+    allowlist = UrlAllowlist(DATASETS)
+    begun = time.process_time()
+    assert allowlist.options(["s3://bucket/train/x/{000000..999999}.tar"], {}) == ONE
+    with pytest.raises(AccessDeniedError):
+        allowlist.options(["s3://other/x/{000000..999999}.tar"], {})
+    with pytest.raises(ConfigError, match="at most 10,000"):
+        allowlist.options(["s3://bucket/{train,x}/{00000..99999}.tar"], {})
+    assert time.process_time() - begun < 1.0

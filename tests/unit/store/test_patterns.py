@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from streamer.errors import ConfigError
-from streamer.store.patterns import Pattern, expand, without_globs
+from streamer.store.patterns import Pattern, count_expanded, expand, without_globs
+from streamer.store.urls import of_web_address
 
 
 @pytest.mark.parametrize(
@@ -93,3 +96,52 @@ def test_a_signed_url_is_no_dataset():
     with pytest.raises(ConfigError, match=r"https://h/a\.tar with a query .* signed url ends") as caught:
         without_globs("https://h/a.tar?X-Amz-Signature=hush")
     assert "hush" not in repr(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://b/{0..999999}{0..999999}.tar",
+        "s3://b/" + "{a,b}" * 20,
+        "s3://b/" + "{a}" * 5000,
+        "s3://b/" + "{" * 5000 + "a" + "}" * 5000,
+        "s3://b/{0..{9,999999}}{0..9999}",
+        "s3://b/{{0..9},{0..99999}}",
+        "s3://b/" + "x" * 1_000_000 + "{000..999}",
+        "s3://b/{" + "0" * 1_000_000 + "1..999}",
+        "s3://b/{0.." + "9" * 5000 + "}",
+    ],
+)
+def test_braces_are_counted_before_they_are_expanded(url: str) -> None:
+    """Their product, the letters of all urls, and how many braces multiply; no error repeats a long url."""
+    begun = time.process_time()
+    with pytest.raises(ConfigError, match="at most 1,000,000") as caught:
+        expand(url)
+    assert time.process_time() - begun < 1.0
+    assert len(caught.value.message) < 2000
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://b/{a,b}/{0..1}", "s3://b/{a,{b,c}}", "s3://b/{008..011}.tar", "s3://b/x", "s3://b/{a,}{0..12}"]
+)
+def test_the_count_is_that_of_the_expansion(url: str) -> None:
+    """Nothing is made for it."""
+    count, letters = count_expanded(url)
+    assert count == len(expand(url))
+    assert letters >= sum(map(len, expand(url)))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://x.s3" + "-" * 5000 + "x.amazonaws.co/",
+        "https://x.s3" + "-a" * 100 + ".amazonaws.com.x/",
+        "https://" + "x.s3-" * 50 + ".amazonaws.co/",
+        "https://" + "x.s3.a" * 5000 + "/",
+    ],
+)
+def test_no_web_address_takes_long(url: str) -> None:
+    """A host that nearly is that of a bucket is compared once."""
+    begun = time.process_time()
+    assert of_web_address(url) is None
+    assert time.process_time() - begun < 0.5
