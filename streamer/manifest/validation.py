@@ -32,6 +32,10 @@ _BATCH = 1024
 KEYS_RULE = "keys are those of their chunks"
 _RANGE_BYTES = 16
 _START_BYTES = 4
+# Longer than any object of any store, and exact as a floating-point number: sums of 500 such lengths fit into int64.
+MAX_OBJECT_BYTES = 1 << 53
+# The ranges of a chunk are planned at once: 131,072 of 8 MiB.
+MAX_CHUNK_BYTES = 1 << 40
 
 
 def open_verified(path: Path) -> Manifest:
@@ -77,10 +81,13 @@ def _check_values(manifest: Manifest) -> None:
     ]
     first, local_bytes, sizes = manifest.chunk_first, manifest.chunk_local_bytes, _column(manifest, "objects", "size")
     rules = {
-        "chunks begin at sample 0 and have samples": first[0] == 0 and (np.diff(first) > 0).all(),
-        "lengths are not negative": all(_within(lengths, 0, 1 << 62) for lengths in (local_bytes, sizes)),
+        "chunks begin at sample 0 and have samples": first[0] == 0 and (first[1:] > first[:-1]).all(),
+        "lengths are not negative and below 2^53": all(
+            _within(lengths, 0, MAX_OBJECT_BYTES) for lengths in (local_bytes, sizes)
+        ),
+        "chunks are shorter than 1 TiB": _within(local_bytes, 0, MAX_CHUNK_BYTES),
         "codecs are known": (_column(manifest, "chunks", "codec") == manifest.content.codec).all(),
-        "byte strings are in order": all((np.diff(column.offsets) >= 0).all() for column in strings),
+        "byte strings are in order": all((column.offsets[1:] >= column.offsets[:-1]).all() for column in strings),
         "labels are classes": _within(manifest.labels, -1, len(manifest.classes)),
     }
     _require(manifest, rules)
@@ -90,7 +97,7 @@ def _check_values(manifest: Manifest) -> None:
     if not manifest.whole_objects:
         _require(manifest, _extent_rules(manifest))
     else:
-        total = np.add.reduceat(sizes, first[:-1])
+        total = sums_of(sizes, first[:-1])
         are_whole = manifest.samples == manifest.objects and (total == local_bytes).all()
         _require(manifest, {"chunks are as long as their objects": are_whole})
 
@@ -102,18 +109,29 @@ def _column(manifest: Manifest, table: str, name: str) -> Int64Array:
 def _extent_rules(manifest: Manifest) -> dict[str, bool | np.bool_]:
     number, start, stop = (_column(manifest, "extents", name) for name in ("object", "start", "stop"))
     first = np.append(_column(manifest, "chunks", "first_extent"), len(number))
-    in_order = first[0] == 0 and bool((np.diff(first) > 0).all())
+    in_order = first[0] == 0 and bool((first[1:] > first[:-1]).all())
     known = _within(number, 0, manifest.objects)
     if not (in_order and known):
         return {"chunks have extents": in_order, "extents name objects": known}
-    total = np.add.reduceat(stop - start, first[:-1])
-    sizes = _column(manifest, "objects", "size")
+    sizes, fetch_bytes = _column(manifest, "objects", "size"), _column(manifest, "chunks", "fetch_bytes")
+    inside = bool(((start >= 0) & (start < stop) & (stop <= sizes[number])).all())
+    # Only here: the difference of others may not fit.
+    total = sums_of(stop - start, first[:-1]) if inside else fetch_bytes
     return {
-        "extents are inside their objects": ((start >= 0) & (start < stop) & (stop <= sizes[number])).all(),
-        "chunks are as long as their extents": (total == _column(manifest, "chunks", "fetch_bytes")).all(),
+        "extents are inside their objects": inside,
+        "chunks are as long as their extents": (total == fetch_bytes).all(),
+        "chunks are shorter than 1 TiB": _within(fetch_bytes, 0, MAX_CHUNK_BYTES),
         "unchanged chunks are as long as they were": manifest.recoded
-        or (manifest.chunk_local_bytes == _column(manifest, "chunks", "fetch_bytes")).all(),
+        or (manifest.chunk_local_bytes == fetch_bytes).all(),
     }
+
+
+def sums_of(lengths: Int64Array, first: Int64Array) -> Int64Array:
+    """Returns the sum of each group; -1 for sums that are no length of a chunk, among them those that wrap around."""
+    sums = np.add.reduceat(lengths, first)
+    too_long = np.add.reduceat(lengths.astype(np.float64), first) >= MAX_CHUNK_BYTES
+    found: Int64Array = np.where(too_long, -1, sums)
+    return found
 
 
 def _samples_fit(manifest: Manifest, start: Int64Array) -> bool:

@@ -12,7 +12,7 @@ from streamer.manifest.arrow_ipc.writer import write_table
 from streamer.manifest.columns import BinaryColumn, digest_of
 from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root, file_name
 from streamer.manifest.table import Manifest
-from streamer.manifest.validation import open_verified
+from streamer.manifest.validation import MAX_OBJECT_BYTES, open_verified, sums_of
 
 
 def forged(manifest: Manifest, target, table: str, column: str, row: int, value: int):
@@ -41,7 +41,9 @@ def forged(manifest: Manifest, target, table: str, column: str, row: int, value:
         ("chunks", "first_sample", 0, 1, "chunks begin at sample 0"),
         ("chunks", "first_sample", 3, 0, "have samples"),
         ("chunks", "local_bytes", 3, -1, "lengths are not negative"),
-        ("chunks", "local_bytes", 3, 1 << 40, "as long as they were"),
+        ("chunks", "local_bytes", 3, 1 << 39, "as long as they were"),
+        ("chunks", "local_bytes", 3, 1 << 40, "shorter than 1 TiB"),
+        ("objects", "size", 3, 1 << 53, "lengths are not negative"),
         ("chunks", "codec", 3, 9, "codecs are known"),
         ("chunks", "first_extent", 3, 0, "chunks have extents"),
         ("objects", "size", 3, -1, "lengths are not negative"),
@@ -80,3 +82,39 @@ def test_a_forgery_without_a_change_passes(tar_manifest, tmp_path):
     """The forger itself breaks nothing."""
     path = forged(tar_manifest, tmp_path / "forged", "samples", "start", 0, 0)
     assert np.array_equal(open_verified(path).chunk_first, tar_manifest.chunk_first)
+
+
+def _with(manifest: Manifest, target, **columns):
+    """A copy with other columns of several tables, each `table_column`, and digests that fit."""
+    path = manifest.path
+    for number, (name, values) in enumerate(columns.items()):
+        table, _, column = name.partition("_")
+        for row, value in enumerate(values):
+            path = forged(Manifest.open(path), target / f"{number}-{row}", table, column, row, value)
+    return path
+
+
+def test_sums_that_wrap_around_are_no_lengths(tar_manifest, tmp_path):
+    """Extents of 2^62 bytes whose sum is 2^64 and the length of the chunk: the engine planned 2^41 ranges for it."""
+    big = (1 << 62) - 1
+    objects = tar_manifest.objects
+    path = _with(tar_manifest, tmp_path, objects_size=[big] * objects)
+    with pytest.raises(ManifestCorruptError, match="lengths are not negative"):
+        open_verified(path)
+
+
+def test_no_sum_of_lengths_wraps():
+    """Of 2^11 lengths below 2^53, which together are 2^64 and a little."""
+    lengths = np.full(4096, MAX_OBJECT_BYTES - 1, np.int64)
+    lengths[-1] = MAX_OBJECT_BYTES - 1
+    wrapped = int(np.add.reduceat(lengths, np.array([0]))[0])
+    assert wrapped != 4096 * (MAX_OBJECT_BYTES - 1)
+    assert sums_of(lengths, np.array([0, 1]))[1] == -1
+    assert list(sums_of(np.array([1, 2, 3, 4]), np.array([0, 2]))) == [3, 7]
+
+
+def test_numbers_that_ascend_by_wrapping_are_refused(tar_manifest, tmp_path):
+    """From 2^63 - 1 to -2^63 a difference is 1, but not a step forward."""
+    path = _with(tar_manifest, tmp_path, chunks_first_sample=[0, (1 << 63) - 1, -(1 << 63)])
+    with pytest.raises(ManifestCorruptError, match="have samples"):
+        open_verified(path)
