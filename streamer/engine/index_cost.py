@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import msgspec
 
 from streamer.config import MiB, counted, format_bytes
 from streamer.errors import ManifestError
 from streamer.fetch import Fetcher
+from streamer.fetch.fair_gate import FairGate, WaitQueue
 from streamer.manifest.model import Extent
 from streamer.manifest.protocols import Estimate, Examine, Examined, Progress
 from streamer.recode.pool import RecoderPool
@@ -20,6 +22,7 @@ Report = Callable[[str, int, int], None]
 # the first batch by 0.2 s (2026-11-23). Sixteen requests of 4 MiB, and longer than the first of them take to start.
 _MEASURED_BYTES = 64 * MiB
 _MEASURED_SECONDS = 2.0
+_SHORT_BYTES = 64 << 10
 
 
 class IndexCost:
@@ -101,11 +104,53 @@ class IndexTraffic(msgspec.Struct):
     requests: int = 0
 
 
+class IndexMemory:
+    """Bounds the metadata that all indexes of an engine hold at once. Lives on its loop.
+
+    Args:
+        limit_bytes: of the metadata as they are in their objects; what is parsed of them takes a few times that.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._gate = FairGate(limit_bytes)
+
+    def __repr__(self) -> str:
+        return f"IndexMemory({self._gate})"
+
+    @asynccontextmanager
+    async def hold(self, ranges: Sequence[Extent]) -> AsyncIterator[None]:
+        """Reserves memory for what is read and parsed inside.
+
+        Raises:
+            ManifestError: it would be more than the limit.
+        """
+        size = sum(extent.length for extent in ranges)
+        # Short ranges, one of each object, follow the number of objects; the listing takes as much.
+        if sum(extent.length for extent in ranges if extent.length > _SHORT_BYTES) > self.limit_bytes:
+            first = max(ranges, key=lambda extent: extent.length).object
+            raise ManifestError(
+                f"{counted(len(ranges), 'ranges')} of metadata that have to be read at once have {format_bytes(size)}, "
+                f"more than the {format_bytes(self.limit_bytes)} that an index may hold (half of memory_bytes); the "
+                f"longest is of {first.url}, {format_bytes(first.size)}: is it what its name says?",
+                url=first.url,
+                bytes=size,
+                limit=self.limit_bytes,
+            )
+        held = min(size, self.limit_bytes)
+        await self._gate.acquire(WaitQueue(asyncio.get_running_loop().time), held)
+        try:
+            yield
+        finally:
+            self._gate.release(held)
+
+
 class IndexReader:
     """Reads for the builder."""
 
-    def __init__(self, fetcher: Fetcher, recoders: RecoderPool, traffic: IndexTraffic) -> None:
+    def __init__(self, fetcher: Fetcher, recoders: RecoderPool, traffic: IndexTraffic, memory: IndexMemory) -> None:
         self._fetcher = fetcher
+        self._memory = memory
         self._recoders = recoders
         self._traffic = traffic
         self._one_object = asyncio.Lock()
@@ -116,6 +161,10 @@ class IndexReader:
         self._traffic.read_bytes += len(content)
         self._traffic.requests += 1
         return content
+
+    def hold(self, ranges: Sequence[Extent]) -> AbstractAsyncContextManager[None]:
+        """Reserves memory for metadata; see `IndexMemory.hold`."""
+        return self._memory.hold(ranges)
 
     async def examine(self, asked: Examine) -> Examined:
         """Lets a recoder examine an object, which is read as a whole: one at a time."""

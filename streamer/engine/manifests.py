@@ -21,7 +21,8 @@ from streamer.annotations.table import ANNOTATIONS
 from streamer.cache.ram_fallback import REFUSALS
 from streamer.engine.datasets import Datasets
 from streamer.engine.fetching.fetchers import Fetchers
-from streamer.engine.index_cost import IndexCost, IndexReader, IndexTraffic, Report
+from streamer.engine.index_cost import IndexCost, IndexMemory, IndexReader, IndexTraffic, Report
+from streamer.engine.manifest_copy import copy_manifest
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifest_store import ManifestStore
 from streamer.engine.permissions import OWNER_RULE, Ownership, give
@@ -43,7 +44,6 @@ from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
-from streamer.manifest.transfer import install_files, listed_files
 from streamer.manifest.validation import KEYS_RULE
 from streamer.recode.pool import RecoderPool
 from streamer.store.urls import shown
@@ -113,6 +113,8 @@ class Manifests:
         # Manifests of the same objects at an endpoint, by the digest of the usual one and the endpoint.
         self._placed: dict[tuple[str, str], str] = {}
         self.traffic = IndexTraffic()
+        # Half: what is parsed of metadata takes memory beside it.
+        self._memory = IndexMemory(fetchers.memory.gate.limit // 2)
         self.written = 0
 
     async def manifest(self, request: ManifestRequest, report: Report) -> str:
@@ -254,13 +256,11 @@ class Manifests:
         records: list[ObjectRecord] = []
         with suppress(ObjectNotFoundError):
             records = [record for page in await fetcher.list(url) for record in page]
-        if not (found := listed_files(records)):
-            return None
-        files = [(name, await fetcher.read(Extent(record, 0, record.size))) for name, record in found.items()]
-        self.written += 1
-        # In a thread: 10^5 keys of chunks take 0.4 s.
         owned = Ownership(self._fetchers.allowlist, url)
-        manifest = await in_thread(None, partial(install_files, files, self._root, url, check=owned.check))
+        manifest = await copy_manifest(records, self._root, url, fetcher, check=owned.check)
+        if manifest is None:
+            return None
+        self.written += 1
         if not owned.is_one:
             logger.info("the columns beside the manifest at %s are not used: its objects are elsewhere", shown(url))
             return manifest.digest
@@ -270,7 +270,9 @@ class Manifests:
         columns = {record.url.rpartition("/")[2]: record for record in records if record.url.endswith(COLUMN_SUFFIX)}
         kept = ColumnFiles(manifest, self._root)
         for name in kept.lacking(columns):
-            kept.install(name, await fetcher.read(Extent(columns[name], 0, columns[name].size)))
+            whole = Extent(columns[name], 0, columns[name].size)
+            async with self._memory.hold([whole]):
+                await in_thread(None, kept.install, name, await fetcher.read(whole))
         return manifest.digest
 
     # ------------------------------------------------------------ built here
@@ -310,7 +312,7 @@ class Manifests:
                 request.urls,
                 self._root,
                 lister=lister,
-                reader=IndexReader(fetcher, self.recoders, self.traffic),
+                reader=IndexReader(fetcher, self.recoders, self.traffic, self._memory),
                 choose_format=choose,
                 options=BuildOptions(
                     # The fetcher finds how many the link takes: at 200 KB/s each 28 s; with 16 it was 55 (2026-11-24).

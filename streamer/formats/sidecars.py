@@ -12,6 +12,9 @@ from streamer.manifest.protocols import Indexing, Need, Source, Survey
 
 # Lines of 20 to 40 bytes for each sample: 10^7 samples in one object.
 LONGEST_SIDECAR = 512 << 20
+# Bytes of an index for each byte of its object: documents of one token have 20 for 2.
+_BYTES_PER_BYTE = 16
+_FREE_BYTES = 64 << 10
 
 
 def with_sidecars(
@@ -36,7 +39,7 @@ def read_sidecar(source: Source) -> Reading[bytes]:
     """Reads the index file of a source; raises ManifestError if it is empty, or longer than any index."""
     sidecar = source.sidecar
     assert sidecar is not None
-    if not 0 < sidecar.size <= LONGEST_SIDECAR:
+    if not 0 < sidecar.size <= min(LONGEST_SIDECAR, _FREE_BYTES + _BYTES_PER_BYTE * source.record.size):
         raise contradicts(source, f"it has {sidecar.size} bytes")
     return bytes((yield from read_range(0, sidecar.size, sidecar)))
 

@@ -6,6 +6,7 @@ The builder knows neither stores nor formats; it is given a `Lister`, a `RangeRe
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -220,6 +221,19 @@ class RangeReader(Protocol):
 
     async def read(self, extent: Extent) -> bytes:
         """Returns exactly the bytes of `extent`."""
+        ...
+
+
+@runtime_checkable
+class BoundedReader(Protocol):
+    """A reader that bounds the metadata that are in memory at once."""
+
+    def hold(self, ranges: Sequence[Extent]) -> AbstractAsyncContextManager[None]:
+        """Reserves memory for what is read and parsed inside.
+
+        Raises:
+            ManifestError: the ranges together are longer than what this reader allows.
+        """
         ...
 
 

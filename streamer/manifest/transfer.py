@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, file_name
+from streamer.manifest.layout import ROOT_NAME, TABLE_SUFFIX, Root, file_name
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.staging import settle, workplace
 from streamer.manifest.table import Manifest
@@ -39,6 +39,41 @@ def listed_files(records: Sequence[ObjectRecord]) -> dict[str, ObjectRecord]:
     return {name: record for name, record in inside.items() if _FILE_NAME.fullmatch(name)}
 
 
+def check_sizes(root: Root, records: Mapping[str, ObjectRecord], where: str) -> list[ObjectRecord]:
+    """Returns the objects of the tables that a root names.
+
+    Raises:
+        ManifestCorruptError: one is not there, or not as long as the root says.
+    """
+    for name, size in root.file_bytes.items():
+        if name not in records:
+            raise ManifestCorruptError(f"{where}: {name} is missing; index again", path=where)
+        if records[name].size != size:
+            raise ManifestCorruptError(
+                f"{where}: {name} has {records[name].size} bytes, {ROOT_NAME} says {size}; index again", path=where
+            )
+    return [records[name] for name in root.file_bytes]
+
+
+def settle_verified(place: Path, root: Path, check: Callable[[Manifest], None] | None = None) -> Manifest:
+    """Gives a folder with the files of a manifest its name below `root`, after checking every digest.
+
+    Args:
+        place: folder with its files.
+        root: folder of manifests on the local disk.
+        check: raises a ManifestError for a manifest that is not to be installed.
+
+    Raises:
+        ManifestError: see `open_verified`.
+    """
+    manifest = open_verified(place)
+    if check is not None:
+        check(manifest)
+    # The reader of a copy verifies it again: if a power loss tears it, that costs another copy. Waiting for the
+    # disk six times took 36 ms of a trainer's start while other programs wrote to it (2026-11-22).
+    return Manifest.open(settle(place, root / manifest.digest, durable=False))
+
+
 def install_files(
     files: Iterable[tuple[str, bytes]],
     root: Path,
@@ -65,9 +100,4 @@ def install_files(
             (place / name).write_bytes(content)
         if not (place / ROOT_NAME).is_file():
             raise ManifestCorruptError(f"{where}: has no {ROOT_NAME}", path=where)
-        manifest = open_verified(place)
-        if check is not None:
-            check(manifest)
-        # The reader of a copy verifies it again: if a power loss tears it, that costs another copy. Waiting for the
-        # disk six times took 36 ms of a trainer's start while other programs wrote to it (2026-11-22).
-        return Manifest.open(settle(place, root / manifest.digest, durable=False))
+        return settle_verified(place, root, check)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, closing
 from itertools import pairwise
 
 import msgspec
@@ -22,7 +22,7 @@ from streamer.manifest.blocks import Block
 from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.builder.checked_reader import checked
 from streamer.manifest.builder.index_log import Found, IndexLog
-from streamer.manifest.builder.survey import examine, read_needs
+from streamer.manifest.builder.survey import examine, holding, read_needs
 from streamer.manifest.columns import encoded
 from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
@@ -161,9 +161,14 @@ async def _index_rest(steps: _Steps, windows: _Windows, chunks: _ClosedChunks, o
                 window = answer = await windows.read(asked)
                 chunks.hold(asked.start, window)
             else:
-                answer = await windows.read_apart(asked)
-            for need in asked if isinstance(asked, tuple) else (asked,):
-                on_read(need)
+                async with windows.holding(asked):
+                    answer = await windows.read_apart(asked)
+                    for need in asked if isinstance(asked, tuple) else (asked,):
+                        on_read(need)
+                    asked = await asyncio.to_thread(steps.advance, answer)
+                await chunks.close(steps.found, finished=asked is None and not steps.blocks)
+                continue
+            on_read(asked)
         asked = await asyncio.to_thread(steps.advance, answer)
         await chunks.close(steps.found, finished=asked is None and not steps.blocks)
 
@@ -224,10 +229,16 @@ class _Windows:
 
     async def read_apart(self, asked: Need | tuple[Need, ...]) -> memoryview | tuple[memoryview, ...]:
         """Reads ranges that say nothing about the next one: of other objects, or several at once."""
-        needs = asked if isinstance(asked, tuple) else (asked,)
-        named = tuple(need if need.object else Need(need.start, need.stop, self._record) for need in needs)
-        contents = await read_needs(named, self._reader, _NEEDS_AT_ONCE)
+        contents = await read_needs(self._named(asked), self._reader, _NEEDS_AT_ONCE)
         return tuple(contents) if isinstance(asked, tuple) else contents[0]
+
+    def holding(self, asked: Need | tuple[Need, ...]) -> AbstractAsyncContextManager[None]:
+        """Reserves memory for ranges that are read apart."""
+        return holding(self._named(asked), self._reader)
+
+    def _named(self, asked: Need | tuple[Need, ...]) -> tuple[Need, ...]:
+        needs = asked if isinstance(asked, tuple) else (asked,)
+        return tuple(need if need.object else Need(need.start, need.stop, self._record) for need in needs)
 
     async def examine(self, asked: Examine) -> Examined:
         """Lets a recoder count the samples of an object."""

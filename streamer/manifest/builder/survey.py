@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import msgspec
 
@@ -14,6 +15,7 @@ from streamer.manifest.builder.listing import Listed, Listing
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import (
     Answer,
+    BoundedReader,
     Examine,
     Examined,
     Examiner,
@@ -90,10 +92,22 @@ async def _surveyed(listed: Listed, accepted: Sequence[ObjectRecord], reader: Ra
                 found = await asyncio.to_thread(_advance, steps, error)
                 continue
         else:
-            contents = tuple(await read_needs(found if isinstance(found, tuple) else (found,), reader, concurrency))
-            answer = contents if isinstance(found, tuple) else contents[0]
+            needs = found if isinstance(found, tuple) else (found,)
+            async with holding(needs, reader):
+                contents = tuple(await read_needs(needs, reader, concurrency))
+                answer = contents if isinstance(found, tuple) else contents[0]
+                # They are parsed while their memory is reserved.
+                found = await asyncio.to_thread(_advance, steps, answer)
+            continue
         found = await asyncio.to_thread(_advance, steps, answer)
     return found
+
+
+def holding(needs: Sequence[Need], reader: RangeReader) -> AbstractAsyncContextManager[None]:
+    """Reserves memory for ranges of named objects while they are read and parsed, if the reader bounds it."""
+    if not isinstance(reader, BoundedReader):
+        return nullcontext()
+    return reader.hold([Extent(need.object, need.start, need.stop) for need in needs if need.object is not None])
 
 
 async def read_needs(needs: tuple[Need, ...], reader: RangeReader, concurrency: int) -> list[memoryview]:

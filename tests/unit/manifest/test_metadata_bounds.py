@@ -1,0 +1,106 @@
+"""Metadata that others wrote are read within bounds that follow the memory and the data."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import numpy as np
+import pytest
+
+from streamer.engine.index_cost import IndexMemory
+from streamer.engine.manifest_copy import copy_manifest
+from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.formats.failures import DamagedError
+from streamer.formats.media.tables import Tables
+from streamer.formats.sidecars import read_sidecar
+from streamer.manifest.layout import ROOT_NAME
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.protocols import Source
+from streamer.manifest.transfer import export_files
+from streamer.manifest.validation import open_verified
+
+URL = "s3://b/train/.streamer/"
+
+
+class _Bucket:
+    """Has files, says how long they are, and keeps what was read at once."""
+
+    def __init__(self, files: dict[str, bytes], **sizes: int) -> None:
+        self.files = files
+        self.records = [ObjectRecord(URL + name, sizes.get(name, len(raw)), "v") for name, raw in files.items()]
+        self.longest = 0
+        self.read_names = set[str]()
+
+    async def read(self, extent: Extent) -> bytes:
+        self.longest = max(self.longest, extent.length)
+        self.read_names.add(extent.object.url.removeprefix(URL))
+        return self.files[extent.object.url.removeprefix(URL)][extent.start : extent.stop]
+
+
+async def test_a_manifest_is_copied_in_pieces(tar_manifest, tmp_path, monkeypatch):
+    """No more of a table is in memory than one piece, and the copy is verified."""
+    monkeypatch.setattr("streamer.engine.manifest_copy._PIECE_BYTES", 1000)
+    bucket = _Bucket(dict(export_files(tar_manifest)))
+    copied = await copy_manifest(bucket.records, tmp_path / "copies", URL, bucket)
+    assert copied is not None
+    assert open_verified(copied.path).digest == tar_manifest.digest
+    assert bucket.longest == max(1000, len(bucket.files[ROOT_NAME]))
+    assert await copy_manifest([], tmp_path, URL, bucket) is None
+
+
+@pytest.mark.parametrize(
+    ("root", "size", "text"),
+    [(b"{}", 2, "not a manifest"), (b"{}", 1 << 30, "more than 16777216"), (None, None, "root.json says")],
+)
+async def test_of_a_wrong_manifest_only_the_root_is_read(tar_manifest, tmp_path, root, size, text):
+    """Tables beside it may be as long as their writer likes."""
+    files = dict(export_files(tar_manifest))
+    sizes = {"objects-00000.arrows": 1500 << 20}
+    if root is not None:
+        files[ROOT_NAME], sizes[ROOT_NAME] = root, size
+    bucket = _Bucket(files, **sizes)
+    with pytest.raises(ManifestCorruptError, match=text):
+        await copy_manifest(bucket.records, tmp_path / "copies", URL, bucket)
+    assert bucket.read_names <= {ROOT_NAME}
+    assert not list(tmp_path.glob("copies/*"))
+
+
+async def test_what_an_index_holds_at_once_is_bounded():
+    """Longer ranges are refused before they are read, others wait; short ones follow the number of objects."""
+    memory = IndexMemory(1 << 20)
+    record = ObjectRecord("s3://b/index.json", 300 << 20, "v")
+    with pytest.raises(ManifestError, match=r"more than the 1\.0 MB that an index may hold"):
+        async with memory.hold([Extent(record, 0, record.size)]):
+            pytest.fail("it was to be read")
+    entered = asyncio.Event()
+
+    async def second() -> None:
+        async with memory.hold([Extent(record, 0, 600 << 10)]):
+            entered.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        async with memory.hold([Extent(record, 0, 600 << 10)]):
+            waiting = tasks.create_task(second())
+            await asyncio.sleep(0)
+            assert not entered.is_set()
+        await waiting
+    async with memory.hold([Extent(record, 0, 512)] * 10_000):
+        pass
+
+
+def test_an_index_beside_an_object_follows_its_size():
+    """An object of 10 kB has no index of 150 MB."""
+    source = Source(ObjectRecord("s3://b/a.tar", 10_240, "v"), sidecar=ObjectRecord("s3://b/a.tar.idx", 150 << 20, "v"))
+    with pytest.raises(ManifestError, match=r"is not an index of s3://b/a\.tar"):
+        next(read_sidecar(source))
+
+
+@pytest.mark.parametrize(("count", "size"), [((1 << 25) - 10, 1 << 25), (1000, 7999), ((1 << 22) + 1, 1 << 40)])
+def test_packets_follow_the_bytes_of_the_file(count, size):
+    """A table of 12 bytes may claim any number of packets."""
+    tables = Tables()
+    tables.read(b"stsz", memoryview(bytes(4) + struct.pack(">II", 1, count)))
+    with pytest.raises(DamagedError, match="samples are read"):
+        tables.columns(size)
+    assert not np.size(tables.bodies.get(b"stsz", ()))
