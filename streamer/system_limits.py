@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from streamer.errors import ConfigError, StreamerError
 
 
+def is_shortage(error: OSError) -> bool:
+    """Whether files cannot be opened for the moment, whatever they are: of this process's descriptors, or all."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 def limit_error(error: BaseException) -> ConfigError | None:
     """The limit that an error means; None if it means something else."""
     if isinstance(error, StreamerError):

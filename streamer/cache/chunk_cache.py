@@ -37,6 +37,7 @@ from streamer.cache.writer import Buffer, ChunkBytes, Published, write_chunk
 from streamer.config import CacheConfig
 from streamer.errors import CacheError, CacheFullError, ClosedError, IntegrityError
 from streamer.formats.chunkfile import file_bytes
+from streamer.system_limits import is_shortage
 from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class ChunkCache:
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
         self.found = list(found.by_dataset())
         self._fallback = RamFallback(self.folder, self.config.group)
-        self._fallback.remove()
+        self._fallback.begin()
         self.layers = Layers(self.config.layers)
         charged = sum(map(charge, self._chunks.values()))
         self.space = DiskSpace(self.folder.path, self.config, charged, len(self._chunks))
@@ -126,8 +127,14 @@ class ChunkCache:
     async def measure(self) -> None:
         """Measures manifests and free space; `limits` follow."""
         self.restore()
-        with contextlib.suppress(FileNotFoundError):  # it is being removed
+        try:
             await in_thread(self._files, self.space.measure)
+        except FileNotFoundError:
+            pass  # it is being removed
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            logger.warning("%s; the free space of the cache is measured again later", error)
         if self._leftovers and not self.space.refused:
             await self._remove_leftovers()
 
@@ -198,9 +205,10 @@ class ChunkCache:
     def roots(self) -> tuple[Path, ...]:
         """Every folder that may hold a chunk, in the order in which readers look: the cache, memory, the layers.
 
-        The one in memory is created when the disk first refuses a write.
+        The one in memory is empty until the disk refuses a write; it is missing on machines that have none.
         """
-        return (self.folder.path, self._fallback.path, *self.layers.roots)
+        memory = () if self._fallback.path is None else (self._fallback.path,)
+        return (self.folder.path, *memory, *self.layers.roots)
 
     def keys(self) -> list[bytes]:
         """Chunks that are in the writable folder now."""
@@ -382,7 +390,8 @@ class ChunkCache:
         """Reads the whole chunk and compares it with its checksums.
 
         Returns:
-            False: it is corrupt, or missing (counted; `evict` it and fetch it again).
+            False if it is corrupt, or missing (counted; `evict` it and fetch it again); True also if this process has
+            no descriptor left to look.
         """
         if (path := self.path(key)) is None:
             return False
@@ -391,6 +400,8 @@ class ChunkCache:
         except (IntegrityError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 self.restore()
+            if isinstance(error, OSError) and is_shortage(error):
+                return True  # nothing is known of the chunk
             if self.path(key) == path:  # neither evicted meanwhile, nor removed with the whole folder
                 self._count.damaged_chunks += 1
                 logger.info("a chunk in the cache is corrupt: %s", error)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from streamer import linux
+from streamer.system_limits import is_shortage
 
 
 class KeyLocks:
@@ -45,10 +46,14 @@ def unlink_all(paths: Mapping[bytes, Path], failed: dict[bytes, OSError]) -> Non
 
 
 def advise(path: Path, advice: linux.Advice) -> None:
-    """Advises the kernel about a file's pages."""
-    with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+    """Advises the kernel about a file's pages; does nothing if it cannot be opened: it is evicted, or too many are."""
+    try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            linux.advise(descriptor, advice)
-        finally:
-            os.close(descriptor)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or is_shortage(error):
+            return
+        raise
+    try:
+        linux.advise(descriptor, advice)
+    finally:
+        os.close(descriptor)

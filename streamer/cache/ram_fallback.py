@@ -1,14 +1,17 @@
 """A small folder in memory for chunks that the disk refuses, so that training continues.
 
-It has the layout of the cache folder and is one more root for readers. It is created when first needed, removed at the
-end and at the next start, and bounded, because it is memory.
+It has the layout of the cache folder and is one more root for readers. It is created at the start, empty, so that no
+other user can make it first; filled when it is needed, removed at the end and at the next start, and bounded, because
+it is memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import secrets
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +24,8 @@ from streamer.config import format_bytes
 from streamer.errors import CacheError
 from streamer.threads import in_thread
 
+logger = logging.getLogger(__name__)
+
 # Full, failing, over quota, turned read-only: refusals that are not our mistakes.
 REFUSALS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS})
 MEMORY_FOLDER = Path("/dev/shm")
@@ -32,7 +37,7 @@ class RamFallback:
     """The folder in memory. Owned by one `ChunkCache`; `publish` runs on its loop, the rest in threads.
 
     Attributes:
-        path: the folder, whether or not it exists.
+        path: the folder; None if the machine has no memory folder.
         limit_bytes: most bytes of chunk files.
         chunks: lengths of its files by key.
 
@@ -43,8 +48,9 @@ class RamFallback:
     """
 
     def __init__(self, cache: Folder, group: str | None, memory: Path = MEMORY_FOLDER) -> None:
-        self._cache, self._group = cache, group
-        self.path = memory / f"streamer-{os.geteuid()}-{cache.root_id}"
+        self._cache, self._group, self._memory = cache, group, memory
+        self._name = f"streamer-{os.geteuid()}-{cache.root_id}"
+        self.path: Path | None = None
         self.folder: Folder | None = None
         self.limit_bytes = 0
         with contextlib.suppress(OSError):
@@ -55,6 +61,23 @@ class RamFallback:
 
     def __repr__(self) -> str:
         return f"RamFallback({str(self.path)!r}, {'in use' if self.folder else 'unused'})"
+
+    def begin(self) -> None:
+        """Removes what an earlier engine left, and makes an empty folder that only this user may enter.
+
+        If another user has taken its name, it gets another one.
+        """
+        for name in (self._name, f"{self._name}-{secrets.token_hex(8)}"):
+            path = self._memory / name
+            with contextlib.suppress(OSError):
+                if path.is_symlink() or os.lstat(path).st_uid != os.geteuid():
+                    logger.warning("%s belongs to another user, and is not used", path)
+                    continue
+                shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                path.mkdir(mode=0o700)
+                self.path = path
+                return
 
     @property
     def taken_bytes(self) -> int:
@@ -69,6 +92,8 @@ class RamFallback:
         """
         with self._opening:  # opening empties it: the second of two threads took the file of the first
             if self.folder is None:
+                if self.path is None:
+                    raise CacheError(f"{self._memory} takes no folder, and the disk of {self._cache.path} no chunk")
                 self.folder = open_folder(self.path, self._group)
         return self.folder
 
@@ -106,5 +131,6 @@ class RamFallback:
 
     def remove(self) -> None:
         """Removes the folder and its content."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        if self.path is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
         self.folder = None

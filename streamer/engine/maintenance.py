@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
 from streamer.cache.scrub import scrub, watch_free_space
 from streamer.engine.engine import Engine
+from streamer.errors import CacheError
 from streamer.fetch.fetcher_set import options_key
 
 logger = logging.getLogger(__name__)
@@ -40,19 +41,31 @@ async def maintained(engine: Engine) -> AsyncIterator[None]:
     """Maintains an open engine while the context lasts."""
     async with asyncio.TaskGroup() as tasks:
         silence = SilenceWatch(engine, asyncio.get_running_loop())
-        running = [
-            tasks.create_task(watch_free_space(engine.cache, engine.limit_changed), name="free space"),
-            tasks.create_task(
-                scrub(engine.cache, engine.corruption_reports.damaged, partial(_is_held, engine)), name="scrub"
-            ),
-            tasks.create_task(remove_unused(engine), name="unused"),
-        ]
+        works: dict[str, Callable[[], Awaitable[None]]] = {
+            "free space": partial(watch_free_space, engine.cache, engine.limit_changed),
+            "scrub": partial(scrub, engine.cache, engine.corruption_reports.damaged, partial(_is_held, engine)),
+            "unused": partial(remove_unused, engine),
+        }
+        running = [tasks.create_task(keep_running(name, work), name=name) for name, work in works.items()]
         try:
             yield
         finally:
             silence.stop()
             for task in running:
                 task.cancel()
+
+
+async def keep_running(
+    name: str, work: Callable[[], Awaitable[None]], retry_seconds: float = SILENCE_CHECK_SECONDS
+) -> None:
+    """Runs periodic work, and begins it anew after an error of the system: used up descriptors end no service."""
+    while True:
+        try:
+            await work()
+            return
+        except (OSError, CacheError) as error:
+            logger.warning("%s: %s; begun again in %.0f s", name, error, retry_seconds)
+        await asyncio.sleep(retry_seconds)
 
 
 def _is_held(engine: Engine, key: bytes) -> bool:

@@ -29,6 +29,7 @@ sessions                                      one entry per session: consumer, e
                                               waiting_seconds of age_seconds; what its loader reports of itself:
                                               loader_waiting_share, bottleneck, advice, report_age_seconds (or None);
                                               of packed rows row_padding, row_cost_spread, row_tokens, row_left_out
+sessions_left_out                             sessions beyond 2,000: the first ones of every job are listed
 members                                       one entry per member of the mix of a session: its name (member) and
                                               digest, the session's consumer, job and dataset; needs, hits,
                                               needed_bytes, hit_bytes since the session began; hit_bound
@@ -36,6 +37,7 @@ members                                       one entry per member of the mix of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate, islice
 
@@ -55,6 +57,8 @@ Values = dict[str, Scalar | list[Table]]
 _SHOWN_LETTERS = 120
 # Of all sessions, at 0.4 KB each: an answer that a client leaves unread may take 4 MiB.
 _SHOWN_MEMBERS = 4096
+# As many of every job as there is room for: one job with 10,000 does not hide the others.
+_SHOWN_SESSIONS = 2000
 # Of `LoaderReport.rows`.
 _OF_ROWS = ("row_padding", "row_cost_spread", "row_tokens", "row_left_out")
 
@@ -65,6 +69,7 @@ def engine_statistics(engine: Engine) -> Values:
     live = {dataset.manifest.digest for one in engine.sessions.values() for dataset in one.collection.datasets}
     fetch = merged([engine.fetchers.statistics(), engine.fetch_pool.statistics()])
     cache = engine.cache.statistics()
+    shown_sessions = _first_of_jobs(list(engine.sessions.values()))
     return {
         "needs": policy.needs,
         "hits": policy.hits,
@@ -94,15 +99,26 @@ def engine_statistics(engine: Engine) -> Values:
         "error_kinds": [{"kind": kind, "count": count} for kind, count in sorted(engine.errors.items())],
         "draining": engine.scheduler.draining,
         "datasets": [_dataset(engine, manifest) for manifest in engine.datasets.manifests()],
-        "sessions": [_session(session) for session in engine.sessions.values()],
-        "members": list(
-            islice((row for one in engine.sessions.values() for row in _members(engine, one)), _SHOWN_MEMBERS)
-        ),
+        "sessions": [_session(session) for session in shown_sessions],
+        "sessions_left_out": max(0, len(engine.sessions) - _SHOWN_SESSIONS),
+        "members": list(islice((row for one in shown_sessions for row in _members(engine, one)), _SHOWN_MEMBERS)),
         **_store(engine, fetch),
         **engine.fetch_pool.process_statistics(),
         **_first_bytes(engine.fetchers.first_bytes().plus(engine.fetch_pool.first_bytes())),
         **(engine.peer_statistics() if engine.peer_statistics is not None else {}),
     }
+
+
+def _first_of_jobs(sessions: list[EngineSession]) -> list[EngineSession]:
+    """Returns all sessions, or, of too many, the first ones of every job."""
+    if len(sessions) <= _SHOWN_SESSIONS:
+        return sessions
+    seen: Counter[str] = Counter()
+    places: list[tuple[int, int]] = []
+    for number, session in enumerate(sessions):
+        places.append((seen[session.owner], number))
+        seen[session.owner] += 1
+    return [sessions[number] for _, number in sorted(places)[:_SHOWN_SESSIONS]]
 
 
 def _store(engine: Engine, fetch: dict[str, int | float]) -> Table:

@@ -18,8 +18,8 @@ from typing import BinaryIO
 
 import msgspec
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
+from streamer.bounded_connections import BoundedConnections
 from streamer.errors import ConfigError
 from streamer.formats.chunkfile import HEADER_BYTES, relative_path
 from streamer.peers.engine_link import EngineLink
@@ -63,30 +63,6 @@ _MOST_DUE_SECONDS = 3600.0
 _SHORT_WAIT_SECONDS = 0.1
 
 
-class Unauthenticated:
-    """Closes connections that have not shown the token. On the server's loop."""
-
-    def __init__(self) -> None:
-        self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
-
-    def connected(self, connection: RequestHandler) -> None:
-        """Gives a new connection its time to show the token."""
-        if len(self._timers) >= _MOST_UNAUTHENTICATED:
-            self._close(next(iter(self._timers)))
-        loop = asyncio.get_running_loop()
-        self._timers[connection] = loop.call_later(_TOKEN_SECONDS, self._close, connection)
-
-    def shown(self, connection: RequestHandler) -> None:
-        """Records that a connection has shown the token; idempotent."""
-        if (timer := self._timers.pop(connection, None)) is not None:
-            timer.cancel()
-
-    def _close(self, connection: RequestHandler) -> None:
-        self.shown(connection)
-        if connection.transport is not None:
-            connection.transport.abort()
-
-
 class PeerServer:
     """Serves the chunks of one cache folder.
 
@@ -99,7 +75,7 @@ class PeerServer:
         self._listener = listener
         # Nothing is to be cleaned up; the socket ends with the engine, whatever ends that.
         self._link = EngineLink(end, self._received, lambda: os._exit(0))
-        self._unauthenticated = Unauthenticated()
+        self._unauthenticated = BoundedConnections(_MOST_UNAUTHENTICATED, _TOKEN_SECONDS)
         self._started: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
         self._leaving = asyncio.Event()
         self._counts = Counts()

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from streamer.bounded_connections import BoundedConnections
 from streamer.engine.statistics import Values
 from streamer.errors import ConfigError
 from streamer.extras import require
@@ -33,6 +35,11 @@ _MOST_BODY_BYTES = 1024
 _MOST_LINE_BYTES = 4096
 # A connection that is kept open between scrapes costs a descriptor.
 _KEEPALIVE_SECONDS = 15.0
+# Scrapers, probes and a few pages; each connection costs a descriptor and 19 KB. A request arrives at once, and all are
+# answered within milliseconds.
+_MOST_CONNECTIONS = 64
+_SILENT_SECONDS = 20.0
+_BACKLOG = 128
 
 # Scrapers and probes use names that only their cluster knows, such as that of a Service.
 _OPEN = ("/metrics", "/healthz", "/readyz")
@@ -62,9 +69,14 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
     from aiohttp import web
 
     host, port = parse_address(address)
+    connections = BoundedConnections(_MOST_CONNECTIONS, _SILENT_SECONDS)
+    # Garbage is logged with its bytes: escapes, and headers of others, perhaps with a token.
+    silent = logging.getLogger("streamer.service.http")
+    silent.disabled = True
     runner = web.AppRunner(
-        _application(look, not_ready, host),
+        _application(look, not_ready, host, connections),
         access_log=None,
+        logger=silent,
         handle_signals=False,
         keepalive_timeout=_KEEPALIVE_SECONDS,
         max_line_size=_MOST_LINE_BYTES,
@@ -73,15 +85,27 @@ async def serving(address: str, look: Look, not_ready: NotReady) -> AsyncIterato
     )
     await runner.setup()
     try:
+        application = runner.server
+        assert application is not None, "set up"
+
+        def connect() -> asyncio.Protocol:
+            connection = application()
+            connections.connected(connection)
+            return connection
+
         try:
-            await web.TCPSite(runner, host, port).start()
+            listening = await asyncio.get_running_loop().create_server(connect, host, port, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigError(
                 f"cannot serve HTTP at {address}: {error.strerror or error}; choose another http=host:port, or off",
                 field="http",
             ) from error
-        logger.info("page and metrics at http://%s:%d", address.rpartition(":")[0], runner.addresses[0][1])
-        yield
+        port = listening.sockets[0].getsockname()[1]
+        logger.info("page and metrics at http://%s:%d", address.rpartition(":")[0], port)
+        try:
+            yield
+        finally:
+            listening.close()
     finally:
         await runner.cleanup()
 
@@ -124,7 +148,7 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _application(look: Look, not_ready: NotReady, host: str) -> web.Application:
+def _application(look: Look, not_ready: NotReady, host: str, connections: BoundedConnections) -> web.Application:
     from aiohttp import web
 
     def ready() -> web.Response:
@@ -160,8 +184,15 @@ def _application(look: Look, not_ready: NotReady, host: str) -> web.Application:
 
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        connections.connected(request.protocol)
         if is_own_name(request.host, host) or (request.path in _OPEN and not _is_loopback(host)):
-            return await handler(request)
+            try:
+                return await handler(request)
+            except web.HTTPException:
+                raise
+            except Exception:  # aiohttp's own log is silent
+                logger.exception("GET %s was not answered", request.path)
+                return web.Response(status=500, text="the service failed over this request; see its log\n")
         return web.Response(status=421, text=f"{_OTHER_NAME}\n")
 
     application = web.Application(client_max_size=_MOST_BODY_BYTES, middlewares=[checked])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,24 +13,57 @@ import pytest
 from streamer.cache import ram_fallback
 from streamer.cache.folder import Folder, Permissions, open_folder
 from streamer.cache.ram_fallback import FALLBACK_BYTES, RamFallback
+from streamer.errors import CacheError
 
 CACHE = Folder(Path("/cache"), "a1b2", Permissions())
 
 
-def test_it_exists_only_while_it_is_needed(tmp_path: Path) -> None:
+def _begun(memory: Path) -> RamFallback:
+    fallback = RamFallback(CACHE, None, memory)
+    fallback.begin()
+    return fallback
+
+
+def test_it_is_there_from_the_start(tmp_path: Path) -> None:
     """Named after the cache folder, private, bounded; a leftover of a killed engine is removed."""
-    fallback = RamFallback(CACHE, None, tmp_path)
-    assert not fallback.path.exists()
+    fallback = _begun(tmp_path)
+    assert fallback.path is not None
+    assert fallback.path.is_dir()
+    assert not list(fallback.path.iterdir())
     folder = fallback.open()
     assert fallback.open() is folder
     assert fallback.path.name.endswith("-a1b2")
     assert fallback.path.stat().st_mode & 0o777 == 0o700
     assert 0 < fallback.limit_bytes <= FALLBACK_BYTES
-    RamFallback(CACHE, None, tmp_path).remove()
+    again = _begun(tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    again.remove()
     assert list(tmp_path.iterdir()) == []
+    assert fallback.path == again.path
+    nowhere = _begun(tmp_path / "none")
+    assert (nowhere.limit_bytes, nowhere.path) == (0, None)
+    with pytest.raises(CacheError, match="takes no folder"):
+        nowhere.open()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
+@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+def test_a_name_that_another_user_took_is_not_used(tmp_path: Path, kind: str) -> None:
+    """Whoever may read the cache knows the name; the engine takes another one and touches nothing."""
+    taken = tmp_path / f"streamer-{os.geteuid()}-a1b2"
+    if kind == "folder":
+        taken.mkdir()
+    elif kind == "link":
+        taken.symlink_to("/")
+    else:
+        taken.touch()
+    os.chown(taken, 65534, 65534, follow_symlinks=False)
+    fallback = _begun(tmp_path)
+    assert fallback.path is not None
+    assert fallback.path != taken
+    assert fallback.open().path == fallback.path
     fallback.remove()
-    assert fallback.folder is None
-    assert RamFallback(CACHE, None, tmp_path / "none").limit_bytes == 0
+    assert list(tmp_path.iterdir()) == [taken]
 
 
 def test_two_threads_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +79,7 @@ def test_two_threads_open_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return open_folder(path, group)
 
     monkeypatch.setattr(ram_fallback, "open_folder", slowly)
-    fallback = RamFallback(CACHE, None, tmp_path)
+    fallback = _begun(tmp_path)
     with ThreadPoolExecutor(2) as pool:
         first, second = (pool.submit(fallback.open), pool.submit(fallback.open))
     assert first.result() is second.result()

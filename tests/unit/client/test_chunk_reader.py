@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -228,3 +229,14 @@ def test_a_chunk_that_was_refused_and_fetched_again_is_read(root):
         read_by(reader, 2)
     path.write_bytes(good)
     assert read_by(reader, 2) == SAMPLES[2]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
+def test_a_folder_in_memory_is_that_of_the_owner_of_the_cache(root, monkeypatch):
+    """All users may make folders in /dev/shm: a chunk file of another one is not read, and its folder no obstacle."""
+    monkeypatch.setattr(reader_module, "_SHARED_BY_ALL", str(root))
+    roots = [Path("/"), root]
+    assert ChunkReader(roots).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED)
+    os.chown(root / chunkfile.relative_path(KEY), 65534, 65534)
+    with pytest.raises(FileNotFoundError):
+        ChunkReader(roots).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.maintenance import remove_unused_once
+from streamer.engine.maintenance import keep_running, remove_unused_once
 from streamer.engine.manifest_request import ManifestRequest
 from streamer.engine.manifest_store import QUIET_SECONDS
 from streamer.engine.session import EngineSession, SessionRequest
@@ -231,3 +233,52 @@ async def test_the_next_engine_removes_what_the_last_one_left(tmp_path: Path) ->
             "fetchers": 0, "datasets": 0, "groups": 1, "manifests": 1, "sources": 1, "answers": 0,
         }  # fmt: skip
         assert len(engine.cache.keys()) > 1
+
+
+async def test_used_up_descriptors_end_no_maintenance(caplog: pytest.LogCaptureFixture) -> None:
+    """An error of the system ended the service; the work is begun again, and other errors are ours."""
+    errors = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENFILE, "of the system"), None]
+
+    async def work() -> None:
+        if (error := errors.pop(0)) is not None:
+            raise error
+
+    await keep_running("free space", work, 0.0)
+    assert errors == []
+    assert caplog.text.count("free space") == 2
+
+    async def broken() -> None:
+        raise KeyError("ours")
+
+    with pytest.raises(KeyError):
+        await keep_running("free space", broken, 0.0)
+
+
+async def test_a_chunk_that_cannot_be_opened_is_not_taken_for_corrupt(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without descriptors every chunk would be dropped by the scrub, and the free space be unknown."""
+    digest = await manifest_of(engine)
+    await Consumer(engine, digest).read_all()
+    key = next(iter(engine.cache.keys()))
+
+    def used_up(*arguments: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("streamer.cache.chunk_cache.verify_file", used_up)
+    assert await engine.cache.verify(key)
+    monkeypatch.setattr(engine.cache.space, "measure", used_up)
+    await engine.cache.measure()
+
+
+async def test_one_job_hides_no_other_in_the_statistics(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many sessions the first ones of every job are listed, and the rest is counted."""
+    monkeypatch.setattr("streamer.engine.statistics._SHOWN_SESSIONS", 10)
+    digest = await manifest_of(engine)
+    for number in range(30):
+        request = SessionRequest(job="many", dataset=digest, consumer=f"rank {number}")
+        engine.open_session(request, lambda *news: None, print)
+    engine.open_session(SessionRequest(job="one", dataset=digest, consumer="rank 0"), lambda *news: None, print)
+    found = engine_statistics(engine)
+    assert found["sessions_left_out"] == 21
+    assert Counter(session["job"] for session in found["sessions"]) == {"many": 9, "one": 1}

@@ -1,5 +1,6 @@
 """/metrics, /healthz, /readyz, the page and what it shows."""
 
+import asyncio
 import os
 import re
 import socket
@@ -101,3 +102,64 @@ def test_addresses():
     for wrong in ("9464", "host:", "host:http", ":9464", "host:99999"):
         with pytest.raises(ConfigError, match="host:port"):
             parse_address(wrong)
+
+
+@pytest.mark.process
+async def test_who_opens_many_connections_keeps_nobody_out(monkeypatch):
+    """A connection costs the service a descriptor: of too many the one that was silent for longest gives way."""
+    monkeypatch.setattr("streamer.service.web._MOST_CONNECTIONS", 4)
+    address = f"127.0.0.1:{(port := free_port())}"
+    async with serving(address, dict, lambda: ""):
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+        assert (await get(address, "/healthz"))[0] == 200
+        ended = await asyncio.gather(*(_is_ended(reader) for reader, _ in silent))
+        assert ended == [True] * 9 + [False] * 3
+        for _, writer in silent:
+            writer.close()
+
+
+@pytest.mark.process
+async def test_who_says_nothing_is_sent_away(monkeypatch):
+    """Also where there are few connections."""
+    monkeypatch.setattr("streamer.service.web._SILENT_SECONDS", 0.05)
+    async with serving(f"127.0.0.1:{(port := free_port())}", dict, lambda: ""):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(60):
+            assert await _is_ended(reader, 60)
+        writer.close()
+
+
+async def _is_ended(reader: asyncio.StreamReader, seconds: float = 0.3) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await reader.read(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nFo\x1b[31mo: bar\r\n\r\n",
+        b"\x1b]0;title\x07 / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nAuthorization: Bearer CANARY\x01\r\n\r\n",
+        b"\n2026-01-01 00:00:00,000 forged INFO line\r\n\r\n",
+        b"\x16\x03\x01 TLS hello\r\n\r\n",
+    ],
+)
+async def test_garbage_is_not_logged(caplog, garbage):
+    """Neither its escapes nor a header that may be another's token; a failure of the service itself is."""
+    caplog.set_level("DEBUG")
+    address = f"127.0.0.1:{(port := free_port())}"
+    async with serving(address, lambda: {}["missing"], lambda: ""):
+        caplog.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(garbage)
+        assert b"400" in await reader.read(100)
+        writer.close()
+        assert [record for record in caplog.records if record.name.startswith(("streamer", "aiohttp"))] == []
+        assert (await get(address, "/statistics.json"))[0] == 500
+        assert "GET /statistics.json was not answered" in caplog.text
