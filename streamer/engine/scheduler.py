@@ -31,6 +31,10 @@ REFUSED_SECONDS = 0.2
 # A job may have this share of the limit open, or what it was planned with if that is more. Chunks that are not open can
 # be evicted, so a trainer that asks for everything and reads nothing leaves room for the next one.
 OPEN_SHARE = 0.5
+# Uses that are asked for, opened or released before other clients have their turn: 20 ms. Trainers may ask for 400,000.
+STEPS_PER_TURN = 2048
+# The policy is told all chunks of a pass.
+_STEPS_OF_A_PASS = 128
 # Consecutive refusals of a chunk before its reader gets the error.
 MAX_REFUSALS = 10
 
@@ -55,6 +59,7 @@ class Scheduler:
         self._refusals: Counter[bytes] = Counter()
         self._wake_pending = False
         self._asking: set[str] = set()
+        self._steps_left = STEPS_PER_TURN
 
     def __repr__(self) -> str:
         return f"Scheduler(sessions={len(self._sessions)}, in_flight={len(self.in_flight)}, draining={self.draining})"
@@ -106,6 +111,7 @@ class Scheduler:
 
     def _schedule_all(self) -> None:
         self._wake_pending = False
+        self._steps_left = STEPS_PER_TURN
         live = [session for session in self._sessions.values() if session.admitted and session.failed is None]
         # Only of sessions that can progress: a failed one keeps its requests until its reader closes it.
         self._asking = {session.owner for session in live if session.progress.has_requests()}
@@ -113,6 +119,8 @@ class Scheduler:
         # while finished uses of another were not released yet (2 in 11 runs with the smallest cache, 2026-11-20).
         for session in live:
             self._isolated(self._release_finished, session)
+        if not self._may_go_on():  # or a blocked reader would be told that all is open, as above
+            return
         # Not by how much a session asks for: one that asks for everything would always come first.
         for session in sorted(live, key=lambda one: (not one.waits, one.fill)):
             if session.failed is None:
@@ -128,6 +136,13 @@ class Scheduler:
             logger.exception("session %s failed", session.name)
             session.fail(BrokenError(f"the engine failed over this session: {error!r}; see its log"))
 
+    def _may_go_on(self) -> bool:
+        """Whether there may be more work in this turn; if not, other clients have theirs, and another turn follows."""
+        if self._steps_left > 0:
+            return True
+        self.wake()
+        return False
+
     def _schedule(self, session: EngineSession) -> None:
         # Local chunks are opened first: an open chunk is never evicted.
         self._open_local(session)
@@ -138,7 +153,9 @@ class Scheduler:
         session.announce()
 
     def _release_finished(self, session: EngineSession) -> None:
-        for use in session.progress.take_finished():
+        finished = session.progress.take_finished(max(1, self._steps_left))
+        self._steps_left -= len(finished)
+        for use in finished:
             part, local = session.collection.locate(use.chunk)
             key = session.collection.datasets[part].key(local)
             if not session.progress.holds(use.chunk):
@@ -149,11 +166,12 @@ class Scheduler:
     def _ask_ahead(self, session: EngineSession) -> None:
         """Asks the policy for what the session needs next, until it has enough ahead or there is no room."""
         progress = session.progress
-        while not self.draining:
+        while not self.draining and self._may_go_on():
             if (request := progress.take_request()) is not None:
                 if self._must_wait(session, request) or not self._ask(session, request):
                     progress.ask_later(request)
                     return
+                self._steps_left -= 1
                 continue
             use = progress.next_use()
             if use is None or (use.first > progress.want and progress.ahead_bytes >= session.lookahead_bytes):
@@ -165,6 +183,7 @@ class Scheduler:
                 self._start_pass(session, part, use.pass_number)
             self._policy.look_ahead(session.parts.names[part], local)
             progress.hold(use)
+            self._steps_left -= 1
             # Local by an earlier use that is not finished yet: a hit, and counted as one.
             if progress.is_local(use.chunk) and not self._ask(session, use):
                 progress.ask_later(use)
@@ -209,10 +228,12 @@ class Scheduler:
         return others_ask and session.fill >= 1.0 and not session.progress.is_blocking(use)
 
     def _open_local(self, session: EngineSession) -> None:
-        for use in session.progress.openable():
+        for use in session.progress.openable(max(1, self._steps_left)):
+            self._steps_left -= 1
             if not session.progress.is_blocking(use) and self._has_enough_open(session):
                 return
             self._open(session, use)
+        self._may_go_on()
 
     def _has_enough_open(self, session: EngineSession) -> bool:
         if session.open_bytes() < session.planned_bytes:
@@ -242,6 +263,7 @@ class Scheduler:
 
     def _start_pass(self, session: EngineSession, part: int, number: int) -> None:
         """Begins a pass over one part: to the policy an epoch is a pass."""
+        self._steps_left -= _STEPS_OF_A_PASS
         session.parts.running_pass[part] = number
         remaining = session.progress.remaining(session.collection.span(part), number)
         self._policy.start_epoch(session.parts.names[part], remaining - np.uint32(session.collection.starts[part]))

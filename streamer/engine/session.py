@@ -281,8 +281,11 @@ class EngineSession:
         collection, sizes = self.collection, charged_bytes(self.collection.file_bytes)
         values, rates = self.parts.relative_values(), collection.byte_rates(self.parts.values)
         part_of = collection.parts_of(columns[0])
+        # Sorted once: with 4,096 parts as many comparisons of all uses took seconds.
+        by_part = np.argsort(part_of, kind="stable")
+        edges = np.searchsorted(part_of[by_part], np.arange(len(self.parts.names) + 1))
         for index, (name, part) in enumerate(zip(self.parts.names, self.request.all_parts, strict=True)):
-            here = part_of == index
+            here = by_part[edges[index] : edges[index + 1]]
             mine = (columns[0][here], columns[1][here], columns[2][here])
             # Without value nothing is kept: what an earlier session has left would go before it is asked for.
             ahead = _NONE if values[name] else mine[0] - np.uint32(collection.starts[index])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 from collections import Counter, deque
 
 import numpy as np
@@ -40,6 +41,8 @@ class SessionProgress:
         self._chunk_bytes = chunk_bytes
         self._numbers = 0
         self._epochs: deque[EpochUses] = deque()
+        # Kept: a sum over many short epochs, at each of them, took seconds.
+        self._schedule_bytes = 0
         self._next: Use | None = None
         self._known_step = -1
         self._ahead: deque[Use] = deque()
@@ -64,10 +67,13 @@ class SessionProgress:
         self._check(columns, passes)
         if not self._epochs or self._epochs[-1].complete:
             self._epochs.append(EpochUses(epoch))
+            self._schedule_bytes += self._epochs[-1].nbytes
         current = self._epochs[-1]
         if current.epoch != epoch:
             raise ProtocolError(f"the schedule of epoch {current.epoch} is not complete, epoch {epoch} follows")
+        before = current.nbytes
         current.extend(columns, complete, passes)
+        self._schedule_bytes += current.nbytes - before
         if complete and len(current.last):
             self._known_step = max(self._known_step, int(current.last.max()))
 
@@ -78,13 +84,17 @@ class SessionProgress:
 
     # ------------------------------------------------------------ steps of the scheduler, in this order
 
-    def take_finished(self) -> list[Use]:
-        """Uses that finished since the last call: read to their last step, or skipped. They are not held any more."""
-        finished = []
-        while self._open and self._open[0][0] < self.done:
+    def take_finished(self, most: int = sys.maxsize) -> list[Use]:
+        """Uses that finished since the last call: read to their last step, or skipped. They are not held any more.
+
+        No more than `most` of them: the rest is for the next call.
+        """
+        finished: list[Use] = []
+        while self._open and self._open[0][0] < self.done and len(finished) < most:
             finished.append(heapq.heappop(self._open)[1])
-        finished += [use for use in self._urgent.values() if use.last < self.done]
-        while self._ahead and self._ahead[0].last < self.done:
+        skipped = (use for use in self._urgent.values() if use.last < self.done)
+        finished += itertools.islice(skipped, most - len(finished))
+        while self._ahead and self._ahead[0].last < self.done and len(finished) < most:
             finished.append(self._leave_ahead())
         for use in finished:
             self._urgent.pop(use.number, None)
@@ -107,7 +117,7 @@ class SessionProgress:
                 first, last, chunk = int(uses.first[i]), int(uses.last[i]), int(uses.chunk[i])
                 of_pass = uses.epoch if uses.passes is None else int(uses.passes[i])
                 return Use(first, self._numbers, last, uses.epoch, chunk, of_pass)
-            self._epochs.popleft()
+            self._schedule_bytes -= self._epochs.popleft().nbytes
         return None
 
     def hold(self, use: Use) -> None:
@@ -156,15 +166,16 @@ class SessionProgress:
         heapq.heappush(self._to_ask, self._use_now(chunk) if broken else self._first_use(chunk))
         return True
 
-    def openable(self) -> list[Use]:
-        """Returns held uses that the consumer wants, in order, up to the first whose chunk is not local.
+    def openable(self, most: int = sys.maxsize) -> list[Use]:
+        """Returns at most so many held uses that the consumer wants, in order, up to the first that is not local.
 
         What comes after a gap stays look-ahead: an open chunk could not be evicted for the one that closes the gap.
         """
         while self._ahead and self._ahead[0].first <= self.want:
             use = self._leave_ahead()
             self._urgent[use.number] = use
-        return list(itertools.takewhile(lambda use: use.chunk in self._local, self._urgent.values()))
+        local = itertools.takewhile(lambda use: use.chunk in self._local, self._urgent.values())
+        return list(itertools.islice(local, most))
 
     def opened(self, use: Use) -> None:
         """The use is open: leased until its last step is done."""
@@ -209,7 +220,7 @@ class SessionProgress:
 
     def schedule_bytes(self) -> int:
         """The bytes of the schedules of its unfinished epochs."""
-        return sum(uses.nbytes for uses in self._epochs)
+        return self._schedule_bytes
 
     def granted_chunks(self) -> int:
         """Number of its chunks that are local or in flight."""

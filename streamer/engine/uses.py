@@ -10,6 +10,8 @@ from streamer.errors import ProtocolError
 
 # Three empty arrays and what holds them (CPython 3.11): an epoch without entries is not free.
 _EPOCH_BYTES = 512
+# A part looks a few times at each epoch; sorting costs as much as 50 looks.
+_LOOKS = 16
 # The look-ahead of all sessions may cost this share of the limit; the rest of the cache makes hits.
 LOOKAHEAD_SHARE = 1 / 16
 
@@ -44,6 +46,7 @@ class EpochUses:
         self.last: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.passes: Passes | None = None
         # Numbers of the uses in the order of their chunks, and these chunks.
+        self._looks = 0
         self._by_chunk: npt.NDArray[np.uint32] | None = None
         self._sorted: npt.NDArray[np.uint32] = np.empty(0, np.uint32)
 
@@ -55,6 +58,11 @@ class EpochUses:
         """
         if len(self.chunk) and len(columns[0]) and (self.passes is None) != (passes is None):
             raise ProtocolError(f"only a part of the schedule of epoch {self.epoch} has passes")
+        first, last = columns[1], columns[2]
+        # Compared, because a difference may wrap around; only the new ones, because there may be many frames.
+        in_order = bool((first[1:] >= first[:-1]).all()) and bool((last >= first).all())
+        if not in_order or (len(first) and len(self.first) and first[0] < self.first[-1]):
+            raise ProtocolError(f"the schedule of epoch {self.epoch} is not in order of its steps")
         if passes is not None:
             self.passes = passes if self.passes is None else np.concatenate([self.passes, passes])
         self._by_chunk, self._sorted = None, self._sorted[:0]
@@ -62,8 +70,6 @@ class EpochUses:
         self.first = np.concatenate([self.first, columns[1]])
         self.last = np.concatenate([self.last, columns[2]])
         self.complete = complete
-        if bool((np.diff(self.first) < 0).any()) or bool((self.last < self.first).any()):
-            raise ProtocolError(f"the schedule of epoch {self.epoch} is not in order of its steps")
 
     @property
     def exhausted(self) -> bool:
@@ -81,12 +87,18 @@ class EpochUses:
         """Chunks of a span that are not held yet, in the passes up to `last_pass`."""
         if self.passes is None and self.epoch > last_pass:
             return self.chunk[:0]
+        self._looks += 1
+        if self._looks <= _LOOKS:
+            chunk = self.chunk[self.cursor :]
+            here = (chunk >= span[0]) & (chunk < span[1])
+            return chunk[here if self.passes is None else here & (self.passes[self.cursor :] <= last_pass)]
         if self._by_chunk is None:  # else each part of a mix would look at the uses of all: 3 s of 4,096 parts
             self._by_chunk = np.argsort(self.chunk, kind="stable").astype(np.uint32)
             self._sorted = self.chunk[self._by_chunk]
-        first, stop = np.searchsorted(self._sorted, span)
+        # Of the same type: for numbers of another one numpy would copy all of the column.
+        first, stop = np.searchsorted(self._sorted, np.array(span, np.uint32))
         uses = np.sort(self._by_chunk[first:stop])
-        uses = uses[np.searchsorted(uses, self.cursor) :]
+        uses = uses[np.searchsorted(uses, np.uint32(self.cursor)) :]
         return self.chunk[uses] if self.passes is None else self.chunk[uses[self.passes[uses] <= last_pass]]
 
 

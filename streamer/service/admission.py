@@ -70,6 +70,10 @@ class Admission:
         asks = "a token" if self._token is not None else "no token"
         return f"Admission(users={sorted(self._users)}, group={self._group}, {asks})"
 
+    def knows(self, user: Credentials | None) -> bool:
+        """Whether the user may connect, perhaps with a token."""
+        return user is None or user.uid in self._users or self._group in user.groups
+
     def check(self, user: Credentials | None, token: str) -> None:
         """Admits a client.
 
@@ -80,7 +84,7 @@ class Admission:
         Raises:
             EngineUnavailableError: it is not admitted; the text says why.
         """
-        if user is not None and user.uid not in self._users and self._group not in user.groups:
+        if user is not None and not self.knows(user):
             raise EngineUnavailableError(
                 f"user {user.uid} may not use this engine; it serves users {sorted(self._users)} and group "
                 f"{self._group}: add it to allow_uids of the service, or run the trainer with that group",

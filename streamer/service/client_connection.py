@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from typing import Protocol, cast
 
 from streamer.errors import BrokenError, ProtocolError, StreamerError
 from streamer.service.admission import Credentials
-from streamer.wire.frames import encode, request_decoder
-from streamer.wire.messages import Content, Event, Failed, GetStatistics, Hello, ReportError, ReportFinding, Request
+from streamer.wire.frames import MAX_HELLO_BYTES, MAX_REQUEST_BYTES, encode, request_decoder
+from streamer.wire.messages import (
+    Content,
+    Event,
+    Failed,
+    GetStatistics,
+    Hello,
+    ReportError,
+    ReportFinding,
+    Request,
+    Statistics,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +30,9 @@ logger = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 4 << 20
 # A connection that says nothing for this long after connecting is closed.
 HELLO_SECONDS = 10.0
-# Requests of one client that are taken before the others have their turn.
+# Requests of one client that are taken before the others have their turn, if they take no longer.
 BURST = 64
+BURST_SECONDS = 0.01
 _MOST_ERROR_LETTERS = 65536
 
 
@@ -39,8 +51,11 @@ class ClientHandler(Protocol):
     def joined(self, client: ClientConnection) -> bool:
         """Registers a new connection; returns False to refuse it."""
 
+    def holds(self, client: ClientConnection, unfinished_bytes: int) -> None:
+        """Is told how much of a frame has arrived whose end has not."""
+
     def dropped(self, client: ClientConnection, why: str) -> None:
-        """Counts a connection that is ended because of the client: "protocol", "unread" or "silent"."""
+        """Counts a connection that is ended because of the client: "protocol", "unread", "silent", "unfinished"."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -51,11 +66,13 @@ class ClientConnection(asyncio.Protocol):
         self.greeted = False
         self._handler = handler
         self._decoder = request_decoder()
+        self._decoder.allow(MAX_HELLO_BYTES)
         self._received = bytearray()
         self._requests: Iterator[Request] | None = None
         self._transport: asyncio.Transport | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
         self._content_bytes = 0
+        self._statistics_bytes = 0
         self._paused = False
         self._drained = asyncio.Event()
 
@@ -110,8 +127,12 @@ class ClientConnection(asyncio.Protocol):
             return
         if isinstance(event, Content):
             self._content_bytes += len(event.content)
-        self._transport.write(encode(event))
-        if (unread := self._transport.get_write_buffer_size()) > MAX_UNREAD_BYTES + self._content_bytes:
+        encoded = encode(event)
+        if isinstance(event, Statistics):  # of many sessions these are long; one answer more may be unread
+            self._statistics_bytes = len(encoded)
+        self._transport.write(encoded)
+        asked_bytes = self._content_bytes + self._statistics_bytes
+        if (unread := self._transport.get_write_buffer_size()) > MAX_UNREAD_BYTES + asked_bytes:
             self.drop(f"leaves {unread} bytes unread", "unread")
 
     async def drained(self, seconds: float) -> None:
@@ -149,7 +170,10 @@ class ClientConnection(asyncio.Protocol):
             if self._requests is None:
                 received, self._received = self._received, bytearray()
                 self._requests = self._decoder.feed(received)
+            begun = time.perf_counter()
             for _ in range(BURST):
+                if time.perf_counter() - begun > BURST_SECONDS:
+                    break
                 if (request := next(self._requests, None)) is None:
                     self._requests = None
                     break
@@ -169,6 +193,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self._requests is None and not self._received:
+            self._handler.holds(self, self._decoder.buffered_bytes)
             if self._paused:
                 self._paused = False
                 self._transport.resume_reading()
@@ -188,6 +213,7 @@ class ClientConnection(asyncio.Protocol):
     def _take(self, request: Request) -> None:
         if isinstance(request, Hello) and not self.greeted:
             self._handler.greet(self, request)
+            self._decoder.allow(MAX_REQUEST_BYTES)
         elif isinstance(request, Hello) or not self.greeted:
             raise ProtocolError(f"{type(request).__name__} out of turn: a connection begins with one Hello")
         else:

@@ -22,6 +22,8 @@ MAX_SESSIONS_PER_PEER = 256
 # The store's connections (at most 256 an endpoint), the catalog, chunk files and manifests.
 RESERVED_DESCRIPTORS = 512
 LEAST_CLIENTS = 16
+# Eight of the longest frames.
+LEAST_FRAME_BYTES = 64 * MiB
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -31,12 +33,16 @@ class Limits(msgspec.Struct, frozen=True):
         answer_bytes: contents that were read for clients and that these have not received yet.
         request_bytes: urls in requests that are being answered, with all that their braces stand for.
         schedule_bytes: schedules of open sessions, 20 bytes per entry.
+        frame_bytes: frames whose end has not arrived.
+        strangers: connections of users who may not connect, until they have said hello and are told so.
     """
 
     clients: int
     answer_bytes: int
     request_bytes: int
     schedule_bytes: int
+    frame_bytes: int = LEAST_FRAME_BYTES
+    strangers: int = 16
 
     @classmethod
     def of(cls, config: ServiceConfig, memory_bytes: int | None = None) -> Limits:
@@ -48,6 +54,7 @@ class Limits(msgspec.Struct, frozen=True):
             answer_bytes=max(MAX_READ_BYTES, budget // 2),
             request_bytes=budget // 4,
             schedule_bytes=budget // 2,
+            frame_bytes=max(LEAST_FRAME_BYTES, budget // 4),
         )
 
 

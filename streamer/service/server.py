@@ -56,6 +56,10 @@ logger = logging.getLogger(__name__)
 
 # A reason with a path and two numbers; a name of a rank and its worker.
 _MOST_LETTERS = 500
+# Of job, order, stream and dataset of a session together.
+_MOST_NAME_LETTERS = 64 << 10
+# Exact as a floating-point number; bytes, samples and steps of nothing are more.
+_MOST_NUMBER = 1 << 53
 
 
 class _ClientState(msgspec.Struct):
@@ -99,6 +103,10 @@ class Server:
         self._long_requests = LongRequests(engine, tasks, self._limits, self._fail)
         self._proofs = SessionProofs(engine.rights, tasks)
         self._clients: dict[ClientConnection, _ClientState] = {}
+        # Bytes of a frame whose end has not arrived; those that began first come first.
+        self._unfinished: dict[ClientConnection, int] = {}
+        # Of users who may not connect.
+        self._strangers: dict[ClientConnection, None] = {}
         self._grace: asyncio.TimerHandle | None = None
         self._begun = engine.now()
         self._count: Counter[str] = Counter()
@@ -138,6 +146,10 @@ class Server:
             self._count["refused"] += 1
             logger.warning("%s refused: %d are connected already", client, len(self._clients))
             return False
+        if not self._admission.knows(client.credentials):
+            if len(self._strangers) >= self._limits.strangers:
+                next(iter(self._strangers)).drop("may not connect, and has said nothing", "silent")
+            self._strangers[client] = None
         self._clients[client] = _ClientState()
         if self._grace is not None:
             self._grace.cancel()
@@ -148,6 +160,8 @@ class Server:
         """Handles the end of a connection: its leases end with it."""
         state = self._clients.pop(client, _ClientState())
         self._proofs.drop(client)
+        self._unfinished.pop(client, None)
+        self._strangers.pop(client, None)
         for session in state.sessions.values():
             session.close()
         if client.greeted:
@@ -157,6 +171,19 @@ class Server:
     def dropped(self, client: ClientConnection, why: str) -> None:
         """Counts a connection that is ended because of the client."""
         self._count[f"dropped {why}"] += 1
+        self._unfinished.pop(client, None)
+        self._strangers.pop(client, None)
+
+    def holds(self, client: ClientConnection, unfinished_bytes: int) -> None:
+        """Bounds the unfinished frames of all clients: that which began first is given up for later ones."""
+        if not unfinished_bytes:
+            self._unfinished.pop(client, None)
+            return
+        self._unfinished[client] = unfinished_bytes
+        while sum(self._unfinished.values()) > self._limits.frame_bytes:
+            first, held = next(iter(self._unfinished.items()))
+            first.drop(f"has sent {held} bytes of a frame and not its end, while others need the memory", "unfinished")
+            self._unfinished.pop(first, None)
 
     def greet(self, client: ClientConnection, hello: Hello) -> None:
         """Checks its credentials and version; answers with the folders of the chunks."""
@@ -227,6 +254,7 @@ class Server:
         if is_open or len(state.sessions) + self._proofs.count(client) >= MAX_SESSIONS_PER_PEER:
             raise ProtocolError(f"session {number} is open already, or there are too many")
         try:
+            _check_numbers(request)
             wanted = SessionRequest(
                 job=request.job,
                 dataset=request.dataset,
@@ -368,6 +396,7 @@ class Server:
             "dropped_protocol": self._count["dropped protocol"],
             "dropped_unread": self._count["dropped unread"],
             "dropped_silent": self._count["dropped silent"],
+            "dropped_unfinished": self._count["dropped unfinished"],
             "warnings": self._warnings(),
             **process_statistics(),
         }
@@ -381,6 +410,24 @@ class Server:
 def one_line(text: str) -> str:
     """Returns a client's text for the log: short, without control characters or line breaks."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_LETTERS])
+
+
+def _check_numbers(request: OpenSession) -> None:
+    """Refuses names and numbers that no session has, before anything is computed with them.
+
+    Raises:
+        ProtocolError: names the field.
+    """
+    numbers = {
+        name: getattr(request, name) for name in ("global_batch", "world_size", "start", "open_bytes", "sharers")
+    }
+    numbers |= {f"open_bytes of part {place}": part.open_bytes for place, part in enumerate(request.parts)}
+    for name, number in numbers.items():
+        if not 0 <= number < _MOST_NUMBER:
+            raise ProtocolError(f"a session with {name}={number}; it is 0 to {_MOST_NUMBER - 1}")
+    letters = sum(map(len, (request.job, request.order_id, request.stream, request.dataset)))
+    if letters > _MOST_NAME_LETTERS:
+        raise ProtocolError(f"a session whose names have {letters} letters; at most {_MOST_NAME_LETTERS}")
 
 
 def _passes(request: Extend) -> np.ndarray | None:

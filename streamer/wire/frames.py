@@ -21,6 +21,8 @@ _LENGTH = struct.Struct(">I")
 
 # A schedule of 200,000 chunks has 4 MB; longer ones are sent in several frames.
 MAX_REQUEST_BYTES = 8 << 20
+# A Hello has a name of a job and a token; who sends it may not be allowed to send anything.
+MAX_HELLO_BYTES = 64 << 10
 # One `Content` of 64 MiB.
 MAX_EVENT_BYTES = 65 << 20
 
@@ -73,6 +75,15 @@ class FrameDecoder(Generic[M]):
 
     def __repr__(self) -> str:
         return f"FrameDecoder(buffered_bytes={len(self._buffer)}, max_bytes={self._max_bytes})"
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._buffer)
+
+    def allow(self, max_bytes: int) -> None:
+        """Takes frames up to this length from the next one on."""
+        self._max_bytes = max_bytes
 
     def feed(self, received: bytes | bytearray | memoryview) -> Iterator[M]:
         """Takes received bytes and yields the messages that are complete.

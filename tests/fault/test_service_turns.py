@@ -1,0 +1,158 @@
+"""The largest message of each kind: another client waits for less than a second."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from streamer.service.limits import Limits
+from streamer.wire.frames import MAX_REQUEST_BYTES, encode
+from streamer.wire.messages import (
+    Advance,
+    CloseSession,
+    Extend,
+    GetManifest,
+    GetStatistics,
+    OpenSession,
+    Part,
+    Read,
+    Reject,
+    ReportError,
+    ReportFinding,
+)
+from tests.fault.test_service import HELLO, connections, data, make_service, opened, until  # noqa: F401
+
+LIMITS = Limits(clients=300, answer_bytes=64 << 20, request_bytes=64 << 20, schedule_bytes=256 << 20)
+MOST_SECONDS = 1.0
+USES = 330_000
+
+
+def _extend(epoch: int, chunks: np.ndarray, *, passes: bool = False) -> Extend:
+    steps = np.arange(epoch * len(chunks), (epoch + 1) * len(chunks), dtype="<i8").tobytes()
+    of_pass = np.full(len(chunks), epoch, "<u4").tobytes() if passes else b""
+    return Extend(1, epoch, chunks.astype("<u4").tobytes(), steps, steps, passes=of_pass)
+
+
+def _messages(kind: str, digest: str, chunks: int, url: str) -> Sequence[object]:
+    rng = np.random.default_rng(0)
+    session = OpenSession(1, "j", digest, "greedy")
+    names = (MAX_REQUEST_BYTES - 1000) // 2
+    match kind:
+        case "schedules":
+            return [session, *(_extend(epoch, rng.integers(0, chunks, USES)) for epoch in range(8)), Advance(1, 0, 0)]
+        case "everything at once":
+            return [session, _extend(0, rng.integers(0, chunks, USES)), Advance(1, 0, USES), Advance(1, USES, USES)]
+        case "schedules of 512 parts":
+            parts = [Part(digest, str(number)) for number in range(512)]
+            uses = [_extend(epoch, rng.integers(0, 512 * chunks, USES), passes=True) for epoch in range(3)]
+            return [OpenSession(1, "j", digest, "greedy", parts=parts), *uses, Advance(1, 0, 1000), Advance(1, 9, 5000)]
+        case "short epochs":
+            one = np.zeros(1, np.int64)
+            return [session, *(_extend(epoch, one) for epoch in range(5000)), Advance(1, 0, 0), Advance(1, 5000, 5000)]
+        case "braces":
+            return [
+                GetManifest(1, [url + "{0..999999}{0..999999}"], "auto"),
+                GetManifest(2, [url + "{0..99999}"], "auto"),
+            ]
+        case "globs":
+            return [GetManifest(1, [url + "*a" * 2000 + "*c"], "auto"), GetManifest(2, [url + "**/*" * 50], "auto")]
+        case "urls":
+            return [GetManifest(1, [f"{url}{number}" for number in range(99_000)], "auto")]
+        case "names":
+            return [
+                GetManifest(1, [url + "x" * names], "auto"),
+                GetManifest(2, [url], "x" * 2 * names),
+                Read(4, digest, 0, 0, 64 << 20),
+            ]
+        case "session names":
+            return [OpenSession(1, "j" * 2 * names, digest, "r")]
+        case "texts":
+            return [
+                session,
+                ReportError("j", digest, "greedy", "x" * 1200),
+                ReportFinding("j", digest, "greedy", 0.5, "decode", "x" * 240, None),
+                *[GetStatistics(number) for number in range(200)],
+                Reject(1, 0, "x" * 500),
+                CloseSession(1),
+            ]
+    raise ValueError(kind)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "schedules",
+        "everything at once",
+        "schedules of 512 parts",
+        "short epochs",
+        "braces",
+        "globs",
+        "urls",
+        "names",
+        "session names",
+        "texts",
+    ],
+)
+def test_another_client_is_answered_meanwhile(make_service, data, kind):  # noqa: F811
+    """The clock is the subject: what a message makes the engine do is cut into turns, or refused."""
+    service = make_service(LIMITS)
+    with service.client() as client:
+        manifest, _ = opened(client, data)
+        messages = _messages(kind, manifest.digest, manifest.chunks, f"{data}/")
+        flood = [encode(message) for message in messages]
+        assert all(len(frame) <= MAX_REQUEST_BYTES for frame in flood)
+        with connections(service.socket, 1, HELLO) as (greedy,):
+            greedy.settimeout(0.0)
+            pending, worst, ends = memoryview(b"".join(flood)), 0.0, time.monotonic() + 60
+            calm = 0
+            while calm < 5 and time.monotonic() < ends:
+                try:
+                    pending = pending[greedy.send(pending) :]
+                except BlockingIOError:
+                    pass
+                except ConnectionError:  # refused, and hung up before the last of it was written
+                    pending = pending[:0]
+                begun = time.monotonic()
+                client.statistics()
+                took = time.monotonic() - begun
+                worst = max(worst, took)
+                calm = calm + 1 if not pending and took < 0.05 else 0
+            assert worst < MOST_SECONDS
+
+
+def test_frames_without_an_end_share_one_budget(make_service):  # noqa: F811
+    """Forty clients begin a frame of 8 MB and do not end it: those that began first give way, others are served."""
+    limits = Limits(
+        clients=100, answer_bytes=1 << 20, request_bytes=1 << 20, schedule_bytes=1 << 20, frame_bytes=8 << 20
+    )
+    service = make_service(limits)
+    begun = HELLO + struct.pack(">I", MAX_REQUEST_BYTES) + bytes(1 << 20)
+    with connections(service.socket, 40, begun):
+        until(lambda: service.count("dropped_unfinished") >= 30)
+        with service.client() as client:
+            assert client.statistics()["dropped_unfinished"] >= 30
+
+
+def test_before_its_hello_a_client_sends_little(make_service):  # noqa: F811
+    """Who may not connect makes the engine hold 64 KiB, not 8 MiB."""
+    service = make_service()
+    with connections(service.socket, 1, struct.pack(">I", 1 << 20) + bytes(1000)) as (stranger,):
+        stranger.settimeout(60)
+        answer = b""
+        while received := _received(stranger):
+            answer += received
+        assert b"exceeds the limit of 65536" in answer
+    until(lambda: service.count("dropped_protocol") == 1)
+
+
+def _received(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(1 << 16)
+    except ConnectionError:
+        return b""
