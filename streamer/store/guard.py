@@ -78,6 +78,8 @@ def check(address: Address, translation: Translation | None, *, is_curl: bool) -
         raise refusal(address.root, "only fsspec could read it")
     if "application_credentials" in translation.config:
         raise refusal(address.root, "the token in storage_options is a file")
+    if translation.ca_file:
+        raise refusal(address.root, "verify in storage_options is a file")
     place = chosen_place(address, translation)
     if place is None:
         return

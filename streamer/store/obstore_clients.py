@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import ssl
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from msgspec.structs import replace
@@ -48,6 +49,8 @@ _REQUEST_TIMEOUT = timedelta(hours=1)
 _NO_RETRIES: RetryConfig = {"max_retries": 0}
 
 # The parts of obstore's texts that contain no value: a missing setting, and types of Google's files.
+# The system's own file has 0.2 MB.
+_MOST_CA_BYTES = 16 << 20
 _WITHOUT_VALUES = re.compile(r"[\w ]+ must be (?:specified|provided)|unknown variant `\w+`|missing field `\w+`")
 # A part of 8 MiB at 28 kB/s; a shard of a gigabyte must not begin again for one of its parts.
 _PART_TIMEOUT = timedelta(minutes=5)
@@ -119,11 +122,32 @@ def certificates(path: str) -> bytes:
         ConfigError: it cannot be read, or contains no certificates.
     """
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
-        return Path(path).read_bytes()
-    except OSError as error:  # of ssl as well
-        reason = "it has no certificates" if isinstance(error, ssl.SSLError) else error.strerror
-        raise ConfigError(f"verify={path!r} cannot be read: {reason}", field="verify") from error
+        content = _read_regular(path)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii", "ignore"))
+        return content
+    except (ssl.SSLError, ValueError) as error:  # ValueError: the file is empty
+        raise ConfigError(f"verify={path!r} cannot be read: it has no certificates", field="verify") from error
+    except OSError as error:
+        raise ConfigError(f"verify={path!r} cannot be read: {error.strerror}", field="verify") from error
+
+
+def _read_regular(path: str) -> bytes:
+    """Reads a file; a pipe or a device would hold the thread for ever.
+
+    Raises:
+        OSError: it is no regular file, longer than any file of certificates, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        if found.st_size > _MOST_CA_BYTES:
+            raise OSError(errno.EFBIG, f"it has {found.st_size} bytes, more than {_MOST_CA_BYTES}", path)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(_MOST_CA_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def _s3(address: Address, translation: Translation, place: Place, ring: AnyRing | None) -> ObjectStore:

@@ -1,0 +1,39 @@
+"""Files of certificates that options name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from streamer.errors import AccessDeniedError, ConfigError
+from streamer.store import guard
+from streamer.store.obstore_clients import certificates
+from streamer.store.options import translate
+from streamer.store.urls import split
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "empty", "missing"])
+def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
+    """A pipe held the thread that read it for ever; sixty of them stopped a service."""
+    path = tmp_path / "ca"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "empty":
+        path.touch()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        certificates(str(path))
+
+
+@pytest.mark.parametrize("path", ["/etc/shadow", "/no/such/file", "/dev/zero"])
+def test_a_client_names_no_files(path: str) -> None:
+    """What a service answers does not depend on what there is."""
+    address = split("s3://bucket/x/")
+    translation = translate(address, {"key": "a", "secret": "b", "client_kwargs": {"verify": path}})
+    with pytest.raises(AccessDeniedError, match="verify in storage_options is a file"):
+        guard.check(address, translation, is_curl=True)
