@@ -32,6 +32,8 @@ from streamer.formats.chunkfile import HEADER_BYTES, SUFFIX, ChunkHeader, relati
 LAYOUT_VERSION = 1
 MARKER = "streamer-cache"
 _MARKER_TEXT = "streamer cache "
+# Begins like the marker: earlier versions take a folder that has nothing else for an empty one.
+LOCK_NAME = MARKER + ".lock"
 ROOT_ID = "root-id"
 SUBFOLDERS = ("chunks", "manifests", "tmp", "catalog")
 _DIGITS = "0123456789abcdef"
@@ -239,13 +241,18 @@ def _check_marker(path: Path) -> None:
     marker = path / MARKER
     if marker.exists():
         _check_version(path, marker.read_text())
-    elif any(not _harmless(entry.name) for entry in path.iterdir()):
+    elif not is_fresh(path):
         raise CacheVersionError(
             f"{path} is not empty and not a streamer cache (no file {MARKER!r}); choose another cache_dir, or empty it",
             where=str(path),
         )
     else:
         _write_once(marker, f"{_MARKER_TEXT}{LAYOUT_VERSION}\n")
+
+
+def is_fresh(path: Path) -> bool:
+    """Whether a folder has nothing that a new cache could destroy."""
+    return all(_harmless(entry.name) for entry in path.iterdir())
 
 
 def _harmless(name: str) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import time
+from contextlib import ExitStack
 
 from streamer.cache.folder import Folder, is_intact, make_again
+from streamer.cache.folder_lock import take_locks
 from streamer.errors import CacheError
 
 # `rm -r` also removes a folder that is recreated meanwhile, a few times.
@@ -19,14 +20,15 @@ class FolderGuard:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._lock: int | None = None
+        # Of a folder that was made again.
+        self._locks = ExitStack()
         self._is_foreign = False
         self._restored_at = self._restored_before = float("-inf")
         # The engine locked this one before it opened the folder.
         self._locked_inode = os.stat(folder.path).st_ino
 
     def __repr__(self) -> str:
-        return f"FolderGuard({str(self._folder.path)!r}, {'made again' if self._lock is not None else 'as opened'})"
+        return f"FolderGuard({str(self._folder.path)!r}, {'foreign' if self._is_foreign else 'own'})"
 
     def restore(self, *, wanted: bool) -> bool:
         """Recreates the folder if it or a part of it is missing; its content is lost.
@@ -79,9 +81,7 @@ class FolderGuard:
 
     def close(self) -> None:
         """Releases the lock of a recreated folder; idempotent."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
+        self._locks.close()
 
     def _lock_again(self) -> None:
         """Locks the new folder: the engine's lock is on the old one, so a second engine could open this one."""
@@ -89,13 +89,10 @@ class FolderGuard:
         if os.stat(path).st_ino == self._locked_inode:  # only its content is gone
             return
         self.close()
-        self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._locked_inode = os.fstat(self._lock).st_ino
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        self._locked_inode = os.stat(path).st_ino
+        if take_locks(path, self._locks) is None:
             self._locked_inode = 0
             raise CacheError(
                 f"the cache folder {path} was removed, and another engine uses the new one; end one of the two",
                 where=str(path),
-            ) from None
+            )

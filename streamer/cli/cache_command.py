@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,16 +175,23 @@ def _export(arguments: argparse.Namespace, terminal: Terminal) -> int:
 @contextlib.contextmanager
 def _unused(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
     """Keeps engines out of a folder, which they lock, and other such commands, too, if `exclusive`."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise CacheError(
-            f"{folder} is in use by an engine; stop `streamer serve`, or wait until the jobs are over",
-            where=str(folder),
-        ) from None
-    try:
+    from streamer.cache.folder import LOCK_NAME
+
+    how = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
+    with ExitStack() as on_exit:
+        for path in (folder / LOCK_NAME, folder):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            except (FileNotFoundError, PermissionError):
+                if path == folder:
+                    raise
+                continue  # of an earlier version, or of another user
+            on_exit.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, how)
+            except BlockingIOError:
+                raise CacheError(
+                    f"{folder} is in use by an engine; stop `streamer serve`, or wait until the jobs are over",
+                    where=str(folder),
+                ) from None
         yield
-    finally:
-        os.close(descriptor)

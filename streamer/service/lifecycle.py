@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from streamer import linux
 from streamer.cache.folder import group_id
+from streamer.cache.folder_lock import take_locks
 from streamer.cgroup import usable_cores
 from streamer.config import EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
@@ -133,7 +133,7 @@ class Life:
             os.umask(0o022)
         lock_seconds = LOCK_SECONDS + config.service.drain_seconds
         folder = _only_engine(config.cache.directory, lock_seconds)
-        with recent_warnings() as warnings, folder as lock, self._holding(lock):
+        with recent_warnings() as warnings, folder as locks, self._holding(*locks):
             self._timing.end("lock")
             async with Engine(config) as engine, maintained(engine), _among_peers(engine), asyncio.TaskGroup() as tasks:
                 self._timing.end("cache")
@@ -162,12 +162,13 @@ class Life:
             await self._drain(engine, server)
 
     @contextlib.contextmanager
-    def _holding(self, descriptor: int) -> Iterator[None]:
-        self._held.append(descriptor)
+    def _holding(self, *descriptors: int) -> Iterator[None]:
+        self._held.extend(descriptors)
         try:
             yield
         finally:
-            self._held.remove(descriptor)
+            for descriptor in descriptors:
+                self._held.remove(descriptor)
 
     def _not_ready(self) -> str:
         """Returns why no trainer should connect now; "" if it may."""
@@ -272,30 +273,20 @@ def _make_cache_dir(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _only_engine(directory: Path, seconds: float) -> Iterator[int]:
-    """Holds a lock on the cache folder itself for life: the kernel frees it with the process."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _lock(descriptor, directory, seconds)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, directory: Path, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        if time.monotonic() > deadline:
-            raise CacheError(
-                f"{directory} is in use by another engine; one engine per cache folder: connect to that one "
-                "(STREAMER_ENGINE=unix:/its/socket) or choose another cache_dir",
-                where=str(directory),
-            )
-        # flock(2) has no timeout.
-        time.sleep(_LOCK_RETRY_SECONDS)
+def _only_engine(directory: Path, seconds: float) -> Iterator[list[int]]:
+    """Holds the locks of the cache folder for life, see `folder_lock`: the kernel frees them with the process."""
+    with contextlib.ExitStack() as on_exit:
+        deadline = time.monotonic() + seconds
+        while (descriptors := take_locks(directory, on_exit)) is None:
+            if time.monotonic() > deadline:
+                raise CacheError(
+                    f"{directory} is in use by another engine; one engine per cache folder: connect to that one "
+                    "(STREAMER_ENGINE=unix:/its/socket) or choose another cache_dir",
+                    where=str(directory),
+                )
+            # flock(2) has no timeout.
+            time.sleep(_LOCK_RETRY_SECONDS)
+        yield descriptors
 
 
 # ---------------------------------------------------------------- the socket
