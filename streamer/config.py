@@ -336,7 +336,8 @@ def _cache_dir(env: Mapping[str, str]) -> Path:
 def _runtime_dir(env: Mapping[str, str]) -> Path:
     # Short: a unix socket's path may have 107 bytes.
     if chosen := env.get("STREAMER_RUNTIME_DIR"):
-        return Path(chosen)
+        # A link that the user names is meant; later no link is followed.
+        return Path(os.path.realpath(chosen))
     if (base := env.get("XDG_RUNTIME_DIR")) and os.access(base, os.W_OK):
         return Path(base) / "streamer"
     return Path(f"/tmp/streamer-{os.getuid()}")

@@ -194,5 +194,10 @@ def address_of(path: Path, on_exit: ExitStack) -> str:
     if sys.platform == "linux" and hasattr(os, "O_PATH"):
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         on_exit.callback(os.close, folder)
-        return f"/proc/self/fd/{folder}/{path.name}"
+        return address_in(folder, path)
     return str(path)
+
+
+def address_in(folder: int, path: Path) -> str:
+    """The address of a unix socket in an opened folder, whatever has its name by now; on other systems the path."""
+    return f"/proc/self/fd/{folder}/{path.name}" if sys.platform == "linux" else str(path)

@@ -8,7 +8,8 @@ import select
 import socket
 from pathlib import Path
 
-from streamer import errors
+from streamer import errors, linux
+from streamer.client.socket_folder import check_server, open_folder
 from streamer.errors import EngineUnavailableError, ServiceError, StreamerError
 from streamer.version import VERSION
 from streamer.wire.frames import encode, event_decoder
@@ -34,14 +35,23 @@ class Connection:
         token: token that the engine asks for.
         timeout_seconds: for each answer to a send; None: 30 s, and 10 s for the hello.
         protocol: version that the client speaks.
+        external: whether the path was configured, and not made up from the user's number; see `check_server`.
 
     Raises:
         DisconnectedError: no engine answers at `path`.
+        EngineUnavailableError: another user answers there, or the engine admits this one not.
         ProtocolVersionError: the engine speaks another version.
     """
 
     def __init__(
-        self, path: Path, job: str, token: str = "", timeout_seconds: float | None = None, *, protocol: int = PROTOCOL
+        self,
+        path: Path,
+        job: str,
+        token: str = "",
+        timeout_seconds: float | None = None,
+        *,
+        protocol: int = PROTOCOL,
+        external: bool = False,
     ) -> None:
         self.pid = os.getpid()
         self._protocol = protocol
@@ -51,7 +61,10 @@ class Connection:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(self._timeout_seconds)
-            self._socket.connect(str(path))
+            with contextlib.ExitStack() as on_exit:
+                folder = open_folder(path.parent, on_exit, external=external)
+                self._socket.connect(linux.address_in(folder, path))
+                check_server(self._socket, folder, path, external=external)
             # Not a timeout of its own: Python asks with poll(2) before each call whether it would wait.
             self._socket.setblocking(False)
             self.welcome = self._hello(job, token, timeout_seconds or _HELLO_SECONDS)

@@ -98,7 +98,13 @@ def _connect_or_start(settings: ClientSettings, restarts: Restarts) -> Connectio
 
 
 def _connect_once(settings: ClientSettings) -> Connection:
-    return Connection(settings.socket_path, settings.job, settings.token(), protocol=settings.protocol)
+    return Connection(
+        settings.socket_path,
+        settings.job,
+        settings.token(),
+        protocol=settings.protocol,
+        external=settings.external,
+    )
 
 
 def _connect_when_up(settings: ClientSettings) -> Connection:
@@ -129,7 +135,10 @@ def _connect_when_up(settings: ClientSettings) -> Connection:
 def _make_runtime_dir(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
+        # Not by its name: a link may lead somewhere else at each look.
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        status = os.fstat(descriptor)
+        os.close(descriptor)
     except OSError as error:
         raise ConfigError(
             f"runtime folder {path}: {error.strerror}; set STREAMER_RUNTIME_DIR", field="runtime_dir"

@@ -31,8 +31,7 @@ def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping
     """Returns the engine's counters (see `streamer.engine.statistics`); None if none answers in time."""
     deadline = time.monotonic() + timeout_seconds
     try:
-        token = settings.token()
-        with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as connection:
+        with contextlib.closing(_connected(settings, timeout_seconds)) as connection:
             connection.send(GetStatistics(1))
             return _answer(connection, deadline)
     except (DisconnectedError, StreamerError) as error:
@@ -68,13 +67,16 @@ def report(settings: ClientSettings, session: SessionSpec, timeout_seconds: floa
         Whether it was sent; a missing engine is not an error.
     """
     try:
-        token = settings.token()
-        with contextlib.closing(Connection(settings.socket_path, settings.job, token, timeout_seconds)) as connection:
+        with contextlib.closing(_connected(settings, timeout_seconds)) as connection:
             connection.send(_message(settings.job, session, what))
     except (DisconnectedError, StreamerError) as error:
         logger.debug("the engine of %s got no report: %s", settings.cache_dir, error)
         return False
     return True
+
+
+def _connected(settings: ClientSettings, timeout_seconds: float) -> Connection:
+    return Connection(settings.socket_path, settings.job, settings.token(), timeout_seconds, external=settings.external)
 
 
 def _message(job: str, session: SessionSpec, what: Finding | Exception) -> ReportFinding | ReportError:
