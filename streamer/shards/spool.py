@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,7 +35,11 @@ def spooled(folder: Path, number: int) -> Iterator[Path]:
         PackError: the disk is full, or the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if folder.name.startswith(_PREFIX):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _check_private(folder)
+        else:  # of the destination: whoever may read that may read the shards
+            folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         with _locked(folder, number) as file:
             path = Path(file.name)
@@ -70,13 +76,44 @@ def spool_folder(job: Job) -> Path:
     address = split(job.url)
     if address.scheme == "file":
         return Path(address.key) / job.folder
-    return Path(tempfile.gettempdir()) / f"{_PREFIX}{job.id}"
+    return _temporary_folder(job.id)
+
+
+def _temporary_folder(job: str) -> Path:
+    """Returns the folder of a job's temporary files; makes one with a name that nobody can have taken before.
+
+    The tasks of a job on one machine share it, so that each removes what killed ones have left: the first of this
+    user's folders that is private.
+    """
+    parent = Path(tempfile.gettempdir())
+    for folder in sorted(parent.glob(f"{_PREFIX}{job}-*")):
+        if _is_own(folder, 0o077):
+            return folder
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{job}-"))
+
+
+def _is_own(folder: Path, others: int) -> bool:
+    """Whether a folder is this user's and no link, and other users have none of the rights `others`."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & others
+
+
+def _check_private(folder: Path) -> None:
+    if not _is_own(folder, 0o077):
+        raise PackError(
+            f"{folder} is not private to user {os.geteuid()}: shards on their way to the store are not written there; "
+            "name another folder in TMPDIR",
+            path=str(folder),
+        )
 
 
 def sweep_other_jobs() -> None:
     """Removes the temporary files of killed packs of other jobs, which may never run again."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        if folder.is_symlink():  # another user's, in a folder that everyone may write to
+        if not _is_own(folder, 0o022):  # another user's, in a folder that everyone may write to
             continue
         _sweep(folder)
         with suppress(OSError):
@@ -86,8 +123,14 @@ def sweep_other_jobs() -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Removes the files that no process has locked."""
+    """Removes the files of this user that no process has locked; waits for nothing."""
     for path in folder.glob(f"*{_SUFFIX}"):
-        with suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                found = os.fstat(descriptor)
+                if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+            finally:
+                os.close(descriptor)

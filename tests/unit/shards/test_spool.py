@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from streamer.shards.spool import spooled, sweep_other_jobs
+from streamer.errors import PackError
+from streamer.shards.spool import spool_folder, spooled, sweep_other_jobs
 
 
 def test_what_a_killed_task_has_left_is_removed(tmp_path: Path) -> None:
@@ -26,7 +30,8 @@ def test_what_packs_of_other_jobs_have_left_is_removed(tmp_path: Path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     killed, running, waiting = (tmp_path / f"streamer-pack-{name}" for name in ("killed", "running", "waiting"))
     for folder in (killed, running, waiting):
-        (folder / "rules").mkdir(parents=True)
+        folder.mkdir(mode=0o700)
+        (folder / "rules").mkdir()
     (killed / "000001-dead.spool").write_bytes(b"half a shard")
     (tmp_path / "other").mkdir()
     with spooled(running, 0) as held:
@@ -60,3 +65,44 @@ def test_a_sweep_takes_no_file_that_is_just_made(tmp_path: Path) -> None:
         thread.join()
     assert lost == []
     assert list(tmp_path.iterdir()) == []
+
+
+def _job(url: str = "s3://b/x/") -> Any:
+    return SimpleNamespace(url=url, id="a1b2", folder=".streamer/pack/a1b2/")
+
+
+def test_the_folder_of_uploads_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of one job share it; no other user may read a shard on its way, or put another one in its place."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = spool_folder(_job())
+    assert folder.parent == tmp_path
+    assert spool_folder(_job()) == folder
+    with spooled(folder, 0) as path:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert path.parent == folder
+    folder.chmod(0o755)
+    with pytest.raises(PackError, match="is not private"), spooled(folder, 0):
+        pytest.fail("it was written")
+    assert spool_folder(_job()) != folder
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
+def test_what_other_users_put_there_is_neither_used_nor_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with the name of the job, and a pipe in the place of a file: a lock of it would wait for ever."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    theirs = [tmp_path / f"streamer-pack-{name}" for name in ("a1b2", "a1b2-0", "evil")]
+    for folder in theirs:
+        folder.mkdir(mode=0o755)
+        os.mkfifo(folder / "x.spool", 0o644)
+        os.chown(folder / "x.spool", 65534, 65534)
+        os.chown(folder, 65534, 65534)
+    os.symlink(theirs[0], tmp_path / "streamer-pack-a1b2-00")
+    sweep_other_jobs()
+    mine = spool_folder(_job())
+    assert mine not in theirs
+    os.mkfifo(mine / "y.spool")
+    with spooled(mine, 1) as path:
+        assert path.parent == mine
+    assert all((folder / "x.spool").exists() for folder in theirs)
