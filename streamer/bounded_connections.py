@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 class BoundedConnections:
     """Closes connections of which too little is heard. Lives on the server's loop.
 
-    Of those that count, the one that was silent for longest gives way to a new one: who opens many and says nothing
-    keeps nobody out.
+    Of those that count, the one that was silent for longest gives way to a new one: many silent ones
+    keep no other client out.
 
     Args:
         most: connections at once.

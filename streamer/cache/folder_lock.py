@@ -26,7 +26,7 @@ def take_locks(directory: Path, on_exit: ExitStack) -> list[int] | None:
     """Locks a cache folder until `on_exit` ends; returns the descriptors, or None while another engine has it.
 
     Raises:
-        CacheError: the file cannot be made or is somebody else's.
+        CacheError: the file cannot be made or is another user's.
     """
     with ExitStack() as undo:
         descriptors: list[int] = []

@@ -23,7 +23,7 @@ def open_folder(folder: Path, on_exit: ExitStack, *, external: bool) -> int:
     Args:
         folder: path of the folder.
         on_exit: closes it.
-        external: whether it was configured, and may be a link and anybody's.
+        external: whether it was configured, and may be a link, and any user's.
 
     Raises:
         EngineUnavailableError: it is a link, or belongs to another user.

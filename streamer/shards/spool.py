@@ -38,7 +38,7 @@ def spooled(folder: Path, number: int) -> Iterator[Path]:
         if folder.name.startswith(_PREFIX):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             _check_private(folder)
-        else:  # of the destination: whoever may read that may read the shards
+        else:  # of the destination: its readers may read the shards
             folder.mkdir(parents=True, exist_ok=True)
         _sweep(folder)
         with _locked(folder, number) as file:
@@ -80,7 +80,7 @@ def spool_folder(job: Job) -> Path:
 
 
 def _temporary_folder(job: str) -> Path:
-    """Returns the folder of a job's temporary files; makes one with a name that nobody can have taken before.
+    """Returns the folder of a job's temporary files; makes one with a name that no other user can have taken before.
 
     The tasks of a job on one machine share it, so that each removes what killed ones have left: the first of this
     user's folders that is private.
