@@ -86,7 +86,7 @@ def found(socket: Path | None, cache_dir: Path | None, settings: ClientSettings)
             f"{len(running)} engines run in {settings.runtime_dir}: {listed}; choose one with --cache-dir or --socket",
             field="socket",
         )
-    return _at(running[0], settings)
+    return replace(_at(running[0], settings), is_configured=False)
 
 
 def _named(socket: Path | None, cache_dir: Path | None, settings: ClientSettings) -> ClientSettings | None:
@@ -107,7 +107,7 @@ def _of_folder(cache_dir: Path, settings: ClientSettings) -> ClientSettings:
             f"no embedded engine of the cache folder {cache_dir} runs: none listens at {path}; one that serves it as "
             "a service is found by --socket"
         )
-    return _at(path, settings)
+    return replace(_at(path, settings), is_configured=False)
 
 
 def _at(path: Path, settings: ClientSettings) -> ClientSettings:

@@ -103,7 +103,7 @@ def _connect_once(settings: ClientSettings) -> Connection:
         settings.job,
         settings.token(),
         protocol=settings.protocol,
-        external=settings.external,
+        external=settings.external and settings.is_configured,
     )
 
 

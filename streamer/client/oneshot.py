@@ -76,7 +76,13 @@ def report(settings: ClientSettings, session: SessionSpec, timeout_seconds: floa
 
 
 def _connected(settings: ClientSettings, timeout_seconds: float) -> Connection:
-    return Connection(settings.socket_path, settings.job, settings.token(), timeout_seconds, external=settings.external)
+    return Connection(
+        settings.socket_path,
+        settings.job,
+        settings.token(),
+        timeout_seconds,
+        external=settings.external and settings.is_configured,
+    )
 
 
 def _message(job: str, session: SessionSpec, what: Finding | Exception) -> ReportFinding | ReportError:

@@ -33,6 +33,8 @@ class ClientSettings:
         config: TOML file of an engine started by this client, absolute; None: the defaults.
         grace_seconds: time for which an engine started by this client stays after its last connection.
         protocol: version that it speaks; other than ours for statistics only.
+        is_configured: whether the user named the socket of `engine`, so that its folder's owner may listen there; false
+            for a socket that was found in the runtime folder.
     """
 
     cache_dir: Path
@@ -46,6 +48,7 @@ class ClientSettings:
     token_file: Path | None = None
     config: Path | None = None
     protocol: int = PROTOCOL
+    is_configured: bool = True
 
     def __post_init__(self) -> None:
         for name in ("cache_dir", "runtime_dir"):

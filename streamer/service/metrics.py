@@ -98,6 +98,7 @@ _SINGLE = (
     ("dropped_protocol_total", "dropped_protocol", "Connections ended for frames that the protocol does not allow."),
     ("dropped_unread_total", "dropped_unread", "Connections ended for not reading."),
     ("dropped_silent_total", "dropped_silent", "Connections ended for saying nothing."),
+    ("dropped_unfinished_total", "dropped_unfinished", "Connections ended for a frame without an end."),
     ("uptime_seconds", "uptime_seconds", "Time since the service listens."),
     ("cpu_seconds_total", "cpu_seconds", "User and system time of the process."),
     ("usable_cores", "usable_cores", "CPUs that it may use: its cgroup's quota, rounded up, or those of the machine."),

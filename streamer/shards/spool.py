@@ -64,6 +64,8 @@ def _locked(folder: Path, number: int) -> IO[bytes]:
     while True:
         path = folder / f"{number:06d}-{secrets.token_hex(4)}{_SUFFIX}"
         file = path.open("xb")
+        if folder.name.startswith(_PREFIX):
+            os.fchmod(file.fileno(), 0o600)
         fcntl.flock(file, fcntl.LOCK_EX)
         if path.exists():
             return file

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from streamer.cli.connect import found
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.launcher import _make_runtime_dir
+from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, EngineUnavailableError
 
 NOBODY = 65534
@@ -108,3 +110,11 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         Connection(tmp_path / "engine.sock", "job", "token")
     with pytest.raises(ConfigError, match="belongs to uid 65534"):
         _make_runtime_dir(tmp_path)
+
+
+def test_a_socket_that_was_found_is_not_a_configured_one(tmp_path: Path) -> None:
+    """`streamer stat` takes the only engine of the runtime folder: its folder's owner is no word of the user."""
+    settings = ClientSettings(cache_dir=tmp_path / "cache", runtime_dir=tmp_path)
+    with _listening(tmp_path / "a.sock"):
+        assert not found(None, None, settings).is_configured
+    assert found(tmp_path / "a.sock", None, settings).is_configured

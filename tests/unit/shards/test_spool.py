@@ -79,6 +79,7 @@ def test_the_folder_of_uploads_is_private(tmp_path: Path, monkeypatch: pytest.Mo
     assert spool_folder(_job()) == folder
     with spooled(folder, 0) as path:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.parent == folder
     folder.chmod(0o755)
     with pytest.raises(PackError, match="is not private"), spooled(folder, 0):
