@@ -9,7 +9,7 @@ import numpy as np
 
 from streamer.formats.failures import DamagedError
 from streamer.formats.media.boxes import boxes, numbers, table
-from streamer.formats.media.tables import LEAST_PACKET_BYTES, MOST_PACKETS, Integers
+from streamer.formats.media.tables import Integers, most_packets
 
 _NOT_KEY = 0x10000
 # Flags of tfhd: fields that it has, in this order, and what they are if it has not.
@@ -103,7 +103,7 @@ def _trun(runs: Runs, body: memoryview, bases: tuple[int, int], defaults: Defaul
     if flags & _FIRST_FLAGS:
         [first_flags], at = numbers(">I", body, at), at + 4
     names = [name for name, flag in _COLUMNS.items() if flags & flag]
-    most = min(MOST_PACKETS, object_bytes // LEAST_PACKET_BYTES)
+    most = most_packets(object_bytes)
     if runs.count + count > most or ("size" not in names and not 0 < defaults.size * count <= object_bytes):
         raise DamagedError(f"trun has {count} packets of {defaults.size} bytes")
     rows = table("trun", body, f"({len(names)},)>u4", count, at) if names else np.empty((count, 0), ">u4")

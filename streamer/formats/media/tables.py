@@ -15,12 +15,18 @@ from streamer.formats.media.edits import Shift
 Integers = NDArray[np.int64]
 # 38 hours of 30 frames a second, 27 of AAC: 0.2 GB of columns, and twice that while they are made.
 MOST_PACKETS = 1 << 22
-# Packets are pictures, or sounds of many samples: 8 bytes each at least, over a whole file.
-LEAST_PACKET_BYTES = 8
+# Packets are pictures, or sounds of many samples: 8 bytes each at least, over a long file; silence has less.
+_LEAST_PACKET_BYTES = 8
+_FREE_PACKETS = 1 << 16
 _PAIR, _TRIPLE = "2>u4", "3>u4"
 _HALVES = 4
 # Frames at one time: ticks of a millisecond have 10 of a camera of 10,000 frames a second.
 _MOST_AT_ONCE = 64
+
+
+def most_packets(object_bytes: int) -> int:
+    """Returns how many packets a track may have in a file of so many bytes."""
+    return min(MOST_PACKETS, max(_FREE_PACKETS, object_bytes // _LEAST_PACKET_BYTES))
 
 
 class Packets(msgspec.Struct, frozen=True):
@@ -122,7 +128,7 @@ class Tables(msgspec.Struct):
         """
         if not self.count:
             return [np.empty(0, np.int64)] * 6
-        most = min(MOST_PACKETS, object_bytes // LEAST_PACKET_BYTES)
+        most = most_packets(object_bytes)
         if self.count > most or self.fixed_size * self.count > object_bytes:
             raise DamagedError(
                 f"stsz has {self.count} samples of {self.fixed_size or 'several'} bytes, the file has {object_bytes}; "

@@ -96,7 +96,9 @@ def test_an_index_beside_an_object_follows_its_size():
         next(read_sidecar(source))
 
 
-@pytest.mark.parametrize(("count", "size"), [((1 << 25) - 10, 1 << 25), (1000, 7999), ((1 << 22) + 1, 1 << 40)])
+@pytest.mark.parametrize(
+    ("count", "size"), [((1 << 25) - 10, 1 << 25), ((1 << 16) + 1, 8 << 16), ((1 << 22) + 1, 1 << 40)]
+)
 def test_packets_follow_the_bytes_of_the_file(count, size):
     """A table of 12 bytes may claim any number of packets."""
     tables = Tables()
