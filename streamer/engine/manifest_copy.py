@@ -20,7 +20,12 @@ _PIECE_BYTES = 4 * MiB
 
 
 async def copy_manifest(
-    records: Sequence[ObjectRecord], folder: Path, url: str, fetcher: Fetcher, *, check: Callable[[Manifest], None]
+    records: Sequence[ObjectRecord],
+    folder: Path,
+    url: str,
+    fetcher: Fetcher,
+    *,
+    check: Callable[[Manifest], None] | None = None,
 ) -> Manifest | None:
     """Copies the manifest among the objects below a url into the folder of manifests; None if there is none.
 

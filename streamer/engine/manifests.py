@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 

@@ -183,6 +183,8 @@ def test_keys_of_buckets_may_have_these_signs():
     """Of an object in a bucket a question mark is part of the name."""
     allowlist = UrlAllowlist([DatasetConfig(url="s3://b/data/", storage_options={})])
     allowlist.check_objects(["s3://b/data/a?b.tar", "s3://b/data/a#b", "s3://b/data/a..b/..c"], {})
+
+
 @given(
     st.sampled_from(["s3://bucket/", "s3://bucket/train/", "s3://bucket/train/ex", "https://host/data/", "s3://"]),
     st.lists(
