@@ -52,17 +52,18 @@ class Catalog:
     def open(self) -> CatalogContents:
         """Opens the catalog and reads every row in one query; replaces a damaged or foreign one by an empty one.
 
-        A missing catalog is created by the first `write`, so that a first start does not wait for it.
+        A missing catalog is created by the first `write`, so that a first start does not wait for it. One that cannot
+        be read counts as empty: the chunk files say what there is.
         """
         self._closed = False
-        if not (self._directory / _DATABASE).exists():
+        if not self._exists():
             return CatalogContents({}, {})
         from streamer.cache.catalog_database import FOREIGN_ERRORS, open_database
 
         try:
             self._cache = open_database(self._directory)
             return self._read()
-        except FOREIGN_ERRORS as error:
+        except (*FOREIGN_ERRORS, OSError) as error:
             logger.warning("catalog %s is made anew from the chunk files: %s", self._directory, error)
         self.reopen()
         self._empty()
@@ -70,15 +71,22 @@ class Catalog:
 
     def peek(self) -> dict[bytes, CatalogRow]:
         """Reads the chunk rows without changing anything; returns none if they cannot be read, and in a layer."""
-        if not (self._directory / _DATABASE).exists():
+        if not self._exists():
             return {}
         from streamer.cache.catalog_database import FOREIGN_ERRORS
 
         try:
             return self._read().chunks
-        except FOREIGN_ERRORS as error:
+        except (*FOREIGN_ERRORS, OSError) as error:
             logger.warning("catalog %s is not readable: %s", self._directory, error)
             return {}
+
+    def _exists(self) -> bool:
+        try:
+            return (self._directory / _DATABASE).exists()
+        except OSError as error:
+            logger.warning("catalog %s is not readable: %s", self._directory, error)
+            return False
 
     def _read(self) -> CatalogContents:
         from streamer.cache.catalog_database import read_rows
@@ -142,9 +150,15 @@ class Catalog:
 
     def reopen(self) -> None:
         """Drops the connection, for example to files that were removed; the next `write` makes a new one."""
-        if self._cache is not None:
-            self._cache.close()
-            self._cache = None
+        cache, self._cache = self._cache, None
+        if cache is None:
+            return
+        from streamer.cache.catalog_database import DATABASE_ERRORS
+
+        try:
+            cache.close()
+        except (*DATABASE_ERRORS, OSError) as error:
+            logger.warning("closing the catalog %s: %s", self._directory, error)
 
     def close(self) -> None:
         """Closes the connection; idempotent."""

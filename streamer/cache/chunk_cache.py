@@ -24,6 +24,7 @@ from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_keeper import CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
 from streamer.cache.disk_space import DiskSpace
+from streamer.cache.disk_trust import DiskTrust, read_whole
 from streamer.cache.file_jobs import KeyLocks, advise, unlink_all
 from streamer.cache.folder import Layers, open_folder
 from streamer.cache.folder_guard import FolderGuard
@@ -32,10 +33,9 @@ from streamer.cache.policy.table import charge
 from streamer.cache.ram_fallback import REFUSALS, RamFallback
 from streamer.cache.reconcile import DatasetFiles, reconcile
 from streamer.cache.statistics import CacheStatistics, Counters
-from streamer.cache.verify import verify_file
 from streamer.cache.writer import Buffer, ChunkBytes, Published, write_chunk
 from streamer.config import CacheConfig
-from streamer.errors import CacheError, CacheFullError, ClosedError, IntegrityError
+from streamer.errors import CacheError, CacheFullError, ClosedError
 from streamer.formats.chunkfile import file_bytes
 from streamer.system_limits import is_shortage
 from streamer.threads import in_thread
@@ -56,7 +56,7 @@ class ChunkCache:
         folder, space: the opened folder and its bytes; set at the start.
         layers: the read-only folders below it.
         found: the chunks that were there at the start, least recently used first.
-        on_lost: called with the chunks that are lost when the folder was removed and made again.
+        on_lost: called with the chunks that are lost: the folder was removed and made again, or the disk is given up.
         on_warning: called with a sentence for the cache's users; it is logged as well.
         is_used: tells whether there are readers.
     """
@@ -108,6 +108,7 @@ class ChunkCache:
         """Opens everything; returns the changes that the catalog lacks."""
         self.folder = open_folder(self.config.directory, self.config.group)
         self._guard = FolderGuard(self.folder)
+        self._trust = DiskTrust(self.folder, self._files)
         self._catalog = Catalog(self.folder.path / "catalog")
         found = reconcile(self.folder, self._catalog)
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
@@ -130,11 +131,12 @@ class ChunkCache:
         try:
             await in_thread(self._files, self.space.measure)
         except FileNotFoundError:
-            pass  # it is being removed
+            logger.debug("the cache folder %s is being removed", self.root)
         except OSError as error:
-            if not is_shortage(error):
-                raise
-            logger.warning("%s; the free space of the cache is measured again later", error)
+            if is_shortage(error):
+                logger.warning("%s; the free space of the cache is measured again later", error)
+            else:
+                self._refused(str(error))
         if self._leftovers and not self.space.refused:
             await self._remove_leftovers()
 
@@ -275,6 +277,8 @@ class ChunkCache:
         async with self._key_locks.hold([key]):
             if key in self._chunks:
                 return Published(self.folder.path, self._chunks[key])
+            if not self._trust.covers(key) and (published := await self._keep_in_memory(chunk, length)) is not None:
+                return published
             try:
                 await self.space.reserve(length)
                 return await self._publish(key, length, dataset, self._write(chunk))
@@ -336,6 +340,19 @@ class ChunkCache:
             where=str(self.folder.path),
         )
 
+    async def _keep_in_memory(self, chunk: ChunkBytes, length: int) -> Published | None:
+        """Publishes a chunk in memory that the disk is not trusted with; returns None if there is no room.
+
+        Raises:
+            CacheError: there is no room, and the disk is given up.
+        """
+        try:
+            return await self._fallback.publish(chunk, length, self._files, errno.EIO)
+        except (CacheError, OSError):
+            if self._trust.is_given_up:
+                raise
+            return None
+
     async def _publish_in_memory(self, chunk: ChunkBytes, length: int, code: int) -> Published:
         self._refused(os.strerror(code))
         self._count.refused_writes += 1
@@ -386,27 +403,55 @@ class ChunkCache:
         """Forgets when the dataset was last used; its chunks stay until they are evicted."""
         self._keeper.forget(dataset)
 
+    def distrust(self, key: bytes) -> None:
+        """Lets the next copy of a chunk be kept in memory: the disk failed to keep it. Says so for the first one."""
+        if not self._trust.distrusted:
+            self._warn(
+                f"the disk of the cache folder {self.root} failed to keep chunk {key.hex()} several times: this chunk, "
+                "and others that fail like it, are kept in memory; check the disk"
+            )
+        self._trust.distrusted.add(key)
+
+    def trusts_disk_with(self, key: bytes) -> bool:
+        """Whether the chunk may be written to the cache folder."""
+        return self._trust.covers(key)
+
     async def verify(self, key: bytes) -> bool:
         """Reads the whole chunk and compares it with its checksums.
 
         Returns:
-            False if it is corrupt, or missing (counted; `evict` it and fetch it again); True also if this process has
-            no descriptor left to look.
+            False if it is corrupt, unreadable or missing (counted; `evict` it and fetch it again); True also if this
+            process has no descriptor left to look.
         """
         if (path := self.path(key)) is None:
             return False
-        try:
-            await in_thread(self._files, verify_file, path, key)
-        except (IntegrityError, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                self.restore()
-            if isinstance(error, OSError) and is_shortage(error):
-                return True  # nothing is known of the chunk
-            if self.path(key) == path:  # neither evicted meanwhile, nor removed with the whole folder
-                self._count.damaged_chunks += 1
-                logger.info("a chunk in the cache is corrupt: %s", error)
-            return False
-        return True
+        if key in self._chunks:
+            failure = await self._trust.examine(key, self._chunks)
+            if self._trust.is_given_up and not self.space.is_given_up:
+                self._give_up_disk(failure)
+        else:
+            failure = await read_whole(path, key, self._files)
+        if isinstance(failure, OSError) and is_shortage(failure):
+            return True
+        if isinstance(failure, FileNotFoundError):
+            self.restore()
+        if failure is not None and self.path(key) == path:  # neither evicted meanwhile, nor removed with the folder
+            self._count.damaged_chunks += 1
+            logger.info("a chunk in the cache is corrupt: %s", failure)
+        return failure is None
+
+    def _give_up_disk(self, failure: object) -> None:
+        """Loses all chunks of the folder, whose files stay for an engine that can read them."""
+        self.space.is_given_up = True
+        self.space.refuse()
+        lost = dict(self._chunks)
+        self._chunks.clear()
+        self._unlinked(lost)
+        self._warn(
+            f"the disk of the cache folder {self.root} cannot be read ({failure}): all chunks pass through memory "
+            f"until this engine ends; {len(lost)} are fetched again. Check the disk, or choose another cache_dir"
+        )
+        self.on_lost(list(lost))
 
     async def advise(self, key: bytes, advice: linux.Advice) -> None:
         """Advises the kernel about a chunk's pages; does nothing if the chunk is not in the cache."""

@@ -40,6 +40,7 @@ class DiskSpace:
         overhead_bytes: bytes of manifests, catalog and folders, as of the last `measure`.
         refused: whether the disk has refused a write since the last `measure`, or is read-only.
         was_refused: whether it has refused one since the start.
+        is_given_up: whether no more is written to it: it cannot be read.
         serves_peers: whether deleted files may still be open because they are being sent.
         disk_bytes, free_bytes: size and free space of the filesystem, as of the last `measure`.
         leftover_bytes: bytes among the charged ones of files that could not be removed.
@@ -51,6 +52,7 @@ class DiskSpace:
         self.files = files
         self.refused = False
         self.was_refused = False
+        self.is_given_up = False
         self.leftover_bytes = self.unwritten_bytes = 0
         self.serves_peers = False
         self._path = path
@@ -120,7 +122,7 @@ class DiskSpace:
         self._disk_limit = max(0, min(present - floor, self._inode_limit(found)))
         if not self._is_set:
             self.whole_limit_bytes = int(DEFAULT_SHARE * self._most_present)
-        self.refused = bool(found.f_flag & os.ST_RDONLY)
+        self.refused = self.is_given_up or bool(found.f_flag & os.ST_RDONLY)
 
     def _inode_limit(self, found: os.statvfs_result) -> int:
         """The most bytes that files of the present mean length may take if some inodes are to stay free."""

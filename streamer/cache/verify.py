@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from streamer.formats.checksum import crc32
 from streamer.formats.chunkfile import HEADER_BYTES, ChunkHeader
 
 _PIECE_BYTES = 1 << 20
+# How often a piece is read that cannot be read: many such failures of a disk pass.
+_TRIES = 3
 
 
 def verify_file(path: Path, key: bytes) -> ChunkHeader:
@@ -18,10 +21,13 @@ def verify_file(path: Path, key: bytes) -> ChunkHeader:
     Raises:
         IntegrityError: it is torn, truncated, swapped or flipped; the text says which.
         FileNotFoundError: it does not exist.
+        OSError: it cannot be read, each time.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        header = ChunkHeader.decode(os.pread(descriptor, HEADER_BYTES, 0), str(path))
+        head = bytearray(HEADER_BYTES)
+        count = _preadv(descriptor, memoryview(head), 0)
+        header = ChunkHeader.decode(bytes(head[:count]), str(path))
         _same(path, "key", key.hex(), header.key.hex())
         _same(path, "length", header.file_bytes, os.fstat(descriptor).st_size)
         table_at = HEADER_BYTES + header.local_bytes
@@ -43,9 +49,16 @@ def _crc(descriptor: int, start: int, stop: int) -> int:
     buffer = memoryview(bytearray(min(_PIECE_BYTES, max(0, stop - start))))
     crc = 0
     while start < stop:
-        count = os.preadv(descriptor, [buffer[: stop - start]], start)
+        count = _preadv(descriptor, buffer[: stop - start], start)
         if not count:
             break
         crc = crc32(buffer[:count], crc)
         start += count
     return crc
+
+
+def _preadv(descriptor: int, buffer: memoryview, offset: int) -> int:
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(OSError):
+            return os.preadv(descriptor, [buffer], offset)
+    return os.preadv(descriptor, [buffer], offset)

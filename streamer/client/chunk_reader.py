@@ -5,21 +5,26 @@ same: other bytes do not match.
 
 There is no mmap: reading cold pages through a mapping holds the GIL for 13-15 ms at a time. No files are kept open: an
 open costs 8 us, and an evicted file that is still open would occupy space that the cache counts as free.
+
+A disk is a cache: what it fails to read, or reads wrong, is tried again at once, since many such failures pass. Then it
+is an IntegrityError, upon which the reader's session rejects the chunk and gets another copy.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import IntegrityError
+from streamer.errors import CacheError, IntegrityError
 from streamer.formats import chunkfile
 from streamer.formats.checksum import crc32, crc32_of
 from streamer.formats.chunkfile import COUNTS_BYTES, RecordTable, counts_of, table_bytes
@@ -41,6 +46,13 @@ _KEPT_SAMPLES = 16 << 10
 _ENTRY_BYTES = 320
 # The same for the tables of recoded chunks, which may have any number of samples.
 _KEPT_RECORDS = _KEPT_BYTES
+# How often a file is read that cannot be read, or is wrong. Of a disk that fails at 1 % of all calls, three in a row
+# fail at 3e-5 of the reads of a sample, which takes three calls.
+_TRIES = 3
+# What this process lacks, and no other copy of the chunk would mend.
+_OWN_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+T = TypeVar("T")
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -114,7 +126,40 @@ class ChunkReader:
 
     def _read(self, key: bytes, lengths: tuple[int, int], wanted: Iterable[_Target]) -> None:
         """Reads entries of a file of these lengths (bytes, entries); those that follow each other together."""
-        descriptor, path = self._open(key)
+        entries = list(wanted)
+        self._try(key, lambda tries: self._read_once(key, lengths, entries, tries))
+
+    def _try(self, key: bytes, read: Callable[[int], T]) -> T:
+        """Returns what `read`, called with the number of tries before, returns in one of a few tries.
+
+        Raises:
+            FileNotFoundError: the chunk is not local.
+            IntegrityError: its file cannot be read, or is wrong, each time.
+            CacheError: this process may open no more files, or has no memory.
+        """
+        for tries in range(_TRIES):
+            is_last = tries == _TRIES - 1
+            try:
+                return read(tries)
+            except FileNotFoundError:
+                raise
+            except IntegrityError:
+                if is_last:
+                    raise
+            except OSError as error:
+                if error.errno in _OWN_LIMITS:
+                    raise CacheError(
+                        f"cannot read chunk {key.hex()}: {error.strerror}; raise the limit of open files or of memory "
+                        "of this process",
+                        errno=error.errno,
+                    ) from error
+                if is_last:
+                    path = error.filename or chunkfile.relative_path(key)
+                    raise IntegrityError(f"{path}: cannot be read: {error.strerror}", errno=error.errno) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _read_once(self, key: bytes, lengths: tuple[int, int], wanted: Sequence[_Target], tries: int) -> None:
+        descriptor, path = self._open(key, tries)
         chunk = key, *lengths
         try:
             table = self._tables.get(chunk)
@@ -140,7 +185,7 @@ class ChunkReader:
         """
         known = self._records.get(key)
         if known is None:
-            known = self._read_records(key, samples)
+            known = self._try(key, lambda tries: self._read_records(key, samples, tries))
             if (size := _size(known)) > self._records_left:
                 self._records, self._records_left = {}, _KEPT_RECORDS
             if size <= self._records_left:
@@ -148,12 +193,12 @@ class ChunkReader:
                 self._records_left -= size
         return known
 
-    def _read_records(self, key: bytes, samples: int) -> RecordTable:
-        descriptor, path = self._open(key)
+    def _read_records(self, key: bytes, samples: int, tries: int) -> RecordTable:
+        descriptor, path = self._open(key, tries)
         try:
-            header = chunkfile.ChunkHeader.decode(os.pread(descriptor, chunkfile.HEADER_BYTES, 0), path)
+            header = chunkfile.ChunkHeader.decode(_pread(descriptor, chunkfile.HEADER_BYTES, 0), path)
             end = chunkfile.HEADER_BYTES + header.local_bytes
-            tail = os.pread(descriptor, COUNTS_BYTES, max(0, end - COUNTS_BYTES))
+            tail = _pread(descriptor, COUNTS_BYTES, max(0, end - COUNTS_BYTES))
         finally:
             os.close(descriptor)
         # The manifest has neither length nor starts; key, length and entries are compared with the header below.
@@ -180,28 +225,31 @@ class ChunkReader:
         _, local_bytes, samples = chunk
         if samples > _KEPT_SAMPLES:
             return b""
-        table = os.pread(descriptor, chunkfile.CRC_BYTES * samples, chunkfile.crc_offset(local_bytes, 0))
+        table = _pread(descriptor, chunkfile.CRC_BYTES * samples, chunkfile.crc_offset(local_bytes, 0))
         if (cost := _ENTRY_BYTES + len(table)) > self._tables_left:
             self._tables, self._tables_left = {}, _KEPT_BYTES
         self._tables[chunk] = table
         self._tables_left -= cost
         return table
 
-    def _open(self, key: bytes) -> tuple[int, str]:
+    def _open(self, key: bytes, tries: int) -> tuple[int, str]:
+        """Opens a chunk's file; every second try begins with the last root: of two copies one may be damaged."""
         name = chunkfile.relative_path(key)
-        for root in self._roots:
+        failure: OSError = FileNotFoundError(errno.ENOENT, "chunk is not in the cache", name)
+        for root in self._roots[:: -1 if tries % 2 else 1]:
             try:
                 descriptor = os.open(f"{root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 continue
-            except PermissionError:
-                if root.startswith(_SHARED_BY_ALL):  # unused so far, or of another user
-                    continue
-                raise
+            except OSError as error:
+                # A folder in memory that is unused so far, or of another user, is no obstacle.
+                if not (isinstance(error, PermissionError) and root.startswith(_SHARED_BY_ALL)):
+                    failure = error
+                continue
             if not root.startswith(_SHARED_BY_ALL) or os.fstat(descriptor).st_uid == os.stat(self._roots[0]).st_uid:
                 return descriptor, f"{root}/{name}"
             os.close(descriptor)  # of another user than the cache: not the engine's
-        raise FileNotFoundError(2, "chunk is not in the cache", name)
+        raise failure
 
 
 def chunks_in(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -211,7 +259,7 @@ def chunks_in(root: Path, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 
 def _check_header(descriptor: int, path: str, expected: tuple[bytes, int, int]) -> None:
-    header = chunkfile.ChunkHeader.decode(os.pread(descriptor, chunkfile.HEADER_BYTES, 0), path)
+    header = chunkfile.ChunkHeader.decode(_pread(descriptor, chunkfile.HEADER_BYTES, 0), path)
     found = (header.key, header.local_bytes, header.samples)
     if found != expected:
         raise IntegrityError(
@@ -287,11 +335,19 @@ def _read_run(descriptor: int, path: str, local_bytes: int, table: bytes, run: S
     if table:
         stored = table[chunkfile.CRC_BYTES * first.sample : chunkfile.CRC_BYTES * (last.sample + 1)]
     else:
-        stored = os.pread(descriptor, chunkfile.CRC_BYTES * len(run), chunkfile.crc_offset(local_bytes, first.sample))
+        stored = _pread(descriptor, chunkfile.CRC_BYTES * len(run), chunkfile.crc_offset(local_bytes, first.sample))
     actual = [crc32(pieces[0]) if len(pieces) == 1 else crc32_of(pieces) for _, pieces in run]
     # All at once: comparing each took 1 us a sample, a tenth of the cost of reading one of 100 KB.
     if got < length or stored != struct.pack(f"<{len(run)}I", *actual):
         _refuse(path, [item for item, _ in run], first.start + got, (stored, actual))
+
+
+def _pread(descriptor: int, length: int, offset: int) -> bytes:
+    """Reads this many bytes, fewer only at the file's end: a disk may answer with a part."""
+    content = os.pread(descriptor, length, offset)
+    while len(content) < length and (more := os.pread(descriptor, length - len(content), offset + len(content))):
+        content += more
+    return content
 
 
 def _fill(descriptor: int, buffers: Sequence[memoryview], offset: int, got: int) -> int:

@@ -3,9 +3,14 @@
 A report alone does not cost a fetch: otherwise one faulty trainer could make the engine fetch a good chunk for ever,
 and take it from all that share it. The engine reads the chunk's file itself, in a thread, one file at a time:
 
-    corrupt, or missing    dropped and fetched again; after MAX_REPORTS corrupt copies the disk is reported
-    intact                 stays; the reader reads again, and gets an error after MAX_UNFOUNDED reports, because it
-                           does not see what the engine sees (another mount, bad memory)
+    corrupt, or missing    dropped and fetched again; after MAX_DISK_COPIES corrupt copies the next one is kept in
+                           memory
+    intact                 stays, and the reader reads again; after MAX_UNFOUNDED reports the next copy is kept in
+                           memory, because the reader does not see what the engine sees (a sector that fails by turns,
+                           another mount)
+
+A reader that finds a copy in memory wrong, or too many chunks that are intact, gets an error: its own memory, or its
+mount, is at fault.
 """
 
 from __future__ import annotations
@@ -23,14 +28,20 @@ from streamer.errors import IntegrityError
 
 logger = logging.getLogger(__name__)
 
-# After this many corrupt copies of one chunk the disk is at fault, not the network.
-MAX_REPORTS = 3
-# Unfounded reports that one session may send, about one chunk and in total.
-MAX_UNFOUNDED = 3
+# After this many corrupt copies of one chunk on the disk, the disk is at fault, not the network.
+MAX_DISK_COPIES = 2
+# After this many corrupt copies in all there is an error. Readers give up after as many (`contracts.REREADS`).
+MAX_COPIES = 3
+# Unfounded reports that one session may send about one chunk, before the chunk is kept in memory.
+MAX_UNFOUNDED = 2
+# Unfounded reports that one session may send in all: this many, or for this share of its chunks.
 MAX_UNFOUNDED_IN_ALL = 32
-# A chunk found intact is not read again for this long, and reports in this time count once: several workers of a rank
-# report one corrupt copy, the last of them when the next copy is there already.
+MAX_UNFOUNDED_SHARE = 0.1
+# A chunk found intact is not read again for this long. Reports in this time do not count where a corrupt copy was
+# dropped before: several workers of a rank report it, the last of them when the next copy is there already.
 VERIFIED_SECONDS = 0.25
+# For this long after a corrupt copy was dropped, reports may still be about that copy.
+REPLACED_SECONDS = 1.0
 # Wrong chunks come in numbers: one warning in this time.
 WARNING_SECONDS = 60.0
 
@@ -84,6 +95,7 @@ class CorruptionReports:
         self._waiting: dict[tuple[str, int], _Report] = {}
         self._check_task: asyncio.Task[None] | None = None
         self._verified: dict[bytes, float] = {}
+        self._replaced: dict[bytes, float] = {}
 
     def __repr__(self) -> str:
         return (
@@ -114,11 +126,13 @@ class CorruptionReports:
         if not self._forget(key):
             return
         self.dropped[key] += 1
+        self._replaced[key] = self._now()
         if self._now() - self._warned_at >= WARNING_SECONDS:
             self._warned_at = self._now()
             text = (
-                f"chunk {key.hex()} in the cache folder {self._cache.root} is wrong and is fetched again; more of them "
-                f"are logged as information for {WARNING_SECONDS:.0f} s, and counted by `streamer stat`"
+                f"chunk {key.hex()} in the cache folder {self._cache.root} is wrong or cannot be read, and is fetched "
+                f"again; more of them are logged as information for {WARNING_SECONDS:.0f} s, and counted by "
+                "`streamer stat`"
             )
             logger.warning("%s", text)
             self._warn(text)
@@ -151,45 +165,59 @@ class CorruptionReports:
         now = self._now()
         self._verified = {known: at for known, at in self._verified.items() if now - at < VERIFIED_SECONDS}
         if key in self._verified:
-            return True
+            if now - self._replaced.get(key, float("-inf")) < REPLACED_SECONDS:
+                return True
+            return not self._retires(report, key)
         expected = session.collection.expected_bytes(report.chunk)
         if (expected and self._cache.length(key) not in (0, expected)) or not await self._cache.verify(key):
             return False
         self._verified[key] = self._now()
         self.unfounded += 1
-        self._count_unfounded(report)
-        return True
+        return not self._retires(report, key)
 
     def _found_wrong(self, report: _Report, key: bytes) -> None:
         session, chunk = report.session, report.chunk
         label = session.collection.label(chunk)
         logger.info("%s reports %s (%s) as damaged: %s", session.request.consumer, label, key.hex(), report.reason)
         self.damaged(key)
-        if self.dropped[key] > MAX_REPORTS:
+        if self.dropped[key] >= MAX_DISK_COPIES:
+            self._cache.distrust(key)
+        if self.dropped[key] > MAX_COPIES:
             session.fail(
                 IntegrityError(
-                    f"{label} is wrong on disk after {MAX_REPORTS} fresh copies: {report.reason}; check the disk "
-                    f"of {self._cache.root}",
+                    f"{label} is wrong after {MAX_COPIES} fresh copies: {report.reason}; check the disk of "
+                    f"{self._cache.root} and the memory of this machine",
                     where=str(self._cache.root),
                 )
             )
         session.progress.lost(chunk, broken=True)
 
-    def _count_unfounded(self, report: _Report) -> None:
+    def _retires(self, report: _Report, key: bytes) -> bool:
+        """Counts a report about an intact chunk; returns whether its next copy is to be kept in memory."""
         session, chunk = report.session, report.chunk
         session.unfounded[chunk] += 1
         times, label = session.unfounded[chunk], session.collection.label(chunk)
-        logger.warning(
-            "%s reports %s as damaged, which it is not: it stays (%s)", session.request.consumer, label, report.reason
-        )
-        if times > MAX_UNFOUNDED or session.unfounded.total() > MAX_UNFOUNDED_IN_ALL:
-            session.fail(
-                IntegrityError(
-                    f"{session.request.consumer} found {label} wrong {times} times ({report.reason}), but the "
-                    f"engine reads it from {self._cache.root} with every checksum right; does this process see "
-                    "that very folder? Check its mount and its machine's memory",
-                    where=str(self._cache.root),
-                    chunk=chunk,
-                    times=times,
-                )
+        most = max(MAX_UNFOUNDED_IN_ALL, int(MAX_UNFOUNDED_SHARE * len(session.collection.file_bytes)))
+        if (times < MAX_UNFOUNDED or self._cache.trusts_disk_with(key)) and session.unfounded.total() <= most:
+            retires = times >= MAX_UNFOUNDED
+            logger.info(
+                "%s cannot read %s, which the engine can: %s (%s)",
+                session.request.consumer,
+                label,
+                "a copy in memory replaces it" if retires else "it stays",
+                report.reason,
             )
+            if retires:
+                self._cache.distrust(key)
+            return retires
+        session.fail(
+            IntegrityError(
+                f"{session.request.consumer} found {label} wrong {times} times ({report.reason}), but the "
+                f"engine reads it from {self._cache.root} with every checksum right; does this process see "
+                "that very folder? Check its mount and its machine's memory",
+                where=str(self._cache.root),
+                chunk=chunk,
+                times=times,
+            )
+        )
+        return False

@@ -53,10 +53,9 @@ class Publisher:
             self._unlinking.add(task)
             task.add_done_callback(self._unlinking.discard)
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether the disk takes no writes at present: chunks pass through memory."""
-        return self._cache.space.refused
+    def writes_to_disk(self, fetch: Fetch) -> bool:
+        """Whether the chunk goes to the disk, and does not pass through memory."""
+        return not self._cache.space.refused and self._cache.trusts_disk_with(fetch.key)
 
     async def unlinked(self) -> None:
         """Waits until the files that were to be removed are gone."""

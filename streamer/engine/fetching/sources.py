@@ -32,7 +32,7 @@ class StoreSource:
 
     async def bring(self, fetch: Fetch) -> None:
         """See `Bring`."""
-        if self._pool.ready and not fetch.dataset.manifest.recoded and not self._publisher.is_refused:
+        if self._pool.ready and not fetch.dataset.manifest.recoded and self._publisher.writes_to_disk(fetch):
             wanted = self._wanted(fetch)
             # What is wrong on this machine the loop tries itself: it makes a removed folder again, or writes to memory.
             with contextlib.suppress(LocalError, CacheFullError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import sqlite3
@@ -180,3 +181,20 @@ def test_a_closed_catalog_says_so(folder: Path) -> None:
     catalog.close()
     with pytest.raises(CacheError, match="closed"):
         catalog.write({})
+
+
+def test_a_catalog_that_cannot_be_read_is_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunk files say what there is: neither the start nor a later write ends over it."""
+    catalog = Catalog(folder)
+    catalog.open()
+    catalog.write({bytes(16): CatalogRow(10, "d")})
+    catalog.close()
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fails(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("streamer.cache.catalog_database.read_rows", fails)
+    assert catalog.open().chunks == {}
+    assert catalog.peek() == {}
+    catalog.close()

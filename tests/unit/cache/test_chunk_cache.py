@@ -19,6 +19,7 @@ from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogRow
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.disk_space import FIXED_BYTES
+from streamer.cache.disk_trust import SUSPECT_FILES
 from streamer.cache.folder import Folder, used_bytes
 from streamer.cache.maintenance import export
 from streamer.cache.policy.table import charge
@@ -471,3 +472,67 @@ async def test_a_lost_catalog_is_written_again_while_the_cache_is_in_use(
     async with ChunkCache(config) as cache:
         assert cache.keys() == [chunk.key]
     assert set(Catalog(config.directory / "catalog").peek()) == {chunk.key}
+
+
+async def test_a_chunk_that_the_disk_does_not_keep_stays_in_memory(
+    config: CacheConfig, make_chunk: MakeChunk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next copy of it, and of no other chunk; said once."""
+    first, second = make_chunk(1), make_chunk(2)
+    async with ChunkCache(config) as cache:
+        await publish(cache, first)
+        await cache.evict([first.key])
+        cache.distrust(first.key)
+        cache.distrust(second.key)
+        cache.distrust(second.key)
+        published = await publish(cache, first)
+        assert published.root == cache.roots[1]
+        assert await cache.verify(first.key)
+        assert (await publish(cache, make_chunk(3))).root == cache.root
+    assert len([record for record in caplog.records if "are kept in memory" in record.message]) == 1
+
+
+async def test_a_disk_of_which_no_file_can_be_read_is_given_up(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All its chunks are lost, and later ones pass through memory; measuring the disk does not trust it again."""
+    chunks = [make_chunk(number) for number in range(12)]
+    lost: list[bytes] = []
+    async with ChunkCache(config) as cache:
+        cache.on_lost = lost.extend
+        for chunk in chunks:
+            await publish(cache, chunk)
+
+        def fails(path: Path, key: bytes) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+        monkeypatch.setattr("streamer.cache.disk_trust.verify_file", fails)
+        for chunk in chunks[:SUSPECT_FILES]:
+            assert not lost
+            assert not await cache.verify(chunk.key)
+        assert sorted(lost) == sorted(chunk.key for chunk in chunks)
+        await cache.measure()
+        assert (await publish(cache, chunks[0])).root == cache.roots[1]
+    assert len([record for record in caplog.records if "all chunks pass through memory" in record.message]) == 1
+
+
+async def test_some_files_that_cannot_be_read_are_no_reason_to_give_the_disk_up(
+    config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bad sectors: others are looked at, and are right."""
+    chunks = [make_chunk(number) for number in range(12)]
+    bad = {chunk.key for chunk in chunks[:8]}
+    async with ChunkCache(config) as cache:
+        for chunk in chunks:
+            await publish(cache, chunk)
+
+        def fails(path: Path, key: bytes) -> object:
+            if key in bad:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return verify_file(path, key)
+
+        monkeypatch.setattr("streamer.cache.disk_trust.verify_file", fails)
+        for chunk in chunks[:8]:
+            assert not await cache.verify(chunk.key)
+        assert not cache.space.refused
+        assert cache.trusts_disk_with(chunks[0].key)

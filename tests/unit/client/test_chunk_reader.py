@@ -1,5 +1,6 @@
 """The reader: checked bytes, or an error that says what is wrong."""
 
+import errno
 import os
 import zlib
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from streamer.client import chunk_reader as reader_module
 from streamer.client.chunk_reader import ChunkReader, Wanted
-from streamer.errors import IntegrityError
+from streamer.errors import CacheError, IntegrityError
 from streamer.formats import chunkfile
 
 KEY = bytes(range(16))
@@ -215,7 +216,7 @@ def test_a_file_that_was_swapped_since_is_found(root):
     ).tobytes()
     header = chunkfile.ChunkHeader(bytes(16), LOCAL_BYTES, len(SAMPLES), zlib.crc32(crcs), zlib.crc32(other)).encode()
     path.write_bytes(header + other + crcs)
-    with pytest.raises(IntegrityError, match="does not match its checksum"):
+    with pytest.raises(IntegrityError, match="header says"):
         read_by(reader, 2)
 
 
@@ -240,3 +241,56 @@ def test_a_folder_in_memory_is_that_of_the_owner_of_the_cache(root, monkeypatch)
     os.chown(root / chunkfile.relative_path(KEY), 65534, 65534)
     with pytest.raises(FileNotFoundError):
         ChunkReader(roots).read(KEY, LOCAL_BYTES, len(SAMPLES), WANTED)
+
+
+@pytest.mark.parametrize("name", ["open", "pread", "preadv"])
+def test_a_read_that_fails_twice_is_tried_again(root, monkeypatch, name):
+    """EIO of a disk that fails now and then costs no chunk."""
+    call, failures = getattr(os, name), [errno.EIO, errno.EIO]
+
+    def fails(*arguments):
+        if failures:
+            raise OSError(failures.pop(), "Input/output error")
+        return call(*arguments)
+
+    monkeypatch.setattr(os, name, fails)
+    assert read(root) == SAMPLES
+    assert failures == []
+
+
+def test_parts_of_a_read_are_joined(root, monkeypatch):
+    """A disk may answer every call with a part."""
+    pread, preadv = os.pread, os.preadv
+    monkeypatch.setattr(os, "pread", lambda fd, length, at: pread(fd, length // 2 + 1, at))
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: preadv(fd, [b for b in buffers if len(b)][:1], at))
+    assert read(root) == SAMPLES
+
+
+def test_a_file_that_cannot_be_read_is_a_wrong_chunk(root, monkeypatch):
+    """Its reader rejects the chunk: the bytes are in the store."""
+
+    def fails(*arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fails)
+    with pytest.raises(IntegrityError, match="cannot be read: Input/output error"):
+        read(root)
+
+
+def test_another_copy_is_read_where_one_fails(root, tmp_path_factory, monkeypatch):
+    """A chunk that is kept in memory may still have a damaged file on the disk."""
+    damaged = tmp_path_factory.mktemp("damaged")
+    (damaged / chunkfile.relative_path(KEY)).parent.mkdir(parents=True)
+    (damaged / chunkfile.relative_path(KEY)).write_bytes(b"torn")
+    assert read(root, more=[damaged]) == SAMPLES
+
+
+def test_too_many_open_files_are_no_wrong_chunk(root, monkeypatch):
+    """No other copy would help."""
+
+    def fails(*arguments):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", fails)
+    with pytest.raises(CacheError, match="raise the limit of open files"):
+        read(root)

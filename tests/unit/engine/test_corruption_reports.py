@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from streamer.engine.corruption_reports import (
-    MAX_REPORTS,
+    MAX_COPIES,
+    MAX_DISK_COPIES,
     MAX_UNFOUNDED,
     MAX_UNFOUNDED_IN_ALL,
     VERIFIED_SECONDS,
@@ -25,10 +26,17 @@ class Cache:
 
     def __init__(self) -> None:
         self.wrong: set[bytes] = set()
+        self.in_memory: set[bytes] = set()
         self.read: list[bytes] = []
 
     def length(self, key: bytes) -> int:
         return 10
+
+    def distrust(self, key: bytes) -> None:
+        self.in_memory.add(key)
+
+    def trusts_disk_with(self, key: bytes) -> bool:
+        return key not in self.in_memory
 
     async def verify(self, key: bytes) -> bool:
         self.read.append(key)
@@ -71,6 +79,7 @@ class Session:
         self.judged_rejects = 0
         self.lost_chunks: list[int] = []
         self.held = set(range(CHUNKS))
+        self.file_bytes = [10] * CHUNKS
         self.is_open = True
 
     def key(self, chunk: int) -> bytes:
@@ -120,17 +129,52 @@ async def test_a_burst_about_one_chunk_is_one_look(parts):
     assert (len(engine.cache.read), rejects.unfounded) == (1, 1)
 
 
-async def test_what_was_found_right_is_not_read_again_at_once(parts):
-    """Whoever repeats it costs nothing and is not counted; after the pause both."""
+async def test_late_reports_about_a_copy_that_was_replaced_do_not_count(parts):
+    """The workers that read the corrupt copy, too: the next copy is read once, and stays."""
     engine, session, rejects = parts
-    for _ in range(3):
-        rejects.report(session, 5, "crc")
-        await checked(rejects)
-    assert (len(engine.cache.read), session.unfounded[5]) == (1, 1)
-    engine.time += VERIFIED_SECONDS
+    engine.cache.wrong.add(session.key(5))
     rejects.report(session, 5, "crc")
     await checked(rejects)
-    assert (len(engine.cache.read), session.unfounded[5]) == (2, 2)
+    engine.cache.wrong.clear()
+    for _ in range(4):
+        rejects.report(session, 5, "crc")
+        await checked(rejects)
+    assert (len(engine.cache.read), session.unfounded[5], engine.dropped) == (2, 1, [session.key(5)])
+
+
+async def test_what_was_found_right_is_not_read_again_at_once(parts):
+    """A second report counts, but the file is read again only after a pause."""
+    engine, session, rejects = parts
+    for _ in range(2):
+        rejects.report(session, 5, "crc")
+        await checked(rejects)
+    assert (len(engine.cache.read), session.unfounded[5]) == (1, 2)
+    engine.time += VERIFIED_SECONDS
+    rejects.report(session, 6, "crc")
+    await checked(rejects)
+    assert (len(engine.cache.read), session.unfounded[6]) == (2, 1)
+
+
+async def test_a_chunk_that_only_its_reader_cannot_read_gets_a_copy_in_memory(parts):
+    """A sector that fails by turns: the engine reads it right each time, and the session goes on."""
+    engine, session, rejects = parts
+    for times in range(1, MAX_UNFOUNDED + 1):
+        rejects.report(session, 5, "cannot be read: Input/output error")
+        await checked(rejects)
+        engine.time += VERIFIED_SECONDS
+        assert (session.key(5) in engine.cache.in_memory) == (times == MAX_UNFOUNDED)
+    assert (session.failed, engine.dropped, session.lost_chunks) == (None, [session.key(5)], [5])
+
+
+async def test_a_reader_that_finds_the_copy_in_memory_wrong_fails(parts):
+    """The disk is not at fault then, but the mount or the memory of the reader."""
+    engine, session, rejects = parts
+    for _ in range(MAX_UNFOUNDED + 1):
+        assert session.failed is None
+        rejects.report(session, 5, "crc")
+        await checked(rejects)
+        engine.time += VERIFIED_SECONDS
+    assert "does this process see that very folder" in str(session.failed)
 
 
 async def test_who_is_wrong_about_many_chunks_fails_as_well(parts):
@@ -148,12 +192,13 @@ async def test_a_disk_that_lies_is_named(parts):
     """Every fresh copy is wrong, too."""
     engine, session, rejects = parts
     engine.cache.wrong.add(session.key(7))
-    for _ in range(MAX_REPORTS + 1):
+    for copies in range(1, MAX_COPIES + 2):
         assert session.failed is None
         rejects.report(session, 7, "crc")
         await checked(rejects)
-    assert "wrong on disk after 3 fresh copies" in str(session.failed)
-    assert engine.dropped == [session.key(7)] * (MAX_REPORTS + 1)
+        assert (session.key(7) in engine.cache.in_memory) == (copies >= MAX_DISK_COPIES)
+    assert "wrong after 3 fresh copies" in str(session.failed)
+    assert engine.dropped == [session.key(7)] * (MAX_COPIES + 1)
 
 
 async def test_what_a_session_does_not_hold_is_answered_without_a_look(parts):
@@ -190,7 +235,7 @@ async def test_many_wrong_chunks_are_one_warning(parts):
         await checked(rejects)
         assert rejects.dropped.total() == 40
         assert len(warnings) == 1
-        assert "is wrong and is fetched again" in warnings[0]
+        assert "is wrong or cannot be read, and is fetched again" in warnings[0]
         engine.time += WARNING_SECONDS
         rejects.damaged(session.key(50))
         assert len(warnings) == 2

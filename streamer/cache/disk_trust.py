@@ -1,0 +1,88 @@
+"""Decides what the disk is still trusted with, from the files that it fails to read.
+
+A chunk of which several copies were wrong is kept in memory from then on. A disk of which no file can be read is given
+up: all chunks pass through memory until the engine ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from streamer.cache.folder import Folder
+from streamer.cache.verify import verify_file
+from streamer.errors import IntegrityError
+from streamer.threads import in_thread
+
+# Files in a row that could not be read, until others are looked at: one bad sector is no bad disk.
+SUSPECT_FILES = 4
+# How many other files are looked at then; the disk is given up when none of them can be read.
+PROBED_FILES = 4
+
+
+class DiskTrust:
+    """Owned by one `ChunkCache`, on its loop.
+
+    Args:
+        folder: the cache folder.
+        pool: threads that read files.
+
+    Attributes:
+        is_given_up: whether nothing is read from the disk or written to it any more.
+        distrusted: keys of the chunks that are kept in memory.
+    """
+
+    def __init__(self, folder: Folder, pool: ThreadPoolExecutor) -> None:
+        self.is_given_up = False
+        self.distrusted: set[bytes] = set()
+        self._folder, self._pool = folder, pool
+        self._failed: set[bytes] = set()
+
+    def __repr__(self) -> str:
+        return f"DiskTrust(distrusted={len(self.distrusted)}, given_up={self.is_given_up})"
+
+    def covers(self, key: bytes) -> bool:
+        """Whether the disk may have this chunk."""
+        return not self.is_given_up and key not in self.distrusted
+
+    async def examine(self, key: bytes, present: Collection[bytes]) -> IntegrityError | OSError | None:
+        """Reads a chunk's file in the cache folder as a whole; gives the disk up where no file can be read.
+
+        Args:
+            key: the chunk.
+            present: the chunks that are in the folder.
+
+        Returns:
+            Why it is wrong, or None if it is right.
+        """
+        failure = await read_whole(self._folder.chunk_path(key), key, self._pool)
+        if not _is_unreadable(failure):
+            self._failed.clear()
+            return failure
+        self._failed.add(key)
+        if len(self._failed) >= SUSPECT_FILES and not self.is_given_up:
+            self.is_given_up = not await self._can_read_others(present)
+        return failure
+
+    async def _can_read_others(self, present: Collection[bytes]) -> bool:
+        others = [key for key in present if key not in self._failed]
+        for key in others[:: max(1, len(others) // PROBED_FILES)][:PROBED_FILES]:
+            if not _is_unreadable(await read_whole(self._folder.chunk_path(key), key, self._pool)):
+                self._failed.clear()
+                return True
+        return False
+
+
+async def read_whole(path: Path, key: bytes, pool: ThreadPoolExecutor) -> IntegrityError | OSError | None:
+    """Reads a chunk's file in a thread, and compares it with its checksums; returns why it is wrong, or None."""
+    try:
+        await in_thread(pool, verify_file, path, key)
+    except (IntegrityError, OSError) as error:
+        return error
+    return None
+
+
+def _is_unreadable(failure: IntegrityError | OSError | None) -> bool:
+    """Whether the disk did not give the bytes; a missing file was evicted meanwhile, or removed."""
+    return isinstance(failure, OSError) and not isinstance(failure, FileNotFoundError)
