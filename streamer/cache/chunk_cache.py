@@ -130,8 +130,6 @@ class ChunkCache:
         self.restore()
         try:
             await in_thread(self._files, self.space.measure)
-        except FileNotFoundError:
-            logger.debug("the cache folder %s is being removed", self.root)
         except OSError as error:
             if is_shortage(error):
                 logger.warning("%s; the free space of the cache is measured again later", error)

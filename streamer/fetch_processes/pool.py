@@ -41,9 +41,12 @@ HANDED_WINDOWS = 2
 # The order of the waiting chunks may be this old: a chunk that is handed out waits behind others anyway. With 0.05 s,
 # ordering 250 of them was half of the loop's work (2026-11-26).
 QUEUE_FRESH_SECONDS = 0.25
-# After this many processes ended while they had a chunk, it is blamed and fails. From the second try on such chunks are
-# handed out one by one, so that one of them does not make the others fail.
+# After this many processes ended while they had a chunk, the engine's loop fetches it. From the second try on such
+# chunks are handed out one by one, from the third on to a process that has no other chunk.
 MOST_CRASHES = 6
+CRASHES_IN_COMPANY = 2
+# After this many processes crashed over a chunk that they had alone, it is blamed and fails: it would crash the engine.
+MAX_ISOLATED_CRASHES = 2
 # After this many failed starts in a row the engine's loop fetches.
 MOST_FAILED_STARTS = 3
 # A process that ends before it has brought anything is replaced after 1 s, 2 s, ... 60 s.
@@ -190,34 +193,68 @@ class FetchPool:
             self._bringing -= 1
 
     async def _bring_in_tries(self, wanted: Wanted, publish: bool) -> SharedBytes:
-        crashes = 0
+        crashes = isolated_crashes = 0
         while True:
+            isolated = crashes >= CRASHES_IN_COMPANY
             async with self._one_by_one if crashes else contextlib.nullcontext():
                 try:
-                    return await self._try(wanted, publish)
+                    return await self._try(wanted, publish, isolated=isolated)
                 except ProcessEndedError as error:
-                    if not crashes and self._failed_starts >= MOST_FAILED_STARTS:
-                        raise LocalError(f"fetch processes end at their start: {error}") from error
                     crashes += 1
-                    if crashes == MOST_CRASHES:
+                    isolated_crashes += isolated and error.crashed
+                    if isolated_crashes == MAX_ISOLATED_CRASHES:
                         raise BrokenError(
-                            f"chunk {wanted.chunk} of dataset {wanted.dataset.dataset} cannot be fetched: {crashes} "
-                            f"fetch processes in a row ended over it, the last one: {error}; see the engine's log"
+                            f"chunk {wanted.chunk} of dataset {wanted.dataset.dataset} cannot be fetched: "
+                            f"{isolated_crashes} fetch processes crashed that had no other chunk, the last one: "
+                            f"{error}; see the engine's log"
                         ) from error
+                    if crashes == MOST_CRASHES or self._failed_starts >= MOST_FAILED_STARTS:
+                        self._warn_of_fallback(error)
+                        raise LocalError(f"fetch processes end again and again: {error}") from error
 
-    async def _try(self, wanted: Wanted, publish: bool) -> SharedBytes:
+    def _warn_of_fallback(self, error: ProcessEndedError) -> None:
+        text = (
+            f"fetch processes end again and again (the last one: {error}): the engine fetches by itself until they do "
+            "not; see the engine's log"
+        )
+        logger.warning("%s", text)
+        self._notified("", text)
+
+    async def _try(self, wanted: Wanted, publish: bool, *, isolated: bool) -> SharedBytes:
         weight = min([wanted.requests, *(process.window for process in self._taking())])
         owner = await self._queue.acquire(WaitQueue(wanted.due, wanted.owner), weight)
+        process = None
         try:
-            taking = self._taking() or await self._started()
-            process = min(taking, key=lambda one: one.load / one.window)
+            if isolated:
+                process = await self._reserved()
+            else:
+                taking = self._taking() or await self._started()
+                process = min(taking, key=lambda one: one.load / one.window)
             asked = Bring(
                 next(self._numbers), wanted.dataset.dataset, wanted.chunk, wanted.due(), wanted.owner(), publish
             )
             return await process.bring(asked, wanted.dataset, weight)
         finally:
+            if isolated and process is not None:
+                process.reserved = False
+            self._changed.set()
             self._queue.release(weight, owner)
             self._resize_queue()
+
+    async def _reserved(self) -> FetchProcess:
+        """Returns a process without chunks, which takes no other one; waits until it has none.
+
+        Raises:
+            ProcessEndedError: processes end at their start.
+        """
+        while True:
+            process = min(self._taking() or await self._started(), key=lambda one: one.load)
+            process.reserved = True
+            while process.load and process.ready:
+                self._changed.clear()
+                await self._changed.wait()
+            if process.ready:
+                return process
 
     async def _started(self) -> list[FetchProcess]:
         """Waits until a process takes chunks; `_look` starts one.
@@ -234,7 +271,7 @@ class FetchPool:
 
     def _taking(self) -> list[FetchProcess]:
         """Returns the processes that take chunks now."""
-        ready = [process for process in self._processes if process.ready]
+        ready = [process for process in self._processes if process.ready and not process.reserved]
         return ready[:1] if self._refusals.single else ready
 
     def _resize_queue(self) -> None:

@@ -47,8 +47,21 @@ _NO_REPORT = Report({}, Histogram().counts, 0.0, 0.0, 0, False)
 _SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
+# Signals by which a process ends over what it does itself; others are sent to it, by the kernel that lacks memory too.
+_OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+
+
 class ProcessEndedError(Exception):
-    """Says how a fetch process has ended, by itself or because it did not answer."""
+    """Says how a fetch process has ended, by itself or because it did not answer.
+
+    Args:
+        how: the end, in words.
+        crashed: whether what it did ended it: bytes that it received may do that again.
+    """
+
+    def __init__(self, how: str, *, crashed: bool = False) -> None:
+        super().__init__(how)
+        self.crashed = crashed
 
 
 class LocalError(Exception):
@@ -115,6 +128,7 @@ class FetchProcess:
         report: its last report.
         share: share of a core that it took between its last two reports.
         retired: whether it was ended because it is not needed.
+        reserved: whether it takes no more chunks, but one that is tried alone.
     """
 
     def __init__(self, setup: Setup, on_notice: Callable[[str, str], None]) -> None:
@@ -125,6 +139,8 @@ class FetchProcess:
         self.report = _NO_REPORT
         self.share = 0.0
         self.retired = False
+        self.reserved = False
+        self._crashed = False
         self._reported_at = 0.0
         self.window = setup.fetch.window_start
         self._counts = [0] * len(COUNTS)
@@ -216,6 +232,7 @@ class FetchProcess:
         # It leaves when its socket is closed, unless it is stopped.
         self._process.kill()
         code = self._process.wait()
+        self._crashed = -code in _OWN_SIGNALS
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}, see the engine's log"
 
     def _remove_temporary(self) -> None:
@@ -227,7 +244,7 @@ class FetchProcess:
         requests, self._requests = self._requests, {}
         for request in requests.values():
             if not request.answered.done():
-                request.answered.set_exception(ProcessEndedError(how))
+                request.answered.set_exception(ProcessEndedError(how, crashed=self._crashed))
 
     def end(self) -> None:
         """Ends the process now; `run` returns then. Idempotent."""

@@ -252,26 +252,41 @@ async def test_processes_come_and_go_by_load(folder: Path, monkeypatch: pytest.M
         assert engine.fetchers.memory.gate.limit > 1 << 20
 
 
-@pytest.mark.slow
-async def test_a_chunk_that_ends_each_process_is_an_error_of_its_own(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a few processes; all other chunks are read, also those that shared a process with it."""
-    poisonous = 7
+def poisoned(chunk: int, number: signal.Signals) -> type[FetchProcess]:
+    """Processes that end by this signal when they get this chunk."""
 
     class Poisoned(FetchProcess):
         async def bring(self, asked, dataset, weight):  # type: ignore[no-untyped-def]
-            if asked.chunk == poisonous and self.pid is not None:
-                os.kill(self.pid, signal.SIGKILL)
+            if asked.chunk == chunk and self.pid is not None:
+                os.kill(self.pid, number)
             return await super().bring(asked, dataset, weight)
 
-    monkeypatch.setattr(pool, "FetchProcess", Poisoned)
+    return Poisoned
+
+
+@pytest.mark.slow
+async def test_a_chunk_that_crashes_each_process_is_an_error_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two that had nothing else; all other chunks are read, also those that shared a process with it."""
+    monkeypatch.setattr(pool, "FetchProcess", poisoned(7, signal.SIGSEGV))
     async with reading(folder, 2, cache_bytes=64_000_000) as (engine, reader):
-        with pytest.raises(BrokenError, match=r"chunk 7 .* 6 fetch processes in a row .*SIGKILL"):
+        with pytest.raises(BrokenError, match=r"chunk 7 .* 2 fetch processes crashed that had no other .*SIGSEGV"):
             await reader.epoch(0)
         await until(lambda: not len(engine.in_flight))
         local = [engine.cache.contains(key.tobytes()) for key in reader.manifest.chunk_keys]
-        assert [chunk for chunk, found in enumerate(local) if not found] == [poisonous]
+        assert [chunk for chunk, found in enumerate(local) if not found] == [7]
+
+
+@pytest.mark.slow
+async def test_the_loop_fetches_what_processes_are_killed_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else ends them, the kernel that lacks memory for instance: no chunk is lost, and one line says so."""
+    monkeypatch.setattr(pool, "FetchProcess", poisoned(7, signal.SIGKILL))
+    async with reading(folder, 2, cache_bytes=64_000_000) as (_, reader):
+        await reader.epoch(0)
+    assert len([record for record in caplog.records if "the engine fetches by itself" in record.message]) == 1
 
 
 @pytest.mark.slow
