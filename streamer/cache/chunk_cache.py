@@ -130,6 +130,8 @@ class ChunkCache:
         self.restore()
         try:
             await in_thread(self._files, self.space.measure)
+        except FileNotFoundError:
+            return  # it is being removed
         except OSError as error:
             if is_shortage(error):
                 logger.warning("%s; the free space of the cache is measured again later", error)
@@ -279,9 +281,10 @@ class ChunkCache:
                 return published
             try:
                 await self.space.reserve(length)
-                return await self._publish(key, length, dataset, self._write(chunk))
+                with self.space.unwritten(length):
+                    return await self._publish(key, length, dataset, self._write(chunk))
             except CacheFullError:
-                if not self._leftovers:
+                if self.space.is_set and not self._leftovers:
                     raise
                 return await self._publish_in_memory(chunk, length, errno.EROFS)
             except OSError as error:
@@ -440,14 +443,12 @@ class ChunkCache:
 
     def _give_up_disk(self, failure: object) -> None:
         """Loses all chunks of the folder, whose files stay for an engine that can read them."""
-        self.space.is_given_up = True
-        self.space.refuse()
-        lost = dict(self._chunks)
-        self._chunks.clear()
+        self.space.is_given_up = self.space.refused = True
+        lost, self._chunks = self._chunks, {}
         self._unlinked(lost)
         self._warn(
             f"the disk of the cache folder {self.root} cannot be read ({failure}): all chunks pass through memory "
-            f"until this engine ends; {len(lost)} are fetched again. Check the disk, or choose another cache_dir"
+            f"until this engine ends, {len(lost)} are fetched again; check the disk, or choose another cache_dir"
         )
         self.on_lost(list(lost))
 

@@ -40,11 +40,12 @@ class DiskSpace:
         overhead_bytes: bytes of manifests, catalog and folders, as of the last `measure`.
         refused: whether the disk has refused a write since the last `measure`, or is read-only.
         was_refused: whether it has refused one since the start.
+        is_set: whether a user chose the limit.
         is_given_up: whether no more is written to it: it cannot be read.
         serves_peers: whether deleted files may still be open because they are being sent.
         disk_bytes, free_bytes: size and free space of the filesystem, as of the last `measure`.
         leftover_bytes: bytes among the charged ones of files that could not be removed.
-        unwritten_bytes: bytes among the charged ones of files that are fetched before they are written.
+        unwritten_bytes: bytes among the charged ones of files that are not written yet: the disk counts them as free.
     """
 
     def __init__(self, path: Path, config: CacheConfig, charged_bytes: int, files: int = 0) -> None:
@@ -60,7 +61,7 @@ class DiskSpace:
         self._unlinks: set[asyncio.Event] = set()
         self.overhead_bytes = FIXED_BYTES
         self._disk_limit = self.disk_bytes = self.free_bytes = self._most_present = 0
-        self._is_set = config.limit_bytes is not None
+        self.is_set = config.limit_bytes is not None
         self.whole_limit_bytes = config.limit_bytes or 0
         self.measure()
 
@@ -70,7 +71,7 @@ class DiskSpace:
     @property
     def hard_limit_bytes(self) -> int:
         """The limit that is never exceeded: the whole limit minus manifests, catalog and the bytes set aside."""
-        return max(0, self.whole_limit_bytes - self.overhead_bytes - self.send_bytes)
+        return min(self.most_bytes, max(0, self.whole_limit_bytes - self.overhead_bytes - self.send_bytes))
 
     @property
     def most_bytes(self) -> int:
@@ -79,8 +80,11 @@ class DiskSpace:
 
     @property
     def most_whole_bytes(self) -> int:
-        """The limit that was set, or else a share of the whole disk, however full it was at the start."""
-        return self.whole_limit_bytes if self._is_set else int(DEFAULT_SHARE * self.disk_bytes)
+        """The limit that was set, or else a share of the whole disk, however full it was at the start.
+
+        `reserve` grants up to this, so no limit of the policy may be above it.
+        """
+        return self.whole_limit_bytes if self.is_set else int(DEFAULT_SHARE * self.disk_bytes)
 
     @property
     def send_bytes(self) -> int:
@@ -106,7 +110,7 @@ class DiskSpace:
 
     def resize(self, limit_bytes: int) -> None:
         """Sets another limit for the whole folder; call `measure` afterwards."""
-        self.whole_limit_bytes, self._is_set = limit_bytes, True
+        self.whole_limit_bytes, self.is_set = limit_bytes, True
 
     def measure(self) -> None:
         """Measures manifests and free space."""
@@ -114,13 +118,14 @@ class DiskSpace:
         found = os.statvfs(self._path)
         self.disk_bytes = found.f_blocks * found.f_frsize
         self.free_bytes = found.f_bavail * found.f_frsize
-        present = self.charged_bytes - self.unwritten_bytes + self.free_bytes
+        # Never more than the disk: files are written, and removed, while they are counted.
+        present = min(self.charged_bytes - self.unwritten_bytes + self.free_bytes, self.disk_bytes)
         self._most_present = max(self._most_present, present)
         floor = max(self._floor_bytes or 0, int((self._floor_share or 0.0) * self.disk_bytes))
         if self._floor_bytes is None and self._floor_share is None:
             floor = int(min(DEFAULT_FLOOR_SHARE * self.disk_bytes, (1 - DEFAULT_SHARE) * self._most_present))
         self._disk_limit = max(0, min(present - floor, self._inode_limit(found)))
-        if not self._is_set:
+        if not self.is_set:
             self.whole_limit_bytes = int(DEFAULT_SHARE * self._most_present)
         self.refused = self.is_given_up or bool(found.f_flag & os.ST_RDONLY)
 

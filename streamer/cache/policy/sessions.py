@@ -129,8 +129,14 @@ def apply_values(sessions: Collection[Session]) -> None:
 
 
 def needed(sessions: Iterable[Session]) -> int:
-    """Bytes of the open chunks of all sessions and of one more for each."""
-    return sum(one.open_bytes + one.group.largest_bytes for one in sessions)
+    """Returns the bytes of the open chunks of all sessions and of one more for each.
+
+    Sessions of one dataset share its chunks: together they never have more than its bytes.
+    """
+    sums: dict[int, list[int]] = {}
+    for one in sessions:
+        sums.setdefault(one.group.index, [one.group.total_bytes, 0])[1] += one.open_bytes + one.group.largest_bytes
+    return sum(min(bound) for bound in sums.values())
 
 
 def refuse_if_too_large(sessions: Iterable[Session], opened: Sequence[Session], limit_bytes: int) -> None:
@@ -139,7 +145,9 @@ def refuse_if_too_large(sessions: Iterable[Session], opened: Sequence[Session], 
     Raises:
         CacheFullError: they do not fit; names the numbers and the settings.
     """
-    others, wanted = needed(sessions), needed(opened)
+    present = list(sessions)
+    others = needed(present)
+    wanted = needed([*present, *opened]) - others
     if others + wanted > limit_bytes:
         raise CacheFullError(
             f"the cache limit of {format_bytes(limit_bytes)} is too small: this session needs"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,3 +89,37 @@ def test_the_floor_of_free_space(
     config = CacheConfig(directory=tmp_path, limit_bytes=1 << 50, free_floor_bytes=floor[0], free_floor_share=floor[1])
     space = DiskSpace(tmp_path, config, 0)
     assert space.limits(0, 0).limit_bytes == pytest.approx(free_bytes - floor_bytes, abs=1)
+
+
+@pytest.mark.parametrize("limit_bytes", [None, 150_000_000, 1 << 40])
+def test_no_limit_is_above_what_is_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None
+) -> None:
+    """A disk of 200 MB, where files are counted while they are written or removed, and others come and go.
+
+    (The automatic limit rose to 172 MB, of which 167 were granted: a healthy job ended.)
+    """
+    disk_bytes, random = 200_000_000, Random(1)
+    (tmp_path / "manifests").mkdir()
+    found = os.statvfs(tmp_path)
+    free = disk_bytes
+
+    def small(path: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            f_blocks=disk_bytes // 4096,
+            f_frsize=4096,
+            f_bavail=free // 4096,
+            f_flag=found.f_flag,
+            f_files=0,
+            f_favail=0,
+        )
+
+    monkeypatch.setattr(os, "statvfs", small)
+    space = DiskSpace(tmp_path, CacheConfig(directory=tmp_path, limit_bytes=limit_bytes), 0)
+    for _ in range(500):
+        space.charged_bytes = random.randrange(disk_bytes)
+        # Counted twice, once, or not at all.
+        free = max(0, min(disk_bytes, disk_bytes - space.charged_bytes + random.randrange(-60_000_000, 60_000_000)))
+        space.measure()
+        limits = space.limits(random.randrange(50_000_000), 50_000_000)
+        assert limits.limit_bytes <= limits.passing_bytes <= limits.most_bytes == space.most_bytes
