@@ -37,6 +37,7 @@ class FakeRecipe:
     make: MakeSample
     last_batch: LastBatch | None = None
     draws: bool = field(default=True, kw_only=True)
+    members: tuple[()] = field(default=(), kw_only=True)
 
     @property
     def batches(self) -> int:

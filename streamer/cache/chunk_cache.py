@@ -108,7 +108,7 @@ class ChunkCache:
         """Opens everything; returns the changes that the catalog lacks."""
         self.folder = open_folder(self.config.directory, self.config.group)
         self._guard = FolderGuard(self.folder)
-        self._trust = DiskTrust(self.folder, self._files)
+        self._trust = DiskTrust(self.folder, self._files, self._warn)
         self._catalog = Catalog(self.folder.path / "catalog")
         found = reconcile(self.folder, self._catalog)
         self._chunks = {key: row.file_bytes for key, row in found.rows.items()}
@@ -405,13 +405,8 @@ class ChunkCache:
         self._keeper.forget(dataset)
 
     def distrust(self, key: bytes) -> None:
-        """Lets the next copy of a chunk be kept in memory: the disk failed to keep it. Says so for the first one."""
-        if not self._trust.distrusted:
-            self._warn(
-                f"the disk of the cache folder {self.root} failed to keep chunk {key.hex()} several times: this chunk, "
-                "and others that fail like it, are kept in memory; check the disk"
-            )
-        self._trust.distrusted.add(key)
+        """Lets the next copy of a chunk be kept in memory: its readers cannot read it from the disk."""
+        self._trust.distrust(key)
 
     def trusts_disk_with(self, key: bytes) -> bool:
         """Whether the chunk may be written to the cache folder."""

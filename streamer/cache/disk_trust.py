@@ -6,7 +6,8 @@ up: all chunks pass through memory until the engine ends.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from streamer.cache.verify import verify_file
 from streamer.errors import IntegrityError
 from streamer.threads import in_thread
 
+# After this many damaged copies of one chunk the disk is at fault, not the network.
+MAX_DISK_COPIES = 2
 # Files in a row that could not be read, until others are looked at: one bad sector is no bad disk.
 SUSPECT_FILES = 4
 # How many other files are looked at then; the disk is given up when none of them can be read.
@@ -27,16 +30,20 @@ class DiskTrust:
     Args:
         folder: the cache folder.
         pool: threads that read files.
+        warn: called with a sentence for the cache's users.
 
     Attributes:
         is_given_up: whether nothing is read from the disk or written to it any more.
         distrusted: keys of the chunks that are kept in memory.
     """
 
-    def __init__(self, folder: Folder, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, folder: Folder, pool: ThreadPoolExecutor, warn: Callable[[str], None]) -> None:
         self.is_given_up = False
         self.distrusted: set[bytes] = set()
-        self._folder, self._pool = folder, pool
+        self._folder = folder
+        self._pool = pool
+        self._warn = warn
+        self._damaged: Counter[bytes] = Counter()
         self._failed: set[bytes] = set()
 
     def __repr__(self) -> str:
@@ -45,6 +52,15 @@ class DiskTrust:
     def covers(self, key: bytes) -> bool:
         """Whether the disk may have this chunk."""
         return not self.is_given_up and key not in self.distrusted
+
+    def distrust(self, key: bytes) -> None:
+        """Lets the next copy of a chunk be kept in memory. Says so for the first one."""
+        if not self.distrusted:
+            self._warn(
+                f"the disk of the cache folder {self._folder.path} failed to keep chunk {key.hex()} several times: "
+                "this chunk, and others that fail like it, are kept in memory; check the disk"
+            )
+        self.distrusted.add(key)
 
     async def examine(self, key: bytes, present: Collection[bytes]) -> IntegrityError | OSError | None:
         """Reads a chunk's file in the cache folder as a whole; gives the disk up where no file can be read.
@@ -57,7 +73,13 @@ class DiskTrust:
             Why it is wrong, or None if it is right.
         """
         failure = await read_whole(self._folder.chunk_path(key), key, self._pool)
-        if not _is_unreadable(failure):
+        if isinstance(failure, FileNotFoundError):
+            return failure
+        if failure is not None:
+            self._damaged[key] += 1
+            if self._damaged[key] >= MAX_DISK_COPIES:
+                self.distrust(key)
+        if not isinstance(failure, OSError):
             self._failed.clear()
             return failure
         self._failed.add(key)

@@ -3,8 +3,8 @@
 A report alone does not cost a fetch: otherwise one faulty trainer could make the engine fetch a good chunk for ever,
 and take it from all that share it. The engine reads the chunk's file itself, in a thread, one file at a time:
 
-    corrupt, or missing    dropped and fetched again; after MAX_DISK_COPIES corrupt copies the next one is kept in
-                           memory
+    corrupt, or missing    dropped and fetched again; after two corrupt copies the next one is kept in memory
+                           (`cache.disk_trust`)
     intact                 stays, and the reader reads again; after MAX_UNFOUNDED reports the next copy is kept in
                            memory, because the reader does not see what the engine sees (a sector that fails by turns,
                            another mount)
@@ -28,9 +28,7 @@ from streamer.errors import IntegrityError
 
 logger = logging.getLogger(__name__)
 
-# After this many corrupt copies of one chunk on the disk, the disk is at fault, not the network.
-MAX_DISK_COPIES = 2
-# After this many corrupt copies in all there is an error. Readers give up after as many (`contracts.REREADS`).
+# After this many corrupt copies there is an error. Readers give up after as many (`contracts.REREADS`).
 MAX_COPIES = 3
 # Unfounded reports that one session may send about one chunk, before the chunk is kept in memory.
 MAX_UNFOUNDED = 2
@@ -180,8 +178,6 @@ class CorruptionReports:
         label = session.collection.label(chunk)
         logger.info("%s reports %s (%s) as damaged: %s", session.request.consumer, label, key.hex(), report.reason)
         self.damaged(key)
-        if self.dropped[key] >= MAX_DISK_COPIES:
-            self._cache.distrust(key)
         if self.dropped[key] > MAX_COPIES:
             session.fail(
                 IntegrityError(

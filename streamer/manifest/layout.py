@@ -141,6 +141,11 @@ class _Preamble(msgspec.Struct, frozen=True):
     version: int
 
 
+def selection_name(manifest_digest: str, digest: str) -> str:
+    """Returns the name of the file of a selection, beside the folder of its manifest."""
+    return f"{manifest_digest}.{digest}.arrows"
+
+
 def file_name(table: str, part: int) -> str:
     """Name of one part of a table."""
     return f"{table}-{part:05d}{TABLE_SUFFIX}"

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
 from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.condition import ColumnsOf, Condition
+from streamer.manifest.layout import selection_name
 from streamer.manifest.packing import hash_keys
 from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
@@ -25,7 +26,6 @@ from streamer.splitmix import GAMMA, fold, fold_each, mix
 from streamer.unique import unique
 
 Int64Array = NDArray[np.int64]
-_SUFFIX = ".arrows"
 # Rows that are looked at together: bounds the memory of a selection besides its result.
 _BLOCK_SAMPLES = 1 << 20
 
@@ -110,13 +110,13 @@ class Selection:
         digest = _digest(manifest, ordinals)
         folder = manifest.path.parent
         try:
-            _write(folder / _name(manifest, digest), ordinals)
+            _write(folder / selection_name(manifest.digest, digest), ordinals)
         except ManifestError as error:
             # Mounted read-only, or another user's, as a sidecar's cache is for a trainer.
             if spare is None or getattr(error.__cause__, "errno", None) not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
             folder = spare
-            _write(folder / _name(manifest, digest), ordinals)
+            _write(folder / selection_name(manifest.digest, digest), ordinals)
         return cls.open(manifest, digest, folder)
 
     @classmethod
@@ -127,7 +127,7 @@ class Selection:
             ManifestError: there is none with that digest.
             ManifestCorruptError: its file is malformed.
         """
-        path = (folder or manifest.path.parent) / _name(manifest, digest)
+        path = (folder or manifest.path.parent) / selection_name(manifest.digest, digest)
         if not path.is_file():
             raise ManifestError(f"no selection {digest} at {path}", path=str(path))
         ordinals = np.asarray(map_table(path, {"ordinal": "int64"})["ordinal"]).view(np.int64)
@@ -160,10 +160,6 @@ class Selection:
     def number(self, ordinal: int) -> int:
         """The number in this selection of a sample, from its ordinal in the manifest."""
         return int(np.searchsorted(self.ordinals, ordinal))
-
-
-def _name(manifest: Manifest, digest: str) -> str:
-    return f"{manifest.digest}.{digest}{_SUFFIX}"
 
 
 def _write(path: Path, ordinals: Int64Array) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from streamer.annotations.join import JoinRules
 from streamer.config import format_bytes
 from streamer.loader.samples.maker import SampleRules
+from streamer.manifest.layout import selection_name
 from streamer.manifest.reader_lock import open_held
 from streamer.manifest.table import Manifest
 from streamer.order.rows.spec import MOST_LENGTH
@@ -250,6 +251,19 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
         """
         opened = OpenedDataset.open(self.manifest_path, self.selection, self.rows, self.joins)
         return opened.measured(self.balance)
+
+    @property
+    def paths(self) -> list[Path]:
+        """Files and folders that `open` reads, and the samples are made with."""
+        found = [self.manifest_path]
+        if self.selection is not None:
+            digest, folder = self.selection
+            found.append(folder / selection_name(self.manifest_path.name, digest))
+        if self.rows is not None:
+            found.append(self.rows.table)
+        if self.rules.joined is not None:
+            found.append(self.rules.joined.table)
+        return found + [path for join in self.joins for path in (join.table, join.part)]
 
 
 class Members:

@@ -10,6 +10,7 @@ from typing import Literal
 import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 
+from streamer.client.held_files import HeldFiles
 from streamer.errors import ConfigError
 from streamer.loader.ring import shared_memory as memory
 from streamer.loader.samples.recipe import SampleRecipe
@@ -60,6 +61,7 @@ class Pool:
         self._forks = config.worker_type == "process" and config.start == "forkserver"
         self.workers: dict[int, WorkerHandle] = {}
         self.forked: ForkedPool | None = None
+        self._held: HeldFiles | None = None
 
     def __repr__(self) -> str:
         return f"Pool({len(self.workers)} of {self._config.workers} workers, {self._config.worker_type})"
@@ -76,12 +78,14 @@ class Pool:
             ConfigError: the recipe cannot be pickled.
         """
         self._contents = recipe, rules
+        self._held = HeldFiles(path for member in recipe.members for path in member.paths)
         if self._config.worker_type == "process":
             self._payload = _payload_memory(recipe, rules)
 
     def open_sources(self) -> None:
         """Sends recipe and rules to the running workers."""
-        if self._payload >= 0:
+        if self._payload >= 0 and self._held is not None:
+            self._held.restore()
             for handle in self.workers.values():
                 handle.open(self._payload)
 
@@ -113,7 +117,8 @@ class Pool:
         if self._config.worker_type == "process":
             handle = WorkerHandle(number, ours, self._start_process(number, theirs))
             theirs.close()
-            if self._payload >= 0:
+            if self._payload >= 0 and self._held is not None:
+                self._held.restore()
                 handle.open(self._payload)
         else:
             handle = WorkerHandle(number, ours)
@@ -162,6 +167,8 @@ class Pool:
     def _serve(self, number: int, channel: Channel) -> None:
         assert self._contents is not None
         recipe, rules = self._contents
+        if self._held is not None:
+            self._held.restore()
         try:
             run(number, channel, self._status_page, lambda: (recipe.open(), rules))
         finally:

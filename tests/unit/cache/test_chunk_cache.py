@@ -492,6 +492,25 @@ async def test_a_chunk_that_the_disk_does_not_keep_stays_in_memory(
     assert len([record for record in caplog.records if "are kept in memory" in record.message]) == 1
 
 
+async def test_two_damaged_copies_are_enough(config: CacheConfig, make_chunk: MakeChunk) -> None:
+    """The third one is kept in memory; files that somebody removes do not count."""
+    chunk, removed = make_chunk(1), make_chunk(2)
+    async with ChunkCache(config) as cache:
+        for root in (cache.root, cache.root, cache.roots[1]):
+            assert (await publish(cache, chunk)).root == root
+            path = cache.path(chunk.key)
+            assert path is not None
+            path.write_bytes(b"damaged")
+            assert not await cache.verify(chunk.key)
+            await cache.evict([chunk.key])
+        for _ in range(4):
+            await publish(cache, removed)
+            cache.folder.chunk_path(removed.key).unlink()
+            assert not await cache.verify(removed.key)
+            await cache.evict([removed.key])
+        assert cache.trusts_disk_with(removed.key)
+
+
 async def test_a_disk_of_which_no_file_can_be_read_is_given_up(
     config: CacheConfig, make_chunk: MakeChunk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

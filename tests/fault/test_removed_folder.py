@@ -1,0 +1,114 @@
+"""A cleaner removes the cache folder under a job, and workers that start later still find all that they need."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.resource_tracker
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamer import Annotations, Growing, MixedDataset, Packing, StreamingDataLoader, StreamingDataset
+from tests.documents import documents, write_megatron
+from tests.inspection import inspect
+from tests.joins.sides import parquet, vectors_of, write_left
+
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(300)]
+
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_left(folder / "left")
+    parquet(folder / "right", range(240))
+    for number in range(240):
+        path = folder / "files" / f"{number % 3}" / f"{number:04}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.arange(number % 7 + 1, dtype=np.int64))
+    write_megatron(folder / "tokens", documents(np.arange(600) % 90 + 1))
+    rows = "".join(f"{number % 3}/{number:04}.npy,{number}\n" for number in range(240))
+    (folder / "notes.csv").write_text(f"file_name,number\n{rows}")
+    return folder
+
+
+def plain(data: Path, **options: Any) -> StreamingDataset:
+    return StreamingDataset(data / "left", seed=3, batch_size=BATCH, **options)
+
+
+def selected(data: Path, **options: Any) -> StreamingDataset:
+    return plain(data, **options).select(fraction=(0.0, 0.8))
+
+
+def joined(data: Path, **options: Any) -> StreamingDataset:
+    right = StreamingDataset(data / "right", **{name: options[name] for name in ("cache_dir", "engine")})
+    return plain(data, **options).join(right, **vectors_of("parquet"))
+
+
+def annotated(data: Path, **options: Any) -> StreamingDataset:
+    return StreamingDataset(
+        data / "files", seed=3, batch_size=BATCH, annotations=Annotations(data / "notes.csv"), decode=None, **options
+    )
+
+
+def packed(data: Path, **options: Any) -> StreamingDataset:
+    return StreamingDataset(
+        data / "tokens", format="tokens", seed=3, batch_size=2, packing=Packing(length=64), **options
+    )
+
+
+def mixed(data: Path, **options: Any) -> MixedDataset:
+    weights = {"a": 0.5, "b": 0.5}
+    whole = StreamingDataset(data / "left", **options)
+    members = {"a": whole.select(fraction=(0.0, 0.5)), "b": whole.select(fraction=(0.5, 1.0))}
+    return MixedDataset(members, weights=weights, seed=3, batch_size=BATCH)
+
+
+def growing(data: Path, **options: Any) -> StreamingDataset:
+    return plain(data, growing=Growing(reuse=2, epoch_samples=80), **options)
+
+
+def remove(folder: str) -> None:
+    """Removes a folder to which others write: what comes meanwhile stays."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def list_of(samples: Any) -> list[str]:
+    """What a batch says of its samples, in no matter which form."""
+    return [str(samples)]
+
+
+@pytest.mark.leaves_over("the engine of a fork server whose workers were killed ends after the test")
+@pytest.mark.parametrize("make", [plain, selected, joined, annotated, packed, mixed, growing])
+def test_a_removed_folder_costs_no_sample(
+    data: Path, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers are killed as well, so that others open everything again."""
+    multiprocessing.resource_tracker.ensure_running()
+    with tempfile.TemporaryDirectory(prefix="streamer-gone-") as folder:
+        monkeypatch.setenv("STREAMER_RUNTIME_DIR", f"{folder}/r")
+        expected = read(make(data, cache_dir=f"{folder}/first", engine="auto"))
+        found = read(make(data, cache_dir=f"{folder}/second", engine="auto"), lambda: remove(f"{folder}/second"))
+    assert found == expected
+
+
+def read(dataset: Any, remove: Callable[[], object] = lambda: None) -> list[list[str]]:
+    """Reads two epochs; calls `remove` in the middle of the first one and of the second one, and kills the workers."""
+    found = []
+    with contextlib.closing(dataset), StreamingDataLoader(dataset, num_workers=2, collate_fn=list_of) as loader:
+        for _ in range(2):
+            for number, batch in enumerate(loader):
+                found.append(batch)
+                if number == 3:
+                    remove()
+                    for pid in inspect(loader).worker_pids:
+                        os.kill(pid, signal.SIGKILL)
+    return found
