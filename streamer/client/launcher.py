@@ -12,6 +12,8 @@ import fcntl
 import json
 import logging
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +38,8 @@ _READY_LINE_BYTES = 65536
 _RETRY_SECONDS = 0.2
 # Longer waits are logged.
 _QUIET_SECONDS = 1.5
+# An engine listens after .2 to 2 s; where a thousand interpreters start from one network file system, after minutes.
+START_SECONDS = 300.0
 
 
 def connect(settings: ClientSettings, restarts: Restarts | None = None) -> Connection:
@@ -241,7 +245,7 @@ def _engine_environment() -> dict[str, str]:
 
 
 def _await_ready(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> bool:
-    line = _read_line(descriptor)
+    line = _read_line(descriptor, process, settings)
     # The process forks and its parent half exits at once: the engine is a child of init, so never a zombie.
     process.wait()
     if line == {"ready": True}:
@@ -257,10 +261,27 @@ def _details(found: object) -> dict[str, errors.Detail]:
     return {str(k): v for k, v in found.items()} if isinstance(found, dict) else {}
 
 
-def _read_line(descriptor: int) -> dict[str, object]:
-    """Reads until the engine closes the pipe or ends."""
-    received = b""
+def _read_line(descriptor: int, process: subprocess.Popen[bytes], settings: ClientSettings) -> dict[str, object]:
+    """Reads until the engine closes the pipe or ends.
+
+    Raises:
+        EngineUnavailableError: it does neither in `START_SECONDS`; it is ended.
+    """
+    received, deadline = b"", time.monotonic() + START_SECONDS
+    # Not select(2), which knows descriptors below 1,024 only.
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
     while len(received) < _READY_LINE_BYTES and not received.endswith(b"\n"):
+        if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+            # With its fork, which has the same process group.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise EngineUnavailableError(
+                f"the engine of {settings.cache_dir} did not start within {START_SECONDS:.0f} s: "
+                f"`{sys.executable} -m streamer.service` neither listens nor ends. Is {sys.executable} a Python with "
+                f'streamer? Its log is {log_of(settings)}; engine="inline" needs no process',
+                log=log_of(settings),
+            )
         if not (piece := os.read(descriptor, 4096)):
             break
         received += piece
