@@ -14,6 +14,7 @@ from pathlib import Path
 from streamer.cache.folder import Folder
 from streamer.cache.verify import verify_file
 from streamer.errors import IntegrityError
+from streamer.system_limits import is_shortage
 from streamer.threads import in_thread
 
 # After this many damaged copies of one chunk the disk is at fault, not the network.
@@ -73,8 +74,8 @@ class DiskTrust:
             Why it is wrong, or None if it is right.
         """
         failure = await read_whole(self._folder.chunk_path(key), key, self._pool)
-        if isinstance(failure, FileNotFoundError):
-            return failure
+        if isinstance(failure, OSError) and (isinstance(failure, FileNotFoundError) or is_shortage(failure)):
+            return failure  # which says nothing of the disk
         if failure is not None:
             self._damaged[key] += 1
             if self._damaged[key] >= MAX_DISK_COPIES:

@@ -265,7 +265,7 @@ async def test_a_chunk_that_cannot_be_opened_is_not_taken_for_corrupt(
     def used_up(*arguments: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("streamer.cache.chunk_cache.verify_file", used_up)
+    monkeypatch.setattr("streamer.cache.disk_trust.verify_file", used_up)
     assert await engine.cache.verify(key)
     monkeypatch.setattr(engine.cache.space, "measure", used_up)
     await engine.cache.measure()
