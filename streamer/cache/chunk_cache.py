@@ -69,7 +69,7 @@ class ChunkCache:
         self.root = config.directory
         self.layers = Layers()
         self._chunks: dict[bytes, int] = {}
-        # Lengths of evicted files that could not be removed: they are useless, but occupy bytes of the disk.
+        # Lengths of evicted files that could not be removed, and occupy bytes of the disk.
         self._leftovers: dict[bytes, int] = {}
         self.found: list[DatasetFiles] = []
         self._key_locks = KeyLocks()
@@ -133,9 +133,7 @@ class ChunkCache:
         except FileNotFoundError:
             return  # it is being removed
         except OSError as error:
-            if is_shortage(error):
-                logger.warning("%s; the free space of the cache is measured again later", error)
-            else:
+            if not is_shortage(error):
                 self._refused(str(error))
         if self._leftovers and not self.space.refused:
             await self._remove_leftovers()
@@ -437,7 +435,6 @@ class ChunkCache:
         return failure is None
 
     def _give_up_disk(self, failure: object) -> None:
-        """Loses all chunks of the folder, whose files stay for an engine that can read them."""
         self.space.is_given_up = self.space.refused = True
         lost, self._chunks = self._chunks, {}
         self._unlinked(lost)

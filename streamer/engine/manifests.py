@@ -7,19 +7,17 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from streamer.annotations.table import ANNOTATIONS
 from streamer.cache.ram_fallback import REFUSALS
 from streamer.engine.datasets import Datasets
 from streamer.engine.fetching.fetchers import Fetchers
+from streamer.engine.index_chunks import KeptChunks, WarmTarget
 from streamer.engine.index_cost import IndexCost, IndexMemory, IndexReader, IndexTraffic, Report
 from streamer.engine.manifest_copy import copy_manifest
 from streamer.engine.manifest_request import ManifestRequest
@@ -27,7 +25,6 @@ from streamer.engine.manifest_store import ManifestStore
 from streamer.engine.permissions import OWNER_RULE, Ownership, give
 from streamer.engine.table_logs import refuse_tables_around
 from streamer.errors import (
-    CacheError,
     ConfigError,
     ManifestCorruptError,
     ManifestError,
@@ -36,12 +33,10 @@ from streamer.errors import (
 )
 from streamer.fetch import Fetcher
 from streamer.fetch.fetcher_set import options_key
-from streamer.formats import chunkfile
 from streamer.formats.registry import find_format
 from streamer.manifest.beside import BESIDE, is_beside
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
-from streamer.manifest.protocols import IndexedChunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import KEYS_RULE
 from streamer.recode.pool import RecoderPool
@@ -57,26 +52,6 @@ _TABLE_RULES = "tables-2"
 # Of the chunks, before the second and the last try to write a manifest on a full disk.
 _EVICTED_SHARES = (0.25, 1.0)
 _MOST_PLACED = 1024
-
-
-class WarmTarget(Protocol):
-    """Takes chunks whose bytes were read for an index."""
-
-    def room_bytes(self) -> int:
-        """Bytes that fit into the cache without an eviction."""
-        ...
-
-    async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: npt.NDArray[np.int64]) -> None:
-        """Publishes a chunk without a session."""
-        ...
-
-    async def make_room(self, share: float) -> None:
-        """Removes this share of the chunks, but none that is open."""
-        ...
-
-    def adopt(self, digest: str, kept: Mapping[bytes, int]) -> None:
-        """Chunks that were published without a session (key: file bytes) belong to this manifest."""
-        ...
 
 
 class Manifests:
@@ -293,11 +268,10 @@ class Manifests:
         from streamer.manifest.builder.index_log import IndexLogs
         from streamer.store.patterns import brace_order
 
-        warmed, notes = Warmed(self._target), list[str]()
+        warmed, notes = KeptChunks(self._target), list[str]()
+        asked = request.format, request.format_options
         try:
-            choose = chooser(
-                request.format, request.format_options, extensions=request.extensions, on_note=notes.append
-            )
+            choose = chooser(*asked, extensions=request.extensions, on_note=notes.append)
         except ConfigError as error:
             where = "" if "where the engine runs" in error.message else "where the engine runs: "
             raise ConfigError(where + error.message, **error.details) from error
@@ -386,40 +360,6 @@ def _is_current(manifest: Manifest) -> bool:
     """Whether the installed format would index it in the same way."""
     content = manifest.content
     return content.version == 1 or content.revision == find_format(content.format, content.options).revision
-
-
-class Warmed:
-    """Chunks whose bytes were read for the index: kept while there is room, handed to the policy at the end."""
-
-    def __init__(self, target: WarmTarget) -> None:
-        self._target = target
-        self._kept: dict[bytes, int] = {}
-        self._kept_bytes = 0
-        self._refused = 0
-
-    async def keep(self, chunk: IndexedChunk, parts: list[memoryview]) -> None:
-        """Publishes one chunk if it fits beside what the cache holds already."""
-        size = chunkfile.file_bytes(chunk.local_bytes, chunk.samples)
-        if chunk.sample_offsets is None or self._target.room_bytes() - self._kept_bytes < 2 * size:
-            return
-        try:
-            await self._target.keep(chunk.key, parts, chunk.sample_offsets)
-            self._kept_bytes += 0 if chunk.key in self._kept else size
-            self._kept[chunk.key] = size
-        except CacheError as error:
-            if not self._refused:
-                logger.info("chunk %s is not kept from the index: %s", chunk.key.hex(), error)
-            self._refused += 1
-
-    def hand_off(self, manifest: Manifest | None) -> None:
-        """Adds the kept chunks to the policy; those of no manifest (a damaged tar's) have no owner, as after a kill."""
-        if self._refused > 1:
-            logger.info("%d chunks were not kept from the index", self._refused)
-        own = set[bytes]() if manifest is None else {key.tobytes() for key in manifest.chunk_keys}
-        digest = "" if manifest is None else manifest.digest
-        for owner, kept in ((digest, self._kept.keys() & own), ("", self._kept.keys() - own)):
-            if kept:
-                self._target.adopt(owner, {key: self._kept[key] for key in kept})
 
 
 class _Recorder:

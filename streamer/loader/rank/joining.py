@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +18,11 @@ from streamer.loader.rank.selections import Choice
 from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest, IndexProgress
+
+if TYPE_CHECKING:
+    from streamer.loader.rank.joins.making import Join
+    from streamer.loader.samples.joins import OpenedJoin
+    from streamer.manifest.selection import Selection
 
 
 def find_table(
@@ -55,3 +61,25 @@ def kept(manifest: Manifest, rules: JoinRules | None) -> tuple[Choice, ...]:
             field="missing",
         )
     return ()
+
+
+def add_joined(
+    choices: list[Choice],
+    joins: Sequence[tuple[int, Join, OpenedJoin]],
+    choose: Callable[[Sequence[Choice]], Selection | None],
+) -> list[Choice]:
+    """Adds the selections of the samples that have rows, where a join drops the others; returns all choices.
+
+    Args:
+        choices: what is selected besides.
+        joins: number of the choices before each join, the join, and the join as it was opened.
+        choose: makes one selection of several choices.
+    """
+    # From the last one on, so that the places of the others stay.
+    for at, join, opened in reversed(joins):
+        if join.missing != "drop" or not opened.table.head.matched.missing:
+            continue
+        before = choose(choices[:at])
+        found = opened.table.found if before is None else opened.table.found[before.ordinals]
+        choices.insert(at, (found, Where()))
+    return choices

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,7 @@ from streamer.loader.rank.arguments import Index
 from streamer.loader.rank.connections import EngineConnections
 from streamer.loader.rank.dataset_options import DatasetOptions
 from streamer.loader.rank.epoch_cell import EpochCell
-from streamer.loader.rank.joining import both_digests, find_table, kept
+from streamer.loader.rank.joining import add_joined, both_digests, find_table, kept
 from streamer.loader.rank.selections import Choice, Names, choose, new_fields
 from streamer.loader.rank.single_reads import KEY, StreamedBytes
 from streamer.loader.samples.maker import SampleMaker, SampleRules
@@ -37,7 +37,6 @@ from streamer.loader.samples.opened import MemberRecipe, OpenedDataset
 from streamer.loader.waiting import Announcer, watched
 from streamer.manifest.made import remove_orphans
 from streamer.manifest.reader_lock import open_held
-from streamer.manifest.selection import Where
 from streamer.manifest.table import Manifest
 from streamer.order.spec import shuffle_mode
 
@@ -157,8 +156,12 @@ class Member:
             decoder.check(manifest.facts.fields, codecs_of(manifest))
             joins = [self._open_join(number, manifest) for number in range(len(self.joins))]
             columns = partial(self._get_columns, manifest, joined, joins)
-            first = [*kept(manifest, joined), *self.choices]
-            choices = self._with_joined(first, joins, lambda some: choose(manifest, some, place, columns))
+            own = kept(manifest, joined)
+            choices = add_joined(
+                [*own, *self.choices],
+                [(len(own) + join.after, join, opened) for join, opened in zip(self.joins, joins, strict=True)],
+                lambda some: choose(manifest, some, place, columns),
+            )
             opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined, joins)
             if (packing := self.options.packing) is not None:
                 opened.pack(packing, place, shuffle=shuffle_mode(self.options.shuffle) != "none")
@@ -441,18 +444,3 @@ class Member:
             with closing(Member(narrow, (), self.job, EpochCell())) as keys:
                 read_from = keys.manifest if keys.manifest.samples == manifest.samples else manifest
         return KeyReader(read_from, self.connections, on, spare=self._spare, whole=manifest, selection=selection)
-
-    def _with_joined(
-        self, choices: list[Choice], joins: Sequence[OpenedJoin], choose: Callable[[Sequence[Choice]], Selection | None]
-    ) -> list[Choice]:
-        """Adds the selections of the samples that have rows, where the others are left out."""
-        own = len(choices) - len(self.choices)
-        # From the last one on, so that the places of the others stay.
-        for join, opened in reversed(list(zip(self.joins, joins, strict=True))):
-            if join.missing != "drop" or not opened.table.head.matched.missing:
-                continue
-            at = own + join.after
-            before = choose(choices[:at])
-            found = opened.table.found if before is None else opened.table.found[before.ordinals]
-            choices.insert(at, (found, Where()))
-        return choices

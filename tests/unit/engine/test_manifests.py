@@ -12,8 +12,8 @@ import pytest
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching import fetchers
+from streamer.engine.index_chunks import KeptChunks
 from streamer.engine.manifest_request import ManifestRequest
-from streamer.engine.manifests import Warmed
 from streamer.errors import CacheFullError, ManifestError
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import IndexedChunk
@@ -251,7 +251,7 @@ class FullCache:
 async def test_chunks_that_are_not_kept_are_two_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """A disk that is full filled the log with a line for each chunk of an index."""
     caplog.set_level("INFO")
-    warmed = Warmed(FullCache())
+    warmed = KeptChunks(FullCache())
     for number in range(100):
         offsets = np.array([0, 10], np.int64)
         chunk = IndexedChunk(-1, bytes([number]) * 16, (), -1, 1, 10, 10, sample_offsets=offsets)
