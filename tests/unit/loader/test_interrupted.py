@@ -29,9 +29,11 @@ class InterruptAt:
     def __call__(self, frame: FrameType, event: str, argument: object) -> object:
         if not frame.f_code.co_filename.endswith(PLACES):
             return None
-        # A signal comes after a call, so not between the last assignment and `return`.
+        # A signal comes after a call: not between the last assignment and `return`, nor between the body of a `with`
+        # and its end, which has the line of its beginning (a lock would stay locked).
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        if event == "line" and not self.raised and text not in ("return content", "return batch"):
+        unsafe = text in ("return content", "return batch") or text.startswith("with ")
+        if event == "line" and not self.raised and not unsafe:
             self.left -= 1
             if self.left < 0:
                 self.raised = True
