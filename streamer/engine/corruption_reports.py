@@ -5,9 +5,9 @@ and take it from all that share it. The engine reads the chunk's file itself, in
 
     corrupt, or missing    dropped and fetched again; after two corrupt copies the next one is kept in memory
                            (`cache.disk_trust`)
-    intact                 stays, and the reader reads again; after MAX_UNFOUNDED reports the next copy is kept in
-                           memory, because the reader does not see what the engine sees (a sector that fails by turns,
-                           another mount)
+    intact                 stays, and the reader reads again; it gets an error after MAX_UNFOUNDED reports, because it
+                           does not see what the engine sees (another mount, bad memory)
+    readable here only     the next copy is kept in memory: a sector fails by turns, or for this reader
 
 A reader that finds a copy in memory wrong, or too many chunks that are intact, gets an error: its own memory, or its
 mount, is at fault.
@@ -25,13 +25,14 @@ import msgspec
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.engine.session import EngineSession
 from streamer.errors import IntegrityError
+from streamer.wire.messages import UNREADABLE
 
 logger = logging.getLogger(__name__)
 
 # After this many corrupt copies there is an error. Readers give up after as many (`contracts.REREADS`).
 MAX_COPIES = 3
-# Unfounded reports that one session may send about one chunk, before the chunk is kept in memory.
-MAX_UNFOUNDED = 2
+# Unfounded reports that one session may send about one chunk.
+MAX_UNFOUNDED = 3
 # Unfounded reports that one session may send in all: this many, or for this share of its chunks.
 MAX_UNFOUNDED_IN_ALL = 32
 MAX_UNFOUNDED_SHARE = 0.1
@@ -162,10 +163,8 @@ class CorruptionReports:
             return True
         now = self._now()
         self._verified = {known: at for known, at in self._verified.items() if now - at < VERIFIED_SECONDS}
-        if key in self._verified:
-            if now - self._replaced.get(key, float("-inf")) < REPLACED_SECONDS:
-                return True
-            return not self._retires(report, key)
+        if key in self._verified and not self._is_news(report, key):
+            return True
         expected = session.collection.expected_bytes(report.chunk)
         if (expected and self._cache.length(key) not in (0, expected)) or not await self._cache.verify(key):
             return False
@@ -188,32 +187,37 @@ class CorruptionReports:
             )
         session.progress.lost(chunk, broken=True)
 
+    def _is_news(self, report: _Report, key: bytes) -> bool:
+        """Whether a report about a chunk that was just found intact is no late one about an earlier copy."""
+        replaced_at = self._replaced.get(key, float("-inf"))
+        return report.reason.startswith(UNREADABLE) and self._now() - replaced_at >= REPLACED_SECONDS
+
     def _retires(self, report: _Report, key: bytes) -> bool:
         """Counts a report about an intact chunk; returns whether its next copy is to be kept in memory."""
         session, chunk = report.session, report.chunk
         session.unfounded[chunk] += 1
         times, label = session.unfounded[chunk], session.collection.label(chunk)
         most = max(MAX_UNFOUNDED_IN_ALL, int(MAX_UNFOUNDED_SHARE * len(session.collection.file_bytes)))
-        if (times < MAX_UNFOUNDED or self._cache.trusts_disk_with(key)) and session.unfounded.total() <= most:
-            retires = times >= MAX_UNFOUNDED
-            logger.info(
-                "%s cannot read %s, which the engine can: %s (%s)",
-                session.request.consumer,
-                label,
-                "a copy in memory replaces it" if retires else "it stays",
-                report.reason,
+        if session.unfounded.total() > most or times > MAX_UNFOUNDED:
+            session.fail(
+                IntegrityError(
+                    f"{session.request.consumer} found {label} wrong {times} times ({report.reason}), but the "
+                    f"engine reads it from {self._cache.root} with every checksum right; does this process see "
+                    "that very folder? Check its mount and its machine's memory",
+                    where=str(self._cache.root),
+                    chunk=chunk,
+                    times=times,
+                )
             )
-            if retires:
-                self._cache.distrust(key)
-            return retires
-        session.fail(
-            IntegrityError(
-                f"{session.request.consumer} found {label} wrong {times} times ({report.reason}), but the "
-                f"engine reads it from {self._cache.root} with every checksum right; does this process see "
-                "that very folder? Check its mount and its machine's memory",
-                where=str(self._cache.root),
-                chunk=chunk,
-                times=times,
-            )
+            return False
+        retires = report.reason.startswith(UNREADABLE) and self._cache.trusts_disk_with(key)
+        logger.warning(
+            "%s reports %s as damaged, which the engine can read: %s (%s)",
+            session.request.consumer,
+            label,
+            "a copy in memory replaces it" if retires else "it stays",
+            report.reason,
         )
-        return False
+        if retires:
+            self._cache.distrust(key)
+        return retires

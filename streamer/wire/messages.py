@@ -171,8 +171,12 @@ class Advance(Message, tag=5, frozen=True):
     want: Step
 
 
+# Begins the reason of a `Reject` where the operating system did not read the file.
+UNREADABLE = "unreadable: "
+
+
 class Reject(Message, tag=6, frozen=True):
-    """Reports wrong bytes, or a missing file, where a chunk should be."""
+    """Reports wrong bytes, or a file that is missing or `UNREADABLE`, where a chunk should be."""
 
     session: Count
     chunk: Count

@@ -98,7 +98,7 @@ def test_the_commands_answer(tmp_path: Path) -> None:
         ("s3://bucket/data/", {}, "obstore and pycurl", "s3"),
         ("s3://bucket/data/", {"session": None}, "fsspec", "s3"),
         ("gs://bucket/data/", {}, "obstore", "gcs"),
-        ("az://bucket/data/", {"account_name": "a"}, "obstore", "azure"),
+        ("az://bucket/data/", {"account_name": "account"}, "obstore", "azure"),
         ("https://host/data/", {}, "obstore and pycurl", "stores"),
         ("memory://data/", {}, "fsspec", "stores"),
     ],

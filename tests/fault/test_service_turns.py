@@ -62,7 +62,8 @@ def _messages(kind: str, digest: str, chunks: int, url: str) -> Sequence[object]
         case "globs":
             return [GetManifest(1, [url + "*a" * 2000 + "*c"], "auto"), GetManifest(2, [url + "**/*" * 50], "auto")]
         case "urls":
-            return [GetManifest(1, [f"{url}{number}" for number in range(99_000)], "auto")]
+            count = min(99_000, (MAX_REQUEST_BYTES - 10_000) // (len(url) + 10))
+            return [GetManifest(1, [f"{url}{number}" for number in range(count)], "auto")]
         case "names":
             return [
                 GetManifest(1, [url + "x" * names], "auto"),

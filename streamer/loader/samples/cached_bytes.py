@@ -12,6 +12,7 @@ from streamer.errors import IntegrityError
 from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.samples.maker import Integers, SampleLocation
 from streamer.manifest.table import Manifest
+from streamer.wire.messages import UNREADABLE
 
 
 class CachedBytes:
@@ -82,5 +83,10 @@ class CachedBytes:
             raise self._unreadable(chunk, error) from error
 
     def _unreadable(self, chunk: int, error: FileNotFoundError | IntegrityError) -> ChunkUnreadableError:
-        reason = f"wrong bytes: {error}" if isinstance(error, IntegrityError) else f"missing: {error.filename}"
+        if isinstance(error, FileNotFoundError):
+            reason = f"missing: {error.filename}"
+        elif "errno" in error.details:
+            reason = f"{UNREADABLE}{error}"
+        else:
+            reason = f"wrong bytes: {error}"
         return ChunkUnreadableError(self._first_chunk + chunk, reason)

@@ -68,8 +68,9 @@ class MakerRules(msgspec.Struct, frozen=True):
     @property
     def own_collate(self) -> bool:
         """Whether batches are collated by a function of the user."""
-        module = getattr(self.collate_fn, "__module__", "")
-        return self.collate_fn is not None and not self.ragged and module != "torch.utils.data._utils.collate"
+        if self.collate_fn is None or self.collate_fn is collate_by_torch or self.ragged:
+            return False
+        return getattr(self.collate_fn, "__module__", "") != "torch.utils.data._utils.collate"
 
 
 class Loaded(msgspec.Struct):

@@ -11,11 +11,13 @@ from streamer.engine.corruption_reports import (
     MAX_COPIES,
     MAX_UNFOUNDED,
     MAX_UNFOUNDED_IN_ALL,
+    REPLACED_SECONDS,
     VERIFIED_SECONDS,
     WARNING_SECONDS,
     CorruptionReports,
 )
 from streamer.errors import IntegrityError, ManifestError
+from streamer.wire.messages import UNREADABLE
 
 CHUNKS = 100
 
@@ -142,38 +144,37 @@ async def test_late_reports_about_a_copy_that_was_replaced_do_not_count(parts):
 
 
 async def test_what_was_found_right_is_not_read_again_at_once(parts):
-    """A second report counts, but the file is read again only after a pause."""
+    """Whoever repeats it costs nothing and is not counted; after the pause both."""
     engine, session, rejects = parts
-    for _ in range(2):
+    for _ in range(3):
         rejects.report(session, 5, "crc")
         await checked(rejects)
-    assert (len(engine.cache.read), session.unfounded[5]) == (1, 2)
+    assert (len(engine.cache.read), session.unfounded[5]) == (1, 1)
     engine.time += VERIFIED_SECONDS
-    rejects.report(session, 6, "crc")
+    rejects.report(session, 5, "crc")
     await checked(rejects)
-    assert (len(engine.cache.read), session.unfounded[6]) == (2, 1)
+    assert (len(engine.cache.read), session.unfounded[5]) == (2, 2)
 
 
 async def test_a_chunk_that_only_its_reader_cannot_read_gets_a_copy_in_memory(parts):
-    """A sector that fails by turns: the engine reads it right each time, and the session goes on."""
+    """A sector that fails by turns: the engine reads it right, and the session goes on."""
     engine, session, rejects = parts
-    for times in range(1, MAX_UNFOUNDED + 1):
-        rejects.report(session, 5, "cannot be read: Input/output error")
-        await checked(rejects)
-        engine.time += VERIFIED_SECONDS
-        assert (session.key(5) in engine.cache.in_memory) == (times == MAX_UNFOUNDED)
+    rejects.report(session, 5, f"{UNREADABLE}Input/output error")
+    await checked(rejects)
     assert (session.failed, engine.dropped, session.lost_chunks) == (None, [session.key(5)], [5])
+    assert engine.cache.in_memory == {session.key(5)}
 
 
-async def test_a_reader_that_finds_the_copy_in_memory_wrong_fails(parts):
+async def test_a_reader_that_cannot_read_the_copy_in_memory_fails(parts):
     """The disk is not at fault then, but the mount or the memory of the reader."""
     engine, session, rejects = parts
     for _ in range(MAX_UNFOUNDED + 1):
         assert session.failed is None
-        rejects.report(session, 5, "crc")
+        rejects.report(session, 5, f"{UNREADABLE}Input/output error")
         await checked(rejects)
-        engine.time += VERIFIED_SECONDS
+        engine.time += REPLACED_SECONDS
     assert "does this process see that very folder" in str(session.failed)
+    assert engine.dropped == [session.key(5)]
 
 
 async def test_who_is_wrong_about_many_chunks_fails_as_well(parts):
