@@ -17,11 +17,11 @@ import msgspec
 from bounds import Bounds, least_cpu
 from report import kept
 
-from streamer.decode.media.audio import Sound
-from streamer.formats.audio.format import Audio
-from streamer.formats.audio.index import BlockNote
-from streamer.formats.audio.recode import units_of
 from streamer.formats.base import Facts
+from streamer.media.audio.format import Audio
+from streamer.media.audio.index import BlockNote
+from streamer.media.audio.recode import units_of
+from streamer.media.decode.audio import Sound
 from tests.formats.cases import block_bytes, contents_of, find, run
 from tests.sounds import encoded, sound
 

@@ -32,7 +32,7 @@ from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.client.chunk_reader import ChunkReader, Wanted
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.errors import StreamerError
 from streamer.formats.checksum import crc32

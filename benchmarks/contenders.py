@@ -25,12 +25,12 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
+from streamer.base.process_memory import collect_rarely
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.writer import checksums
 from streamer.config import CacheConfig, FetchConfig
 from streamer.fetch import Fetcher
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
-from streamer.process_memory import collect_rarely
 from streamer.store import ObjectStore, open_store
 
 MiB = 1 << 20

@@ -25,8 +25,8 @@ import simplejpeg
 from report import kept
 
 from streamer import StreamingDataLoader, StreamingDataset
+from streamer.batches.workers.batch_maker import BatchMaker, MakerRules
 from streamer.decode.transforms import HorizontalFlip, OnField, RandomResizedCrop, Resize
-from streamer.loader.workers.batch_maker import BatchMaker, MakerRules
 
 BATCH, SIDE = 64, 224
 

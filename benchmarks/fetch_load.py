@@ -19,16 +19,16 @@ import numpy as np
 
 from streamer.cache.folder import open_folder
 from streamer.config import FetchConfig
+from streamer.engine.processes.messages import OpenDataset
+from streamer.engine.processes.pool import FetchPool, Wanted
+from streamer.engine.processes.process import SharedBytes
 from streamer.errors import StreamerError
 from streamer.fetch import Fetched, Fetcher, FetchStatistics
 from streamer.fetch.fetcher_set import FetcherSet, ignore_notice
 from streamer.fetch.statistics import merged
-from streamer.fetch_processes.messages import OpenDataset
-from streamer.fetch_processes.pool import FetchPool, Wanted
-from streamer.fetch_processes.process import SharedBytes
-from streamer.manifest.builder.listing import Listing
-from streamer.manifest.builder.publish import publish
-from streamer.manifest.builder.rows import Rows, rows_of_objects
+from streamer.indexing.listed_rows import Listing
+from streamer.indexing.publish import publish
+from streamer.indexing.rows import Rows, rows_of_objects
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 from streamer.store import open_store

@@ -31,8 +31,8 @@ from report import kept
 
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.formats.base import Format
+from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.blocks import decode_hints
-from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 
 BATCH = 64

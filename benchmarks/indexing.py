@@ -25,9 +25,9 @@ from streamer.config import FetchConfig
 from streamer.executors.runner import runner
 from streamer.fetch import Fetcher
 from streamer.formats.detect import chooser
+from streamer.indexing.build import BuildOptions, build
 from streamer.indexing.source import Source, manifest_of_source
 from streamer.indexing.stores import FetchedLists, Opener
-from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.table import Manifest
 
 PAGE_SECONDS = 0.03

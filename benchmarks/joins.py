@@ -156,8 +156,8 @@ def one_epoch(buckets: Buckets, joined: StreamingDataset, samples: int) -> tuple
 def run_order(kind: str, order: str, samples: int, folder: Path) -> dict[str, Any]:
     """One epoch, in this process."""
     from streamer import Order
+    from streamer.batches.samples.join_cost import join_cost
     from streamer.errors import StreamerError
-    from streamer.loader.samples.join_cost import join_cost
     from tests.joins.buckets import Buckets
 
     numbers = np.arange(samples)

@@ -21,9 +21,9 @@ from bounds import Bounds
 from report import kept
 from s3sim import S3_PROFILE, Simulator, simulator
 
-from streamer.cli.bench.generate import generate
-from streamer.cli.bench.like import PHASES
-from streamer.cli.bench.workloads import WORKLOADS
+from streamer.tools.bench.generate import generate
+from streamer.tools.bench.like import PHASES
+from streamer.tools.bench.workloads import WORKLOADS
 
 # Accelerators that are to be fed on two cores.
 LEAST = {

@@ -21,8 +21,8 @@ import torch
 from loader_samples import KINDS, Make
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from streamer.batches.ring import shared_memory as memory
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.ring import shared_memory as memory
 from tests.fake_dataset import FakeDataset
 
 try:

@@ -36,8 +36,8 @@ from report import kept
 from streamer.decode import SampleDecoder
 from streamer.formats import Parquet
 from streamer.formats.base import Field, SampleName
+from streamer.indexing.build import build
 from streamer.manifest.blocks import decode_hints
-from streamer.manifest.builder.build import build
 
 PICTURES, PARTS, VECTORS = 3, 12, 8
 ROW_GROUP = 250

@@ -31,8 +31,8 @@ from streamer.peers import tls
 from streamer.peers.client import Asked, Refusal
 from streamer.peers.messages import Availability
 from streamer.peers.opened import Peers, open_peers
+from streamer.peers.placement.members import Member
 from streamer.peers.protocol import ChunkRequest
-from streamer.placement.members import Member
 
 SIZES = (8 << 20, 1 << 20, 256 << 10)
 ASKERS = 8

@@ -29,12 +29,12 @@ from s3sim import S3_PROFILE, Simulator, simulator
 from stream import make_data
 
 from streamer import StreamingDataLoader, StreamingDataset
-from streamer.cli.bench.generate import generate
-from streamer.cli.bench.workloads import WORKLOADS
-from streamer.loader.samples.opened import OpenedDataset
+from streamer.batches.samples.opened import OpenedDataset
 from streamer.manifest.table import Manifest
-from streamer.planning.model import Job, Link, Setting
-from streamer.planning.simulate import simulate
+from streamer.tools.bench.generate import generate
+from streamer.tools.bench.workloads import WORKLOADS
+from streamer.tools.planning.model import Job, Link, Setting
+from streamer.tools.planning.simulate import simulate
 
 EPOCHS = 3
 FIRST_BYTE_SECONDS = float(S3_PROFILE[1]) / 1e3

@@ -35,7 +35,7 @@ from report import kept
 
 from streamer.fetch.buffer_pool import BufferPool, ChunkBuffer
 from streamer.fetch.fetcher import Fetched
-from streamer.manifest.builder.build import BuildOptions, build
+from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 from streamer.recode.messages import Job

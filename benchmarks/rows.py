@@ -25,17 +25,17 @@ import numpy.typing as npt
 from report import Tables, kept, print_tables
 
 from streamer import Estimate, Packing, StreamingDataLoader, StreamingDataset
-from streamer.cgroup import usable_cores
+from streamer.base.cgroup import usable_cores
+from streamer.batches.rows.planned import Pieces, PlannedRows, RowsRecipe
+from streamer.batches.rows.table import Documents, RowTable
 from streamer.formats import Tokens
-from streamer.formats.tokens.megatron import encode_index
-from streamer.loader.rows.planned import Pieces, PlannedRows, RowsRecipe
-from streamer.loader.rows.table import Documents, RowTable
 from streamer.order import EpochOrder, OrderSpec, RankPlan
 from streamer.order.row_order import RowOrder, row_window
 from streamer.order.rows.content import RowContent, row_counts
 from streamer.order.rows.sets import chunks_per_set, make_sets
 from streamer.order.rows.spec import RowSpec
 from streamer.order.spec import auto_lanes
+from streamer.tables.tokens.megatron import encode_index
 
 Integers = npt.NDArray[np.int64]
 CHUNK_BYTES = 8 << 20

@@ -38,15 +38,15 @@ from report import Tables, kept, print_tables
 from rows import CHUNK_BYTES, lengths
 
 from streamer import Packing, StreamingDataLoader, StreamingDataset
+from streamer.batches.rows.explain import dearest_rank
+from streamer.batches.rows.options import ROW_COST
+from streamer.batches.rows.planned import PlannedRows, RowsRecipe
+from streamer.batches.rows.table import Documents, RowTable
 from streamer.formats import Tokens
-from streamer.formats.tokens.megatron import encode_index
-from streamer.loader.rows.explain import dearest_rank
-from streamer.loader.rows.options import ROW_COST
-from streamer.loader.rows.planned import PlannedRows, RowsRecipe
-from streamer.loader.rows.table import Documents, RowTable
 from streamer.order.rows.content import RowContent
 from streamer.order.rows.sets import chunks_per_set, make_sets
 from streamer.order.rows.spec import RowSpec
+from streamer.tables.tokens.megatron import encode_index
 
 if TYPE_CHECKING:
     import pyarrow as pa

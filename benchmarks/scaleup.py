@@ -155,7 +155,7 @@ def url_of(name: str) -> str:
 def fetch_processes(client: EngineClient) -> list[psutil.Process]:
     """The fetch processes of an engine."""
     children = psutil.Process(int(str(client.statistics()["pid"]))).children()
-    return [child for child in children if "streamer.fetch_processes" in child.cmdline()]
+    return [child for child in children if "streamer.engine.processes" in child.cmdline()]
 
 
 def _own_bytes(process: psutil.Process) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from report import kept
 
-from streamer.loader.stall.causes import MADE, WORK, BatchTimeline, Stages, Trace
+from streamer.batches.causes import MADE, WORK, BatchTimeline, Stages, Trace
 from streamer.loader.stall.report import Snapshot, compare
 from streamer.loader.stall.stats import TrainerClock
 

@@ -49,11 +49,11 @@ from streamer.decode import Frames
 from streamer.formats import Video
 from streamer.formats.base import Block, Facts, Need, Source
 from streamer.formats.chunkfile import encode_table
-from streamer.formats.media.movie import VIDEO, Movie, read_movie
-from streamer.formats.media.records import open_record
-from streamer.formats.media.tables import Packets
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.table import Manifest
+from streamer.media.containers.movie import VIDEO, Movie, read_movie
+from streamer.media.containers.records import open_record
+from streamer.media.containers.tables import Packets
 from tests.formats.cases import URL, Found, block_bytes, recode, run
 
 EVERY, COUNT = 2, 16

@@ -16,22 +16,22 @@ from streamer.version import VERSION
 if TYPE_CHECKING:
     from streamer import errors as errors
     from streamer.annotations.options import Annotations as Annotations
+    from streamer.batches.batch.ragged import Ragged as Ragged
+    from streamer.batches.rows.collate import collate_rows as collate_rows
+    from streamer.batches.rows.options import Balance as Balance
+    from streamer.batches.rows.options import Buckets as Buckets
+    from streamer.batches.rows.options import Estimate as Estimate
+    from streamer.batches.rows.options import Packing as Packing
     from streamer.decode.rule import Decode as Decode
-    from streamer.loader.batch.ragged import Ragged as Ragged
     from streamer.loader.dataloader import StreamingDataLoader as StreamingDataLoader
     from streamer.loader.dataset import StreamingDataset as StreamingDataset
     from streamer.loader.device.prefetcher import DevicePrefetcher as DevicePrefetcher
+    from streamer.loader.measure import measure as measure
     from streamer.loader.mixed_dataset import MixedDataset as MixedDataset
-    from streamer.loader.rank.arguments import Index as Index
-    from streamer.loader.rank.arguments import Order as Order
-    from streamer.loader.rank.arguments import Skip as Skip
-    from streamer.loader.rows.collate import collate_rows as collate_rows
-    from streamer.loader.rows.options import Balance as Balance
-    from streamer.loader.rows.options import Buckets as Buckets
-    from streamer.loader.rows.options import Estimate as Estimate
-    from streamer.loader.rows.options import Packing as Packing
+    from streamer.loader.options.arguments import Index as Index
+    from streamer.loader.options.arguments import Order as Order
+    from streamer.loader.options.arguments import Skip as Skip
     from streamer.loader.stall.reporter import Reports as Reports
-    from streamer.measuring import measure as measure
     from streamer.order.growing.options import Growing as Growing
     from streamer.order.mix.shares import Weights as Weights
     from streamer.order.mix.spec import Homogeneous as Homogeneous
@@ -41,25 +41,25 @@ __version__ = VERSION
 
 _HOMES = {
     "Annotations": "streamer.annotations.options",
-    "Balance": "streamer.loader.rows.options",
-    "Buckets": "streamer.loader.rows.options",
+    "Balance": "streamer.batches.rows.options",
+    "Buckets": "streamer.batches.rows.options",
     "Decode": "streamer.decode.rule",
     "DevicePrefetcher": "streamer.loader.device.prefetcher",
-    "Estimate": "streamer.loader.rows.options",
+    "Estimate": "streamer.batches.rows.options",
     "Growing": "streamer.order.growing.options",
     "Homogeneous": "streamer.order.mix.spec",
-    "Index": "streamer.loader.rank.arguments",
+    "Index": "streamer.loader.options.arguments",
     "MixedDataset": "streamer.loader.mixed_dataset",
-    "Order": "streamer.loader.rank.arguments",
-    "Packing": "streamer.loader.rows.options",
-    "Ragged": "streamer.loader.batch.ragged",
+    "Order": "streamer.loader.options.arguments",
+    "Packing": "streamer.batches.rows.options",
+    "Ragged": "streamer.batches.batch.ragged",
     "Reports": "streamer.loader.stall.reporter",
-    "Skip": "streamer.loader.rank.arguments",
+    "Skip": "streamer.loader.options.arguments",
     "StreamingDataLoader": "streamer.loader.dataloader",
     "StreamingDataset": "streamer.loader.dataset",
     "Weights": "streamer.order.mix.shares",
-    "collate_rows": "streamer.loader.rows.collate",
-    "measure": "streamer.measuring",
+    "collate_rows": "streamer.batches.rows.collate",
+    "measure": "streamer.loader.measure",
     "pack": "streamer.shards.pack",
 }
 

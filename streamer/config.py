@@ -147,7 +147,7 @@ class EngineConfig:
     # Look-ahead covers the tail of the latency: 2 x p99.9 at full link speed.
     lookahead_bytes: int = 512 * MiB
     # Processes that fetch and publish beside the engine's loop; 0: the loop does. None ("auto"): started and ended by
-    # load, at most one for four cores, so that small machines have none (fetch_processes/policy.py).
+    # load, at most one for four cores, so that small machines have none (engine/processes/policy.py).
     fetch_processes: int | None = None
     # What a service serves and with which credentials; empty: any url, with the options that the client sends.
     datasets: tuple[DatasetConfig, ...] = ()

@@ -104,7 +104,7 @@ def pytest_configure() -> None:
 
 def _fork_server_socket() -> int:
     """The descriptor of the socket to the loaders' fork server, which lives as long as this process; -1: none runs."""
-    module = sys.modules.get("streamer.loader.workers.fork_server")
+    module = sys.modules.get("streamer.batches.workers.fork_server")
     server = module._current.server if module is not None else None
     return -1 if server is None or server.gone else server._control.fileno()
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from streamer.formats.tokens.megatron import encode_index
 from streamer.order.rows.content import RowContent
 from streamer.order.rows.sets import Sets
 from streamer.order.rows.spec import RowSpec
+from streamer.tables.tokens.megatron import encode_index
 
 Array = npt.NDArray[np.int64]
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from streamer.batches.samples.opened import Members
+from streamer.batches.skipping import OnError, Skipped, SkipRules, StoreBudget
 from streamer.config import RankConfig
 from streamer.errors import Detail, StateError, StreamerError
-from streamer.loader.rank.arguments import Skip, skip_rules
-from streamer.loader.samples.opened import Members
-from streamer.loader.skipping import OnError, Skipped, SkipRules, StoreBudget
+from streamer.loader.options.arguments import Skip, skip_rules
 from streamer.order.audit.tallies import Record
 from streamer.order.plan import LastBatch, batch_count, check_last_batch
 

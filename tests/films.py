@@ -18,9 +18,9 @@ import numpy as np
 from av.video.reformatter import Interpolation
 
 from streamer.formats.base import Need
-from streamer.formats.media import mp4
-from streamer.formats.media.movie import VIDEO, Movie, read_movie
 from streamer.manifest.model import ObjectRecord
+from streamer.media.containers import mp4
+from streamer.media.containers.movie import VIDEO, Movie, read_movie
 from tests.sounds import NO_NOISE
 
 SIZE = (128, 96)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import av
 import numpy as np
 
-from streamer.decode.media.audio import joined_frames
+from streamer.media.decode.audio import joined_frames
 
 RATE = 8_000
 # Of the encoder of AAC, which else leaves bands to be filled with noise that each decoder draws for itself.

@@ -16,11 +16,11 @@ import msgspec
 
 from examples.fleet.nodes import Node, Usage
 from examples.fleet.train import Epoch
-from streamer.demo.bucket import MANIFEST_URL, TARS_URL, fill, storage_options
-from streamer.demo.drawing import pictures
-from streamer.demo.run import Screen
-from streamer.demo.server import DemoServer, Link
 from streamer.errors import StreamerError
+from streamer.tools.demo.bucket import MANIFEST_URL, TARS_URL, fill, storage_options
+from streamer.tools.demo.drawing import pictures
+from streamer.tools.demo.run import Screen
+from streamer.tools.demo.server import DemoServer, Link
 
 # Where the ranks of each job are, on nodes from 0: job A, job B.
 _FOUR = ((0, 1), (2, 3))

@@ -11,7 +11,7 @@ import sys
 import msgspec
 
 from streamer import StreamingDataset
-from streamer.demo.bucket import MANIFEST_URL, TARS_URL
+from streamer.tools.demo.bucket import MANIFEST_URL, TARS_URL
 
 
 class Rank(msgspec.Struct, frozen=True):

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import msgspec
 
+from streamer.base.threads import in_thread
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
 from streamer.cache.statistics import Counters
 from streamer.errors import CacheError
-from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer import linux
+from streamer.base import linux
+from streamer.base.system_limits import is_shortage
+from streamer.base.threads import in_thread
 from streamer.cache.catalog import Catalog
 from streamer.cache.catalog_keeper import CatalogKeeper
 from streamer.cache.catalog_row import CatalogChanges, CatalogRow
@@ -37,8 +39,6 @@ from streamer.cache.writer import Buffer, ChunkBytes, Published, write_chunk
 from streamer.config import CacheConfig
 from streamer.errors import CacheError, CacheFullError, ClosedError
 from streamer.formats.chunkfile import file_bytes
-from streamer.system_limits import is_shortage
-from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from streamer.base.system_limits import is_shortage
+from streamer.base.threads import in_thread
 from streamer.cache.folder import Folder
 from streamer.cache.verify import verify_file
 from streamer.errors import IntegrityError
-from streamer.system_limits import is_shortage
-from streamer.threads import in_thread
 
 # After this many damaged copies of one chunk the disk is at fault, not the network.
 MAX_DISK_COPIES = 2

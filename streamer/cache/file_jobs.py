@@ -8,8 +8,8 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from streamer import linux
-from streamer.system_limits import is_shortage
+from streamer.base import linux
+from streamer.base.system_limits import is_shortage
 
 
 class KeyLocks:

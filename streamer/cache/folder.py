@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from streamer import linux
+from streamer.base import linux
 from streamer.errors import CacheError, CacheVersionError, ConfigError, IntegrityError
 from streamer.formats.chunkfile import HEADER_BYTES, SUFFIX, ChunkHeader, relative_path
 

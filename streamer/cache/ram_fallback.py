@@ -17,12 +17,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from streamer.base.threads import in_thread
 from streamer.cache.folder import Folder, open_folder
 from streamer.cache.policy.table import charge
 from streamer.cache.writer import ChunkBytes, Published, write_chunk
 from streamer.config import format_bytes
 from streamer.errors import CacheError
-from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

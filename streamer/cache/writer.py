@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer import linux
+from streamer.base import linux
 from streamer.cache.folder import Folder, Permissions
 from streamer.errors import CacheError
 from streamer.formats.checksum import crc32, crc32_joined

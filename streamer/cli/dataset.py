@@ -20,13 +20,13 @@ from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError
 from streamer.formats.base import Format
 from streamer.formats.registry import find_format
-from streamer.loader.rank.dataset_options import absolute
+from streamer.loader.options.dataset_options import absolute
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 
 if TYPE_CHECKING:
+    from streamer.batches.samples.opened import OpenedDataset
     from streamer.loader.dataset import StreamingDataset
-    from streamer.loader.samples.opened import OpenedDataset
 
 # The limit is for indexes that a training job builds in passing; here the index is what the user asked for.
 NO_LIMIT_SECONDS = 1e9
@@ -127,12 +127,12 @@ def opened(arguments: argparse.Namespace, manifest: Manifest) -> OpenedDataset:
         ConfigError: an invalid option, or torch is missing.
         ManifestError: keys that do not fit.
     """
-    from streamer.loader.samples.opened import OpenedDataset
+    from streamer.batches.samples.opened import OpenedDataset
 
     if not arguments.join and arguments.where is None:
         return OpenedDataset(manifest, None)
     dataset = dataset_of(arguments, arguments.manifest)
-    from streamer.loader.rank.arguments import Index
+    from streamer.loader.options.arguments import Index
 
     for given in arguments.join:
         join = JoinOptions.of(_key(arguments.on) | ({"url": given} if isinstance(given, str) else given))
@@ -162,7 +162,7 @@ def dataset_of(arguments: argparse.Namespace, manifest: str | None) -> Streaming
     """
     try:
         from streamer.loader.dataset import StreamingDataset
-        from streamer.loader.rank.arguments import Index
+        from streamer.loader.options.arguments import Index
     except ImportError as error:
         raise ConfigError(f"to read samples, torch is needed: {error}", field="torch") from error
     from streamer.formats.folder import Folder

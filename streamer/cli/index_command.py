@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.absolute import absolute
+from streamer.base.absolute import absolute
 from streamer.cli.exit_codes import Exit
 from streamer.cli.options import add_cache_dir, add_on, add_sample_choice, add_storage_options, count_of, size_or_auto
 from streamer.cli.terminal import Progress, Terminal
@@ -200,11 +200,11 @@ def _indexed(arguments: argparse.Namespace, terminal: Terminal) -> Iterator[tupl
 
 def _add_columns(manifest: Manifest, client: EngineClient, request: GetManifest, names: Sequence[str]) -> None:
     """Reads columns; the keys are sorted, too, so that one is found at once."""
-    from streamer.loader.rank.column_reader import Columns
-    from streamer.loader.rank.connections import EngineConnections
-    from streamer.loader.rank.joins.keys import KeyReader
-    from streamer.loader.rank.joins.tables import keep_keys
-    from streamer.loader.rank.single_reads import KEY
+    from streamer.loader.members.column_reader import Columns
+    from streamer.loader.members.connections import EngineConnections
+    from streamer.loader.members.joins.keys import KeyReader
+    from streamer.loader.members.joins.tables import keep_keys
+    from streamer.loader.members.single_reads import KEY
 
     Columns(manifest, None, client.spare, client, request).read(names)
     if KEY in names:
@@ -218,8 +218,8 @@ def _in_tasks(arguments: argparse.Namespace, folder: Path, bar: Progress, notes:
     import json
 
     from streamer.executors.runner import runner
+    from streamer.indexing.build import BuildOptions
     from streamer.indexing.source import Source, manifest_of_source
-    from streamer.manifest.builder.build import BuildOptions
 
     if arguments.columns:
         names = ",".join(arguments.columns)
@@ -259,9 +259,9 @@ def _explained(manifest: Manifest, batch: int, seed: int, nodes: int) -> str:
 
 def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
     """Plans rows, and describes them."""
-    from streamer.loader.rows.explain import explain_rows
-    from streamer.loader.rows.options import Estimate, Packing
-    from streamer.loader.samples.opened import OpenedDataset
+    from streamer.batches.rows.explain import explain_rows
+    from streamer.batches.rows.options import Estimate, Packing
+    from streamer.batches.samples.opened import OpenedDataset
 
     data, cost = OpenedDataset(manifest, None), arguments.cost
     cost = Estimate(cost) if isinstance(cost, float) else cost
@@ -279,9 +279,9 @@ def _measure(manifest: Manifest, arguments: argparse.Namespace, terminal: Termin
 
     import numpy as np
 
-    from streamer.cgroup import usable_cores
+    from streamer.base.cgroup import usable_cores
     from streamer.cli.dataset import dataset_of
-    from streamer.measuring import measure
+    from streamer.loader.measure import measure
 
     # With --on, the manifest of this process is not kept: it is found beside the data, or at --out.
     place = str(manifest.path) if arguments.on is None else arguments.out
@@ -313,7 +313,7 @@ def _explained_mix(arguments: argparse.Namespace) -> str:
 
     try:
         from streamer.loader.mixed_dataset import MixedDataset
-        from streamer.loader.rank.arguments import Index
+        from streamer.loader.options.arguments import Index
     except ImportError as error:
         raise ConfigError(f"explaining a mix needs torch: {error}", field="explain") from error
     data = MixedDataset.from_file(

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn, Protocol, cast
 
+from streamer.base.logs import configure, level_of
 from streamer.cli.exit_codes import Exit, exit_of, explained
 from streamer.cli.terminal import Terminal
 from streamer.config import Environment
 from streamer.errors import StreamerError
-from streamer.logs import configure, level_of
 
 DESCRIPTION = "Train on data in object storage that is larger than the local disk."
 
@@ -49,22 +49,22 @@ class Command(Protocol):
         ...
 
 
-# The modules of the commands, in this folder.
+# The modules of the commands.
 COMMANDS = {
-    "demo": "demo_command",
-    "doctor": "doctor.doctor_command",
-    "index": "index_command",
-    "pack": "packing.pack_command",
-    "verify": "packing.verify_command",
-    "serve": "serve_command",
-    "stat": "stat_command",
-    "top": "top_command",
-    "warm": "warm_command",
-    "cache": "cache_command",
-    "show": "show_command",
-    "audit": "audit.audit_command",
-    "bench": "bench_command",
-    "plan": "plan_command",
+    "demo": "streamer.tools.demo_command",
+    "doctor": "streamer.tools.doctor.doctor_command",
+    "index": "streamer.cli.index_command",
+    "pack": "streamer.cli.packing.pack_command",
+    "verify": "streamer.cli.packing.verify_command",
+    "serve": "streamer.cli.serve_command",
+    "stat": "streamer.cli.stat_command",
+    "top": "streamer.cli.top_command",
+    "warm": "streamer.cli.warm_command",
+    "cache": "streamer.cli.cache_command",
+    "show": "streamer.cli.show_command",
+    "audit": "streamer.tools.audit.audit_command",
+    "bench": "streamer.tools.bench_command",
+    "plan": "streamer.tools.plan_command",
 }
 
 
@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="log everything, and show tracebacks")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
-        command = cast(Command, import_module(f"streamer.cli.{module}"))
+        command = cast(Command, import_module(module))
         epilog = _epilog(command.EXAMPLES)
         sub = commands.add_parser(
             name, help=command.HELP, description=command.DESCRIPTION, epilog=epilog, formatter_class=form

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from streamer.annotations.join import JoinRules
+    from streamer.batches.samples.maker import SampleLocation
     from streamer.client.engine_client import EngineClient
-    from streamer.loader.samples.maker import SampleLocation
     from streamer.manifest.table import Manifest
 
 HELP = "look at one sample: its fields, where it lies, its picture or sound"
@@ -81,10 +81,10 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
     """Reads the sample and shows it."""
     import numpy as np
 
+    from streamer.batches.samples.maker import SampleMaker, SampleRules
     from streamer.cli.dataset import client_settings, open_manifest
     from streamer.client.engine_client import EngineClient
-    from streamer.loader.rank.single_reads import StreamedBytes
-    from streamer.loader.samples.maker import SampleMaker, SampleRules
+    from streamer.loader.members.single_reads import StreamedBytes
 
     with EngineClient(client_settings(arguments)) as client:
         manifest = open_manifest(client, arguments, terminal)
@@ -118,7 +118,7 @@ def described(sample: dict[str, object], place: SampleLocation, manifest: Manife
 
 def _decoding(place: SampleLocation, manifest: Manifest) -> list[str]:
     """What decoding a clip takes, and how it would take less."""
-    from streamer.decode.media.cost import cost_of
+    from streamer.media.decode.cost import cost_of
 
     if (cost := cost_of(manifest, place.ordinal)) is None:
         return []
@@ -144,7 +144,7 @@ def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineCli
     """The annotations that are named, or that lie beside the files."""
     from streamer.annotations.join import JoinRules, annotations_of, pass_over
     from streamer.annotations.options import Annotations
-    from streamer.loader.rank.joining import find_table
+    from streamer.loader.members.joins.joining import find_table
 
     named = Annotations.of(arguments.annotations)
     if (found := annotations_of(manifest, named, arguments.urls)) is None:
@@ -160,10 +160,10 @@ def _joined(arguments: argparse.Namespace, manifest: Manifest, client: EngineCli
 def _found(key: str, manifest: Manifest, client: EngineClient) -> int:
     """The number of the sample with a key."""
     from streamer.client.engine_client import EngineClient
-    from streamer.loader.rank.connections import EngineConnections
-    from streamer.loader.rank.joins.keys import KeyReader
-    from streamer.loader.rank.joins.tables import find_key
-    from streamer.loader.rank.single_reads import KEY
+    from streamer.loader.members.connections import EngineConnections
+    from streamer.loader.members.joins.keys import KeyReader
+    from streamer.loader.members.joins.tables import find_key
+    from streamer.loader.members.single_reads import KEY
 
     with closing(EngineConnections(lambda: EngineClient(client.settings))) as connections:
         try:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from streamer.base.extras import require
 from streamer.cli.connect import add_socket, engine_client
 from streamer.cli.exit_codes import Exit
 from streamer.cli.status_view import WORDS, Row, StatusView
 from streamer.cli.terminal import Terminal
-from streamer.extras import require
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod, RenderableType

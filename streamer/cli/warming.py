@@ -21,8 +21,8 @@ from streamer.config import MiB
 from streamer.errors import CacheError
 from streamer.formats import chunkfile
 from streamer.manifest.table import Manifest
-from streamer.placement.homes import Homes
-from streamer.placement.members import Member
+from streamer.peers.placement.homes import Homes
+from streamer.peers.placement.members import Member
 
 Integers = npt.NDArray[np.int64]
 Report = Callable[[int, int], None]

@@ -8,7 +8,8 @@ import select
 import socket
 from pathlib import Path
 
-from streamer import errors, linux
+from streamer import errors
+from streamer.base import linux
 from streamer.client.socket_folder import check_server, open_folder
 from streamer.errors import EngineUnavailableError, ServiceError, StreamerError
 from streamer.version import VERSION

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self, TypeVar
 
-from streamer import errors, linux
+from streamer import errors
+from streamer.base import linux
 from streamer.client import in_process
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.launcher import connect, pause_before_restart

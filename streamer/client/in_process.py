@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Protocol
 
+from streamer.base.processes import unforked
 from streamer.client.settings import ClientSettings
-from streamer.processes import unforked
 
 # By name: the trainer's packages import nothing of the engine's side unless the user wants the engine in their process.
 _ENGINE = "streamer.service.inline"

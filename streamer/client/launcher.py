@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from streamer import errors
+from streamer.base.logs import join_trainer
+from streamer.base.processes import unforked
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.in_process import start_engine
 from streamer.client.restarts import Restarts
@@ -29,8 +31,6 @@ from streamer.client.settings import ClientSettings
 from streamer.client.store_variables import meet
 from streamer.config import Environment
 from streamer.errors import ConfigError, EngineUnavailableError
-from streamer.logs import join_trainer
-from streamer.processes import unforked
 
 logger = logging.getLogger(__name__)
 

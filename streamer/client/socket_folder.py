@@ -13,7 +13,7 @@ import stat
 from contextlib import ExitStack
 from pathlib import Path
 
-from streamer import linux
+from streamer.base import linux
 from streamer.errors import EngineUnavailableError
 
 

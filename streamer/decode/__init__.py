@@ -24,13 +24,13 @@ from streamer.decode.arrays import ArrayDecoder
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.images import ImageDecoder, decode_image
 from streamer.decode.masks import coco_masks
-from streamer.decode.media.audio_clip import AudioClip
 from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import Decode, DecodeRule, FieldDecoder
+from streamer.media.decode.audio_clip import AudioClip
 
 if TYPE_CHECKING:
-    from streamer.decode.media.video import Frames as Frames
-    from streamer.decode.media.video import VideoClip as VideoClip
+    from streamer.media.decode.video import Frames as Frames
+    from streamer.media.decode.video import VideoClip as VideoClip
 
 __all__ = [
     "ArrayDecoder",
@@ -52,6 +52,6 @@ def __getattr__(name: str) -> object:
     if name not in {"Frames", "VideoClip"}:
         raise AttributeError(f"module 'streamer.decode' has no attribute {name!r}")
     # Most workers decode no films.
-    from streamer.decode.media import video
+    from streamer.media.decode import video
 
     return getattr(video, name)

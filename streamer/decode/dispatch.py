@@ -12,13 +12,13 @@ from streamer.decode import arrays, images, texts
 from streamer.decode.arrays import NO_ROW, Array, ArrayDecoder, PlainArray, Row
 from streamer.decode.gzipped import unpacking
 from streamer.decode.kinds import NULL, decoder_of, nothing
-from streamer.decode.media.decoder import Draws, MediaDecoder
 from streamer.decode.nested import NestedDecoder
 from streamer.decode.rule import DecodeRule, FieldDecoder, StoredFields, check_rule
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import PICTURES, field_name
 from streamer.manifest.model import NESTED
+from streamer.media.decode.decoder import Draws, MediaDecoder
 
 logger = logging.getLogger(__name__)
 

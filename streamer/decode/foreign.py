@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from streamer.decode.arrays import Content, usable
 from streamer.decode.images import Stored, decode_image
-from streamer.formats.litdata.leaves import NUMPY_DTYPES, TORCH_DTYPES, dtype_of
+from streamer.tables.litdata.leaves import NUMPY_DTYPES, TORCH_DTYPES, dtype_of
 
 Array = NDArray[Any]
 Decoder = Callable[[memoryview], object]

@@ -12,17 +12,17 @@ import numpy as np
 from streamer.decode import images, texts
 from streamer.decode.arrays import ArrayDecoder, decode_npy
 from streamer.decode.foreign import foreign_decoder
-from streamer.decode.media.audio import Sound, SoundStart
 from streamer.decode.nested import decode_nested
 from streamer.errors import ConfigError
-from streamer.formats.audio.sounds import AUDIO, START
-from streamer.formats.lerobot.depth import DEPTH, read_kind
-from streamer.formats.tfrecord.example import byte_strings
 from streamer.manifest.model import NESTED
+from streamer.media.audio.sounds import AUDIO, START
+from streamer.media.decode.audio import Sound, SoundStart
+from streamer.media.lerobot.depth import DEPTH, read_kind
+from streamer.tables.tfrecord.example import byte_strings
 
 # The kind of a field without a value, whatever a rule says about its name.
 NULL = "null"
-# How the kinds of `streamer.formats.media` begin.
+# How the kinds of `streamer.media.containers` begin.
 _CLIP = "clip"
 # Lists of byte strings of TFRecord, and how each of them is decoded.
 _STRINGS = "tf-list:"
@@ -44,12 +44,12 @@ def decoder_of(kind: str) -> Callable[[memoryview], object] | None:
         decode = _OF_STRINGS.get(kind.removeprefix(_STRINGS))
         return None if decode is None else lambda content: [decode(value) for value in byte_strings(content)]
     if kind.startswith(DEPTH):
-        from streamer.decode.media.depth import DepthFrames
+        from streamer.media.decode.depth import DepthFrames
 
         return DepthFrames(depth=read_kind(kind))
     if kind.startswith(_CLIP):
         # Most workers decode none.
-        from streamer.decode.media.video import CLIP_DECODERS
+        from streamer.media.decode.video import CLIP_DECODERS
 
         return CLIP_DECODERS[kind]() if kind in CLIP_DECODERS else None
     if (found := _NUMBERS.fullmatch(kind)) is None:

@@ -25,7 +25,7 @@ from streamer.formats import chunkfile
 from streamer.manifest.model import Chunk
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import check_key
-from streamer.store.urls import split
+from streamer.store.addresses.urls import split
 
 # Comes from clients, becomes part of a path.
 _DIGEST = re.compile("[0-9a-zA-Z]{1,64}")

@@ -38,11 +38,12 @@ from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.fetching.in_flight import InFlight
 from streamer.engine.fetching.publisher import Publisher
 from streamer.engine.fetching.sources import Sources, StoreSource
-from streamer.engine.index_cost import Report
-from streamer.engine.manifest_request import ManifestRequest
-from streamer.engine.manifests import Manifests
+from streamer.engine.manifests.index_cost import Report
+from streamer.engine.manifests.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifests import Manifests
 from streamer.engine.page_cache import PageCache
 from streamer.engine.permissions import Rights
+from streamer.engine.processes.pool import FetchPool
 from streamer.engine.scheduler import Scheduler
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.settling import Settling
@@ -50,7 +51,6 @@ from streamer.engine.too_small import cache_too_small
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.engine.uses import Columns, affordable_lookahead
 from streamer.errors import CacheFullError, ConfigError, ManifestError, StreamerError
-from streamer.fetch_processes.pool import FetchPool
 from streamer.recode.pool import RecoderPool
 from streamer.recode.recoded_chunks import RecodedChunks
 
@@ -359,7 +359,7 @@ class Engine:
         self.scheduler.lost(keys)
         # Only here: an engine whose folder stays starts sooner.
         from streamer.annotations.table import publish_table_again
-        from streamer.manifest.builder.publish import publish_again
+        from streamer.indexing.publish import publish_again
 
         root = self.cache.root / "manifests"
         again = [partial(publish_again, manifest) for manifest in self.datasets.manifests()]

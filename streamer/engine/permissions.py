@@ -19,7 +19,7 @@ from streamer.fetch.fetcher_set import options_key
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
-from streamer.store.urls import shown, split
+from streamer.store.addresses.urls import shown, split
 
 # Among the details of an error.
 OWNER_RULE = "manifests of blocks lie with their objects"

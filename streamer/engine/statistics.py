@@ -47,7 +47,7 @@ from streamer.engine.engine import Engine
 from streamer.engine.session import EngineSession, LoaderReport
 from streamer.fetch.statistics import FIRST_BYTE_BOUNDS, Histogram, merged
 from streamer.manifest.table import Manifest
-from streamer.store.urls import shown
+from streamer.store.addresses.urls import shown
 
 Scalar = str | int | float | bool | None
 Table = dict[str, Scalar]

@@ -16,9 +16,9 @@ import msgspec
 from streamer.config import DatasetConfig
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.manifest.model import Chunk
-from streamer.store.patterns import count_expanded, expand, one_of_all
+from streamer.store.addresses.patterns import count_expanded, expand, one_of_all
+from streamer.store.addresses.urls import HTTP_SCHEMES, shown, split
 from streamer.store.places import named_endpoint
-from streamer.store.urls import HTTP_SCHEMES, shown, split
 
 Options = Mapping[str, object]
 # Urls that braces may stand for where each has to be compared: 0.05 s.

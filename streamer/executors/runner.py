@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from streamer.cgroup import usable_cores
+from streamer.base.cgroup import usable_cores
 from streamer.errors import ConfigError, StoreError, StreamerError, WorkerError
 from streamer.executors.processes import Processes
 from streamer.fetch.retry import retryable

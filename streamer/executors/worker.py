@@ -16,8 +16,8 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
+from streamer.base.process_memory import collect_rarely, keep_freed_memory
 from streamer.errors import WorkerError
-from streamer.process_memory import collect_rarely, keep_freed_memory
 
 _KEPT_BYTES = 256 << 20
 

@@ -18,7 +18,7 @@ import sys
 import weakref
 from collections import deque
 
-from streamer import linux
+from streamer.base import linux
 
 # Smaller chunks do not share a huge page; a length is rounded up to this.
 GRAIN_BYTES = 64 << 10

@@ -17,8 +17,8 @@ from streamer.fetch.presence_clock import PresenceClock
 from streamer.fetch.retry import Outcomes, RetryBudget, asked_seconds, denied_seconds, expired, of_keys
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
+from streamer.store.addresses.urls import shown
 from streamer.store.base import ObjectStore
-from streamer.store.urls import shown
 
 logger = logging.getLogger(__name__)
 

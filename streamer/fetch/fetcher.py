@@ -24,8 +24,8 @@ from streamer.fetch.statistics import FetchStatistics, Histogram, Tally
 from streamer.fetch.transfer import FetchContext, Transfer
 from streamer.fetch.whole_call import WholeCall
 from streamer.manifest.model import Chunk, Extent, ObjectRecord
+from streamer.store.addresses.urls import split
 from streamer.store.base import ObjectStore, OrderedLister, PartsKeeper
-from streamer.store.urls import split
 
 OpenStore = Callable[[str], ObjectStore]
 Page = Sequence[ObjectRecord]

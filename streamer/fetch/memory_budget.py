@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from streamer.cgroup import Cgroup, usable_memory_bytes
+from streamer.base.cgroup import Cgroup, usable_memory_bytes
 from streamer.config import FetchConfig, GiB, MiB
 from streamer.fetch.buffer_pool import BufferPool, ChunkBuffer
 from streamer.fetch.fair_gate import FairGate, WaitQueue

@@ -17,8 +17,8 @@ from streamer.fetch.hedge import Sampled
 from streamer.fetch.presence_clock import Alarm
 from streamer.fetch.statistics import Tally
 from streamer.manifest.model import Extent
+from streamer.store.addresses.urls import shown
 from streamer.store.base import PIECE_BYTES
-from streamer.store.urls import shown
 
 # Returns the memory for all ranges of a fetch; called at a first byte.
 MakeView = Callable[[], memoryview]

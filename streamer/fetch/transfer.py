@@ -26,8 +26,8 @@ from streamer.fetch.retry import (
     within,
 )
 from streamer.manifest.model import Extent
+from streamer.store.addresses.urls import shown
 from streamer.store.base import PIECE_BYTES
-from streamer.store.urls import shown
 
 if TYPE_CHECKING:
     from streamer.config import FetchConfig

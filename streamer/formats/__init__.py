@@ -13,26 +13,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from streamer.formats.arrays.hdf5.format import HDF5 as HDF5
-    from streamer.formats.arrays.rows import Npy as Npy
-    from streamer.formats.arrays.rows import RawArrays as RawArrays
-    from streamer.formats.arrays.zarr.format import Zarr as Zarr
-    from streamer.formats.arrow_ipc.format import ArrowIPC as ArrowIPC
-    from streamer.formats.audio.format import Audio as Audio
     from streamer.formats.base import Format as Format
     from streamer.formats.folder import Folder as Folder
     from streamer.formats.json_lines import JsonLines as JsonLines
-    from streamer.formats.lerobot.format import LeRobot as LeRobot
-    from streamer.formats.litdata.format import LitData as LitData
-    from streamer.formats.lmdb.format import LMDB as LMDB
-    from streamer.formats.mds import Mds as Mds
-    from streamer.formats.parquet.format import Parquet as Parquet
-    from streamer.formats.recordio import RecordIO as RecordIO
-    from streamer.formats.tfrecord.format import TFRecord as TFRecord
-    from streamer.formats.tokens.format import Tokens as Tokens
-    from streamer.formats.video.format import Video as Video
     from streamer.formats.webdataset import WebDataset as WebDataset
     from streamer.formats.zip import Zip as Zip
+    from streamer.media.audio.format import Audio as Audio
+    from streamer.media.lerobot.format import LeRobot as LeRobot
+    from streamer.media.video.format import Video as Video
+    from streamer.tables.arrays.rows import Npy as Npy
+    from streamer.tables.arrays.rows import RawArrays as RawArrays
+    from streamer.tables.arrow_ipc.format import ArrowIPC as ArrowIPC
+    from streamer.tables.hdf5.format import HDF5 as HDF5
+    from streamer.tables.litdata.format import LitData as LitData
+    from streamer.tables.lmdb.format import LMDB as LMDB
+    from streamer.tables.mds import Mds as Mds
+    from streamer.tables.parquet.format import Parquet as Parquet
+    from streamer.tables.recordio import RecordIO as RecordIO
+    from streamer.tables.tfrecord.format import TFRecord as TFRecord
+    from streamer.tables.tokens.format import Tokens as Tokens
+    from streamer.tables.zarr.format import Zarr as Zarr
 
 AUTO = "auto"
 
@@ -41,7 +41,7 @@ class BuiltIn(NamedTuple):
     """A format of this package.
 
     Attributes:
-        module: module of its class, below `streamer.formats`.
+        module: module of its class.
         class_name: name of its class.
         title: its name in messages; "" if it is never found by the names of files.
         endings: endings of its files, in lower case: most files of a dataset have one of them.
@@ -57,41 +57,44 @@ class BuiltIn(NamedTuple):
     @property
     def place(self) -> str:
         """Place of the class, as an entry point names it."""
-        return f"streamer.formats.{self.module}:{self.class_name}"
+        return f"{self.module}:{self.class_name}"
 
 
 BUILT_IN = {
-    "arrow": BuiltIn("arrow_ipc.format", "ArrowIPC", "Arrow", ("arrow", "feather", "ipc")),
-    "audio": BuiltIn("audio.format", "Audio"),
-    "folder": BuiltIn("folder", "Folder"),
-    "webdataset": BuiltIn("webdataset", "WebDataset"),
-    "mds": BuiltIn("mds", "Mds", "MDS (MosaicML Streaming)", ("mds",)),
-    "litdata": BuiltIn("litdata.format", "LitData", "LitData"),
+    "arrow": BuiltIn("streamer.tables.arrow_ipc.format", "ArrowIPC", "Arrow", ("arrow", "feather", "ipc")),
+    "audio": BuiltIn("streamer.media.audio.format", "Audio"),
+    "folder": BuiltIn("streamer.formats.folder", "Folder"),
+    "webdataset": BuiltIn("streamer.formats.webdataset", "WebDataset"),
+    "mds": BuiltIn("streamer.tables.mds", "Mds", "MDS (MosaicML Streaming)", ("mds",)),
+    "litdata": BuiltIn("streamer.tables.litdata.format", "LitData", "LitData"),
     # Its files are Parquet and mp4.
-    "lerobot": BuiltIn("lerobot.format", "LeRobot"),
-    "lmdb": BuiltIn("lmdb.format", "LMDB", "LMDB", ("lmdb", "mdb"), files=("data.mdb",)),
-    "tfrecord": BuiltIn("tfrecord.format", "TFRecord", "TFRecord", ("tfrecord", "tfrecords", "tfrec")),
-    "recordio": BuiltIn("recordio", "RecordIO", "RecordIO (MXNet)", ("rec",)),
-    "jsonl": BuiltIn("json_lines", "JsonLines", "JSON lines", ("jsonl", "ndjson", "jsonlines")),
-    "npy": BuiltIn("arrays.rows", "Npy"),
-    "hdf5": BuiltIn("arrays.hdf5.format", "HDF5", "HDF5", ("h5", "hdf5", "hdf", "he5")),
-    "parquet": BuiltIn("parquet.format", "Parquet", "Parquet", ("parquet", "pq", "parq")),
+    "lerobot": BuiltIn("streamer.media.lerobot.format", "LeRobot"),
+    "lmdb": BuiltIn("streamer.tables.lmdb.format", "LMDB", "LMDB", ("lmdb", "mdb"), files=("data.mdb",)),
+    "tfrecord": BuiltIn("streamer.tables.tfrecord.format", "TFRecord", "TFRecord", ("tfrecord", "tfrecords", "tfrec")),
+    "recordio": BuiltIn("streamer.tables.recordio", "RecordIO", "RecordIO (MXNet)", ("rec",)),
+    "jsonl": BuiltIn("streamer.formats.json_lines", "JsonLines", "JSON lines", ("jsonl", "ndjson", "jsonlines")),
+    "npy": BuiltIn("streamer.tables.arrays.rows", "Npy"),
+    "hdf5": BuiltIn("streamer.tables.hdf5.format", "HDF5", "HDF5", ("h5", "hdf5", "hdf", "he5")),
+    "parquet": BuiltIn("streamer.tables.parquet.format", "Parquet", "Parquet", ("parquet", "pq", "parq")),
     "zarr": BuiltIn(
-        "arrays.zarr.format", "Zarr", "zarr", files=(".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json")
+        "streamer.tables.zarr.format",
+        "Zarr",
+        "zarr",
+        files=(".zarray", ".zgroup", ".zattrs", ".zmetadata", "zarr.json"),
     ),
-    "raw": BuiltIn("arrays.rows", "RawArrays"),
+    "raw": BuiltIn("streamer.tables.arrays.rows", "RawArrays"),
     # `x.bin` with `x.idx` beside it; see `detect`.
-    "tokens": BuiltIn("tokens.format", "Tokens", "tokens (Megatron)"),
-    "video": BuiltIn("video.format", "Video"),
-    "zip": BuiltIn("zip", "Zip", "zip archives", ("zip",)),
+    "tokens": BuiltIn("streamer.tables.tokens.format", "Tokens", "tokens (Megatron)"),
+    "video": BuiltIn("streamer.media.video.format", "Video"),
+    "zip": BuiltIn("streamer.formats.zip", "Zip", "zip archives", ("zip",)),
 }
-_MODULES = {"Format": "base"} | {row.class_name: row.module for row in BUILT_IN.values()}
+_MODULES = {"Format": "streamer.formats.base"} | {row.class_name: row.module for row in BUILT_IN.values()}
 
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module 'streamer.formats' has no attribute {name!r}")
-    return getattr(import_module(f"streamer.formats.{_MODULES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

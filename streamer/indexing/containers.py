@@ -10,15 +10,15 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
+from streamer.base.bounded_map import bounded_map
 from streamer.config import FetchConfig
 from streamer.errors import ManifestError
 from streamer.executors.runner import Runner, run_growing
 from streamer.fetch import Fetcher
+from streamer.indexing.build import BuildOptions
+from streamer.indexing.container_rows import Budget, Container, Partial, index_container
 from streamer.indexing.stores import Opener, TaskReader
 from streamer.manifest.blocks import Block
-from streamer.manifest.builder.bounded_map import bounded_map
-from streamer.manifest.builder.build import BuildOptions
-from streamer.manifest.builder.containers import Budget, Container, Partial, index_container
 from streamer.manifest.packing import Cut
 from streamer.manifest.protocols import Indexer, Note, Short
 

@@ -16,7 +16,7 @@ from streamer.fetch import Fetcher
 from streamer.indexing.key_ranges import KeyRange, KeyRanges, is_clean
 from streamer.indexing.stores import Opener
 from streamer.manifest.model import ObjectRecord
-from streamer.store.patterns import Pattern
+from streamer.store.addresses.patterns import Pattern
 
 Page = Sequence[ObjectRecord]
 

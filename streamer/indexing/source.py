@@ -8,24 +8,24 @@ from pathlib import Path
 
 import msgspec
 
+from streamer.base.bounded_map import bounded_map
 from streamer.config import FetchConfig
 from streamer.errors import ManifestError, ObjectNotFoundError
 from streamer.executors.runner import Runner
 from streamer.fetch import Fetcher
 from streamer.formats import AUTO
 from streamer.formats.detect import chooser
+from streamer.indexing.build import BuildOptions, build
 from streamer.indexing.containers import IndexTasks
 from streamer.indexing.listing import TaskLister
 from streamer.indexing.stores import Opener
 from streamer.manifest.beside import BESIDE
-from streamer.manifest.builder.bounded_map import bounded_map
-from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import install_files, listed_files
-from streamer.store.patterns import Pattern, brace_order
-from streamer.store.urls import shown
+from streamer.store.addresses.patterns import Pattern, brace_order
+from streamer.store.addresses.urls import shown
 
 _READS_AT_ONCE = 16
 

@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from streamer.base.system_limits import naming_limits
+from streamer.batches.checks import at_least, flag, function, saved_state, seconds
+from streamer.batches.checks import epoch as check_epoch
+from streamer.batches.contracts import Collate
+from streamer.batches.skipping import SkipLedger
+from streamer.batches.torch_arguments import check_torch_arguments
+from streamer.batches.workers.fork_server import fork_server
+from streamer.batches.workers.pool import WorkerType
 from streamer.errors import ClosedError, StreamerError
 from streamer.loader.accelerate_state import AccelerateEpochs, refuse_other_loader
+from streamer.loader.agreement.epoch_cell import check_same_rank
 from streamer.loader.carried import Carried, Stateful
-from streamer.loader.checks import at_least, flag, function, saved_state, seconds
-from streamer.loader.checks import epoch as check_epoch
-from streamer.loader.contracts import Collate
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.prefetcher import check_device
 from streamer.loader.epoch_dataset import EpochDataset, opening_of
@@ -23,7 +29,7 @@ from streamer.loader.epoch_iterator import EpochIterator, EpochOwner
 from streamer.loader.headspace import Headspace, detached
 from streamer.loader.lifecycle import SupplyOwner
 from streamer.loader.loader_views import LoaderViews
-from streamer.loader.options import (
+from streamer.loader.options.loader_options import (
     LoaderSettings,
     no_batch,
     ragged_of,
@@ -32,17 +38,11 @@ from streamer.loader.options import (
     worker_config,
 )
 from streamer.loader.rank.audit_records import AuditRecords
-from streamer.loader.rank.epoch_cell import check_same_rank
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.skipping import SkipLedger
 from streamer.loader.stall.report import Snapshot
 from streamer.loader.stall.reporter import OnReport, Reports, StallReporter
 from streamer.loader.stall.stats import TrainerClock
-from streamer.loader.torch_arguments import check_torch_arguments
 from streamer.loader.torch_attributes import TorchAttributes
-from streamer.loader.workers.fork_server import fork_server
-from streamer.loader.workers.pool import WorkerType
-from streamer.system_limits import naming_limits
 
 if TYPE_CHECKING:
     import torch

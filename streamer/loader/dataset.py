@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Never
 import cloudpickle  # type: ignore[import-untyped]
 
 from streamer.annotations.options import Annotations
+from streamer.batches import checks
+from streamer.batches.removed import refuse_unknown
+from streamer.batches.rows.options import Balance, Buckets, Packing, as_packing
+from streamer.batches.samples.maker import Transform
+from streamer.batches.samples.sent_main import send_main_by_value
+from streamer.batches.skipping import OnError
 from streamer.decode.rule import Decode, DecodeRule
 from streamer.errors import ConfigError
 from streamer.formats.base import Format
-from streamer.loader import checks
+from streamer.loader.agreement.agreement import ParentRank
+from streamer.loader.agreement.epoch_cell import EpochCell
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.rank.agreement import ParentRank
-from streamer.loader.rank.arguments import Index, Order, Skip, Url, given_or_default
-from streamer.loader.rank.dataset_options import DatasetOptions, FixedArguments, as_urls
-from streamer.loader.rank.epoch_cell import EpochCell
-from streamer.loader.rank.member import Member
+from streamer.loader.members.member import Member
+from streamer.loader.members.selections import Indices, choice
+from streamer.loader.members.single_reads import SlowReads
+from streamer.loader.options.arguments import Index, Order, Skip, Url, given_or_default
+from streamer.loader.options.dataset_options import DatasetOptions, FixedArguments, as_urls
 from streamer.loader.rank.opening import Opening
-from streamer.loader.rank.selections import Indices, choice
-from streamer.loader.rank.single_reads import SlowReads
-from streamer.loader.removed import refuse_unknown
-from streamer.loader.rows.options import Balance, Buckets, Packing, as_packing
-from streamer.loader.samples.maker import Transform
-from streamer.loader.samples.sent_main import send_main_by_value
-from streamer.loader.skipping import OnError
 from streamer.order.growing import Growing
 
 if TYPE_CHECKING:
-    from streamer.loader.rank.joins.making import MissingRows
-    from streamer.loader.samples.joins import How
+    from streamer.batches.samples.joins import How
+    from streamer.loader.members.joins.making import MissingRows
 
 
 class StreamingDataset(FixedArguments, EpochDataset):
@@ -287,7 +287,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         Raises:
             ConfigError: an invalid argument. Keys that do not fit are a ManifestError at the first use.
         """
-        from streamer.loader.rank.joins.making import Join, JoinArguments
+        from streamer.loader.members.joins.making import Join, JoinArguments
 
         if not isinstance(other, StreamingDataset):
             raise ConfigError(f"join({type(other).__name__}): give a StreamingDataset", field="join")

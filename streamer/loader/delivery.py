@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.loader.batch.buffers import Bytes
-from streamer.loader.stall.causes import Trace
+from streamer.batches.batch.buffers import Bytes
+from streamer.batches.causes import Trace
 from streamer.order.audit.tallies import Tally
 
 

@@ -11,15 +11,16 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
+from streamer.base.system_limits import naming_limits
+from streamer.batches import checks
+from streamer.batches.skipping import SkipLedger, Skipped
 from streamer.errors import ConfigError
-from streamer.loader import carried, checks
-from streamer.loader.rank.epoch_cell import WorkerTicket
+from streamer.loader import carried
+from streamer.loader.agreement.epoch_cell import WorkerTicket
+from streamer.loader.kinds.step_session import Share
 from streamer.loader.rank.opening import Opening
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.loader.rank.sample_iterator import Progress, SampleIterator, resumed_share
-from streamer.loader.rank.step_session import Share
-from streamer.loader.skipping import SkipLedger, Skipped
-from streamer.system_limits import naming_limits
 
 
 class EpochDataset(IterableDataset[object]):

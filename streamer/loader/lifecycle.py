@@ -9,18 +9,18 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
+from streamer.batches.ring.pinning import Pinner
+from streamer.batches.samples.sent_code import SentCode
+from streamer.batches.workers.batch_maker import MakerRules
 from streamer.errors import ConfigError
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.copying import Mover, mover_for
 from streamer.loader.feed.feeder import Feeder, FeedPlan
 from streamer.loader.feed.supply import FedSupply, InlineSupply, Supply
 from streamer.loader.feed.waits import who
-from streamer.loader.options import LoaderSettings
+from streamer.loader.options.loader_options import LoaderSettings
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.ring.pinning import Pinner
-from streamer.loader.samples.sent_code import SentCode
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
-from streamer.loader.workers.batch_maker import MakerRules
 
 
 class SupplyOwner:

@@ -12,16 +12,16 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 
+from streamer.batches.samples.sent_main import send_main_by_value
+from streamer.batches.skipping import SkipLedger, Skipped
 from streamer.errors import ConfigError, StateError
 from streamer.loader.carried import Carried
 from streamer.loader.delivery import Delivery
 from streamer.loader.epoch_dataset import EpochDataset
 from streamer.loader.feed.supply import Supply
 from streamer.loader.lifecycle import SupplyOwner
-from streamer.loader.options import LoaderSettings
+from streamer.loader.options.loader_options import LoaderSettings
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.samples.sent_main import send_main_by_value
-from streamer.loader.skipping import SkipLedger, Skipped
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import advised, named, snapshot
 from streamer.loader.stall.stats import EngineView, LoaderStats, MemberStats, TrainerClock

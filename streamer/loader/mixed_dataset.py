@@ -10,18 +10,18 @@ from typing import Never
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
+from streamer.batches import checks
+from streamer.batches.removed import refuse_unknown
+from streamer.batches.skipping import OnError
 from streamer.errors import ConfigError, StreamerError
-from streamer.loader import checks
+from streamer.loader.agreement.agreement import ParentRank
+from streamer.loader.agreement.epoch_cell import EpochCell
 from streamer.loader.dataset import StreamingDataset
 from streamer.loader.epoch_dataset import EpochDataset
-from streamer.loader.rank.agreement import ParentRank
-from streamer.loader.rank.arguments import Order, Skip, given_or_default
-from streamer.loader.rank.epoch_cell import EpochCell
-from streamer.loader.rank.mix_options import MixOptions, check_keys, check_members, check_names, grouped, read_mix
-from streamer.loader.rank.mixing import Mixing
+from streamer.loader.kinds.mix import Mixing
+from streamer.loader.options.arguments import Order, Skip, given_or_default
+from streamer.loader.options.mix_options import MixOptions, check_keys, check_members, check_names, grouped, read_mix
 from streamer.loader.rank.opening import Opening
-from streamer.loader.removed import refuse_unknown
-from streamer.loader.skipping import OnError
 from streamer.order.mix import Batching, Homogeneous, Shares, Weights
 from streamer.order.mix.shares import Amounts, WeightStages
 

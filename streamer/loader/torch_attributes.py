@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamer.loader.contracts import Collate
-from streamer.loader.options import LoaderSettings
+from streamer.batches.contracts import Collate
+from streamer.loader.options.loader_options import LoaderSettings
 
 if TYPE_CHECKING:
     from torch.utils.data import BatchSampler

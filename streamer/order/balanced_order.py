@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from streamer.base.unique import unique
 from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import TAG_LEVEL, TAG_TURN, Flags, Integers, fold, fold_each
 from streamer.order.level import MOST_ROWS, BalanceSpec, level, level_members, superwindow
@@ -19,7 +20,6 @@ from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
 from streamer.order.rank_split import RankSplit
 from streamer.order.row_order import OuterOrder, RowOrder
-from streamer.unique import unique
 
 if TYPE_CHECKING:
     from streamer.order.mix.order import MixOrder

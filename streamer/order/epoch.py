@@ -7,6 +7,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from streamer.base.unique import unique
 from streamer.errors import ConfigError, ManifestError
 from streamer.order.cut import LaneCut, cut_lanes, epoch_state, lane_starts
 from streamer.order.deal import Deal
@@ -17,7 +18,6 @@ from streamer.order.protocol import ALL_POSITIONS, Batches, Needs
 from streamer.order.rank_split import RankSplit
 from streamer.order.schedule import piece_runs, run_needs
 from streamer.order.spec import OrderSpec
-from streamer.unique import unique
 
 # Pieces, and lanes, that are ordered together: more would cost memory, and save nothing.
 _PIECES = 1 << 12

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.splitmix import GAMMA, Words, fold, fold_each, mix
+from streamer.base.splitmix import GAMMA, Words, fold, fold_each, mix
 
 __all__ = [
     "GAMMA",

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from streamer.base.unique import unique
 from streamer.order.hashing import Integers
 from streamer.order.rank_split import RankSplit
-from streamer.unique import unique
 
 LaneRun: TypeAlias = tuple[int, int, int]
 """A rank's samples of one lane of each batch: the lane, the first of its samples, and how many follow."""

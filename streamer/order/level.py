@@ -9,9 +9,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from streamer.base.unique import unique
 from streamer.errors import ConfigError
 from streamer.order.hashing import Integers, Words
-from streamer.unique import unique
 
 # Rows of a superwindow in a lane: with 128, 256, 512, 1,024 the dearest of 64 ranks with 4 rows of 8,192 tokens each
 # costs 1.3, 0.9, 0.6, 0.5 % more than the mean (2026-11-24).

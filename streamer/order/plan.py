@@ -7,13 +7,13 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from streamer.base.unique import unique
 from streamer.errors import ConfigError
 from streamer.order.hashing import Flags, Integers
 from streamer.order.lane_split import LaneRun, LaneSplit
 from streamer.order.protocol import Batches, Needs, Order
 from streamer.order.rank_split import RankSplit
 from streamer.order.schedule import Schedule, merge
-from streamer.unique import unique
 
 # Cells of the (batches, lanes) matrix of a block: 1 MB.
 _BLOCK_CELLS = 1 << 17

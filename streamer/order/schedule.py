@@ -9,10 +9,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from streamer.base.unique import unique_inverse
 from streamer.order.deal import Deal, slice_count
 from streamer.order.hashing import Chunks, Integers
 from streamer.order.protocol import Batches, Needs
-from streamer.unique import unique_inverse
 
 
 class Schedule(Needs, frozen=True, eq=False):

@@ -21,6 +21,8 @@ from streamer.fetch.memory_budget import MemoryBudget
 from streamer.fetch.presence_clock import PresenceClock
 from streamer.manifest.blocks import MOST_EXTRA_BYTES, MOST_RATIO
 from streamer.peers.peer import PAUSE_SECONDS, Peer, PeerCounts
+from streamer.peers.placement import PLACEMENT
+from streamer.peers.placement.members import Member
 from streamer.peers.protocol import (
     BEARER,
     DUE_HEADER,
@@ -35,8 +37,6 @@ from streamer.peers.protocol import (
 )
 from streamer.peers.transfer import Ending, Transfer, WrongError
 from streamer.peers.watch import Watch
-from streamer.placement import PLACEMENT
-from streamer.placement.members import Member
 from streamer.store.curl.multi import Multi
 
 logger = logging.getLogger(__name__)

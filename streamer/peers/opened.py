@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+from streamer.base.threads import in_thread
 from streamer.config import PeersConfig, read_token
 from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import MemoryBudget
 from streamer.peers.client import PeerClient
 from streamer.peers.lookup import Lookup, parse_members
 from streamer.peers.messages import Start
+from streamer.peers.placement import PLACEMENT
+from streamer.peers.placement.members import Member
 from streamer.peers.protocol import Facts
 from streamer.peers.roster import Roster
 from streamer.peers.server_process import PeerServerProcess, ServeChunk
 from streamer.peers.tls import check
-from streamer.placement import PLACEMENT
-from streamer.placement.members import Member
-from streamer.threads import in_thread
 from streamer.version import VERSION
 
 _ROUND_SECONDS = 10.0

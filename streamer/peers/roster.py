@@ -11,8 +11,8 @@ from math import inf
 
 import msgspec
 
+from streamer.peers.placement.members import Member
 from streamer.peers.protocol import Facts
-from streamer.placement.members import Member
 
 # An address that is not listed, and does not answer, is forgotten after this.
 GONE_SECONDS = 60.0

@@ -19,7 +19,7 @@ from typing import BinaryIO
 import msgspec
 from aiohttp import web
 
-from streamer.bounded_connections import BoundedConnections
+from streamer.base.bounded_connections import BoundedConnections
 from streamer.errors import ConfigError
 from streamer.formats.chunkfile import HEADER_BYTES, relative_path
 from streamer.peers.engine_link import EngineLink

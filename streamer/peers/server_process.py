@@ -14,6 +14,8 @@ from typing import Self
 
 import msgspec
 
+from streamer.base.processes import child_environment, unforked
+from streamer.base.threads import in_thread
 from streamer.errors import ConfigError
 from streamer.fetch.retry import pause_seconds
 from streamer.peers.lookup import split_address
@@ -31,8 +33,6 @@ from streamer.peers.messages import (
     encode,
 )
 from streamer.peers.protocol import ChunkRequest
-from streamer.processes import child_environment, unforked
-from streamer.threads import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Self
 
 import msgspec
 
-from streamer.cgroup import usable_cores
+from streamer.base.cgroup import usable_cores
 from streamer.errors import ConfigError
 from streamer.fetch.memory_budget import budget_bytes
 from streamer.manifest.model import Chunk

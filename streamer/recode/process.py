@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from streamer.processes import child_environment, unforked
+from streamer.base.processes import child_environment, unforked
+from streamer.base.threads import in_thread
 from streamer.recode.messages import ANSWER, MOST_ANSWER_BYTES, Answer, Job, Start, encode
 from streamer.recode.shared import Buffer, SharedMemory
-from streamer.threads import in_thread
 
 # One thread each, because there are several recoders; and no allocator that reserves address space in advance, which
 # counts for the limit of it.

@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from pathlib import Path
 
+from streamer.base.threads import in_thread
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.cache.verify import verify_file
 from streamer.errors import IntegrityError
@@ -16,7 +17,6 @@ from streamer.manifest.table import Manifest
 from streamer.recode.messages import Job
 from streamer.recode.pool import RecoderPool
 from streamer.recode.results import Recoded
-from streamer.threads import in_thread
 
 # Chunks are kept so that to look at the next sample costs nothing.
 _KEPT_BYTES = 256 << 20

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streamer import linux
+from streamer.base import linux
 
 # Bytes kept from job to job: new pages cost 2 s/GB of CPU (shared machine, 2026-11-22). A longer chunk returns the
 # rest.

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from streamer import linux
+from streamer.base import linux
 from streamer.cache.folder import group_id
 from streamer.config import CacheConfig, ServiceConfig, read_token
 from streamer.errors import EngineUnavailableError

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from streamer.base.logs import configure
 from streamer.config import CacheConfig, EngineConfig, Environment
 from streamer.errors import BrokenError, ConfigError, StreamerError
-from streamer.logs import configure
 from streamer.service.startup_timing import StartupTiming
 
 

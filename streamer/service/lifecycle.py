@@ -19,16 +19,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from streamer import linux
+from streamer.base import linux
+from streamer.base.cgroup import usable_cores
+from streamer.base.extras import require
+from streamer.base.process_memory import collect_rarely
 from streamer.cache.folder import group_id
 from streamer.cache.folder_lock import take_locks
-from streamer.cgroup import usable_cores
 from streamer.config import EngineConfig, check_socket_path
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import maintained
 from streamer.errors import CacheError, ConfigError, StreamerError
-from streamer.extras import require
-from streamer.process_memory import collect_rarely
 from streamer.service import secret_files
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import raise_descriptor_limit
@@ -257,7 +257,7 @@ def _among_peers(engine: Engine) -> contextlib.AbstractAsyncContextManager[objec
     if not engine.config.peers.enabled:
         return contextlib.nullcontext()
     require("[peers]", "peers", "aiohttp", "pycurl", field="peers")
-    from streamer.engine.peers.group import joined  # Only here: without peers nothing of it is imported.
+    from streamer.peers.group import joined  # Only here: without peers nothing of it is imported.
 
     return joined(engine)
 

@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from streamer.cgroup import usable_cores
+from streamer.base.cgroup import usable_cores
 
 _STATUS = Path("/proc/self/status")
 _FIELDS = {"RssAnon": 1024, "VmRSS": 1024, "Threads": 1}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from streamer import linux
+from streamer.base import linux
 
 _STAT = Path("/proc/self/stat")
 # proc(5): field 22, in clock ticks since the boot; the name before it may contain spaces.

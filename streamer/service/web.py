@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from streamer.bounded_connections import BoundedConnections
+from streamer.base.bounded_connections import BoundedConnections
+from streamer.base.extras import require
 from streamer.engine.statistics import Values
 from streamer.errors import ConfigError
-from streamer.extras import require
 
 if TYPE_CHECKING:
     from aiohttp import web

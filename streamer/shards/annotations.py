@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from streamer.absolute import absolute
 from streamer.annotations.join import JoinRules
 from streamer.annotations.options import Annotations, TableOptions
 from streamer.annotations.table import HEAD_NAME, ROWS_NAME, AnnotationTable
+from streamer.base.absolute import absolute
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError
 from streamer.fetch import Fetcher

@@ -8,12 +8,12 @@ import numpy as np
 
 from streamer.decode.kinds import decoder_of
 from streamer.formats.base import Field
-from streamer.formats.media.blocks import Needed, read_hint
-from streamer.formats.media.mp4 import clip_mp4
-from streamer.formats.media.tables import Integers
-from streamer.formats.video.format import CLIP, DURATION, PTS, Video
 from streamer.manifest.blocks import decode_hints
 from streamer.manifest.table import Manifest
+from streamer.media.containers.blocks import Needed, read_hint
+from streamer.media.containers.mp4 import clip_mp4
+from streamer.media.containers.tables import Integers
+from streamer.media.video.format import CLIP, DURATION, PTS, Video
 
 CLIP_KINDS = frozenset([CLIP, PTS, DURATION])
 _FRAMES = "frames"

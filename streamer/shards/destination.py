@@ -10,19 +10,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from streamer.base.bounded_map import bounded_map
 from streamer.config import FetchConfig
 from streamer.errors import ConfigError, ObjectChangedError, ObjectNotFoundError, StoreError
 from streamer.fetch import Fetcher
 from streamer.indexing.stores import Opener
 from streamer.manifest.beside import BESIDE
-from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files
 from streamer.shards.job import DESCRIPTION_NAME, FOLDER, Job
 from streamer.shards.receipts import Receipt, decode_receipt, encode_receipt
+from streamer.store.addresses.urls import shown, split
 from streamer.store.base import Upload
-from streamer.store.urls import shown, split
 
 logger = logging.getLogger(__name__)
 

@@ -7,19 +7,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from streamer.base.bounded_map import bounded_map
 from streamer.errors import IntegrityError, ObjectChangedError
 from streamer.formats.base import Facts
 from streamer.formats.checksum import crc32
 from streamer.formats.detect import chooser
-from streamer.formats.parquet.format import Parquet
-from streamer.formats.tokens.format import Tokens
 from streamer.formats.webdataset import WebDataset
+from streamer.indexing.build import build
+from streamer.indexing.listed_rows import list_objects
+from streamer.indexing.publish import publish
+from streamer.indexing.rows import Contained
 from streamer.indexing.stores import FetchedLists
-from streamer.manifest.builder.bounded_map import bounded_map
-from streamer.manifest.builder.build import build
-from streamer.manifest.builder.listing import list_objects
-from streamer.manifest.builder.publish import publish
-from streamer.manifest.builder.rows import Contained
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.packing import choose_chunk_bytes, cut_object
 from streamer.manifest.protocols import ChooseFormat
@@ -27,7 +25,9 @@ from streamer.manifest.table import Manifest
 from streamer.shards.destination import Destination, files_of
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt
-from streamer.store.urls import shown
+from streamer.store.addresses.urls import shown
+from streamer.tables.parquet.format import Parquet
+from streamer.tables.tokens.format import Tokens
 
 _READS_AT_ONCE = 16
 _FORMATS = {"tar": WebDataset.name, "parquet": Parquet.name, "tokens": Tokens.name}

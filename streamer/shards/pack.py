@@ -10,8 +10,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
-from streamer.absolute import absolute
 from streamer.annotations.options import Annotations
+from streamer.base.absolute import absolute
 from streamer.config import parse_bytes
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import runner

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.splitmix import fold, fold_each
 from streamer.errors import ConfigError, PackError
 from streamer.formats.names import base_name, extension
 from streamer.formats.tar import BLOCK
-from streamer.formats.video.format import Video
 from streamer.manifest.model import Chunk, ObjectRecord, SampleName
 from streamer.manifest.table import Manifest
+from streamer.media.video.format import Video
 from streamer.shards.clips import clip_sizes
-from streamer.splitmix import fold, fold_each
 
 Int64Array = NDArray[np.int64]
 Order = Literal["manifest", "name", "shuffle"]

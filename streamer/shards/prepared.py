@@ -12,8 +12,8 @@ from streamer.annotations.options import Annotations
 from streamer.annotations.table import AnnotationTable
 from streamer.errors import ConfigError
 from streamer.executors.runner import Runner, run_all
+from streamer.indexing.build import BuildOptions
 from streamer.indexing.source import Source, manifest_of_source
-from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.model import Facts
 from streamer.manifest.table import Manifest
 from streamer.shards.annotations import make_table, put_table
@@ -28,7 +28,7 @@ from streamer.shards.reading import Dataset
 from streamer.shards.receipts import Receipt
 from streamer.shards.settle import Packed, claim, settled, shards_there, waited
 from streamer.shards.task import Recipe, ShardTask, find_kinds, kinds_in_shard, pack_shard
-from streamer.store.urls import shown
+from streamer.store.addresses.urls import shown
 
 
 class Writing(msgspec.Struct, frozen=True):

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from streamer.base.bounded_map import plain_errors
 from streamer.fetch import Fetched, Fetcher
-from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import Chunk, Extent, Facts, SampleName
 from streamer.recode import messages
 from streamer.recode.in_process import recode_here
 from streamer.recode.results import Recoded
 from streamer.recode.work import Recoders
 from streamer.shards.plan import Batch, RecodedBatch
+from streamer.store.addresses.urls import split
 from streamer.store.local_store import read_files
-from streamer.store.urls import split
 
 # Gap between two samples that is read, too: a request costs as much time as 3 MiB on one connection.
 _GAP_BYTES = 256 << 10

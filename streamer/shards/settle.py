@@ -15,8 +15,8 @@ from streamer.shards.finish import check_samples, put_manifest
 from streamer.shards.job import Job
 from streamer.shards.receipts import Receipt
 from streamer.shards.spool import sweep_other_jobs
+from streamer.store.addresses.urls import shown
 from streamer.store.base import Upload
-from streamer.store.urls import shown
 
 T = TypeVar("T")
 

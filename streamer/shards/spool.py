@@ -17,7 +17,7 @@ from typing import IO
 
 from streamer.errors import PackError
 from streamer.shards.job import Job
-from streamer.store.urls import split
+from streamer.store.addresses.urls import split
 
 # Not `.part`: receipts that the local store is writing are beside these files, and are not locked.
 _SUFFIX = ".spool"

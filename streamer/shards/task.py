@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from streamer.annotations.join import Joiner, JoinRules
+from streamer.base.bounded_map import plain_errors
 from streamer.config import FetchConfig
 from streamer.errors import DecodeError, PackError
 from streamer.fetch import Fetcher
 from streamer.formats.base import Field, Opener
 from streamer.formats.registry import find_format
 from streamer.indexing.stores import Opener as StoreOpener
-from streamer.manifest.builder.bounded_map import plain_errors
 from streamer.manifest.model import SampleName
 from streamer.shards.annotations import rules_here
 from streamer.shards.clips import CLIP_KINDS, clip_values
@@ -31,7 +31,7 @@ from streamer.shards.reading import BatchReader, Dataset, Read, ReadBatch
 from streamer.shards.receipts import Receipt, Written
 from streamer.shards.spool import spool_folder, spooled
 from streamer.shards.values import KEY
-from streamer.store.urls import shown
+from streamer.store.addresses.urls import shown
 
 
 class Recipe(msgspec.Struct, frozen=True):

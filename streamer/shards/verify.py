@@ -13,18 +13,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from streamer.base.bounded_map import bounded_map
 from streamer.errors import IntegrityError, ManifestError
 from streamer.executors.runner import Runner, run_growing
 from streamer.indexing.source import manifest_files
 from streamer.manifest.beside import BESIDE
-from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.transfer import install_files
 from streamer.shards.destination import Destination, files_of
 from streamer.shards.finish import check_samples, compare, compare_index, manifest_of
 from streamer.shards.job import DESCRIPTION_NAME, FOLDER, Job
 from streamer.shards.receipts import Receipt
-from streamer.store.urls import shown
+from streamer.store.addresses.urls import shown
 
 _RECEIPT = re.compile(r"\d{6,}\.json")
 # Bytes read at once; a task holds two such pieces.

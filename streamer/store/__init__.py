@@ -22,15 +22,15 @@ from typing import Literal, get_args
 
 from msgspec.structs import replace
 
+from streamer.base.extras import require
 from streamer.errors import ConfigError
-from streamer.extras import require
 from streamer.store import guard
+from streamer.store.addresses.hosts import check_names
+from streamer.store.addresses.urls import Address, shown, split, without_login
 from streamer.store.base import ObjectStore, StoreStatistics
-from streamer.store.hosts import check_names
 from streamer.store.local_store import LocalStore
 from streamer.store.options import check, family, translate
 from streamer.store.reached import reached
-from streamer.store.urls import Address, shown, split, without_login
 
 __all__ = ["ObjectStore", "StoreStatistics", "open_store"]
 

@@ -26,7 +26,7 @@ from streamer.errors import (
     ThrottledError,
 )
 from streamer.manifest.model import ObjectRecord
-from streamer.store.urls import shown
+from streamer.store.addresses.urls import shown
 
 Mapper = Callable[[str, Exception, ObjectRecord | None], StreamerError]
 

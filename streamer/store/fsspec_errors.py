@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from streamer.errors import ConfigError, StoreTimeoutError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
-from streamer.store.urls import shown
+from streamer.store.addresses.urls import shown
 
 _STATUS_OF_ERRNO = {errno.ENOENT: 404, errno.EACCES: 403, errno.EPERM: 403, errno.EBUSY: 503}
 

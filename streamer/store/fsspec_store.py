@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from streamer.errors import ConfigError, ObjectNotFoundError
 from streamer.manifest.model import ObjectRecord
-from streamer.store import failures, patterns, urls, versions
+from streamer.store import failures, versions
+from streamer.store.addresses import patterns, urls
 from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped

@@ -11,11 +11,11 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from streamer.errors import AccessDeniedError
-from streamer.store.hosts import is_of_azure, is_plain
+from streamer.store.addresses.hosts import is_of_azure, is_plain
+from streamer.store.addresses.urls import Address, shown
 from streamer.store.options import Translation, family
 from streamer.store.places import of_endpoint
 from streamer.store.redirects import host_of
-from streamer.store.urls import Address, shown
 
 _OWN_NETWORKS = tuple(
     map(

@@ -15,7 +15,8 @@ from pathlib import Path
 from streamer.errors import ObjectNotFoundError, StoreError
 from streamer.manifest.beside import is_hidden, is_hidden_folder
 from streamer.manifest.model import Extent, ObjectRecord
-from streamer.store import failures, patterns, urls, versions
+from streamer.store import failures, versions
+from streamer.store.addresses import patterns, urls
 from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
 from streamer.store.failures import translating
 from streamer.store.fsspec_errors import mapped

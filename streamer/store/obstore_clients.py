@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TypedDict, cast
 from msgspec.structs import replace
 
 from streamer.errors import ConfigError
+from streamer.store.addresses.urls import Address
 from streamer.store.credentials import boto_keys
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import AnyRing, Issued
 from streamer.store.options import Translation, family
 from streamer.store.places import Place, Places
-from streamer.store.urls import Address
 
 if TYPE_CHECKING:
     from obstore.store import (

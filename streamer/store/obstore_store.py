@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from obstore import get_async, head_async, put_async
 from obstore import list as list_pages
 
+from streamer.base.bounded_map import bounded_map
 from streamer.errors import (
     AccessDeniedError,
     ObjectChangedError,
@@ -24,9 +25,9 @@ from streamer.errors import (
     StoreTimeoutError,
     StreamerError,
 )
-from streamer.manifest.builder.bounded_map import bounded_map
 from streamer.manifest.model import ObjectRecord
-from streamer.store import failures, patterns, urls, versions
+from streamer.store import failures, versions
+from streamer.store.addresses import patterns, urls
 from streamer.store.base import PIECE_BYTES, Counters, StoreStatistics, Take
 from streamer.store.credentials.key_ring import AnyRing
 from streamer.store.failures import translating

@@ -16,8 +16,8 @@ import msgspec
 
 from streamer.errors import ConfigError
 from streamer.store import redirects
-from streamer.store.hosts import is_of_azure
-from streamer.store.urls import Address, shown
+from streamer.store.addresses.hosts import is_of_azure
+from streamer.store.addresses.urls import Address, shown
 
 Options = Mapping[str, object]
 

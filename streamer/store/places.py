@@ -19,9 +19,9 @@ import msgspec
 
 from streamer.errors import ConfigError
 from streamer.store import failures
-from streamer.store.hosts import check_names, is_of_aws, is_plain, is_region
+from streamer.store.addresses.hosts import check_names, is_of_aws, is_plain, is_region
+from streamer.store.addresses.urls import Address, shown, split
 from streamer.store.options import ENDPOINT_VARIABLES, Translation, family, translate
-from streamer.store.urls import Address, shown, split
 
 if TYPE_CHECKING:
     from botocore.awsrequest import AWSPreparedRequest

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import msgspec
 
 from streamer.errors import AccessDeniedError, StoreError, StreamerError
+from streamer.store.addresses.urls import Address
 from streamer.store.options import ENDPOINT_VARIABLES, Translation, family
-from streamer.store.urls import Address
 
 
 class Reached(msgspec.Struct, frozen=True):

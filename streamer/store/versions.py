@@ -7,7 +7,7 @@ from datetime import datetime
 
 from streamer.errors import ObjectChangedError
 from streamer.manifest.model import ObjectRecord
-from streamer.store.urls import shown
+from streamer.store.addresses.urls import shown
 
 ETAG, VERSION, GENERATION, COMMIT, STAT = "etag:", "version:", "generation:", "commit:", "stat:"
 

@@ -31,7 +31,7 @@ from streamer.client.settings import ClientSettings
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError

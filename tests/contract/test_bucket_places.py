@@ -14,9 +14,9 @@ import pytest
 from streamer.errors import ConfigError, StoreError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import Client, open_store
+from streamer.store.addresses.urls import split
 from streamer.store.options import translate
 from streamer.store.places import Place, find
-from streamer.store.urls import split
 from tests.clouds.aws_hosts import BUCKET, ELSEWHERE, REGION, AwsHosts, aws_hosts
 from tests.contract.store_contract import listed, read
 

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from streamer.cli.doctor.finding import Finding
-from streamer.cli.doctor.reach import url_findings
+from streamer.tools.doctor.finding import Finding
+from streamer.tools.doctor.reach import url_findings
 
 pytestmark = pytest.mark.usefixtures("warm_runtime")
 

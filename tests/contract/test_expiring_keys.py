@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from botocore.session import Session
 
-from streamer.cli.doctor.reach import credential_findings, url_findings
 from streamer.config import FetchConfig
 from streamer.errors import AccessDeniedError, StoreError
 from streamer.fetch import Fetcher
 from streamer.store import ObjectStore, open_store
+from streamer.store.addresses.urls import split
 from streamer.store.credentials import key_ring
 from streamer.store.options import translate
-from streamer.store.urls import split
+from streamer.tools.doctor.reach import credential_findings, url_findings
 from tests.clouds.issuers import ARN, KINDS, Issuer, issuing, set_up
 from tests.contract.store_contract import listed, read
 

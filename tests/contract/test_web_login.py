@@ -12,9 +12,9 @@ import pytest
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import open_store
+from streamer.store.addresses.urls import split
 from streamer.store.credentials.web_login import sign_in
 from streamer.store.options import translate
-from streamer.store.urls import split
 from tests.contract.store_contract import listed, read
 from tests.contract.telling_server import RAMP, Asked, TellingServer, telling
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch.utils.data
 
 from streamer import StreamingDataLoader, StreamingDataset
-from streamer.loader.rank.mix_options import grouped
+from streamer.loader.options.mix_options import grouped
 
 PAYLOAD = ("bin", "jpg")
 

@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp
 
 from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
 from streamer.errors import StreamerError
-from streamer.loader.rank.mix_options import grouped
+from streamer.loader.options.mix_options import grouped
 
 
 def samples_of(batch: list[dict[str, object]]) -> list[str]:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from streamer import MixedDataset, Order, StreamingDataLoader, StreamingDataset, Weights
+from streamer.base.logs import JsonFormatter
 from streamer.cli.main import main
-from streamer.logs import JsonFormatter
 from streamer.order.audit.tallies import Record, Tally, read_records, tallies, write_records
 
 SAMPLES, BATCH = 101, 8

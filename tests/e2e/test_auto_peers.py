@@ -18,8 +18,8 @@ from streamer import Order, StreamingDataset
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.errors import ConfigError, StreamerError
+from streamer.loader.agreement.agreement import Gather
 from streamer.loader.rank import sharing
-from streamer.loader.rank.agreement import Gather
 from streamer.loader.rank.rank_stream import RankStream
 from streamer.order.spec import Cut
 from streamer.wire.messages import GetManifest

@@ -10,10 +10,10 @@ import pytest
 
 from examples.fleet import report as fleet_report
 from examples.fleet.run import FleetOptions, run_fleet
-from streamer.demo import report
-from streamer.demo.measured import Measured
-from streamer.demo.run import DemoOptions, run_demo
-from streamer.demo.server import Link
+from streamer.tools.demo import report
+from streamer.tools.demo.measured import Measured
+from streamer.tools.demo.run import DemoOptions, run_demo
+from streamer.tools.demo.server import Link
 
 
 class _Screen:

@@ -23,8 +23,8 @@ from streamer import StreamingDataset
 from streamer.cli.main import main
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import runner
+from streamer.indexing.build import BuildOptions
 from streamer.indexing.source import Source, manifest_of_source
-from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.table import Manifest
 from tests.e2e import test_pack
 

@@ -22,8 +22,8 @@ import streamer
 from streamer import StreamingDataset
 from streamer.cli.main import main
 from streamer.errors import ConfigError, PackError
-from streamer.formats.tokens.format import Tokens
 from streamer.manifest.table import Manifest
+from streamer.tables.tokens.format import Tokens
 
 HEAD = struct.Struct("<9sQBQQ")
 DTYPES = {4: "<i4", 8: "<u2"}

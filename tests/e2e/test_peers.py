@@ -17,12 +17,12 @@ import pytest
 from streamer.cli.status_view import StatusView
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig, PeersConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifest_request import ManifestRequest
-from streamer.engine.peers.group import joined
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import StreamerError
 from streamer.formats.chunkfile import HEADER_BYTES
+from streamer.peers.group import joined
 from streamer.service import metrics
 from streamer.service.metrics import DEFINITIONS, series
 

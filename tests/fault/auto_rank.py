@@ -22,7 +22,7 @@ from streamer import StreamingDataLoader, StreamingDataset
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.config import Environment
-from streamer.loader.rank.mix_options import grouped
+from streamer.loader.options.mix_options import grouped
 from tests.fault.peer_reader import sample
 
 

@@ -17,7 +17,7 @@ import pytest
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching import fetchers
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take

@@ -11,7 +11,7 @@ import pytest
 from streamer.errors import StoreError
 from streamer.fetch import Fetcher
 from streamer.manifest.model import Extent
-from streamer.store.urls import shown
+from streamer.store.addresses.urls import shown
 from tests.fault.fake_s3 import CONFIG, RAMP, Act, FakeS3, MiB, Seen, chunk, fetched, fetching, part, until
 
 pytestmark = pytest.mark.usefixtures("warm_runtime")

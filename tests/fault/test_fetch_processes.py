@@ -20,17 +20,17 @@ import psutil
 import pytest
 from msgspec import structs
 
-from streamer.cgroup import usable_cores
+from streamer.base.cgroup import usable_cores
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching.fetches import Fetch
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
+from streamer.engine.processes import policy, pool
+from streamer.engine.processes.pool import FetchPool, Reading
+from streamer.engine.processes.process import FetchProcess, SharedBytes
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import BrokenError, ObjectNotFoundError, StreamerError
-from streamer.fetch_processes import policy, pool
-from streamer.fetch_processes.pool import FetchPool, Reading
-from streamer.fetch_processes.process import FetchProcess, SharedBytes
 from streamer.formats.chunkfile import HEADER_BYTES
 
 FILES, FILE_BYTES = 120, 60_000

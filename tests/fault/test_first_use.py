@@ -15,10 +15,10 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.errors import ManifestError
 from streamer.formats import window as format_window
-from streamer.manifest.builder.index_log import IndexLog
+from streamer.indexing.index_log import IndexLog
 from tests.fault.use_first import CHUNK_BYTES, WINDOW_BYTES
 from tests.tars import tar_of
 

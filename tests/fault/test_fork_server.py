@@ -12,9 +12,9 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from streamer.batches.workers import fork_server as fork_servers
+from streamer.batches.workers.fork_server import stop_fork_server
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.workers import fork_server as fork_servers
-from streamer.loader.workers.fork_server import stop_fork_server
 from tests.fake_dataset import FakeDataset
 from tests.inspection import inspect
 

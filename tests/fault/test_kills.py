@@ -100,7 +100,7 @@ def processes(tag: str, engines: set[int]) -> dict[int, str]:
     found = {}
     for process in psutil.process_iter():
         try:
-            if "streamer.fetch_processes" in (words := process.cmdline()):
+            if "streamer.engine.processes" in (words := process.cmdline()):
                 if int(words[-1]) in engines and process.status() != psutil.STATUS_ZOMBIE:
                     found[process.pid] = "fetch process"
                 continue

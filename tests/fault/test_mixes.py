@@ -13,7 +13,7 @@ from streamer.config import CacheConfig, DatasetConfig, EngineConfig, FetchConfi
 from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
 from streamer.engine.fetching import fetchers
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.errors import AccessDeniedError, StreamerError, ThrottledError
 from streamer.manifest.model import ObjectRecord

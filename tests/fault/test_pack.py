@@ -24,8 +24,8 @@ import pytest
 from obstore.store import S3Store
 
 import streamer
-from streamer.demo.bucket import put
 from streamer.errors import PackError
+from streamer.tools.demo.bucket import put
 from tests.fault.test_cache_disk import small_disk
 
 if TYPE_CHECKING:

@@ -151,7 +151,7 @@ def start_seconds() -> float:
     """What this machine takes now to start a process that imports what a worker does."""
     began = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import streamer.loader.workers.__main__, streamer.loader.samples.recipe"], check=True
+        [sys.executable, "-c", "import streamer.batches.workers.__main__, streamer.batches.samples.recipe"], check=True
     )
     return time.monotonic() - began
 

@@ -17,11 +17,11 @@ import numpy as np
 from streamer.config import CacheConfig, EngineConfig, FetchConfig
 from streamer.engine.engine import Engine
 from streamer.engine.fetching import fetchers
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.errors import StreamerError
 from streamer.formats import window as format_window
-from streamer.manifest.builder import containers
+from streamer.indexing import container_rows as containers
 from streamer.manifest.model import ObjectRecord
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from streamer.decode.dispatch import SampleDecoder
-from streamer.decode.media.decoder import Draws
 from streamer.errors import ManifestError, RecodeError
 from streamer.formats.base import (
     Answer,
@@ -36,10 +35,11 @@ from streamer.formats.base import (
 )
 from streamer.formats.chunkfile import RecordTable, encode_table
 from streamer.formats.registry import find_format
-from streamer.manifest.builder.build import BuildOptions, build
+from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.model import Codec, Extent, ObjectRecord
 from streamer.manifest.protocols import LeftOut, Short
 from streamer.manifest.table import Manifest
+from streamer.media.decode.decoder import Draws
 from tests.formats.summary import EXPECTED, KEY, summary
 
 DATA = Path(__file__).parent / "data"

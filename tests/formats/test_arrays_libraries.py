@@ -8,9 +8,9 @@ from pathlib import Path
 import numcodecs.blosc
 import pytest
 
-from streamer.formats.arrays.hdf5.format import HDF5
-from streamer.formats.arrays.zarr.format import Zarr
 from streamer.formats.base import Format
+from streamer.tables.hdf5.format import HDF5
+from streamer.tables.zarr.format import Zarr
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import samples_of
 from tests.formats.library_environment import make, python_with_only

@@ -9,9 +9,9 @@ import pytest
 
 from streamer.errors import ManifestError, RecodeError
 from streamer.formats import window
-from streamer.formats.arrow_ipc.format import ArrowIPC
 from streamer.formats.base import Block
 from streamer.formats.detect import detect
+from streamer.tables.arrow_ipc.format import ArrowIPC
 from tests.formats.cases import Case, Found, facts_of, find, read_case
 from tests.formats.contract import FormatContract
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from streamer.decode import AudioClip
 from streamer.errors import ConfigError, ManifestError, RecodeError
-from streamer.formats.audio import flac as flac_files
-from streamer.formats.audio import ogg
-from streamer.formats.audio.format import Audio
-from streamer.formats.audio.sounds import Head
-from streamer.formats.audio.windows import Windows, shared_parts
 from streamer.formats.base import Facts
-from streamer.formats.media.entries import Codec
 from streamer.formats.registry import find_format
+from streamer.media.audio import flac as flac_files
+from streamer.media.audio import ogg
+from streamer.media.audio.format import Audio
+from streamer.media.audio.sounds import Head
+from streamer.media.audio.windows import Windows, shared_parts
+from streamer.media.containers.entries import Codec
 from tests.formats.cases import Case, find, recode, samples_in
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import summary

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from streamer.errors import StreamerError
-from streamer.formats.audio.format import Audio
+from streamer.media.audio.format import Audio
 from tests.formats.cases import MemoryStore, built, samples_in
 from tests.formats.library_environment import library_python, make, python_with_only, source_of
 from tests.sounds import decoded

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from streamer.errors import ManifestError
-from streamer.formats.audio import tracks
-from streamer.formats.audio.format import Audio
-from streamer.formats.audio.frames import Frames
-from streamer.formats.audio.index import cut_blocks
-from streamer.formats.audio.recordings import Packeted
-from streamer.formats.audio.windows import Windows
 from streamer.formats.failures import DamagedError
-from streamer.formats.media.entries import Codec
 from streamer.manifest.blocks import LONGEST_HINT
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Source
+from streamer.media.audio import tracks
+from streamer.media.audio.format import Audio
+from streamer.media.audio.frames import Frames
+from streamer.media.audio.index import cut_blocks
+from streamer.media.audio.recordings import Packeted
+from streamer.media.audio.windows import Windows
+from streamer.media.containers.entries import Codec
 from tests.films import film
 from tests.formats.cases import find, samples_in
 from tests.sounds import decoded, encoded, m4a, sound

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import streamer
-from streamer.formats.arrow_ipc.format import ArrowIPC
 from streamer.formats.base import Format
-from streamer.formats.lmdb.format import LMDB
-from streamer.formats.tokens.format import Tokens
 from streamer.formats.zip import Zip
+from streamer.tables.arrow_ipc.format import ArrowIPC
+from streamer.tables.lmdb.format import LMDB
+from streamer.tables.tokens.format import Tokens
 from tests.e2e.test_pack_tokens import files_of, made
 from tests.formats.cases import DATA, MemoryStore, built, read_case
 from tests.formats.contract import samples_of
@@ -93,6 +93,6 @@ def test_megatron_reads_packed_tokens(vocabulary: int | None, tmp_path: Path):
     ],
 )
 def test_rows_of_other_packers(peer: str, python: Callable[[], Path], tmp_path: Path):
-    """They are those with which rows of documents are compared (tests/unit/loader/rows/test_assemble.py)."""
+    """They are those with which rows of documents are compared (tests/unit/batches/rows/test_assemble.py)."""
     make(python(), "row_fields.py", peer, tmp_path / "rows.json")
     assert (tmp_path / "rows.json").read_text() == (DATA / "rows" / f"{peer}.json").read_text()

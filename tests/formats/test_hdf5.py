@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from streamer.errors import ManifestError, RecodeError
-from streamer.formats.arrays.hdf5.filters import fletcher32
-from streamer.formats.arrays.hdf5.format import HDF5
 from streamer.formats.base import Block
+from streamer.tables.hdf5.filters import fletcher32
+from streamer.tables.hdf5.format import HDF5
 from tests.formats.cases import Case, block_bytes, find, read_case, recode
 from tests.formats.contract import FormatContract, samples_of
 from tests.formats.summary import summary

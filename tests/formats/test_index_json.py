@@ -11,11 +11,11 @@ import pytest
 
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
-from streamer.formats import index_json
 from streamer.formats.base import Block, Format, SampleName
-from streamer.formats.litdata.format import LitData
-from streamer.formats.mds import Mds
 from streamer.formats.packed.unpack import unpack_shard
+from streamer.tables import index_json
+from streamer.tables.litdata.format import LitData
+from streamer.tables.mds import Mds
 from tests.formats.cases import URL, Case, block_bytes, contents_of, facts_of, find, opened, read_case, recode
 from tests.formats.contract import samples_of
 

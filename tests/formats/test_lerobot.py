@@ -19,11 +19,11 @@ from msgspec import structs
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats import LeRobot
 from streamer.formats.base import Block, ObjectRecord
-from streamer.formats.lerobot.info import TOLERANCE
-from streamer.formats.lerobot.windows import Film
-from streamer.formats.media.entries import Codec
-from streamer.formats.media.frames import Frames
-from streamer.formats.media.tables import Packets
+from streamer.media.containers.entries import Codec
+from streamer.media.containers.frames import Frames
+from streamer.media.containers.tables import Packets
+from streamer.media.lerobot.info import TOLERANCE
+from streamer.media.lerobot.windows import Film
 from tests.films import number_in
 from tests.formats.cases import Case, contents_of, facts_of, find, opened, samples_in
 from tests.formats.contract import FormatContract, samples_of

@@ -10,9 +10,9 @@ import pytest
 
 from streamer import StreamingDataset
 from streamer.formats.base import Format
-from streamer.formats.lerobot.format import LeRobot
-from streamer.formats.litdata.format import LitData
-from streamer.formats.mds import Mds
+from streamer.media.lerobot.format import LeRobot
+from streamer.tables.litdata.format import LitData
+from streamer.tables.mds import Mds
 from tests.formats.cases import read_case
 from tests.formats.contract import Job, _sorted, _told, engine_below, samples_of
 from tests.formats.library_environment import library_python, make

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamer.errors import ManifestError
-from streamer.formats.litdata.format import LitData
+from streamer.tables.litdata.format import LitData
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
 

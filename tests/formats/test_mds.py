@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamer.formats.mds import Mds
+from streamer.tables.mds import Mds
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
 

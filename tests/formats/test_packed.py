@@ -16,8 +16,8 @@ from streamer.formats.json_lines import JsonLines
 from streamer.formats.packed import unpack as unpacking
 from streamer.formats.packed import whole
 from streamer.formats.packed.unpack import UnpackError, unpack
-from streamer.formats.tfrecord.format import TFRecord
 from streamer.formats.webdataset import WebDataset
+from streamer.tables.tfrecord.format import TFRecord
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
 from tests.formats.test_webdataset import TestWebDataset

@@ -19,9 +19,9 @@ import pytest
 from streamer import StreamingDataset
 from streamer.decode.dispatch import SampleDecoder
 from streamer.formats.base import FieldSpec, SampleName
-from streamer.formats.parquet import pages
-from streamer.formats.parquet.format import Parquet
 from streamer.manifest.blocks import recoded_chunk_key
+from streamer.tables.parquet import pages
+from streamer.tables.parquet.format import Parquet
 from tests.formats.cases import (
     Case,
     Found,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streamer import StreamingDataset
-from streamer.formats.parquet.format import Parquet
+from streamer.tables.parquet.format import Parquet
 from tests.formats.cases import MemoryStore, built, read_case
 from tests.formats.contract import Job, _sorted, _told, engine_below, samples_of
 from tests.formats.library_environment import python_with_only

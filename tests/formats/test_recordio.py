@@ -8,7 +8,7 @@ import pytest
 
 from streamer.errors import DecodeError, ManifestError
 from streamer.formats.base import Facts, SampleName
-from streamer.formats.recordio import MAGIC, RecordIO
+from streamer.tables.recordio import MAGIC, RecordIO
 from tests.formats.cases import Case, find, read_case
 from tests.formats.contract import FormatContract
 

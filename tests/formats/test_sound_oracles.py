@@ -9,7 +9,7 @@ import pytest
 
 from streamer.decode import AudioClip
 from streamer.errors import StreamerError
-from streamer.formats.audio.format import Audio
+from streamer.media.audio.format import Audio
 from tests.formats.cases import samples_in
 from tests.formats.library_environment import make, python_with_only
 

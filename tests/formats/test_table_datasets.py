@@ -14,7 +14,7 @@ import pytest
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError, ManifestError, StreamerError
 from streamer.formats import Parquet, Tokens
-from streamer.loader.rank.arguments import Index
+from streamer.loader.options.arguments import Index
 
 Rows = Callable[..., list[dict[str, object]]]
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, ManifestError
-from streamer.formats.arrow_ipc.format import ArrowIPC
 from streamer.formats.base import Format, SampleName
-from streamer.formats.parquet import pages
-from streamer.formats.parquet.format import Parquet
+from streamer.tables.arrow_ipc.format import ArrowIPC
+from streamer.tables.parquet import pages
+from streamer.tables.parquet.format import Parquet
 from tests.formats.cases import block_bytes, facts_of, find, recode
 
 WHEN = datetime.datetime(2024, 5, 17, 12, 30, 15, 123000)  # noqa: DTZ001 - as the column has it

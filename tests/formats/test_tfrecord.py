@@ -11,8 +11,8 @@ from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Facts, SampleName
 from streamer.formats.registry import find_format
-from streamer.formats.tfrecord import framing
-from streamer.formats.tfrecord.format import TFRecord
+from streamer.tables.tfrecord import framing
+from streamer.tables.tfrecord.format import TFRecord
 from tests.formats.cases import Case, contents_of, find, read_case, samples_in
 from tests.formats.contract import FormatContract
 

@@ -21,11 +21,11 @@ from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats.base import Block, Facts, FieldSpec, SampleName
 from streamer.formats.detect import detect
 from streamer.formats.registry import find_format
-from streamer.formats.tokens import megatron
-from streamer.formats.tokens.format import Tokens
-from streamer.formats.tokens.megatron import encode_index
-from streamer.formats.tokens.windows import WindowRecoder
 from streamer.manifest.blocks import LONGEST_HINT
+from streamer.tables.tokens import megatron
+from streamer.tables.tokens.format import Tokens
+from streamer.tables.tokens.megatron import encode_index
+from streamer.tables.tokens.windows import WindowRecoder
 from tests.formats.cases import DATA, Case, find, read_case
 from tests.formats.contract import FormatContract
 from tests.formats.summary import summary

@@ -14,9 +14,9 @@ import pytest
 from streamer.decode import Frames
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.formats.base import Block
-from streamer.formats.media.records import read_head
-from streamer.formats.video.format import Video
-from streamer.manifest.builder.containers import Container, index_container
+from streamer.indexing.container_rows import Container, index_container
+from streamer.media.containers.records import read_head
+from streamer.media.video.format import Video
 from tests.films import decoded, film, joined, made, number_in
 from tests.formats.cases import Case, Found, MemoryStore, block_bytes, built, facts_of, find, recode
 from tests.formats.contract import FormatContract, samples_of

@@ -15,11 +15,11 @@ import av
 import numpy as np
 import pytest
 
-from streamer.decode.media.films import Film
-from streamer.decode.media.video import Frames, _decoded
-from streamer.formats.media.movie import VIDEO
-from streamer.formats.media.records import Opened, open_record
-from streamer.formats.video.format import Video
+from streamer.media.containers.movie import VIDEO
+from streamer.media.containers.records import Opened, open_record
+from streamer.media.decode.films import Film
+from streamer.media.decode.video import Frames, _decoded
+from streamer.media.video.format import Video
 from tests.films import KINDS, ffmpeg_of_pyav, film, index_of, made
 from tests.formats.cases import block_bytes, find, recode
 from tests.formats.library_environment import library_python, make

@@ -17,7 +17,7 @@ from streamer.cache.verify import verify_file
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats.base import Block, Facts
 from streamer.formats.chunkfile import ChunkHeader
-from streamer.formats.video.format import Video
+from streamer.media.video.format import Video
 from tests.films import film, made
 from tests.formats.cases import Found, block_bytes, find, samples_in
 from tests.formats.test_video import shown

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from streamer.errors import ManifestError, RecodeError
-from streamer.formats.arrays.zarr.format import Zarr
-from streamer.formats.arrays.zarr.metadata import read_metadata
+from streamer.tables.zarr.format import Zarr
+from streamer.tables.zarr.metadata import read_metadata
 from tests.formats.cases import Case, MemoryStore, block_bytes, built, facts_of, find, read_case, recode, samples_in
 from tests.formats.contract import FormatContract, samples_of
 

@@ -15,9 +15,9 @@ import pytest
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
 from streamer.formats.base import Block, SampleName
-from streamer.formats.media.blocks import read_hint
-from streamer.formats.media.boxes import header
-from streamer.formats.video.format import Video
+from streamer.media.containers.blocks import read_hint
+from streamer.media.containers.boxes import header
+from streamer.media.video.format import Video
 from tests.films import made
 from tests.formats.cases import Found, block_bytes, find, recode
 from tests.formats.contract import MOST_BYTES, MOST_SECONDS, more_memory

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.errors import ProtocolError
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import Limits

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from streamer.formats import detect
-from streamer.manifest.builder.build import BuildOptions, build
+from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import open_verified

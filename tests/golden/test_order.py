@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from streamer.base.splitmix import fold, fold_each
 from streamer.order import EpochOrder, OrderSpec, RankPlan, State
 from streamer.order.spec import ORDER_FORMAT
 from streamer.order.state import STATE_FORMAT
-from streamer.splitmix import fold, fold_each
 
 MANIFEST = "00112233445566778899aabbccddeeff"
 

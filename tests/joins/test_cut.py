@@ -14,9 +14,9 @@ import pytest
 import uvloop
 
 from streamer import Order, StreamingDataLoader, StreamingDataset
+from streamer.batches.samples.join_cost import join_cost
 from streamer.errors import CacheFullError
-from streamer.loader.rank.joins.making import finer_chunks
-from streamer.loader.samples.join_cost import join_cost
+from streamer.loader.members.joins.making import finer_chunks
 from streamer.manifest import packing
 from tests.tars import tar_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from streamer import Growing, Order, Packing, StreamingDataLoader, StreamingDataset
 from streamer.errors import ConfigError, ManifestError
-from streamer.loader.rank.arguments import Index
+from streamer.loader.options.arguments import Index
 from tests.joins import sides
 
 Closing = Callable[[Any], Any]

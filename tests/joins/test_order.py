@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer.batches.samples.join_cost import join_cost
 from streamer.errors import ObjectChangedError
-from streamer.loader.samples.join_cost import join_cost
 from tests.joins import sides
 from tests.joins.buckets import Buckets
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from streamer import StreamingDataLoader, StreamingDataset
+from streamer.batches.samples import joins
+from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.client.chunk_reader import ChunkReader
-from streamer.loader.samples import joins
-from streamer.loader.samples.cached_bytes import CachedBytes
 from tests.joins import sides
 
 Closing = Callable[[Any], Any]

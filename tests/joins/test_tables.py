@@ -13,8 +13,8 @@ import pytest
 from streamer import StreamingDataLoader, StreamingDataset
 from streamer.cli.main import main
 from streamer.client.engine_client import EngineClient
-from streamer.engine.manifest_store import ManifestStore
-from streamer.loader.rank.joins import keys as keys_module
+from streamer.engine.manifests.manifest_store import ManifestStore
+from streamer.loader.members.joins import keys as keys_module
 from tests.joins import sides
 
 Closing = Callable[[Any], Any]

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamer import MixedDataset, StreamingDataLoader, StreamingDataset
+from streamer.batches.samples.join_cost import in_words, join_cost
 from streamer.cli.main import main
 from streamer.errors import ConfigError
-from streamer.loader.samples.join_cost import in_words, join_cost
 from tests.joins import sides
 
 Closing = Callable[[Any], Any]

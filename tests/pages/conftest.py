@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.demo.bucket import AUTHORIZATION, put
-from streamer.demo.server import DemoServer, Link
+from streamer.tools.demo.bucket import AUTHORIZATION, put
+from streamer.tools.demo.server import DemoServer, Link
 from tests.pages.environments import ROOT, build_wheel, fresh_environment, libraries_environment
 
 PROGRAM_SECONDS = 400

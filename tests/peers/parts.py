@@ -20,8 +20,8 @@ from streamer.peers import tls
 from streamer.peers.client import Asked, PeerClient, Refusal
 from streamer.peers.messages import Availability
 from streamer.peers.opened import Peers, open_peers
+from streamer.peers.placement.members import Member
 from streamer.peers.protocol import ChunkRequest
-from streamer.placement.members import Member
 
 TOKEN = "canary-7f3a9c-token"
 DATASET = "ab" * 32

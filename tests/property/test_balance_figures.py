@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from streamer import Packing
-from streamer.loader.rows.explain import dearest_rank
-from streamer.loader.rows.planned import PlannedRows, RowsRecipe
-from streamer.loader.rows.table import Documents, RowTable
+from streamer.batches.rows.explain import dearest_rank
+from streamer.batches.rows.planned import PlannedRows, RowsRecipe
+from streamer.batches.rows.table import Documents, RowTable
 from streamer.order.rows.spec import RowSpec
 
 STEPS, CHUNK_BYTES = 64, 8 << 20

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from torch.utils.data import default_collate
 
+from streamer.batches.batch.collate import collate
+from streamer.batches.batch.packing import BatchReader, PackedBatch
 from streamer.errors import ConfigError
-from streamer.loader.batch.collate import collate
-from streamer.loader.batch.packing import BatchReader, PackedBatch
 
 
 class Point(NamedTuple):

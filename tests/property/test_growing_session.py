@@ -14,19 +14,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from streamer.batches.samples.maker import SampleRules
+from streamer.batches.samples.opened import MemberRecipe, Members
+from streamer.batches.samples.recipe import SampleRecipe
+from streamer.batches.skipping import SkipRules
 from streamer.client.session import Session, SessionSpec
 from streamer.config import RankConfig
 from streamer.engine.session_progress import SessionProgress
 from streamer.errors import BrokenError, CacheFullError
-from streamer.loader.rank.connections import EngineConnections
-from streamer.loader.rank.growing.feed import CohortFeed
-from streamer.loader.rank.growing.session import GrowingSession
+from streamer.loader.kinds.growing.feed import CohortFeed
+from streamer.loader.kinds.growing.session import GrowingSession
+from streamer.loader.kinds.step_session import Identity, OrderRequest
+from streamer.loader.members.connections import EngineConnections
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.rank.step_session import Identity, OrderRequest
-from streamer.loader.samples.maker import SampleRules
-from streamer.loader.samples.opened import MemberRecipe, Members
-from streamer.loader.samples.recipe import SampleRecipe
-from streamer.loader.skipping import SkipRules
 from streamer.order.growing import Cohorts, Growing
 from streamer.order.spec import OrderSpec
 from streamer.wire.messages import PROTOCOL, Advance, Extend, Message, Welcome

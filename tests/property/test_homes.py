@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamer.placement.members import Member
-from streamer.placement.rendezvous import cells, first_members
+from streamer.peers.placement.members import Member
+from streamer.peers.placement.rendezvous import cells, first_members
 from tests.simulation.peers import Counts, PeerSimulation
 
 CHUNKS = 1200

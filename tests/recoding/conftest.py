@@ -10,7 +10,7 @@ import pytest
 
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.manifest.table import Manifest
 from tests.recoding.blocked_format import install, packed_object
 

@@ -14,12 +14,12 @@ from streamer.cache import maintenance
 from streamer.cache.folder import chunk_files, open_layer
 from streamer.engine.datasets import Dataset
 from streamer.engine.engine import Engine
-from streamer.engine.peers.received import checked
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import IntegrityError, RecodeError
 from streamer.fetch.fetcher import Fetched
 from streamer.formats.chunkfile import ChunkHeader
 from streamer.manifest.model import Codec
+from streamer.peers.fetching.received import checked
 from tests.recoding.blocked_format import CELL_BYTES
 from tests.recoding.conftest import indexed
 from tests.recoding.test_sessions import Rank, opened
@@ -133,7 +133,7 @@ def test_epochs(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """With two workers, chunks that leave a small cache and come back, single samples, keys, and raw bytes."""
     monkeypatch.setenv("STREAMER_RUNTIME_DIR", str(tmp_path / "run"))
     # Keys are looked for in pieces of a chunk.
-    monkeypatch.setattr("streamer.loader.rank.single_reads._PIECE_BYTES", 20_000)
+    monkeypatch.setattr("streamer.loader.members.single_reads._PIECE_BYTES", 20_000)
 
     def dataset(**options: object) -> contextlib.closing[StreamingDataset]:
         options = {"cache_bytes": "2MB", "order": Order(shuffle_window=2), **options}

@@ -13,9 +13,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from streamer import StreamingDataLoader, StreamingDataset, errors
+from streamer.batches import torch_arguments
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import COMMANDS
-from streamer.loader import torch_arguments
 from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.stats import LoaderStats
 from streamer.service.metrics import DEFINITIONS

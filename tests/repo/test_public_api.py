@@ -35,7 +35,7 @@ def test_the_errors_bring_nothing_heavy():
 def test_what_a_worker_imports_is_free_of_torch():
     """A worker process starts in a tenth of the time without it (1.1 s, 220 MB; 2026-11-20)."""
     code = (
-        "import sys, streamer.loader.samples.recipe, streamer.decode.transforms;"
+        "import sys, streamer.batches.samples.recipe, streamer.decode.transforms;"
         "print([m for m in ('torch', 'cv2', 'PIL', 'fsspec', 'aiohttp', 'asyncio') if m in sys.modules])"
     )
     assert fresh(code) == "[]"
@@ -44,7 +44,7 @@ def test_what_a_worker_imports_is_free_of_torch():
 def test_one_dataset_brings_nothing_of_a_mix():
     """Neither to its workers nor to its rank; growing datasets bring to a worker what they need."""
     code = (
-        "import sys, streamer.loader.samples.recipe;"
+        "import sys, streamer.batches.samples.recipe;"
         "print([m for m in sys.modules if m.startswith(('streamer.order.mix', 'streamer.order.growing'))]);"
         "import streamer.loader.dataset; print([m for m in sys.modules if m.startswith('streamer.order.mix')])"
     )

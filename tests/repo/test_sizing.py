@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamer.fetch import memory_budget
-from streamer.loader import options
+from streamer.loader.options import loader_options as options
 
 PAGE = (Path(__file__).parents[2] / "docs/deploy/sizing.md").read_text()
 ROWS = re.findall(r"^\| (\d+) GiB \| (\d+) MiB \| (\d+) MiB \|$", PAGE, re.M)

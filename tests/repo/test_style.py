@@ -83,9 +83,9 @@ def test_the_environment_is_read_in_one_place(trees: dict[Path, ast.Module]) -> 
     }  # fmt: skip
     assert readers <= {
         "config.py",
-        "loader/workers/fork_server.py",
-        "loader/workers/fork_server_main.py",
-        "loader/workers/worker_main.py",
+        "batches/workers/fork_server.py",
+        "batches/workers/fork_server_main.py",
+        "batches/workers/worker_main.py",
     }
 
 

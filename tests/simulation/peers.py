@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.base.splitmix import fold
 from streamer.cache.policy.answers import Admit
 from streamer.cache.policy.cache_policy import CachePolicy
 from streamer.cache.policy.sessions import Opening
 from streamer.cache.policy.table import charge
-from streamer.placement.homes import Homes
-from streamer.placement.members import Member
-from streamer.splitmix import fold
+from streamer.peers.placement.homes import Homes
+from streamer.peers.placement.members import Member
 
 CHUNK_BYTES = 1 << 20
 DATASET = "simulated"

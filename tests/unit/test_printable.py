@@ -9,7 +9,7 @@ import pytest
 
 from streamer.cli.terminal import Terminal
 from streamer.errors import ManifestError, StoreError, from_wire
-from streamer.store.urls import shown
+from streamer.store.addresses.urls import shown
 
 NAMES = ["\x1b]0;pwned\x07", "\x1b[31m", "\x9b31m", "a\rb", "a\x7f", "\u202egpj.exe", "\x00"]
 FORGED = "x\n2026-01-01 00:00:00,000 streamer.service INFO forged line"

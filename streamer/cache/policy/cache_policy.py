@@ -62,6 +62,7 @@ from collections.abc import Container, Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from streamer.base.unique import unique
 from streamer.cache.policy.admission import Admission
 from streamer.cache.policy.answers import Answer, Freed, Limits, PolicyStatistics
 from streamer.cache.policy.partitions import Outcome, Partitions
@@ -70,7 +71,6 @@ from streamer.cache.policy.sessions import Opening, Session, apply_values, neede
 from streamer.cache.policy.table import VACANT, Places, State, as_keys
 from streamer.config import format_bytes
 from streamer.errors import CacheError
-from streamer.unique import unique
 
 
 class CachePolicy:

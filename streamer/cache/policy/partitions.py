@@ -11,12 +11,12 @@ from itertools import chain
 import msgspec
 import numpy as np
 
+from streamer.base.unique import unique
 from streamer.cache.policy.answers import Freed, Limits
 from streamer.cache.policy.emergency import Queues
 from streamer.cache.policy.quotas import share_out, staging_bytes
 from streamer.cache.policy.table import RANK_BITS, ChunkTable, Group, State, charge
 from streamer.cache.policy.victims import Victims
-from streamer.unique import unique
 
 # The size of a recoded chunk is known only when it has been fetched. A plan takes 10 ms for a million chunks.
 _DRIFT_SHARE = 1 / 16

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from streamer import StreamingDataset
+from streamer.batches.samples.join_cost import in_words
 from streamer.cli.dataset import JoinOptions, named_format
 from streamer.decode.rule import StoredFields
 from streamer.errors import ConfigError, PackError
 from streamer.formats.base import Field
 from streamer.formats.folder import Folder
-from streamer.loader.samples.join_cost import in_words
 from streamer.shards.outputs.columns import listed_value
 from streamer.shards.outputs.writer import field_value
 

@@ -179,7 +179,7 @@ def _run_joined(arguments: argparse.Namespace, terminal: Terminal) -> int:
 def _source(arguments: argparse.Namespace) -> Source:
     import json
 
-    from streamer.absolute import absolute
+    from streamer.base.absolute import absolute
     from streamer.indexing.source import Source
 
     return Source(

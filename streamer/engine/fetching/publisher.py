@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from streamer.cache.chunk_cache import ChunkCache
 from streamer.engine.fetching.fetches import Fetch
+from streamer.engine.processes.process import SharedBytes
 from streamer.errors import CacheError
 from streamer.fetch.fetcher import Fetched
-from streamer.fetch_processes.process import SharedBytes
 from streamer.formats import chunkfile
 from streamer.manifest.model import Chunk
 from streamer.recode.messages import Job

@@ -10,11 +10,11 @@ from streamer.engine.datasets import Dataset
 from streamer.engine.fetching.fetchers import Fetchers
 from streamer.engine.fetching.fetches import Fetch
 from streamer.engine.fetching.publisher import Publisher
+from streamer.engine.processes.messages import OpenDataset
+from streamer.engine.processes.pool import FetchPool, Wanted
+from streamer.engine.processes.process import LocalError, SharedBytes
 from streamer.errors import CacheFullError
 from streamer.fetch.fetcher import Fetched
-from streamer.fetch_processes.messages import OpenDataset
-from streamer.fetch_processes.pool import FetchPool, Wanted
-from streamer.fetch_processes.process import LocalError, SharedBytes
 
 # Fetches a chunk and publishes it; raises a StreamerError where the chunk cannot be had, or the cache not be written.
 Bring = Callable[[Fetch], Awaitable[None]]

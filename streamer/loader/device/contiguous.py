@@ -8,8 +8,8 @@ from functools import partial
 import msgspec
 import torch
 
-from streamer.loader.batch.buffers import Bytes
-from streamer.loader.batch.ragged import Ragged
+from streamer.batches.batch.buffers import Bytes
+from streamer.batches.batch.ragged import Ragged
 from streamer.loader.delivery import Delivery
 
 # Below it, copying the bytes between the tensors (strings) costs more than separate copies.

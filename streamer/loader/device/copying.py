@@ -7,8 +7,8 @@ from functools import cache
 
 import torch
 
+from streamer.batches.ring.fence import Fence
 from streamer.loader.device.contiguous import Packed, map_tensors
-from streamer.loader.ring.fence import Fence
 
 BatchTransform = Callable[[object], object]
 

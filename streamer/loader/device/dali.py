@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from streamer.loader.batch.ragged import Ragged
+from streamer.batches.batch.ragged import Ragged
 
 Output = npt.NDArray[np.generic] | list[npt.NDArray[np.generic]]
 

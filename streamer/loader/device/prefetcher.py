@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from streamer.batches.ring.fence import Fence
 from streamer.errors import ConfigError
 from streamer.loader.device.contiguous import map_tensors
 from streamer.loader.device.copying import BatchTransform, CudaMover, Mover, mover_for
 from streamer.loader.device.normalize import Normalize
-from streamer.loader.ring.fence import Fence
 
 __all__ = ["AHEAD", "CudaMover", "DevicePrefetcher", "Normalize", "check_device", "map_tensors"]
 

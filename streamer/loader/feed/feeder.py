@@ -16,24 +16,24 @@ from collections.abc import Mapping
 
 import msgspec
 
+from streamer.base.system_limits import limit_error
+from streamer.batches.causes import MADE, RING, START, WORK, BatchTimeline
+from streamer.batches.contracts import REREADS
+from streamer.batches.ring.pinning import Pinner
+from streamer.batches.ring.ring import Limits, Ring
+from streamer.batches.workers import failures
+from streamer.batches.workers.batch_maker import MakerRules
+from streamer.batches.workers.handle import ExitReport, Pending, WorkerHandle
+from streamer.batches.workers.pool import WorkerConfig
+from streamer.batches.workers.protocol import FailedTask, Made, Message, NotOpened, Skipped, Unreadable
+from streamer.batches.workers.remote_errors import deserialize_error
+from streamer.batches.workers.supervisor import Supervisor
+from streamer.batches.workers.timeouts import SampleTimeouts
 from streamer.errors import BrokenError, StreamerError
-from streamer.loader.contracts import REREADS
 from streamer.loader.feed.run import FailedBatch, FeedCounters, Finished, Run, RunState
 from streamer.loader.feed.waits import waited_for, work_name
 from streamer.loader.feed.wakeup import Wakeup
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.ring.pinning import Pinner
-from streamer.loader.ring.ring import Limits, Ring
-from streamer.loader.stall.causes import MADE, RING, START, WORK, BatchTimeline
-from streamer.loader.workers import failures
-from streamer.loader.workers.batch_maker import MakerRules
-from streamer.loader.workers.handle import ExitReport, Pending, WorkerHandle
-from streamer.loader.workers.pool import WorkerConfig
-from streamer.loader.workers.protocol import FailedTask, Made, Message, NotOpened, Skipped, Unreadable
-from streamer.loader.workers.remote_errors import deserialize_error
-from streamer.loader.workers.supervisor import Supervisor
-from streamer.loader.workers.timeouts import SampleTimeouts
-from streamer.system_limits import limit_error
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from streamer.loader.workers.handle import Pending
+from streamer.batches.workers.handle import Pending
 
 Result = TypeVar("Result")
 

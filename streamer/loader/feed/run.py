@@ -14,16 +14,16 @@ from typing import Any
 
 import msgspec
 
+from streamer.batches.batch.buffers import Bytes
+from streamer.batches.causes import NETWORK, WINDOW, Stages
+from streamer.batches.ring.ring import Ring
+from streamer.batches.workers.handle import Pending
+from streamer.batches.workers.protocol import Made
 from streamer.errors import StreamerError
-from streamer.loader.batch.buffers import Bytes
 from streamer.loader.feed.reorder import BatchCursor, Window
+from streamer.loader.kinds.step_session import StepSession
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.rank.step_session import StepSession
-from streamer.loader.ring.ring import Ring
-from streamer.loader.stall.causes import NETWORK, WINDOW, Stages
 from streamer.loader.stall.stats import PackingStats
-from streamer.loader.workers.handle import Pending
-from streamer.loader.workers.protocol import Made
 
 
 class Finished(msgspec.Struct):

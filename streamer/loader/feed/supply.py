@@ -14,25 +14,25 @@ from types import TracebackType
 import msgspec
 import numpy as np
 
+from streamer.batches.batch.buffers import Bytes
+from streamer.batches.batch.collate import collate_by_torch
+from streamer.batches.batch.packing import BatchReader
+from streamer.batches.batch.ragged import join_ragged
+from streamer.batches.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
+from streamer.batches.contracts import REREADS, ChunkUnreadableError, Collate
+from streamer.batches.ring.shared_memory import map_shared, window
+from streamer.batches.samples.seeding import kept_globals
+from streamer.batches.waiting import Notice
+from streamer.batches.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
+from streamer.batches.workers.protocol import Made
 from streamer.errors import IntegrityError
-from streamer.loader.batch.buffers import Bytes
-from streamer.loader.batch.collate import collate_by_torch
-from streamer.loader.batch.packing import BatchReader
-from streamer.loader.batch.ragged import join_ragged
-from streamer.loader.contracts import REREADS, ChunkUnreadableError, Collate
 from streamer.loader.delivery import Delivery
 from streamer.loader.feed.feeder import Feeder
 from streamer.loader.feed.run import FailedBatch, FeedCounters, Finished, Outcome, Run
 from streamer.loader.feed.waits import engine_text, who
+from streamer.loader.kinds.step_session import StepSession
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.rank.step_session import StepSession
-from streamer.loader.ring.shared_memory import map_shared, window
-from streamer.loader.samples.seeding import kept_globals
-from streamer.loader.stall.causes import MADE, NETWORK, WORK, BatchTimeline, Trace
 from streamer.loader.stall.stats import EngineView, LoaderStats
-from streamer.loader.waiting import Notice
-from streamer.loader.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
-from streamer.loader.workers.protocol import Made
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class InlineSupply(Supply):
     def __init__(self, prepared: RankStream, rules: MakerRules, ahead: int) -> None:
         by_torch: Collate = collate_by_torch
         if rules.packing is not None:
-            from streamer.loader.rows.collate import collate_rows
+            from streamer.batches.rows.collate import collate_rows
 
             by_torch = collate_rows  # type: ignore[assignment]
         self.counters = FeedCounters()

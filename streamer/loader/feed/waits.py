@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from streamer.batches import causes
+from streamer.batches.workers.handle import Pending, WorkerHandle
+from streamer.batches.workers.pool import Pool
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.stall import causes
-from streamer.loader.workers.handle import Pending, WorkerHandle
-from streamer.loader.workers.pool import Pool
 
 # Modules of the user's that are named.
 _MOST_NAMES = 4

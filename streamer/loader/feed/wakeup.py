@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamer import linux
+from streamer.base import linux
 
 
 class Wakeup(linux.Wakeup):

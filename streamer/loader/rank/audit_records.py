@@ -6,9 +6,9 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 
+from streamer.batches.skipping import Skipped
 from streamer.loader.delivery import Delivery
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.skipping import Skipped
 from streamer.order.audit.tallies import LOG_MARK, Record, read_records, write_records
 
 logger = logging.getLogger(__name__)

@@ -13,27 +13,27 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace as with_parts
 
+from streamer.batches.rows.options import Buckets
+from streamer.batches.samples.maker import SampleRules
+from streamer.batches.samples.opened import Members
+from streamer.batches.samples.recipe import SampleRecipe
 from streamer.client.engine_client import EngineClient
 from streamer.config import Environment, RankConfig, counted
 from streamer.errors import ConfigError, Detail, StreamerError
-from streamer.loader.rank.agreement import ParentRank, agree, detect, gather_for, process_group
-from streamer.loader.rank.connections import EngineConnections
-from streamer.loader.rank.dataset_options import DatasetOptions, StreamOptions
-from streamer.loader.rank.epoch_cell import EpochCell
-from streamer.loader.rank.member import Member
+from streamer.loader.agreement.agreement import ParentRank, agree, detect, gather_for, process_group
+from streamer.loader.agreement.epoch_cell import EpochCell
+from streamer.loader.kinds.step_session import Identity, OrderRequest
+from streamer.loader.members.connections import EngineConnections
+from streamer.loader.members.member import Member
+from streamer.loader.options.dataset_options import DatasetOptions, StreamOptions
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.rank.step_session import Identity, OrderRequest
-from streamer.loader.rows.options import Buckets
-from streamer.loader.samples.maker import SampleRules
-from streamer.loader.samples.opened import Members
-from streamer.loader.samples.recipe import SampleRecipe
 from streamer.order.level import BalanceSpec
 from streamer.order.plan import LastBatch, check_last_batch
 from streamer.order.quality import check_sample_shuffle, explain, shared_lanes
 from streamer.order.spec import OrderSpec, auto_lanes, shuffle_mode, together
 
 if TYPE_CHECKING:
-    from streamer.loader.rank.mixing import Mixing
+    from streamer.loader.kinds.mix import Mixing
     from streamer.order.mix import MixSpec
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class Opening:
             return Members([self._datasets[0].opened])
         if self._members is None:
             # Only here: one dataset alone does not load it.
-            from streamer.loader.rank.open_members import open_together
+            from streamer.loader.members.open_members import open_together
 
             self._members = Members(open_together(list(zip(mixing.names, self._datasets, strict=True))))
         return self._members
@@ -274,7 +274,7 @@ class Opening:
         logger.info("%s", words)
         for member, join in self.members.joins:
             # Only here: a dataset without joins does not load it.
-            from streamer.loader.samples.join_cost import in_words
+            from streamer.batches.samples.join_cost import in_words
 
             logger.info("%s", in_words(join, each[member], self._limit_bytes()))
         for caution in cautions:

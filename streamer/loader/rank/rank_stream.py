@@ -16,15 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from streamer.annotations.join import table_digest
+from streamer.batches.rows.options import Buckets, Packing
+from streamer.batches.samples.codes import StreamCodes
+from streamer.batches.samples.maker import sample_key
+from streamer.batches.samples.opened import Members
+from streamer.batches.samples.plans import Plans
+from streamer.batches.samples.recipe import SampleRecipe, StreamMaker
+from streamer.batches.skipping import Skipped, SkipRules, StoreBudget
 from streamer.client.engine_client import EngineClient
 from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.errors import ConfigError, Detail
-from streamer.loader.rank.agreement import Gather, gather_for, process_group, process_store
-from streamer.loader.rank.connections import EngineConnections
-from streamer.loader.rank.epoch_cell import check_same_rank
-from streamer.loader.rank.growing.growth import Growth
-from streamer.loader.rank.growing.session import GrowingSession
-from streamer.loader.rank.step_session import (
+from streamer.loader.agreement.agreement import Gather, gather_for, process_group, process_store
+from streamer.loader.agreement.epoch_cell import check_same_rank
+from streamer.loader.kinds.growing.growth import Growth
+from streamer.loader.kinds.growing.session import GrowingSession
+from streamer.loader.kinds.step_session import (
     EpochSession,
     Identity,
     Integers,
@@ -33,13 +39,7 @@ from streamer.loader.rank.step_session import (
     StepSession,
     open_bytes,
 )
-from streamer.loader.rows.options import Buckets, Packing
-from streamer.loader.samples.codes import StreamCodes
-from streamer.loader.samples.maker import sample_key
-from streamer.loader.samples.opened import Members
-from streamer.loader.samples.plans import Plans
-from streamer.loader.samples.recipe import SampleRecipe, StreamMaker
-from streamer.loader.skipping import Skipped, SkipRules, StoreBudget
+from streamer.loader.members.connections import EngineConnections
 from streamer.loader.stall.growth import GrowingStats
 from streamer.order.audit.tallies import Record
 from streamer.order.plan import RankPlan, sample_count

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import numpy as np
 
+from streamer.batches.contracts import REREADS, ChunkUnreadableError
+from streamer.batches.samples.maker import SampleLocation
+from streamer.batches.skipping import SkipLedger, may_skip
+from streamer.batches.waiting import Notice
 from streamer.errors import ClosedError, StateError
-from streamer.loader.contracts import REREADS, ChunkUnreadableError
+from streamer.loader.kinds.step_session import Share, StepSession
 from streamer.loader.rank.rank_stream import RankStream
-from streamer.loader.rank.step_session import Share, StepSession
-from streamer.loader.samples.maker import SampleLocation
-from streamer.loader.skipping import SkipLedger, may_skip
-from streamer.loader.waiting import Notice
 
 if TYPE_CHECKING:
-    from streamer.loader.rows.assemble import Document
-    from streamer.loader.rows.bucket import Assembler
+    from streamer.batches.rows.assemble import Document
+    from streamer.batches.rows.bucket import Assembler
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class SampleIterator(Iterator[object]):
         self._maker = prepared.maker()
         self._assembler: Assembler | None = None
         if prepared.packing is not None:
-            from streamer.loader.rows.bucket import assembler_of
+            from streamer.batches.rows.bucket import assembler_of
 
             self._assembler = assembler_of(prepared.packing)
         self._ledger = ledger

@@ -25,7 +25,7 @@ from streamer.client.chunk_reader import chunks_in
 from streamer.client.engine_client import EngineClient
 from streamer.config import RankConfig, counted
 from streamer.errors import ConfigError
-from streamer.loader.rank.agreement import Gather, exchange
+from streamer.loader.agreement.agreement import Gather, exchange
 from streamer.manifest.table import Manifest
 from streamer.order.lane_split import LaneRun, lane_runs, split_lanes
 from streamer.wire.messages import CacheShared, ShareCache, Sharer

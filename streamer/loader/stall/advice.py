@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from streamer.batches import causes
 from streamer.config import counted
-from streamer.loader.stall import causes
 from streamer.loader.stall.stats import EngineView
 
 # Less waiting than this is not worth the effort: 1 hour in 50.

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
 
-from streamer.loader.stall import causes
+from streamer.batches import causes
+from streamer.batches.causes import BatchTiming, Tail
 from streamer.loader.stall.advice import Bottleneck, Findings, Straggler, advise, diagnose
-from streamer.loader.stall.causes import BatchTiming, Tail
 from streamer.loader.stall.growth import sentence
 from streamer.loader.stall.stats import EngineView, LoaderStats, PackingStats, quantile
 

@@ -19,18 +19,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from streamer.cgroup import idle_core_seconds, usable_cores
+from streamer.base.cgroup import idle_core_seconds, usable_cores
+from streamer.batches import checks
+from streamer.batches.causes import BatchTimeline, so_far
 from streamer.client.oneshot import Finding
 from streamer.errors import ConfigError
-from streamer.loader import checks
 from streamer.loader.stall.advice import Bottleneck
-from streamer.loader.stall.causes import BatchTimeline, so_far
 from streamer.loader.stall.report import Snapshot, StallReport
 from streamer.loader.stall.stats import LoaderStats, PackingStats, TrainerClock
 from streamer.wire.messages import PackedRows
 
 if TYPE_CHECKING:
-    from streamer.decode.media.cost import DecodeCost
+    from streamer.media.decode.cost import DecodeCost
 
 logger = logging.getLogger("streamer.loader.stall")
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from streamer.batches.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
+from streamer.batches.rows.counts import PackedCounts
 from streamer.client.oneshot import Finding
-from streamer.loader.rows.counts import PackedCounts
-from streamer.loader.stall.causes import DEVICE, HANDOFF, Ledger, Recent, Trace
 from streamer.loader.stall.growth import GrowingStats
 
 Scalar = str | int | float | bool | None
@@ -209,7 +209,7 @@ class LoaderStats:
         load_seconds: workers' time for loading, of which read, decode and transform if the dataset measures them.
         collate_seconds: collating samples. write_seconds: copying them into the ring.
         handoff_seconds: making tensors of a finished slot, in the trainer; device_seconds: of which to the device.
-        waiting: the waiting by cause; see `streamer.loader.stall.causes`.
+        waiting: the waiting by cause; see `streamer.batches.causes`.
         ring_slots, ring_bytes: slots of the ring, and their memory together; 0 without a ring.
         ring_free: slots free now. ready_batches: finished batches waiting now. occupancy: their mean at each request.
         spilled_batches: batches in memory of their own, for lack of a slot. oversize_batches: larger than their slot.

@@ -1,6 +1,6 @@
 """Digests of the samples that were delivered: sums of hashes, which add up over ranks, resumed runs and workers.
 
-The digest of samples is the sum, modulo 2^64, of a hash of (epoch, code) of each; `streamer.loader.samples.codes` says
+The digest of samples is the sum, modulo 2^64, of a hash of (epoch, code) of each; `streamer.batches.samples.codes` says
 what a code is. It depends on which samples came and how often, not on their order and not on who got them. So the sums
 of all ranks can be compared with the one that the order of the epoch gives. Two different collections of samples have
 the same sum with a probability of 2^-64.

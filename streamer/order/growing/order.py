@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from streamer.base.unique import unique
 from streamer.order.deal import Deal
 from streamer.order.decode import LaneDecoder
 from streamer.order.growing.cohorts import Cohorts, Pieces
@@ -13,7 +14,6 @@ from streamer.order.padding import real_positions
 from streamer.order.protocol import Batches, Needs
 from streamer.order.rank_split import RankSplit
 from streamer.order.schedule import piece_runs
-from streamer.unique import unique
 
 TAG_ROUND_LANE, TAG_ROUND_GROUP, TAG_ROUND_PIECE = 41, 42, 43
 # A batch may be in two rounds; the one after them is planned while workers still make it.

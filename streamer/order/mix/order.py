@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from streamer.base.unique import unique
 from streamer.order.decode import OrdinalsTogether
 from streamer.order.hashing import Flags, Integers
 from streamer.order.mix.codes import SampleCodes
@@ -17,7 +18,6 @@ from streamer.order.mix.streams import MemberChunks, MemberStream
 from streamer.order.padding import real_positions
 from streamer.order.protocol import ALL_POSITIONS, Batches, Needs
 from streamer.order.rank_split import RankSplit
-from streamer.unique import unique
 
 
 class MixOrder:

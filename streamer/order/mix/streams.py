@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from streamer.base.unique import unique
 from streamer.errors import ManifestError
 from streamer.order.bijection import permute
 from streamer.order.decode import OrdinalsTogether
@@ -16,7 +17,6 @@ from streamer.order.epoch import EpochOrder
 from streamer.order.hashing import Chunks, Integers, fold, fold_each
 from streamer.order.mix.spec import MixMember
 from streamer.order.schedule import lane_runs
-from streamer.unique import unique
 
 TAG_SMALL = 35
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from streamer.base.unique import unique
 from streamer.order.bijection import permute
 from streamer.order.hashing import Integers, Words, fold, fold_each
 from streamer.order.mix.halving import split_evenly
 from streamer.order.mix.tree import LaneShares
-from streamer.unique import unique
 
 TAG_SPLIT = 33
 TAG_PLACE = 34

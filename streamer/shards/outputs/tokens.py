@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from streamer.errors import ConfigError, PackError
 from streamer.formats.checksum import crc32
-from streamer.formats.tokens.megatron import encode_index
 from streamer.shards.outputs.base import ShardWriter
 from streamer.shards.outputs.columns import FIRST_SAMPLES, JsonText, plain_values
 from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.values import KEY, Sample
+from streamer.tables.tokens.megatron import encode_index
 
 _SHORT, _WIDE = "<u2", "<i4"
 # As in Megatron-LM's `DType.optimal_dtype`: its own files of the same vocabulary have the same dtype.

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from streamer.store.addresses.urls import Address, shown
 from streamer.store.credentials import boto_keys
 from streamer.store.credentials.key_ring import AnyRing, Issued, KeyRing
 from streamer.store.options import Translation, family
-from streamer.store.urls import Address, shown
 
 Find = Callable[[], Issued[Any]]
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from streamer.errors import ConfigError
+from streamer.store.addresses.urls import Address, shown, without_login
 from streamer.store.credentials import boto_keys
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import Issued
@@ -24,7 +25,6 @@ from streamer.store.obstore_clients import certificates
 from streamer.store.options import Translation, family
 from streamer.store.places import Places
 from streamer.store.redirects import MOST_IN_CLUSTER, OF_WEB_SERVERS, Redirects
-from streamer.store.urls import Address, shown, without_login
 
 # Files in which distributions keep trusted certificates, for a Python whose ssl does not know them.
 _BUNDLES = (

@@ -19,8 +19,8 @@ import msgspec
 from streamer.errors import ConfigError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import versions
+from streamer.store.addresses.urls import shown
 from streamer.store.base import Upload
-from streamer.store.urls import shown
 
 Page = TypeVar("Page")
 

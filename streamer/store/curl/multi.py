@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import pycurl
 
-from streamer import linux
+from streamer.base import linux
 
 _WATCHED = {
     pycurl.POLL_IN: select.POLLIN,

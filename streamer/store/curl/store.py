@@ -21,6 +21,7 @@ import pycurl
 from streamer.errors import ClosedError, ConfigError, ObjectChangedError, ObjectNotFoundError, StoreError, StreamerError
 from streamer.manifest.model import ObjectRecord
 from streamer.store import failures, versions
+from streamer.store.addresses.urls import shown
 from streamer.store.base import PIECE_BYTES, Take, Upload
 from streamer.store.credentials.boto_keys import Keys
 from streamer.store.credentials.key_ring import Issued, KeyRing
@@ -33,7 +34,6 @@ from streamer.store.curl.targets import Targets
 from streamer.store.obstore_store import MakeClient, ObstoreStore, Page, in_time
 from streamer.store.places import Places
 from streamer.store.reached import Reached
-from streamer.store.urls import shown
 
 MakeAccess = Callable[[Issued[Keys | None] | None], Access | None]
 # Idle connections to all hosts; the window is smaller.

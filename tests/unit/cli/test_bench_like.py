@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cli.bench.accelerators import Fed, Trial, joined
-from streamer.cli.bench.generate import generate
-from streamer.cli.bench.like import Found, next_count
-from streamer.cli.bench.workloads import WORKLOADS
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import main
+from streamer.tools.bench.accelerators import Fed, Trial, joined
+from streamer.tools.bench.generate import generate
+from streamer.tools.bench.like import Found, next_count
+from streamer.tools.bench.workloads import WORKLOADS
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 64])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cli.doctor.libraries import extras, library_findings
 from streamer.cli.exit_codes import Exit
 from streamer.cli.main import main
+from streamer.tools.doctor.libraries import extras, library_findings
 
 
 def test_extras_are_read_from_the_metadata() -> None:

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cli.bench_command import _Bench, add_arguments, at_endpoint, client_of, endpoint_of
-from streamer.cli.link.meter import Cell, Latency, Way, find_objects, joined, measure_cell, ranges
-from streamer.cli.link.report import LinkFigures, advice, best, cell_row, save_plot
 from streamer.cli.main import main
 from streamer.cli.terminal import Terminal
 from streamer.config import FetchConfig, MiB
@@ -21,6 +18,9 @@ from streamer.manifest.model import ObjectRecord
 from streamer.store import Client, open_store
 from streamer.store.base import Take
 from streamer.store.local_store import LocalStore
+from streamer.tools.bench_command import _Bench, add_arguments, at_endpoint, client_of, endpoint_of
+from streamer.tools.link.meter import Cell, Latency, Way, find_objects, joined, measure_cell, ranges
+from streamer.tools.link.report import LinkFigures, advice, best, cell_row, save_plot
 
 
 def _cell(connections: int, range_bytes: int, rate: float, client: str = "obstore", cpu: float = 1.0) -> Cell:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from streamer.batches.samples.maker import SampleLocation
 from streamer.cli.show_command import _draw, _ordinal, described, value_text
 from streamer.cli.terminal import Terminal
 from streamer.errors import ConfigError
 from streamer.formats.detect import chooser
-from streamer.loader.samples.maker import SampleLocation
-from streamer.manifest.builder.build import build
+from streamer.indexing.build import build
 from tests.unit.manifest.conftest import MemoryStore
 
 

@@ -12,8 +12,8 @@ from streamer.cli.warm_command import summary
 from streamer.cli.warming import Pace, Warmed, cut, file_bytes, plan
 from streamer.formats.chunkfile import CRC_BYTES, HEADER_BYTES
 from streamer.manifest.table import Manifest
-from streamer.placement.homes import Homes, Place
-from streamer.placement.members import Member
+from streamer.peers.placement.homes import Homes, Place
+from streamer.peers.placement.members import Member
 
 CHUNKS = 40
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from streamer.decode import AudioClip, SampleDecoder
-from streamer.decode.media.audio import Sound
 from streamer.errors import ConfigError, DecodeError
-from streamer.formats.audio.index import read_recording
-from streamer.formats.audio.recode import record_of
 from streamer.formats.base import Field
 from streamer.formats.reading import read_in_memory
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Source
+from streamer.media.audio.index import read_recording
+from streamer.media.audio.recode import record_of
+from streamer.media.decode.audio import Sound
 from tests.sounds import RATE, decoded, flac, m4a, mp3, opus, sound, wav
 
 
@@ -78,7 +78,7 @@ def test_another_rate_than_the_file_says_is_refused():
 def test_without_pyav_only_wav_is_decoded(monkeypatch: pytest.MonkeyPatch):
     """The error says what to install."""
     content = flac()
-    monkeypatch.setattr("streamer.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("streamer.base.extras.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "av", None)
     assert AudioClip()(wav(sound(1)))["audio"].shape == (1, RATE)
     with pytest.raises(ConfigError, match=r"streamer-data\[video\]"):

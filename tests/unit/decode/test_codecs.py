@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from streamer.decode.media.codecs import codecs_of
 from streamer.formats import Audio, LeRobot, Video
 from streamer.formats.base import Format
 from streamer.formats.webdataset import WebDataset
+from streamer.media.decode.codecs import codecs_of
 from tests.films import made
 from tests.formats.cases import MemoryStore, built
 from tests.lerobot_sets import lerobot_set

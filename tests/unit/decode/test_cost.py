@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from streamer.decode.media.cost import DecodeCost, block_costs, cost_of, mean_cost
-from streamer.formats.detect import chooser
-from streamer.formats.media.blocks import Described, cut_blocks
-from streamer.formats.media.clips import Pattern, Sampling, samples_of
-from streamer.formats.media.entries import Codec
-from streamer.formats.media.frames import Frames
-from streamer.manifest.builder.build import build
-from tests.films import made
 from tests.unit.formats.media.conftest import TIMESCALE, track
+
+from streamer.formats.detect import chooser
+from streamer.indexing.build import build
+from streamer.media.containers.blocks import Described, cut_blocks
+from streamer.media.containers.clips import Pattern, Sampling, samples_of
+from streamer.media.containers.entries import Codec
+from streamer.media.containers.frames import Frames
+from streamer.media.decode.cost import DecodeCost, block_costs, cost_of, mean_cost
+from tests.films import made
 from tests.unit.manifest.conftest import MemoryStore
 
 UNKNOWN = pytest.approx(np.nan, nan_ok=True)

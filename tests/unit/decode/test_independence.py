@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamer.decode import AudioClip, VideoClip
-from streamer.formats.media.movie import VIDEO
+from streamer.media.containers.movie import VIDEO
 from tests.films import film, index_of, joined, made, packed_b_frames, repacked, without_tables
 from tests.sounds import encoded, sound
 

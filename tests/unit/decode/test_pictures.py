@@ -12,7 +12,7 @@ from av.video.reformatter import Interpolation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamer.decode.media.pictures import write_rgb
+from streamer.media.decode.pictures import write_rgb
 
 BICUBIC = Interpolation.BICUBIC
 # The bound of pictures that are resized: about one of 255 in the mean; of smooth ones at most five (`pictures.py`).

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from streamer.decode import Frames, SampleDecoder, VideoClip
-from streamer.decode.media.contexts import context_of
-from streamer.decode.media.films import Film
-from streamer.decode.media.pictures import write_rgb
-from streamer.decode.media.video import _decoded, _found, read_film
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Field, FieldSpec
-from streamer.formats.media.entries import Codec
-from streamer.formats.media.keys import unreferenced
+from streamer.media.containers.entries import Codec
+from streamer.media.containers.keys import unreferenced
+from streamer.media.decode.contexts import context_of
+from streamer.media.decode.films import Film
+from streamer.media.decode.pictures import write_rgb
+from streamer.media.decode.video import _decoded, _found, read_film
 from tests.films import decoded, film, made, number_in
 
 
@@ -94,7 +94,7 @@ def test_pictures_that_are_not_needed_are_skipped(monkeypatch: pytest.MonkeyPatc
         passes.append((any(skippable), len(found)))
         return found  # type: ignore[return-value]
 
-    monkeypatch.setattr("streamer.decode.media.video._found", counted)
+    monkeypatch.setattr("streamer.media.decode.video._found", counted)
     decoder, content = VideoClip(4, num_indices_between_frames=3), made("b_frames.mp4")
     expected = decoder(content)
     assert numbers(expected) == [40, 43, 46, 49]
@@ -192,7 +192,7 @@ def test_codecs_that_PyAV_does_not_have():
 def test_without_PyAV_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     """When the dataset is opened, not at the first sample."""
     found = util.find_spec
-    monkeypatch.setattr("streamer.extras.find_spec", lambda name: None if name == "av" else found(name))
+    monkeypatch.setattr("streamer.base.extras.find_spec", lambda name: None if name == "av" else found(name))
     for decoder, specs in (
         (SampleDecoder({"mp4": VideoClip()}), []),
         (SampleDecoder(), [Field("frames", memoryview(b""), "clip")]),

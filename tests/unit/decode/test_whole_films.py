@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamer.decode import VideoClip
-from streamer.decode.media import containers
-from streamer.decode.media.films import Film
-from streamer.decode.media.video import _decoded, read_film
+from streamer.media.decode import containers
+from streamer.media.decode.films import Film
+from streamer.media.decode.video import _decoded, read_film
 from tests.films import film, made, number_in, packed_b_frames, repacked
 
 B_FRAMES = {"preset": "veryfast", "bf": "3", "g": "12"}

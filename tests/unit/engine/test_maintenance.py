@@ -15,8 +15,8 @@ import pytest
 from streamer.config import CacheConfig, EngineConfig
 from streamer.engine.engine import Engine
 from streamer.engine.maintenance import keep_running, remove_unused_once
-from streamer.engine.manifest_request import ManifestRequest
-from streamer.engine.manifest_store import QUIET_SECONDS
+from streamer.engine.manifests.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_store import QUIET_SECONDS
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import ManifestError

@@ -12,7 +12,7 @@ import pytest
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.collection import PartRequest
 from streamer.engine.engine import Engine
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession, SessionRequest
 from streamer.engine.statistics import engine_statistics
 from streamer.errors import AccessDeniedError, ManifestError, ProtocolError, StreamerError

@@ -18,11 +18,11 @@ import pytest
 
 from streamer.config import CacheConfig, DatasetConfig, EngineConfig
 from streamer.engine.engine import Engine
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.permissions import Ownership
 from streamer.engine.session import SessionRequest
 from streamer.errors import AccessDeniedError, ManifestCorruptError, ManifestError
-from streamer.manifest.builder.publish import publish_at
+from streamer.indexing.publish import publish_at
 from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.config import DatasetConfig
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import SessionRequest
 from streamer.engine.url_allowlist import UrlAllowlist
 from streamer.errors import AccessDeniedError, ConfigError
-from streamer.store.patterns import expand
+from streamer.store.addresses.patterns import expand
 
 ONE, TWO = {"key": "one"}, {"key": "two"}
 

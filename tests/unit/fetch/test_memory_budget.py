@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.cgroup import Cgroup
+from streamer.base.cgroup import Cgroup
 from streamer.fetch.memory_budget import LEAST_BYTES, MOST_BYTES, budget_bytes
 
 GiB = 1 << 30

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streamer.batches.samples.cached_bytes import CachedBytes
 from streamer.cache.folder import open_folder
 from streamer.cache.writer import ChunkBytes, write_chunk
 from streamer.client.manifest_asks import ManifestAsk
@@ -18,10 +19,9 @@ from streamer.client.session import EpochSchedule, SessionSpec
 from streamer.client.settings import ClientSettings
 from streamer.formats.chunkfile import relative_path
 from streamer.formats.detect import chooser
+from streamer.indexing.build import BuildOptions, build
 from streamer.loader.dataset import StreamingDataset
-from streamer.loader.rank import member
-from streamer.loader.samples.cached_bytes import CachedBytes
-from streamer.manifest.builder.build import BuildOptions, build
+from streamer.loader.members import member
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import PROTOCOL, GetManifest, IndexProgress, Welcome

@@ -18,6 +18,8 @@ import torch
 from torch.utils.data import default_collate
 
 from streamer import Skip
+from streamer.batches.contracts import ChunkUnreadableError
+from streamer.batches.skipping import Skipped
 from streamer.errors import (
     ClosedError,
     ConfigError,
@@ -28,9 +30,7 @@ from streamer.errors import (
     StreamerError,
     WorkerError,
 )
-from streamer.loader.contracts import ChunkUnreadableError
 from streamer.loader.dataloader import StreamingDataLoader
-from streamer.loader.skipping import Skipped
 from tests.fake_dataset import FakeDataset, FakeRecipe
 
 # By value: workers would import this module otherwise, and torch with it.
@@ -155,7 +155,7 @@ def test_workers_that_cannot_start_are_an_error_of_all_ranks(monkeypatch):
 
     with StreamingDataLoader(Ranks(20, sample), 4, 1) as loader:
         state = loader.state_dict()
-        monkeypatch.setattr("streamer.loader.ring.shared_memory.create_sealed", refuse)
+        monkeypatch.setattr("streamer.batches.ring.shared_memory.create_sealed", refuse)
         for load in (False, True):
             if load:
                 loader.load_state_dict(state)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from streamer import Growing, Index, Order, Skip, StreamingDataLoader
+from streamer.batches.contracts import REREADS
 from streamer.errors import ConfigError, DecodeError, IntegrityError, ManifestError, StateError
 from streamer.formats import Folder
-from streamer.loader.contracts import REREADS
 from streamer.loader.dataset import StreamingDataset
 
 
@@ -658,9 +658,9 @@ def test_a_rank_that_never_looked_takes_part_in_a_refresh(make_dataset, folder, 
     """Another rank may have asked for len() before: whoever refreshes compares, or the others wait in vain."""
     asked = []
     monkeypatch.setattr(
-        "streamer.loader.rank.member.gather_for", lambda rank_config: lambda text: asked.append(text) or [text]
+        "streamer.loader.members.member.gather_for", lambda rank_config: lambda text: asked.append(text) or [text]
     )
-    monkeypatch.setattr("streamer.loader.rank.member.agree", lambda gather, facts, failure: None)
+    monkeypatch.setattr("streamer.loader.members.member.agree", lambda gather, facts, failure: None)
     dataset = make_dataset(folder)
     assert not dataset.refresh()
     assert asked == [dataset._member.manifest.digest]
@@ -683,9 +683,9 @@ def test_ranks_that_see_different_listings_keep_what_they_have(fake_engine, make
     dataset = make_dataset(folder)
     assert dataset.samples == 100
     monkeypatch.setattr(
-        "streamer.loader.rank.member.gather_for", lambda rank_config: lambda text: [text, "x" + text[1:]]
+        "streamer.loader.members.member.gather_for", lambda rank_config: lambda text: [text, "x" + text[1:]]
     )
-    monkeypatch.setattr("streamer.loader.rank.member.agree", lambda gather, facts, failure: None)
+    monkeypatch.setattr("streamer.loader.members.member.agree", lambda gather, facts, failure: None)
     grow(fake_engine, folder)
     assert not dataset.refresh()
     assert dataset.samples == 100

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from streamer.batches.ring import shared_memory as memory
+from streamer.batches.ring.pinning import Pinner, TorchCuda
+from streamer.batches.ring.ring import Limits, Ring
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.device.prefetcher import CudaMover, DevicePrefetcher
-from streamer.loader.ring import shared_memory as memory
-from streamer.loader.ring.pinning import Pinner, TorchCuda
-from streamer.loader.ring.ring import Limits, Ring
 from tests.fake_dataset import FakeDataset
 from tests.inspection import copy_with, poison_freed_slots
 

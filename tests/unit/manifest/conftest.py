@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streamer.formats import detect
-from streamer.manifest.builder.build import BuildOptions, build
+from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.table import Manifest
 from tests.tars import tar_of

@@ -10,9 +10,9 @@ import pytest
 
 from streamer.errors import ManifestError
 from streamer.formats.base import Facts, FieldSpec, Format, Need, Source, Span, Survey
+from streamer.indexing.build import BuildOptions, build
+from streamer.indexing.rows import Rows
 from streamer.manifest.blocks import MOST_FETCH_BYTES, Block, cut_blocks, decode_hints
-from streamer.manifest.builder.build import BuildOptions, build
-from streamer.manifest.builder.rows import Rows
 from streamer.manifest.model import Codec, ObjectRecord
 from streamer.manifest.transfer import export_files, install_files
 from streamer.manifest.validation import verify

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from streamer.manifest.builder.bounded_map import bounded_map
+from streamer.base.bounded_map import bounded_map
 
 
 async def test_results_keep_the_order_and_the_bound():

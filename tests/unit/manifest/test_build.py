@@ -5,7 +5,7 @@ import json
 import pytest
 
 from streamer.errors import ConfigError, ManifestError
-from streamer.manifest.builder.build import BuildOptions
+from streamer.indexing.build import BuildOptions
 from streamer.manifest.protocols import Estimate, Progress
 from streamer.manifest.validation import verify
 from tests.tars import tar_of

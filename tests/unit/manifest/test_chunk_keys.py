@@ -10,17 +10,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from streamer.base.arrow.columns import digest_of
+from streamer.base.arrow.writer import write_table
 from streamer.errors import ManifestCorruptError
-from streamer.formats.parquet.format import Parquet
-from streamer.manifest.arrow_ipc.writer import write_table
-from streamer.manifest.builder.publish import publish_at
-from streamer.manifest.builder.rows import Rows
-from streamer.manifest.columns import digest_of
+from streamer.indexing.publish import publish_at
+from streamer.indexing.rows import Rows
 from streamer.manifest.layout import ROOT_NAME, encode_root, file_name
 from streamer.manifest.packing import at_endpoint
 from streamer.manifest.table import Manifest
 from streamer.manifest.transfer import export_files, install_files
 from streamer.manifest.validation import base_keys, check_key, check_keys, open_verified
+from streamer.tables.parquet.format import Parquet
 from tests.formats.test_parquet import MemoryStore as Objects
 from tests.formats.test_parquet import _cases, built
 from tests.unit.manifest.conftest import MemoryStore

@@ -9,9 +9,9 @@ from streamer.errors import ManifestError, ShortReadError
 from streamer.formats import window as format_window
 from streamer.formats.base import Need, Span
 from streamer.formats.webdataset import WebDataset
-from streamer.manifest.builder import containers
-from streamer.manifest.builder.containers import WINDOW_BYTES, Budget, Container, index_container
-from streamer.manifest.builder.index_log import IndexLogs
+from streamer.indexing import container_rows as containers
+from streamer.indexing.container_rows import WINDOW_BYTES, Budget, Container, index_container
+from streamer.indexing.index_log import IndexLogs
 from streamer.manifest.model import Facts, ObjectRecord
 from streamer.manifest.protocols import Source
 from tests.tars import tar_of

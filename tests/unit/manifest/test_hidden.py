@@ -9,8 +9,8 @@ import pytest
 import streamer.formats
 from streamer.errors import ManifestError
 from streamer.formats import detect
+from streamer.indexing.listed_rows import list_objects
 from streamer.manifest.beside import is_hidden
-from streamer.manifest.builder.listing import list_objects
 from streamer.store.local_store import LocalStore
 
 HIDDEN_FOLDERS = [

@@ -6,7 +6,7 @@ import pytest
 
 from streamer.formats.folder import Folder
 from streamer.formats.webdataset import WebDataset
-from streamer.manifest.builder.index_log import Found, IndexLog, IndexLogs
+from streamer.indexing.index_log import Found, IndexLog, IndexLogs
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import Source
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from streamer.formats.base import Format, Need
+from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.blocks import Block
-from streamer.manifest.builder.build import BuildOptions, build
 from streamer.manifest.protocols import Estimate
 from streamer.manifest.table import Manifest
 from tests.tars import tar_of

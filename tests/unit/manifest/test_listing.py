@@ -8,8 +8,8 @@ import pytest
 from streamer.errors import ConfigError, ManifestError
 from streamer.formats import Folder, detect
 from streamer.formats.registry import find_format
-from streamer.manifest.builder.build import build
-from streamer.manifest.builder.listing import list_objects
+from streamer.indexing.build import build
+from streamer.indexing.listed_rows import list_objects
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.validation import open_verified
 from streamer.store.local_store import LocalStore

@@ -8,17 +8,17 @@ import struct
 import numpy as np
 import pytest
 
-from streamer.engine.index_cost import IndexMemory
-from streamer.engine.manifest_copy import copy_manifest
+from streamer.engine.manifests.index_cost import IndexMemory
+from streamer.engine.manifests.manifest_copy import copy_manifest
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.formats.failures import DamagedError
-from streamer.formats.media.tables import Tables
 from streamer.formats.sidecars import read_sidecar
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
 from streamer.manifest.protocols import Source
 from streamer.manifest.transfer import export_files
 from streamer.manifest.validation import open_verified
+from streamer.media.containers.tables import Tables
 
 URL = "s3://b/train/.streamer/"
 
@@ -40,7 +40,7 @@ class _Bucket:
 
 async def test_a_manifest_is_copied_in_pieces(tar_manifest, tmp_path, monkeypatch):
     """No more of a table is in memory than one piece, and the copy is verified."""
-    monkeypatch.setattr("streamer.engine.manifest_copy._PIECE_BYTES", 1000)
+    monkeypatch.setattr("streamer.engine.manifests.manifest_copy._PIECE_BYTES", 1000)
     bucket = _Bucket(dict(export_files(tar_manifest)))
     copied = await copy_manifest(bucket.records, tmp_path / "copies", URL, bucket)
     assert copied is not None

@@ -9,7 +9,7 @@ import pytest
 from streamer.errors import DecodeError, ManifestError
 from streamer.formats import Folder, detect
 from streamer.formats.base import SampleName
-from streamer.manifest.builder.build import BuildOptions, build
+from streamer.indexing.build import BuildOptions, build
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d" * 32 + b"\nsize 12345\n"
 FILES = {

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from streamer.errors import ManifestCorruptError
-from streamer.manifest.builder.publish import publish_again
+from streamer.indexing.publish import publish_again
 from streamer.manifest.staging import settle, sweep, workplace
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import open_verified

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamer.manifest.builder.rows import Rows
+from streamer.indexing.rows import Rows
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import verify
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from streamer.base.splitmix import fold, fold_each
 from streamer.errors import ConfigError
 from streamer.order import EpochOrder, OrderSpec
 from streamer.order.cut import cut_lanes
 from streamer.order.spec import Cut
-from streamer.splitmix import fold, fold_each
 
 CHUNKS, SAMPLES, BATCH = 1600, 75, 512
 SIZES = np.full(CHUNKS, SAMPLES)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamer.engine.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.session import EngineSession
 from streamer.errors import ProtocolError, StreamerError
 from streamer.service.server import Server, _ClientState

@@ -18,7 +18,7 @@ print(*sys.modules)
 LATER = [
     "fsspec",
     "streamer.store.fsspec_store",
-    "streamer.manifest.builder.build",
+    "streamer.indexing.build",
     "streamer.formats.detect",
     "nanoarrow",
     "diskcache",

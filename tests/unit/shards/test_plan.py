@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from streamer.errors import ConfigError, PackError
 from streamer.executors.runner import Runner
+from streamer.indexing.build import BuildOptions
 from streamer.indexing.source import Source, manifest_of_source
-from streamer.manifest.builder.build import BuildOptions
 from streamer.manifest.table import Manifest
 from streamer.shards import plan as planning
 from streamer.shards.plan import Plan, batch_of, key_of_file, make_plan, refuse_double_keys

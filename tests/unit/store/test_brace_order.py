@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from streamer.formats.detect import chooser
-from streamer.manifest.builder.listing import list_objects
+from streamer.indexing.listed_rows import list_objects
+from streamer.store.addresses.patterns import brace_order
 from streamer.store.local_store import LocalStore
-from streamer.store.patterns import brace_order
 
 
 @pytest.mark.parametrize(

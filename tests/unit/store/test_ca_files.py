@@ -9,9 +9,9 @@ import pytest
 
 from streamer.errors import AccessDeniedError, ConfigError
 from streamer.store import guard
+from streamer.store.addresses.urls import split
 from streamer.store.obstore_clients import certificates
 from streamer.store.options import translate
-from streamer.store.urls import split
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "empty", "missing"])

@@ -96,7 +96,7 @@ async def test_pipes_are_left_out(tmp_path: Path, caplog) -> None:
 async def test_a_mounted_configmap_has_each_file_once(tmp_path: Path) -> None:
     """Kubernetes mounts a hidden folder, and links to its files."""
     from streamer.formats.detect import chooser
-    from streamer.manifest.builder.listing import list_objects
+    from streamer.indexing.listed_rows import list_objects
 
     write(tmp_path / "..2026_11_28/labels.jsonl")
     (tmp_path / "..data").symlink_to("..2026_11_28")

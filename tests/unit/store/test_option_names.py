@@ -9,8 +9,8 @@ import pytest
 
 from streamer.errors import ConfigError
 from streamer.store import open_store
+from streamer.store.addresses.urls import split
 from streamer.store.options import check
-from streamer.store.urls import split
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from streamer.store.addresses.urls import split
 from streamer.store.options import family, translate
-from streamer.store.urls import split
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 
 from streamer.errors import AccessDeniedError, ConfigError, StoreError
 from streamer.store import failures, open_store
+from streamer.store.addresses.urls import split
 from streamer.store.obstore_errors import mapped
 from streamer.store.options import translate
 from streamer.store.reached import reached
-from streamer.store.urls import split
 
 
 @pytest.mark.parametrize(

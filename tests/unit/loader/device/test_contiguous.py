@@ -8,9 +8,9 @@ import weakref
 import numpy as np
 import torch
 
-from streamer.loader.batch.collate import collate
-from streamer.loader.batch.packing import BatchReader, PackedBatch
-from streamer.loader.batch.ragged import Ragged
+from streamer.batches.batch.collate import collate
+from streamer.batches.batch.packing import BatchReader, PackedBatch
+from streamer.batches.batch.ragged import Ragged
 from streamer.loader.delivery import Delivery
 from streamer.loader.device.contiguous import Packed, map_tensors
 

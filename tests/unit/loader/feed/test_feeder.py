@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from streamer.batches.ring.ring import Limits
+from streamer.batches.workers.batch_maker import MakerRules
+from streamer.batches.workers.pool import WorkerConfig
 from streamer.errors import BrokenError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.feed import feeder as feeder_module
 from streamer.loader.feed.feeder import Feeder, FeedPlan
 from streamer.loader.feed.run import FailedBatch, Finished
 from streamer.loader.feed.supply import FedSupply
-from streamer.loader.ring.ring import Limits
-from streamer.loader.workers.batch_maker import MakerRules
-from streamer.loader.workers.pool import WorkerConfig
 from tests.fake_dataset import FakeDataset, FakeRecipe
 
 

@@ -12,10 +12,11 @@ import pytest
 from streamer.cache.folder import open_folder
 from streamer.client.session import SessionSpec
 from streamer.formats.detect import chooser
+from streamer.indexing.build import BuildOptions, build
 from streamer.loader.dataset import StreamingDataset
+from streamer.loader.members import member
 from streamer.loader.mixed_dataset import MixedDataset
-from streamer.loader.rank import member, opening
-from streamer.manifest.builder.build import BuildOptions, build
+from streamer.loader.rank import opening
 from streamer.manifest.table import Manifest
 from streamer.wire.messages import GetManifest
 from tests.unit.loader.conftest import CHUNK_BYTES, Disk, FakeEngine

@@ -11,7 +11,8 @@ import pytest
 PROGRAM = """
 import sys, threading
 from streamer.loader.feed import wakeup
-from streamer.loader.rank import epoch_cell, sample_iterator
+from streamer.loader.rank import sample_iterator
+from streamer.loader.agreement import epoch_cell
 iterator = sample_iterator.SampleIterator
 threading.kept = [epoch_cell.EpochCell(), iterator.__new__(iterator), wakeup.Wakeup()]
 threading.modules = [epoch_cell, sample_iterator, wakeup]

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from streamer.loader.rank.growing.feed import CohortFeed
-from streamer.loader.rank.growing.session import Steps
+from streamer.loader.kinds.growing.feed import CohortFeed
+from streamer.loader.kinds.growing.session import Steps
 from streamer.order.growing import Cohorts
 from streamer.order.spec import OrderSpec
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from streamer.errors import StateError
-from streamer.loader.rank.growing.offers import POLL_SECONDS, Offers
+from streamer.loader.kinds.growing.offers import POLL_SECONDS, Offers
 
 
 class Store(dict[str, str]):

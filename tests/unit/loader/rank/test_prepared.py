@@ -157,7 +157,7 @@ def test_a_session_that_cannot_begin_gives_its_line_back(fake_engine, make_datas
     dataset = make_dataset(folder)
     prepared = dataset._for_loader().prepare(10)
     with monkeypatch.context() as broken:
-        broken.setattr("streamer.loader.rank.step_session.EpochSession._extend", lambda session: 1 // 0)
+        broken.setattr("streamer.loader.kinds.step_session.EpochSession._extend", lambda session: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             prepared.session(0, 0)
     assert [session.closed for session in fake_engine.sessions] == [True]

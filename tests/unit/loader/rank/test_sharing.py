@@ -10,8 +10,8 @@ import pytest
 
 from streamer import Order
 from streamer.errors import ConfigError
+from streamer.loader.agreement.agreement import exchange, pack
 from streamer.loader.rank import sharing
-from streamer.loader.rank.agreement import exchange, pack
 from streamer.loader.rank.sharing import _Deal, _host, _Node, _nodes, _Place, address_towards, has_lanes
 from streamer.wire.messages import Sharer
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from streamer.batches.causes import LOST, MADE, NETWORK, RING, START, WINDOW, WORK, BatchTimeline, Stages, Trace
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.stall.advice import Bottleneck
-from streamer.loader.stall.causes import LOST, MADE, NETWORK, RING, START, WINDOW, WORK, BatchTimeline, Stages, Trace
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.stats import EngineView, LoaderStats, TrainerClock
 from streamer.order.plan import LastBatch

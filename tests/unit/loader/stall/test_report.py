@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from streamer.batches.causes import ALL, BatchTiming, Tail
 from streamer.loader.stall.advice import Bottleneck, Findings, advise, diagnose, more_workers
-from streamer.loader.stall.causes import ALL, BatchTiming, Tail
 from streamer.loader.stall.report import Snapshot, compare
 from streamer.loader.stall.stats import EngineView, LoaderStats
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from streamer.client.oneshot import Finding
-from streamer.decode.media.cost import DecodeCost
 from streamer.errors import ConfigError
 from streamer.loader.dataloader import StreamingDataLoader
 from streamer.loader.headspace import Headspace
@@ -19,6 +18,7 @@ from streamer.loader.stall.advice import Bottleneck
 from streamer.loader.stall.report import Snapshot, StallReport, compare
 from streamer.loader.stall.reporter import Reports, StallReporter, advised
 from streamer.loader.stall.stats import LoaderStats
+from streamer.media.decode.cost import DecodeCost
 from tests.fake_dataset import FakeDataset
 
 

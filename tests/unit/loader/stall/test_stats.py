@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from streamer.batches.causes import Stages
+from streamer.batches.workers.protocol import Made
 from streamer.loader.feed.run import FeedCounters
 from streamer.loader.stall import stats as counters
-from streamer.loader.stall.causes import Stages
 from streamer.loader.stall.stats import LoaderStats, TrainerClock
-from streamer.loader.workers.protocol import Made
 
 
 class Time:

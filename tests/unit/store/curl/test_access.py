@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from streamer.errors import ConfigError
+from streamer.store.addresses.urls import split
 from streamer.store.curl import access as curl_access
 from streamer.store.curl.access import Access, make_access, trusted
 from streamer.store.options import translate
 from streamer.store.places import Places
-from streamer.store.urls import split
 
 SECRET = "do-not-show"
 

@@ -1,0 +1,1 @@
+"""What every other package may use: the operating system, processes, threads, logs, numbers."""

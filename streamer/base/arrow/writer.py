@@ -1,0 +1,55 @@
+"""Tables written as Arrow IPC streams: a schema message, one record batch and the end mark.
+
+Separate from reading: trainers only read, and save nanoarrow's 16 ms of CPU and 1 MB a process (2026-11-23).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO
+
+import nanoarrow
+import numpy as np
+from nanoarrow.ipc import StreamWriter
+from numpy.typing import NDArray
+
+from streamer.base.arrow.columns import BinaryColumn, Column, Table
+
+
+def write_table(path: Path, table: Table) -> int:
+    """Writes one table as an Arrow IPC stream; returns the file's length in bytes."""
+    rows = {len(column) for column in table.values()}
+    assert len(rows) == 1, f"columns of {path.name} differ in length: {rows}"
+    with path.open("wb") as file:
+        _write_stream(file, table, rows.pop())
+        return file.tell()
+
+
+def _write_stream(file: BinaryIO, table: Table, rows: int) -> None:
+    schema = nanoarrow.struct({name: _arrow_type(column) for name, column in table.items()}, nullable=False)
+    children = [_arrow_array(column) for column in table.values()]
+    batch = nanoarrow.c_array_from_buffers(
+        schema, rows, [None], null_count=0, children=children, validation_level="none"
+    )
+    with StreamWriter.from_writable(file) as writer:
+        writer.write_array(batch)
+
+
+def _arrow_type(column: Column) -> object:
+    if isinstance(column, BinaryColumn):
+        wide = column.offsets.dtype == np.int64
+        return (nanoarrow.large_binary if wide else nanoarrow.binary)(nullable=False)
+    if column.ndim == 2:
+        return nanoarrow.fixed_size_binary(column.shape[1], nullable=False)
+    return getattr(nanoarrow, column.dtype.name)(nullable=False)
+
+
+def _arrow_array(column: Column) -> object:
+    values: list[NDArray[np.uint8] | None]
+    if isinstance(column, BinaryColumn):
+        values = [None, column.offsets.view(np.uint8), column.content]
+    else:
+        values = [None, np.ascontiguousarray(column).reshape(-1).view(np.uint8)]
+    return nanoarrow.c_array_from_buffers(
+        _arrow_type(column), len(column), values, null_count=0, validation_level="none"
+    )

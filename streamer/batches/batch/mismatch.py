@@ -1,0 +1,163 @@
+"""Explains why samples cannot make a batch: which field it is, which samples or members differ, and what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from streamer.batches.batch.collate import collate
+from streamer.decode.images import IMAGE
+from streamer.errors import ConfigError
+from streamer.formats.names import PICTURES
+
+# Kinds of samples that are listed.
+_LISTED = 3
+# For members of a mix.
+_FIX = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
+
+
+def explain(samples: Sequence[object]) -> ConfigError | None:
+    """Returns the error that names field and samples; None: nothing is found."""
+    names = [_name_of(sample, number) for number, sample in enumerate(samples)]
+    message = _cause("", samples, names)
+    return None if message is None else ConfigError(message, field="collate_fn")
+
+
+def _name_of(sample: object, number: int) -> str:
+    key = sample.get("__key__") if isinstance(sample, Mapping) else None
+    return f"sample {number} of the batch" if key is None else repr(key)
+
+
+def _cause(place: str, values: Sequence[object], names: Sequence[str]) -> str | None:
+    """The cause at a place inside the samples, or below it; None: these values make a batch."""
+    try:
+        collate(values)
+    except Exception as error:  # noqa: BLE001 - any error of torch's rules, or of a type of the user's
+        failure = error
+    else:
+        return None
+    if all(isinstance(value, Mapping) for value in values):
+        return _of_mappings(place, values, names) or _unknown(place, values, failure)  # type: ignore[arg-type]
+    if all(isinstance(value, Sequence) and not isinstance(value, str | bytes) for value in values):
+        return _of_sequences(place, values, names) or _unknown(place, values, failure)  # type: ignore[arg-type]
+    return _of_values(place, values, names) or _unknown(place, values, failure)
+
+
+def _of_mappings(place: str, samples: Sequence[Mapping[object, object]], names: Sequence[str]) -> str | None:
+    if any(field not in sample for field in samples[0] for sample in samples):
+        fields = [sorted(map(str, sample)) for sample in samples]
+        advice = "return the same fields for every sample in the transform"
+        if any(name.rpartition(".")[2].lower() in PICTURES for some in fields for name in some):
+            advice += (
+                f' (OnField("{IMAGE}", ...) of streamer.decode.transforms delivers the picture as {IMAGE!r}, whatever '
+                "its extension)"
+            )
+        what = f"a batch has samples of different fields{f' at {place!r}' if place else ''}"
+        return _text(what, [", ".join(some) for some in fields], names, advice)
+    columns = ((field, [sample[field] for sample in samples]) for field in samples[0])
+    found = (_cause(f"{place}[{field!r}]" if place else str(field), column, names) for field, column in columns)
+    return next(filter(None, found), None)
+
+
+def _of_sequences(place: str, samples: Sequence[Sequence[object]], names: Sequence[str]) -> str | None:
+    if len(set(map(len, samples))) > 1:
+        lengths = [str(len(sample)) for sample in samples]
+        what = f"{_field(place)} has different lengths in a batch"
+        return _text(what, lengths, names, "pad or cut it to one length in the transform")
+    columns = enumerate(zip(*samples, strict=True))
+    found = (_cause(f"{place}[{number}]", column, names) for number, column in columns)
+    return next(filter(None, found), None)
+
+
+def _of_values(place: str, values: Sequence[object], names: Sequence[str]) -> str | None:
+    if len(set(map(type, values))) > 1:
+        kinds = [type(value).__name__ for value in values]
+        what = f"{_field(place)} has different types in a batch"
+        return _text(what, kinds, names, "return one type in the transform")
+    shapes = [tuple(getattr(value, "shape", ())) for value in values]
+    if len(set(shapes)) == 1:
+        return None
+    advice = "pad or cut it to one shape in the transform"
+    if all(len(shape) == 3 and shape[2] == 3 for shape in shapes):
+        advice += f', pictures with OnField("{place or IMAGE}", RandomResizedCrop(224)) of streamer.decode.transforms'
+    return _text(f"{_field(place)} has different shapes in a batch", list(map(str, shapes)), names, advice)
+
+
+def _unknown(place: str, values: Sequence[object], failure: Exception) -> str:
+    kind = type(values[0])
+    return (
+        f"{_field(place)} cannot make a batch ({kind.__module__}.{kind.__qualname__}: {failure}): return arrays, "
+        "tensors, numbers or texts in the transform, or pass a collate_fn"
+    )
+
+
+def _text(what: str, kinds: Sequence[str], names: Sequence[str], advice: str) -> str:
+    return f"{what}: {_listed(kinds, names)}. To make one, {advice}, or pass a collate_fn"
+
+
+def _listed(kinds: Sequence[str], names: Sequence[str]) -> str:
+    """Each kind, with the name of its first sample."""
+    firsts: dict[str, str] = {}
+    for kind, name in zip(kinds, names, strict=True):
+        firsts.setdefault(kind, name)
+    shown = [f"{kind} in {name}" for kind, name in list(firsts.items())[:_LISTED]]
+    return "; ".join(shown) + (f"; and {len(firsts) - len(shown)} more" if len(firsts) > len(shown) else "")
+
+
+def _field(place: str) -> str:
+    return f"field {place!r}" if place else "the sample"
+
+
+def check_fields(samples: Sequence[object], first: Mapping[str, int], ragged: Sequence[str] = ()) -> None:
+    """Checks that the first samples of each member in a batch have the same fields, types and shapes.
+
+    Args:
+        samples: of a batch.
+        first: the names of its members, each with the index of its first sample.
+        ragged: fields that may have different shapes.
+
+    Raises:
+        ConfigError: names two members, the field and both shapes.
+    """
+    (name, index), *others = first.items()
+    for other_name, other in others:
+        found = _difference(samples[index], samples[other], ragged)
+        if found:
+            raise ConfigError(f"members {name} and {other_name} differ in {found}: {_FIX}", field="transform")
+
+
+def _difference(first: object, other: object, ragged: Sequence[str]) -> str:
+    if not isinstance(first, Mapping) or not isinstance(other, Mapping):
+        return _values("", first, other)
+    if first.keys() != other.keys():
+        names = [sorted(map(str, one.keys() - two.keys())) for one, two in ((first, other), (other, first))]
+        only = [", ".join(each) or "none" for each in names]
+        return f"their fields (only in the first: {only[0]}; only in the second: {only[1]})"
+    different = (key for key in first if key not in ragged and not _alike(first[key], other[key]))
+    return next(filter(None, (_values(f"field {key!r}", first[key], other[key]) for key in different)), "")
+
+
+def _alike(first: object, other: object) -> bool:
+    """Whether two values have the same form, as most have: names are made for the others only."""
+    return (
+        type(first) is type(other)
+        and getattr(first, "shape", None) == getattr(other, "shape", None)
+        and getattr(first, "dtype", None) == getattr(other, "dtype", None)
+    )
+
+
+def _values(what: str, first: object, other: object) -> str:
+    forms = _form(first), _form(other)
+    return "" if forms[0] == forms[1] else f"{what or 'what their transforms return'}: {forms[0]} and {forms[1]}"
+
+
+def _form(value: object) -> str:
+    """Type and shape of an array or a tensor; the kind of another value."""
+    torch = sys.modules.get("torch")
+    if isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor)):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, (bool, int, float, np.generic)):
+        return "a number"
+    return type(value).__name__

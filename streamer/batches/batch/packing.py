@@ -1,0 +1,206 @@
+"""The layout of a batch in memory: arrays at aligned offsets, then a short description of the structure.
+
+A batch is any Python structure. When it is pickled, every array, tensor and list of strings is taken out and written to
+the slot as a *buffer*; the pickle only has the structure around them, a few hundred bytes, behind the last buffer. When
+it is unpickled, each buffer becomes a view on the slot. So nothing large is ever pickled, whatever a `collate_fn`
+returns. Both ends are the trainer and its own workers (docs/architecture.md, rule 7).
+
+Free of torch: a worker that uses none never imports it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import TYPE_CHECKING
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.batch.buffers import (
+    ARRAY,
+    PLAIN_KINDS,
+    STRINGS,
+    ArrayBuffer,
+    Buffer,
+    Bytes,
+    JoinedBuffer,
+    Pid,
+    StackBuffer,
+    StringsBuffer,
+    aligned,
+    tensor_buffer,
+)
+from streamer.batches.batch.placement import Key, Rows
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Finder:
+    """Finds the buffers of a structure while it is pickled, and assigns their offsets.
+
+    Args:
+        rows: may contain arrays already; all other buffers are placed behind them.
+    """
+
+    def __init__(self, rows: Rows | None) -> None:
+        self.buffers: list[tuple[Buffer, int]] = []
+        self.end = 0 if rows is None else rows.end
+        self.claimed: set[Key] = set()
+        self._rows = rows
+        # Buffers and their source objects must be kept until the pickle is complete: ids are the keys.
+        self._known: dict[int, tuple[object, Pid]] = {}
+
+    def persistent_id(self, item: object) -> Pid | None:
+        if known := self._known.get(id(item)):
+            return known[1]
+        buffer = item if isinstance(item, Buffer) else _buffer_of(item)
+        if buffer is None:
+            return None
+        if isinstance(buffer, StringsBuffer) and self._rows is not None:
+            buffer = self._rows.in_place(buffer) or buffer
+        pid = *buffer.entry, self._place(buffer)
+        self._known[id(item)] = item, pid
+        return pid
+
+    def _place(self, buffer: Buffer) -> int:
+        """The offset of a buffer that is in place, else a new one."""
+        if isinstance(buffer, StackBuffer):
+            return self._in_place(buffer)
+        joined = isinstance(buffer, JoinedBuffer) and self._rows is not None
+        found = self._rows.joined(buffer) if joined else None  # type: ignore[union-attr, arg-type]
+        return self._behind(buffer) if found is None else found
+
+    def _in_place(self, buffer: StackBuffer) -> int:
+        """The offset of a stack that is in place, for its first use; else a new one: two tensors never share memory."""
+        found = self._rows.find(buffer.rows) if self._rows is not None else None
+        if found is None or found[0] in self.claimed:
+            return self._behind(buffer)
+        self.claimed.add(found[0])
+        return found[1]
+
+    def _behind(self, buffer: Buffer) -> int:
+        offset = aligned(self.end)
+        self.end = offset + buffer.nbytes
+        self.buffers.append((buffer, offset))
+        return offset
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, finder: _Finder) -> None:
+        super().__init__(file, protocol=5)
+        self.persistent_id = finder.persistent_id  # type: ignore[method-assign]
+
+
+class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, finder: _Finder) -> None:
+        super().__init__(file, protocol=5)
+        self.persistent_id = finder.persistent_id
+
+
+class PackedBatch:
+    """A batch ready to be written: buffers with their offsets, and the description.
+
+    Args:
+        structure: the batch.
+        rows: rows of a slot that may contain arrays of the batch; it can then be written to this slot only.
+
+    Attributes:
+        nbytes: its size in a slot.
+        description: start and length of the description in it.
+        claimed: the fields whose rows are used.
+    """
+
+    def __init__(self, structure: object, rows: Rows | None = None) -> None:
+        description, finder = _describe(structure, rows)
+        self._structure = structure
+        self._buffers = finder.buffers
+        self._text = description
+        self.claimed = frozenset(finder.claimed)
+        self.description = aligned(finder.end), len(description)
+        self.nbytes = sum(self.description)
+
+    def compact(self) -> PackedBatch:
+        """Returns the same batch for other memory: without rows and without gaps."""
+        return PackedBatch(self._structure)
+
+    def write(self, memory: Bytes) -> None:
+        """Writes everything that is not in place yet; `memory` has at least `nbytes` bytes."""
+        for buffer, offset in self._buffers:
+            buffer.write(memory[offset : offset + buffer.nbytes])
+        start, length = self.description
+        memory[start : start + length] = np.frombuffer(self._text, np.uint8)
+
+
+def _describe(structure: object, rows: Rows | None) -> tuple[bytes, _Finder]:
+    try:
+        return _dump(_Pickler, structure, rows)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # A class of __main__ or of a notebook: cloudpickle finds the trainer's own class by its tracker id.
+        return _dump(_CloudPickler, structure, rows)
+
+
+def _dump(kind: type[_Pickler] | type[_CloudPickler], structure: object, rows: Rows | None) -> tuple[bytes, _Finder]:
+    file, finder = io.BytesIO(), _Finder(rows)
+    kind(file, finder).dump(structure)
+    return file.getvalue(), finder
+
+
+def _buffer_of(item: object) -> Buffer | None:
+    """Arrays and tensors that a user's `collate_fn` put into its result."""
+    if type(item) is np.ndarray:
+        return ArrayBuffer(item, tensor=False) if item.dtype.kind in PLAIN_KINDS else None
+    torch = sys.modules.get("torch")
+    if torch is not None and type(item) is torch.Tensor:
+        return tensor_buffer(item)  # type: ignore[arg-type]
+    return None
+
+
+class BatchReader:
+    """Turns a written slot back into the batch; every array in it is a view on `memory`.
+
+    Args:
+        memory: the slot. Views of the batch keep it.
+    """
+
+    def __init__(self, memory: Bytes) -> None:
+        self._memory = memory
+
+    def read(self, description: tuple[int, int]) -> object:
+        """Returns the batch whose description is at (start, length)."""
+        start, length = description
+        return _Unpickler(io.BytesIO(self._memory[start : start + length].data), self._buffer).load()
+
+    def _buffer(self, pid: Pid) -> object:
+        kind, first, second, third, offset = pid
+        if kind == STRINGS:
+            return self._strings(str(first), bool(second), int(third), int(offset))  # type: ignore[call-overload]
+        # With buffer= the base of the new array is `memory` itself: the slot is free only after the last view.
+        array = np.ndarray(second, first, buffer=self._memory, offset=offset)  # type: ignore[arg-type]
+        return array if kind == ARRAY else _tensor(array, str(third))
+
+    def _strings(self, kind: str, text: bool, count: int, offset: int) -> object:
+        places = np.ndarray((count, 2), np.int64, buffer=self._memory, offset=offset) + offset
+        memory = self._memory.data
+        cuts = [memory[start:stop] for start, stop in places.tolist()]
+        parts: list[object] = [str(part, "utf-8", "surrogatepass") if text else bytes(part) for part in cuts]
+        return tuple(parts) if kind == "t" else parts
+
+
+class _Unpickler(pickle.Unpickler):  # noqa: S301 - written by this trainer's own worker (docs/architecture.md, rule 7)
+    def __init__(self, file: io.BytesIO, buffer: object) -> None:
+        super().__init__(file)
+        self.persistent_load = buffer  # type: ignore[assignment]
+
+
+def _tensor(array: npt.NDArray[np.generic], torch_dtype: str) -> torch.Tensor:
+    import torch
+
+    tensor = torch.from_numpy(array)
+    if not torch_dtype:
+        return tensor
+    dtype: torch.dtype = getattr(torch, torch_dtype)
+    return tensor.view(dtype).squeeze(-1)

@@ -1,0 +1,148 @@
+"""Registers the slots of the ring with CUDA, so that copies to the device read them directly."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from streamer.batches.batch.buffers import Bytes, address
+from streamer.batches.ring.fence import Fence
+from streamer.batches.torch_arguments import Pin
+from streamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+_PORTABLE = 1
+
+
+class TorchCuda:
+    """The CUDA runtime of torch, on the device that is current when this object is made.
+
+    Otherwise the feeder's thread would register on device 0, and every rank would keep a context there (500 MB).
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self._device = torch.cuda.current_device()
+
+    def host_register(self, address: int, nbytes: int, flags: int) -> int:
+        """Returns the error code, 0 for success."""
+        import torch
+
+        with torch.cuda.device(self._device):
+            return int(torch.cuda.cudart().cudaHostRegister(address, nbytes, flags))  # type: ignore[no-untyped-call]
+
+    def host_unregister(self, address: int) -> int:
+        """Returns the error code."""
+        import torch
+
+        with torch.cuda.device(self._device):
+            return int(torch.cuda.cudart().cudaHostUnregister(address))  # type: ignore[no-untyped-call]
+
+    def clear_error(self) -> None:
+        """Clears the last error, which would otherwise be reported by the next unrelated call."""
+        import torch
+
+        # torch does not bind cudaGetLastError; the check behind a kernel's launch calls it, and raises the error.
+        try:
+            torch.ones(1, device=f"cuda:{self._device}").add_(1)
+        except RuntimeError as error:
+            logger.debug("cleared: %s", error)
+
+    def fence(self) -> torch.cuda.Event:
+        """Returns an event behind all work submitted to the current stream so far."""
+        import torch
+
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream())
+        return event
+
+
+class Pinner:
+    """The registrations of one loader. Slots are registered by the feeder; the rest is called by the trainer.
+
+    Args:
+        runtime: CUDA.
+        required: whether a failure is an error; otherwise it is logged once.
+        fencing: the trainer gets the batches in the ring and may copy them itself; otherwise only the loader's own
+            prefetcher copies them, and keeps each until its copy is complete.
+    """
+
+    def __init__(self, runtime: TorchCuda, required: bool, fencing: bool = True) -> None:
+        self.pinned = False
+        self._fencing = fencing
+        self._runtime = runtime
+        self._required = required
+        self._failed = False
+        # Memory must not be unmapped while it is registered.
+        self._registered: dict[int, Bytes] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def for_mode(cls, mode: Pin, fencing: bool = True) -> Pinner | None:
+        """The pinner for `pin_memory=`; None: do not pin.
+
+        Raises:
+            ConfigError: "required" without CUDA.
+        """
+        if mode == "off":
+            return None
+        import torch
+
+        if torch.cuda.is_available():
+            return cls(TorchCuda(), required=mode == "required", fencing=fencing)
+        if mode == "required":
+            raise ConfigError("pin_memory='required', but torch finds no CUDA device", field="pin_memory")
+        return None
+
+    def register(self, slot: int, memory: Bytes) -> bool:
+        """Registers the new memory of a slot; returns whether released slots must wait for a fence.
+
+        Raises:
+            ConfigError: it failed, and pinning was required.
+        """
+        if not self._failed:
+            code = self._runtime.host_register(address(memory), memory.nbytes, _PORTABLE)
+            if code == 0:
+                with self._lock:
+                    self._registered[slot] = memory
+                self.pinned = True
+            else:
+                self._fail(memory.nbytes, code)
+        return self.pinned and self._fencing
+
+    def unregister(self, slot: int) -> None:
+        """Unregisters the memory of a slot from which no copy is running."""
+        with self._lock:
+            memory = self._registered.pop(slot, None)
+        if memory is not None:
+            self._runtime.host_unregister(address(memory))
+
+    def fence(self) -> Fence:
+        """Returns a fence behind the copies that the trainer has begun so far."""
+        return Fence(self._runtime.fence())
+
+    def close(self) -> None:
+        """Unregisters everything; no copy runs any more."""
+        with self._lock:
+            for memory in self._registered.values():
+                self._runtime.host_unregister(address(memory))
+            self._registered.clear()
+            self.pinned = False
+
+    def _fail(self, nbytes: int, code: int) -> None:
+        self._runtime.clear_error()
+        self._failed = True
+        message = f"cudaHostRegister of {nbytes} bytes failed with code {code}"
+        if self._required:
+            raise ConfigError(
+                f"pin_memory='required': {message}; lower ring_bytes or use pin_memory='auto'",
+                field="pin_memory",
+                code=code,
+            )
+        logger.warning("%s: batches are copied to the device from unpinned memory", message)

@@ -1,0 +1,299 @@
+"""Made documents to rows: their tokens one after the other, where each begins, and padding behind the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.rows.options import (
+    BOUNDS,
+    DOCUMENTS,
+    IGNORED,
+    LABELS,
+    LONGEST,
+    POSITIONS,
+    Estimate,
+    Packing,
+)
+from streamer.batches.rows.planned import Pieces
+from streamer.batches.rows.token_field import find_token_field
+from streamer.decode.arrays import Row
+from streamer.errors import DecodeError, WorkerError
+
+Array = npt.NDArray[np.generic]
+
+
+class Document(msgspec.Struct, frozen=True, eq=False):
+    """A made document.
+
+    Attributes:
+        tokens: the fields with one value for each token, by name.
+        others: the other fields.
+    """
+
+    tokens: Mapping[str, Array]
+    others: Mapping[str, object]
+
+
+class RowAssembler:
+    """Makes rows of documents. Used by one thread.
+
+    Args:
+        packing: how.
+    """
+
+    def __init__(self, packing: Packing) -> None:
+        self._packing = packing
+        self._estimated = isinstance(packing.cost, Estimate)
+        self._counting = np.arange(packing.length, dtype=np.int32)
+        # All fields and those with one value per token, of the last document: most have the same.
+        self._known: tuple[list[str], list[str]] = [], []
+        # Of the last batch: a row whose documents all failed has the same fields.
+        self._dtypes: dict[str, np.dtype[np.generic]] = {}
+        self._others: tuple[str, ...] = ()
+        # The field of which labels are made.
+        self._labelled = ""
+
+    def __repr__(self) -> str:
+        return f"RowAssembler({self._packing})"
+
+    def document(self, sample: object, tokens: int) -> Document:
+        """Looks for the fields that have one value for each token.
+
+        Args:
+            sample: what the transform has returned.
+            tokens: as many as the plan says; an estimate is not looked at: then the first field says it.
+
+        Raises:
+            DecodeError: the sample is not a dict, or has another number of tokens.
+        """
+        fields = fields_of(sample)
+        if self._estimated and (tokens := self._tokens(fields)) == 0:
+            return Document({}, {})
+        if (quick := self._as_before(fields, tokens)) is not None:
+            return quick
+        named = self._packing.fields
+        names = list(fields) if named is None else list(named)
+        if missing := [name for name in names if name not in fields]:
+            raise DecodeError(f"packing: field {missing[0]!r} is not in the sample, which has {', '.join(fields)}")
+        arrays = {name: array for name in names if (array := _one_for_each(fields[name])) is not None}
+        found = {name: array for name, array in arrays.items() if len(array) == tokens}
+        if not found or (named is not None and len(found) < len(names)):
+            raise self._other_length(arrays, tokens)
+        self._check_names(found)
+        if self._packing.labels is not None:
+            find_token_field(found, named)
+        self._known = list(fields), list(found)
+        return Document(found, {name: value for name, value in fields.items() if name not in found})
+
+    def _tokens(self, fields: Mapping[str, object]) -> int:
+        """Returns the number of tokens of a document of which it was only estimated; -1: no field has any values."""
+        values = [fields.get(name) for name in self._packing.fields or self._known[1] or fields]
+        lengths = [len(array) for value in values if (array := _one_for_each(value)) is not None]
+        if any(lengths):
+            return next(filter(None, lengths))
+        return 0 if lengths or [] in values else -1
+
+    def settled(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
+        """Returns the documents that are in rows, and their pieces: all, as planned, unless tokens were estimated.
+
+        Args:
+            made: the documents by their places among the pieces.
+            pieces: which documents are planned for each row.
+        """
+        if not self._estimated:
+            return made, pieces
+        tokens = {at: len(next(iter(document.tokens.values()), ())) for at, document in made.items()}
+        found = pieces.settled(tokens, self._packing)
+        return {at: document for at, document in made.items() if found.size[at]}, found
+
+    def _as_before(self, sample: dict[str, object], tokens: int) -> Document | None:
+        """Returns the document, if it has the fields of the last one, all of them arrays; None: look closely."""
+        names, of_tokens = self._known
+        if list(sample) != names:
+            return None
+        found: dict[str, Array] = {}
+        others: dict[str, object] = {}
+        for name, value in sample.items():
+            array = value if type(value) is np.ndarray else None
+            if name in of_tokens:
+                if array is None or array.shape != (tokens,):
+                    return None
+                found[name] = array
+            elif array is not None and self._packing.fields is None:
+                # It may have as many values, unless the user names the fields.
+                return None
+            else:
+                others[name] = value
+        return Document(found, others)
+
+    def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
+        """Makes the rows of a batch.
+
+        Args:
+            made: the documents by their places among the pieces; of those that are missing the places stay empty.
+            pieces: which documents are in each row, settled.
+            out: memory for the arrays of each row, by field.
+
+        Raises:
+            WorkerError: no document could be made, of this batch or before.
+            DecodeError: the documents of a batch have different fields.
+        """
+        self._learn(made)
+        spans = list(pairwise(pieces.first.tolist()))
+        begin, size = pieces.begin.tolist(), pieces.size.tolist()
+        memory = out or self._memory_of(len(spans))
+        return [
+            self._row([(made[at], begin[at], size[at]) for at in range(*span) if at in made], row)
+            for span, row in zip(spans, memory, strict=True)
+        ]
+
+    def places(self, rows: Sequence[Mapping[str, object]]) -> int:
+        """Returns how many tokens rows have room for."""
+        return len(rows) * self._packing.length
+
+    def _learn(self, made: Mapping[int, Document]) -> None:
+        """Learns the fields of the documents, and the dtype of each."""
+        documents = list(made.values())
+        if documents:
+            first = documents[0]
+            if (other := with_other_fields(documents)) is not None:
+                raise DecodeError(
+                    f"packing: documents of one batch have different fields: one has {_described(first)}, another "
+                    f"{_described(other)}; name those with one value for each token: Packing(fields=...)"
+                )
+            names = tuple(first.tokens)
+            self._dtypes = {name: np.result_type(*{one.tokens[name].dtype for one in documents}) for name in names}
+            self._others = tuple(first.others)
+            if self._packing.labels is not None and names:
+                self._labelled = find_token_field(first.tokens, self._packing.fields)
+        if not self._dtypes:
+            raise WorkerError("all documents of the first batch failed: there is nothing to make a row of")
+
+    def _memory_of(self, rows: int) -> list[Row]:
+        """Returns memory of the arrays of rows: one block for each field, which `collate_rows` takes without a copy."""
+        made: dict[str, npt.DTypeLike] = {**self._dtypes, POSITIONS: np.int32, DOCUMENTS: np.int32}
+        if self._packing.labels is not None:
+            made[LABELS] = np.int64
+        blocks = {name: np.empty((rows, self._packing.length), dtype) for name, dtype in made.items()}
+        return [{name: block[number] for name, block in blocks.items()} for number in range(rows)]
+
+    def _row(self, documents: Sequence[tuple[Document, int, int]], out: Row) -> dict[str, object]:
+        """Makes a row of documents, each with the first of its tokens in the row, and their number."""
+        length, dtypes, multiple = self._packing.length, self._dtypes, self._packing.multiple_of
+        arrays = {name: _memory(out, name, dtype, length) for name, dtype in dtypes.items()}
+        positions = _memory(out, POSITIONS, np.dtype(np.int32), length)
+        numbers = _memory(out, DOCUMENTS, np.dtype(np.int32), length)
+        labels = None if self._packing.labels is None else _memory(out, LABELS, np.dtype(np.int64), length)
+        if labels is not None:
+            labels.fill(IGNORED)
+        bounds, at = [0], 0
+        for document, begin, size in documents:
+            stop, end = at + size, at + -(-size // multiple) * multiple
+            for name, array in arrays.items():
+                array[at:stop] = document.tokens[name][begin : begin + size]
+            positions[at:end] = self._counting[: end - at]
+            numbers[at:stop] = len(bounds)
+            if labels is not None:
+                self._label(labels[at:stop], document.tokens[self._labelled], begin)
+            if stop < end:
+                self._pad(arrays, numbers, stop, end)
+            bounds.append(end)
+            at = end
+        if at < length:
+            self._pad(arrays, numbers, at, length)
+            positions[at:] = self._counting[: length - at]
+            bounds.append(length)
+        row: dict[str, object] = {**arrays, POSITIONS: positions, DOCUMENTS: numbers}
+        if labels is not None:
+            row[LABELS] = labels
+        longest = max(end - begin for begin, end in pairwise(bounds))
+        others = {name: [document.others[name] for document, _, _ in documents] for name in self._others}
+        return {**row, BOUNDS: np.array(bounds, np.int32), LONGEST: longest, **others}
+
+    def _pad(self, arrays: Mapping[str, Array], numbers: Array, begin: int, end: int) -> None:
+        """Pads places of a row."""
+        for name, array in arrays.items():
+            array[begin:end] = self._packing.pad(name)
+        numbers[begin:end] = 0
+
+    def _label(self, labels: Array, tokens: Array, begin: int) -> None:
+        """Sets the labels of a piece that begins at a token of its document; they are -100 before."""
+        size = len(labels)
+        if self._packing.labels == "same":
+            labels[1:] = tokens[begin + 1 : begin + size]
+        else:
+            following = tokens[begin + 1 : begin + size + 1]
+            labels[: len(following)] = following
+
+    def _check_names(self, found: Mapping[str, Array]) -> None:
+        taken = {POSITIONS, DOCUMENTS, *([LABELS] if self._packing.labels is not None else [])}
+        if taken := taken & found.keys():
+            raise DecodeError(
+                f"packing makes {', '.join(sorted(taken))} itself, and the sample has a field of that name: leave it "
+                "out in the transform"
+            )
+
+    def _other_length(self, arrays: Mapping[str, Array], tokens: int) -> DecodeError:
+        source = "as the format has them" if self._packing.cost is None else f"by {self._packing.cost}"
+        lengths = ", ".join(f"{name!r} has {len(array)}" for name, array in arrays.items()) or "no field has values"
+        if self._estimated:
+            return DecodeError(
+                f"packing: the fields of a document must have one value for each token, and here {lengths}; name those "
+                "that have (Packing(fields=...))"
+            )
+        return DecodeError(
+            f"packing: {tokens} tokens are planned for the document ({source}), but {lengths}: the transform makes "
+            "others than were counted; count what it returns (streamer.measure), or name the fields "
+            "(Packing(fields=...))",
+            planned=tokens,
+        )
+
+
+def fields_of(sample: object) -> dict[str, object]:
+    """Returns what the transform has returned, which must be a dict.
+
+    Raises:
+        DecodeError: something else.
+    """
+    if not isinstance(sample, dict):
+        raise DecodeError(
+            f"packing needs dicts of fields, and the transform has returned {type(sample).__name__}: return a dict"
+        )
+    return sample
+
+
+def with_other_fields(documents: Sequence[Document]) -> Document | None:
+    """Returns the first document that has other fields than the first of all; None: all have the same."""
+    tokens, others = documents[0].tokens.keys(), documents[0].others.keys()
+    return next((one for one in documents if one.tokens.keys() != tokens or one.others.keys() != others), None)
+
+
+def _one_for_each(value: object) -> Array | None:
+    """Returns an array of one dimension, a list of numbers or a tensor as an array; None: it is something else."""
+    if isinstance(value, np.ndarray):
+        return value if value.ndim == 1 and value.dtype.kind in "biuf" else None
+    if isinstance(value, list) and value and isinstance(value[0], int | float):
+        array = np.asarray(value)
+        return array if array.ndim == 1 and array.dtype.kind in "biuf" else None
+    # Not by its type: a worker that makes no tensors does not import torch.
+    if type(value).__module__ == "torch" and getattr(value, "ndim", 0) == 1:
+        return value.numpy()  # type: ignore[no-any-return, attr-defined]
+    return None
+
+
+def _memory(out: Row, name: str, dtype: np.dtype[np.generic], length: int) -> Array:
+    """Returns memory of the batch for an array of a row, if there is some; else new memory."""
+    given = out.get(name)
+    if given is not None and given.dtype == dtype and given.shape == (length,):
+        return given
+    return np.empty(length, dtype)
+
+
+def _described(document: Document) -> str:
+    others = f", and besides {', '.join(map(str, document.others))}" if document.others else ""
+    return f"{', '.join(document.tokens)} for each token{others}"

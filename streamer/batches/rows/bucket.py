@@ -1,0 +1,123 @@
+"""Made documents to a bucket: a batch of documents of like length, padded to the longest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+
+from streamer.batches.rows.assemble import Array, Document, RowAssembler, fields_of, with_other_fields
+from streamer.batches.rows.options import LENGTHS, Buckets, Packing
+from streamer.batches.rows.planned import Pieces
+from streamer.decode.arrays import Row
+from streamer.errors import DecodeError, WorkerError
+
+
+class BucketAssembler:
+    """Makes buckets of documents. Used by one thread."""
+
+    def __init__(self, packing: Buckets) -> None:
+        self._packing = packing
+
+    def __repr__(self) -> str:
+        return f"BucketAssembler({self._packing})"
+
+    def document(self, sample: object, tokens: int) -> Document:
+        """Looks for the fields that are padded.
+
+        Args:
+            sample: what the transform has returned.
+            tokens: as many as the plan says.
+
+        Raises:
+            DecodeError: the sample is not a dict, has no such field, or fields of several lengths.
+        """
+        fields, named = fields_of(sample), self._packing.fields
+        arrays = {name: array for name in named or fields if (array := _along_first_axis(fields.get(name))) is not None}
+        if named is None:
+            arrays = {name: array for name, array in arrays.items() if len(array) == tokens}
+        missing = [name for name in named or () if name not in arrays]
+        if missing or not arrays or len({len(array) for array in arrays.values()}) > 1:
+            raise DecodeError(
+                f"packing: {tokens} steps are planned for the document, and it has "
+                f"{', '.join(f'{name!r} of {_length(value)}' for name, value in fields.items())}: fields of one length "
+                "are padded together; name them (Buckets(fields=...)), or count what the transform returns "
+                "(streamer.measure)",
+                planned=tokens,
+            )
+        return Document(arrays, {name: value for name, value in fields.items() if name not in arrays})
+
+    def settled(self, made: dict[int, Document], pieces: Pieces) -> tuple[dict[int, Document], Pieces]:
+        """Returns them: all are as planned; see `RowAssembler.settled`."""
+        return made, pieces
+
+    def rows(self, made: Mapping[int, Document], pieces: Pieces, out: Sequence[Row] = ()) -> list[dict[str, object]]:
+        """Returns the buckets; documents that are missing are left out.
+
+        Args:
+            made: the documents by their places among the pieces.
+            pieces: which documents are in each bucket.
+            out: not used: the shape of a bucket is not known before.
+
+        Raises:
+            WorkerError: no document of a bucket could be made.
+            DecodeError: its documents have different fields.
+        """
+        spans = [range(*span) for span in pairwise(pieces.first.tolist())]
+        return [self._bucket([made[at] for at in span if at in made]) for span in spans]
+
+    def places(self, rows: Sequence[Mapping[str, object]]) -> int:
+        """Returns the steps of buckets, padding included."""
+        lengths = [np.asarray(row[LENGTHS]) for row in rows]
+        return sum(len(of) * int(of.max()) for of in lengths)
+
+    def _bucket(self, documents: Sequence[Document]) -> dict[str, object]:
+        if not documents:
+            raise WorkerError("all samples of a bucket failed")
+        first = documents[0]
+        if (other := with_other_fields(documents)) is not None:
+            raise DecodeError(
+                f"packing: documents of a bucket have different fields: one pads {', '.join(first.tokens)}, "
+                f"another {', '.join(other.tokens)}; name those that are padded: Buckets(fields=...)"
+            )
+        lengths = np.array([len(next(iter(document.tokens.values()))) for document in documents], np.int32)
+        padded = {name: self._padded(name, [document.tokens[name] for document in documents]) for name in first.tokens}
+        others = {name: [document.others[name] for document in documents] for name in first.others}
+        return {**padded, LENGTHS: lengths, **others}
+
+    def _padded(self, name: str, arrays: Sequence[Array]) -> Array:
+        longest, inner = max(map(len, arrays)), arrays[0].shape[1:]
+        if any(array.shape[1:] != inner for array in arrays):
+            raise DecodeError(f"packing: field {name!r} has rows of {inner} and others in a bucket")
+        dtype = np.result_type(*{array.dtype for array in arrays})
+        found: Array = np.full((len(arrays), longest, *inner), self._packing.pad(name), dtype)
+        for row, array in zip(found, arrays, strict=True):
+            row[: len(array)] = array
+        return found
+
+
+Assembler: TypeAlias = RowAssembler | BucketAssembler
+
+
+def assembler_of(packing: Packing | Buckets) -> Assembler:
+    """Returns what makes rows, or buckets."""
+    return BucketAssembler(packing) if isinstance(packing, Buckets) else RowAssembler(packing)
+
+
+def _along_first_axis(value: object) -> Array | None:
+    """A value as an array with an axis, at least; None: it is something else."""
+    if isinstance(value, np.ndarray):
+        return value if value.ndim and value.dtype.kind in "biufc" else None
+    if isinstance(value, list) and value and isinstance(value[0], int | float):
+        return np.asarray(value)
+    # Not by its type: a worker that makes no tensors does not import torch.
+    if type(value).__module__ == "torch" and getattr(value, "ndim", 0) > 0:
+        return value.numpy()  # type: ignore[no-any-return, attr-defined]
+    return None
+
+
+def _length(value: object) -> str:
+    array = _along_first_axis(value)
+    return "no length" if array is None else str(len(array))

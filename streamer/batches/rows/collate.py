@@ -1,0 +1,145 @@
+"""Rows to a batch: arrays are stacked, bounds joined, and the values of documents put one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.batch.buffers import ArrayBuffer
+from streamer.batches.batch.collate import collate
+from streamer.batches.batch.ragged import collate_ragged, join_ragged
+from streamer.batches.rows.options import BOUNDS, DOCUMENTS, LENGTHS, LONGEST
+
+Row = Mapping[str, Any]
+
+
+def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
+    """Makes a batch of the rows of a dataset with `packing=`, as `StreamingDataLoader` does, of tensors.
+
+    The `collate_fn` of torch's own DataLoader over such a dataset.
+
+    Args:
+        rows: at least one.
+
+    Returns:
+        The fields of the rows, each [rows, length]; "cu_seqlens", int32 [documents + 1], over the tokens of all rows
+        one after the other, with the padding of a row as a document of its own; "max_seqlen", the longest of these, an
+        int; and of the other fields one value for each document, arrays as `Ragged`.
+    """
+    import torch
+    from torch.utils.data import default_collate
+
+    def stack(values: Sequence[object]) -> object:
+        block = _block(values)
+        if block is not None:
+            return torch.from_numpy(block)
+        first = values[0]
+        if type(first) is dict:
+            return {name: stack([row[name] for row in cast("Sequence[Row]", values)]) for name in first}
+        return default_collate(list(values))
+
+    return _joined(rows, stack, lambda values, field: join_ragged(values, [field]), torch.from_numpy)
+
+
+def collate_row_buffers(rows: Sequence[Row]) -> dict[str, object]:
+    """Makes the same batch with buffers in place of tensors, for the workers of `StreamingDataLoader`."""
+    return _joined(rows, collate, lambda values, field: collate_ragged(values, [field]), ArrayBuffer)
+
+
+def _joined(
+    rows: Sequence[Row],
+    stack: Callable[[Any], Any],
+    join: Callable[[list[object], str], Mapping[Any, object]],
+    as_tensor: Callable[[npt.NDArray[Any]], object],
+) -> dict[str, object]:
+    """Makes a batch.
+
+    Args:
+        rows: of the batch.
+        stack: samples -> batch, by torch's rules.
+        join: dicts of one field, and its name -> the field as `Ragged`.
+        as_tensor: makes a tensor of an array.
+    """
+    first = rows[0]
+    if LENGTHS in first and BOUNDS not in first:
+        return _bucket(first, stack, join, as_tensor)
+    arrays = [name for name, value in first.items() if isinstance(value, np.ndarray) and name != BOUNDS]
+    batch: dict[str, object] = dict(stack([{name: row[name] for name in arrays} for row in rows]))
+    batch[BOUNDS] = as_tensor(_joined_bounds(rows, len(first[DOCUMENTS])))
+    batch[LONGEST] = max(row[LONGEST] for row in rows)
+    for name in first.keys() - batch.keys():
+        batch[name] = _of_documents(name, [value for row in rows for value in row[name]], stack, join)
+    return {name: batch[name] for name in first}
+
+
+def _bucket(
+    bucket: Row,
+    stack: Callable[[Any], Any],
+    join: Callable[[list[object], str], Mapping[Any, object]],
+    as_tensor: Callable[[npt.NDArray[Any]], object],
+) -> dict[str, object]:
+    """Makes the batch of a bucket, which is alone in it; arguments as of `_joined`."""
+    return {
+        name: as_tensor(value) if isinstance(value, np.ndarray) else _of_documents(name, value, stack, join)
+        for name, value in bucket.items()
+    }
+
+
+def _of_documents(
+    name: str,
+    values: list[object],
+    stack: Callable[[Any], Any],
+    join: Callable[[list[object], str], Mapping[Any, object]],
+) -> object:
+    """Joins the values of documents: arrays as `Ragged`, numbers and texts by torch's rules.
+
+    All else is a list with the value of each document as it is: None, and lists of any length. Torch would turn lists
+    of one length inside out, and refuse others.
+    """
+    first = values[0] if values else None
+    if isinstance(first, np.ndarray):
+        same = {(value.dtype, value.shape[1:]) if isinstance(value, np.ndarray) else None for value in values}
+        joinable = len(same) == 1 and first.ndim > 0 and first.dtype.kind in "biufc"
+        return join([{name: value} for value in values], name)[name] if joinable else _as_given(values, stack)
+    if isinstance(first, Mapping):
+        keys = first.keys()
+        if all(isinstance(value, Mapping) and value.keys() == keys for value in values):
+            rows = cast("list[Row]", values)
+            return {key: _of_documents(f"{name}.{key}", [row[key] for row in rows], stack, join) for key in keys}
+        return values
+    return _as_given(values, stack)
+
+
+def _as_given(values: list[object], stack: Callable[[Any], Any]) -> object:
+    """Returns what torch makes of numbers, texts, or arrays of one shape; of all else the list."""
+    if not values:
+        return []
+    for kinds in ((bool, int, float, np.number, np.bool_), (str,), (bytes,)):
+        if all(isinstance(value, kinds) for value in values):
+            return stack(values)
+    shapes = {(type(value), getattr(value, "shape", None), str(getattr(value, "dtype", ""))) for value in values}
+    # Arrays of no dimension, tensors.
+    return stack(values) if len(shapes) == 1 and next(iter(shapes))[1] is not None else values
+
+
+def _block(values: Sequence[object]) -> npt.NDArray[Any] | None:
+    """Returns the array whose rows these values are, all of them and in order; None: they are something else."""
+    block = getattr(values[0], "base", None)
+    if not isinstance(block, np.ndarray) or len(block) != len(values):
+        return None
+    for value, row in zip(values, block, strict=True):
+        if (
+            not isinstance(value, np.ndarray)
+            or value.base is not block
+            or value.__array_interface__ != row.__array_interface__
+        ):
+            return None
+    return block
+
+
+def _joined_bounds(rows: Sequence[Row], length: int) -> npt.NDArray[np.int32]:
+    starts = [row[BOUNDS][:-1] + number * length for number, row in enumerate(rows)]
+    return np.concatenate([*starts, [len(rows) * length]]).astype(np.int32)

@@ -1,0 +1,150 @@
+"""The tokens of each document before it is read: from the format, a file with one number per sample, or estimated."""
+
+from __future__ import annotations
+
+import os
+import re
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.rows.options import Estimate
+from streamer.errors import ConfigError
+from streamer.manifest.staging import settle_file, workplace
+from streamer.manifest.table import Manifest
+
+Integers = npt.NDArray[np.int64]
+
+# A field of numbers in one dimension: "<u2[]" of any length, "<u2[2048]" of one.
+_NUMBERS = re.compile(r"[<>|][iu](\d+)\[(\d*)\]")
+# Costs that are hashed at once: 4 MB.
+_BLOCK = 1 << 20
+_MOST = np.iinfo(np.int64).max
+
+
+class DocumentCosts:
+    """The tokens of the samples of a manifest.
+
+    Args:
+        manifest: of the dataset.
+        measured: path of an .npy file with a whole number for each sample; None: the format knows them; or an estimate.
+        fields: that have one value for each token, as the user says it; (): not said.
+
+    Raises:
+        ConfigError: nothing says how many tokens a sample has, the file is of another dataset, or the bytes of samples
+            are not known for an estimate.
+    """
+
+    def __init__(self, manifest: Manifest, measured: str | Estimate | None, fields: tuple[str, ...] = ()) -> None:
+        self._manifest = manifest
+        self._measured = measured
+        self._column = _opened(measured, manifest) if isinstance(measured, str) else None
+        self._token_bytes, self._constant = 0.0, 0
+        if isinstance(measured, Estimate):
+            _check_bytes(manifest)
+            self._token_bytes = measured.bytes_per_token
+        elif measured is None:
+            self._token_bytes, self._constant = _known(manifest, fields)
+
+    def __repr__(self) -> str:
+        known = f"{self._constant} tokens" if self._constant else f"{self._token_bytes} bytes a token"
+        return f"DocumentCosts({self._measured or known})"
+
+    @property
+    def identity(self) -> str:
+        """What a state keeps: "" where costs follow from the manifest, the estimate, or a digest of the values."""
+        if isinstance(self._measured, Estimate):
+            return self._measured.identity
+        if self._column is None or self._measured is None:
+            return ""
+        if len(self._column) <= _BLOCK:
+            return _digest(self._column)
+        # Of 1e9 values it takes 10 s: kept beside the manifest for as long as their file stays as it is.
+        file, folder = os.stat(self._measured), self._manifest.path.parent
+        facts = f"{self._measured} {file.st_dev} {file.st_ino} {file.st_size} {file.st_mtime_ns}".encode()
+        kept = folder / f"{self._manifest.digest}.{blake2b(facts, digest_size=8).hexdigest()}.costs"
+        if kept.is_file():
+            return kept.read_text()
+        digest = _digest(self._column)
+        if os.access(folder, os.W_OK):
+            with workplace(folder) as place:
+                (place / kept.name).write_text(digest)
+                settle_file(place / kept.name, kept)
+        return digest
+
+    def of(self, ordinals: Integers) -> Integers:
+        """Returns the tokens of samples, by their ordinals in the manifest: (N,)."""
+        if self._column is not None:
+            counts = self._column[ordinals]
+            # Large ones would be negative, which is a sample that cannot be read; the table of rows refuses them.
+            counts = np.minimum(counts, np.uint64(_MOST)) if counts.dtype.kind == "u" else counts
+            return counts.astype(np.int64)
+        if self._constant:
+            return np.full(len(ordinals), self._constant, np.int64)
+        _, start, stop = self._manifest.locate(ordinals)
+        tokens: Integers = ((stop - start) // self._token_bytes).astype(np.int64)
+        # At least one of each document that may have some, so that it is in a row.
+        return np.maximum(tokens, stop > start) if isinstance(self._measured, Estimate) else tokens
+
+
+def _digest(column: npt.NDArray[np.integer]) -> str:
+    digest = blake2b(digest_size=16)
+    for first in range(0, len(column), _BLOCK):
+        digest.update(np.ascontiguousarray(column[first : first + _BLOCK], np.int64).data)
+    return digest.hexdigest()
+
+
+def _known(manifest: Manifest, fields: tuple[str, ...]) -> tuple[int, int]:
+    """Returns the bytes of a token, or the tokens of every sample; the other is 0."""
+    kinds = {spec.name: _NUMBERS.fullmatch(spec.kind) for spec in manifest.facts.fields}
+    named = {name: kinds.get(name) for name in fields} or kinds
+    found = [match for match in named.values() if match is not None]
+    if found and found[0][2]:
+        return 0, int(found[0][2])
+    # The bytes of a sample are its tokens, and nothing else.
+    if found and len(kinds) == 1 and manifest.format == "tokens" and not manifest.recoded:
+        return int(found[0][1]), 0
+    raise ConfigError(
+        f"how many tokens a sample of format {manifest.format!r} has is not known before it is read; measure it once: "
+        'streamer.measure(dataset, function, to="costs.npy"), then Packing(..., cost="costs.npy"), or without packing '
+        'Balance(..., lengths="costs.npy")',
+        field="cost",
+    )
+
+
+def _check_bytes(manifest: Manifest) -> None:
+    """Makes sure that the bytes of samples are known.
+
+    Raises:
+        ConfigError: chunks are made when they are fetched, of Parquet, Arrow or compressed files.
+    """
+    if manifest.recoded:
+        raise ConfigError(
+            f"Estimate: how many bytes a sample of these files ({manifest.format}, columns or compressed) has is not "
+            'known before it is read: count the tokens once, streamer.measure(dataset, function, to="costs.npy")',
+            field="cost",
+        )
+
+
+def _opened(path: str, manifest: Manifest) -> npt.NDArray[np.integer]:
+    """Maps the numbers of a file."""
+    try:
+        column = np.load(Path(path), mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"cost={path!r} is not an .npy file that can be read: {error}", field="cost") from error
+    if not isinstance(column, np.ndarray):
+        column.close()
+        raise ConfigError(
+            f"cost={path!r} is an .npz file of several arrays, not an .npy file; write one array with numpy.save, or "
+            "measure again",
+            field="cost",
+        )
+    if column.dtype.kind not in "iu" or column.shape != (manifest.samples,):
+        raise ConfigError(
+            f"cost={path!r} has {column.dtype} {column.shape}; a whole number for each of the {manifest.samples} "
+            "samples is expected: it was measured on other data, measure again",
+            field="cost",
+        )
+    return column

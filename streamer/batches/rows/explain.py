@@ -1,0 +1,102 @@
+"""Describes rows of documents before a job has them, for `streamer index --packing`: how full, how local, how level."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamer.batches.rows.options import ROW_COST
+from streamer.batches.rows.planned import PlannedRows
+from streamer.config import counted, format_bytes
+from streamer.order.balanced_order import BalancedOrder
+from streamer.order.epoch import EpochOrder
+from streamer.order.hashing import Integers
+from streamer.order.level import BalanceSpec
+from streamer.order.rank_split import RankSplit
+from streamer.order.row_order import RowOrder, row_window
+from streamer.order.spec import OrderSpec, auto_lanes
+
+# Rows of a rank that are compared.
+_ROWS = (1, 2, 4, 8)
+# Steps over whose dearest ranks the mean is taken.
+_STEPS = 64
+
+
+def explain_rows(planned: PlannedRows, stored_bytes: int, global_batch: int, seed: int) -> str:
+    """Describes the rows of a dataset that is shuffled, and how unequal ranks are, without and with `Balance`.
+
+    Packs the sets of the first batches: some seconds for large batches.
+
+    Args:
+        planned: the rows.
+        stored_bytes: of their documents.
+        global_batch: B, rows over all ranks.
+        seed: of the order.
+    """
+    lines = [
+        f"rows     {planned.in_words()}",
+        f"sets     {_local(planned, stored_bytes, global_batch, seed)}",
+        "balance  the dearest rank of a step by the mean of all; n tokens of a document cost {} n + {} n^2".format(
+            *ROW_COST
+        ),
+    ]
+    for rows in _ROWS:
+        ranks = global_batch // rows
+        if global_batch % rows or ranks < 2 or planned.rows < global_batch:
+            continue
+        plain, level = dearest_rank(planned, ranks, rows, seed)
+        what = f"{ranks} ranks of {counted(rows, 'rows')}"
+        lines.append(f"         {what}: {plain:.3f}, with Balance(rows={rows}) {level:.3f}")
+    return "\n".join(lines)
+
+
+def dearest_rank(
+    planned: PlannedRows, ranks: int, rows: int, seed: int, cost: tuple[int, int] = ROW_COST
+) -> tuple[float, float]:
+    """Returns the cost of the dearest rank of a step by the mean of all, without and with `Balance(rows)`.
+
+    Both are means over the first steps of epoch 0.
+
+    Args:
+        planned: the rows, a global batch at least.
+        ranks: R.
+        rows: of a rank in a step.
+        seed: of the order.
+        cost: of the tokens of a document in a row, and of their square.
+    """
+    batch = ranks * rows
+
+    def costs(found: Integers, epoch: int) -> Integers:
+        return planned.costs(found, seed, epoch, cost)
+
+    def dearest(order: RowOrder | BalancedOrder) -> float:
+        starts = np.arange(min(_STEPS, order.samples // batch), dtype=np.int64) * batch
+        of_ranks = np.empty((ranks, len(starts)))
+        for rank in range(ranks):
+            positions = RankSplit(order.lanes, batch, ranks, rank).positions(starts)
+            of_ranks[rank] = costs(order.ordinals(positions.ravel()), 0).reshape(positions.shape).sum(axis=1)
+        return float((of_ranks.max(axis=0) / of_ranks.mean(axis=0)).mean())
+
+    level = BalancedOrder(_order(planned, batch, seed, rows), BalanceSpec(rows, *cost, batch), costs)
+    return dearest(_order(planned, batch, seed)), dearest(level)
+
+
+def _local(planned: PlannedRows, stored_bytes: int, global_batch: int, seed: int) -> str:
+    """Describes what must be local: bytes of a set, of the first batch, and of all sets that are open."""
+    order = _order(planned, global_batch, seed).inner
+    assert isinstance(order, EpochOrder)
+    set_bytes = stored_bytes / len(planned.counts)
+    opened = min(order.lanes * order.spec.lane_window, len(planned.counts))
+    first = min(order.lanes, opened) * set_bytes
+    return (
+        f"{format_bytes(set_bytes)} each, local before the first of their rows: {format_bytes(first)} over all "
+        f"nodes for the first batch; {counted(opened, 'sets')} open, {format_bytes(opened * set_bytes)} of cache"
+    )
+
+
+def _order(planned: PlannedRows, global_batch: int, seed: int, together: int = 1) -> RowOrder:
+    """Returns the order of a job without `Balance`, or the one inside of `Balance(rows=together)`."""
+    sets, chunks = (int(np.count_nonzero(each)) for each in (planned.counts, planned.documents.chunk_samples))
+    lanes = auto_lanes(sets, global_batch // together)
+    window = row_window(sets, chunks, global_batch, lanes, None)
+    spec = OrderSpec(planned.documents.digest, seed, "block", lanes, window, rows=planned.recipe.spec)
+    return RowOrder(EpochOrder(spec, planned.counts, 0), planned.sets)

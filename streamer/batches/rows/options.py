@@ -1,0 +1,284 @@
+"""How documents are packed into rows: the user's options."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Literal, TypeAlias, get_args
+
+from msgspec.structs import replace
+
+from streamer.batches import checks
+from streamer.errors import ConfigError
+from streamer.order.level import BalanceSpec
+from streamer.order.rows.spec import LEAST_LENGTH, Overflow, Policy, RowSpec
+
+Labels: TypeAlias = Literal["shifted", "same"]
+
+# What rows have besides the fields of documents.
+POSITIONS, DOCUMENTS, BOUNDS, LONGEST, LABELS = "position_ids", "document_ids", "cu_seqlens", "max_seqlen", "labels"
+LENGTHS = "lengths"
+# Cost of a document of n tokens: of n, of n**2; a transformer of hidden size 4,096: 6 x 4,096 n + n**2.
+ROW_COST = 24576, 1
+# cross_entropy's ignore_index of torch.
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Guesses the tokens of a document from its bytes, in place of numbers from `streamer.measure`.
+
+    Rows are planned less full, and may still get too long: the end of such a row is left out in this epoch, and counted
+    (`loader.stats().packing.overflowed`). `measure` costs one pass over the data, and leaves nothing out.
+
+    Args:
+        bytes_per_token: stored bytes of a document for each of its tokens, .01 to 2**30.
+        safety: share of a row that is planned to stay empty, 0 to .5. Not for `Balance(lengths=...)`.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    bytes_per_token: float
+    safety: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("bytes_per_token", 0.01, 1 << 30), ("safety", 0, 0.5)):
+            given: object = getattr(self, name)
+            if isinstance(given, bool) or not isinstance(given, Real) or not least <= float(given) <= most:
+                raise ConfigError(f"Estimate: {name}={given!r} must be a number, {least} to {most}", field=name)
+            object.__setattr__(self, name, float(given))
+
+    @property
+    def identity(self) -> str:
+        """What a state keeps of it, besides the length that rows are planned for."""
+        return f"{self.bytes_per_token!r} bytes a token"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Packs documents into rows of `length` tokens. A row is the sample: batch_size, len, order and state count rows.
+
+    Every token of every document is once in an epoch, unless `overflow` or an `Estimate` leaves it out: a document in
+    one row, or in several if it is longer than a row. Transforms run on documents, before packing. See
+    docs/sequences.md.
+
+    Args:
+        length: tokens of a row, 16 to 2**24.
+        policy: "best_fit": no document that fits into a row is cut; "concat": documents one after the other, cut at
+            the end of each row.
+        overflow: documents longer than a row: "split" into pieces, "truncate" to the first `length` tokens, "drop", or
+            "error".
+        cost: the tokens of each document: None: as the format knows them; else the path of an .npy file with a whole
+            number for each sample in the order of the dataset, from `streamer.measure`; or an `Estimate`.
+        fields: fields with one value for each token; a mapping also says with what they are padded. None: all that are
+            as long as the document, padded with 0 ("labels" with -100). Of the others a row has a list, with one entry
+            for each document; arrays come as `Ragged` in a batch.
+        labels: "shifted": "labels" are made of the first of the fields: the next token of the document, -100 at its
+            end; "same": the tokens, -100 at the first of each document, for models that shift them. None: not made.
+        multiple_of: every document takes a multiple of this in its row; divides `length`.
+        set_rows: rows that are planned together, on average. Half a row of them stays empty, and all their chunks must
+            be local before the first of them is made.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    length: int
+    policy: Policy = "best_fit"
+    overflow: Overflow = "split"
+    cost: str | Estimate | None = None
+    fields: Sequence[str] | Mapping[str, float] | None = None
+    labels: Labels | None = None
+    multiple_of: int = 1
+    set_rows: int = 256
+
+    def __post_init__(self) -> None:
+        _settle(self, "length", "multiple_of", "set_rows")
+        checks.one_of("labels", self.labels, (None, *get_args(Labels)))
+        if self.policy not in ("best_fit", "concat"):
+            raise ConfigError(f'policy={self.policy!r} must be "best_fit" or "concat"', field="policy")
+        if self.overflow == "error" and isinstance(self.cost, Estimate):
+            raise ConfigError(
+                'overflow="error" with an Estimate: which documents are longer than a row is not known; count their '
+                "tokens with streamer.measure",
+                field="overflow",
+            )
+        self.spec()
+
+    def spec(self, costs: str = "") -> RowSpec:
+        """Returns the parts that decide which tokens share a row; the length is that which rows are planned for.
+
+        Args:
+            costs: identity of the measured costs.
+        """
+        spec = RowSpec(self.length, self.policy, self.overflow, self.multiple_of, self.set_rows, costs)
+        if not isinstance(self.cost, Estimate):
+            return spec
+        least = max(LEAST_LENGTH, self.length - math.ceil(self.length * self.cost.safety))
+        planned = -(-least // self.multiple_of) * self.multiple_of
+        return replace(spec, length=planned, costs=f"{costs}, rows of {self.length}")
+
+    def pad(self, field: str) -> float:
+        """Returns what a field is padded with."""
+        return _pad(self.fields, field)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Batches of whole samples of like length, as many as a budget allows; `StreamingDataLoader(data, batch_size=1)`.
+
+    A batch has the fields padded to the longest of its samples, [samples, longest, ...], and "lengths", int32
+    [samples]. Every sample is once in an epoch, and all ranks make the same number of steps. See docs/sequences.md.
+
+    Args:
+        budget: most of samples x the longest of them, in the unit of `cost`, 16 to 2**24.
+        most: samples of a batch; None: as many as the budget allows.
+        overflow: samples longer than the budget: "error", or "drop".
+        cost: the length of each sample: as of `Packing`, but for an `Estimate`: the budget is a limit of memory.
+        fields: fields that are padded along their first axis; a mapping also says with what. None: all that are as long
+            as `cost` says, padded with 0 ("labels" with -100).
+        set_rows: batches that are planned together, on average: the more, the more alike the lengths of a batch.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    budget: int
+    most: int | None = None
+    overflow: Literal["error", "drop"] = "error"
+    cost: str | None = None
+    fields: Sequence[str] | Mapping[str, float] | None = None
+    set_rows: int = 256
+
+    def __post_init__(self) -> None:
+        _settle(self, "budget", "set_rows")
+        if self.most is not None:
+            object.__setattr__(self, "most", checks.at_least("most", self.most, 1))
+        checks.one_of("overflow", self.overflow, ("error", "drop"))
+        if isinstance(self.cost, Estimate):
+            raise ConfigError(
+                "Buckets(cost=Estimate(...)): the budget is a limit of memory, which batches of longer samples than "
+                "estimated would break; count the samples once: streamer.measure",
+                field="cost",
+            )
+        self.spec()
+
+    def spec(self, costs: str = "") -> RowSpec:
+        """Returns the parts that decide which samples share a batch; see `Packing.spec`."""
+        most = self.budget if self.most is None else self.most
+        return RowSpec(self.budget, "buckets", self.overflow, 1, self.set_rows, costs, most=most)
+
+    def pad(self, field: str) -> float:
+        """Returns what a field is padded with."""
+        return _pad(self.fields, field)
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Makes batches that cost every rank the same in every step, without communication. See docs/sequences.md.
+
+    Rows of one lane, or samples that are not packed, change places with others that come at about the same time. Which
+    rows a batch has depends on the global batch, not on the number of ranks; a run goes on with another one.
+
+    Args:
+        rows: rows of a rank in a step; so many are made level together. For fewer ranks with more rows each it stays
+            as it is. With 1, rows of like cost share a step, and batches differ more from each other.
+        cost: of a document, or sample, of n tokens: (a, b) for a x n + b x n**2, whole numbers. The default is that of
+            a transformer of hidden size 4,096: 6 x 4,096 x n + n**2.
+        lengths: without packing, n of each sample: as `cost` of `Packing`. More than 2**24 count as 2**24. With an
+            `Estimate`, ranks are as level as it is right.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    rows: int
+    cost: tuple[int, int] = ROW_COST
+    lengths: str | Estimate | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", checks.at_least("rows", self.rows, 1))
+        given: object = self.cost
+        if not isinstance(given, Sequence) or len(given) != 2:
+            raise ConfigError(f"cost={given!r}: give a pair of whole numbers, as (24576, 1)", field="cost")
+        object.__setattr__(self, "cost", tuple(checks.whole("cost", part) for part in given))
+        object.__setattr__(self, "lengths", _settled("lengths", self.lengths))
+        self.spec(1)
+
+    def spec(self, batch: int, lengths: str = "") -> BalanceSpec:
+        """Returns the parts that decide which rows share a batch.
+
+        Args:
+            batch: rows of the global batch.
+            lengths: identity of the measured lengths.
+        """
+        return BalanceSpec(self.rows, *self.cost, batch, lengths)
+
+
+def as_packing(given: object) -> Packing | Buckets | None:
+    """Returns the packing of an argument, which may also be a mapping of its fields, as a file has it.
+
+    Raises:
+        ConfigError: something else, or an invalid value.
+    """
+    if given is None or isinstance(given, Packing | Buckets):
+        return given
+    if isinstance(given, Mapping) and "budget" in given and set(given) <= {one.name for one in fields(Buckets)}:
+        return Buckets(**given)
+    names = [one.name for one in fields(Packing)]
+    if not isinstance(given, Mapping) or "length" not in given or not set(given) <= set(names):
+        raise ConfigError(
+            f"packing={given!r} is not a streamer.Packing or Buckets, nor the arguments of one: {', '.join(names)}",
+            field="packing",
+        )
+    return Packing(**given)
+
+
+def _settle(packing: Packing | Buckets, *numbers: str) -> None:
+    """Keeps whole numbers as Python's own, the path of the costs as absolute, and the fields as a tuple or mapping."""
+    settled: dict[str, object] = {name: checks.whole(name, getattr(packing, name)) for name in numbers}
+    settled["cost"] = _settled("cost", packing.cost)
+    if packing.fields is not None:
+        settled["fields"] = _padded_with(packing.fields)
+    for name, value in settled.items():
+        object.__setattr__(packing, name, value)
+
+
+def _settled(name: str, given: object) -> str | Estimate | None:
+    """Returns the path of measured numbers as absolute; an estimate may also be a mapping, as a file has it."""
+    if given is None or isinstance(given, Estimate):
+        return given
+    if isinstance(given, Mapping):
+        names = [one.name for one in fields(Estimate)]
+        if "bytes_per_token" not in given or not set(given) <= set(names):
+            raise ConfigError(f"{name}={given!r}: the arguments of an Estimate are {', '.join(names)}", field=name)
+        return Estimate(**given)
+    return os.path.abspath(str(checks.path(name, given)))  # type: ignore[arg-type]
+
+
+def _pad(fields: Sequence[str] | Mapping[str, float] | None, field: str) -> float:
+    if isinstance(fields, Mapping):
+        return fields[field]
+    return IGNORED if field == LABELS else 0
+
+
+def _padded_with(given: object) -> Mapping[str, float] | tuple[str, ...]:
+    """Returns the fields as a tuple, or with what they are padded."""
+    if isinstance(given, Mapping):
+        named, pads = tuple(given), tuple(given.values())
+    else:
+        named, pads = () if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (), ()
+    if not named or not all(isinstance(name, str) for name in named):
+        raise ConfigError(
+            f"fields={given!r}: give a sequence of names, or a mapping of names to what they are padded with",
+            field="fields",
+        )
+    if not all(isinstance(pad, int | float) for pad in pads):
+        raise ConfigError(f"fields={given!r}: fields are padded with numbers", field="fields")
+    if taken := {POSITIONS, DOCUMENTS, BOUNDS, LONGEST, LENGTHS}.intersection(named):
+        raise ConfigError(f"fields={given!r}: rows have {', '.join(sorted(taken))} of their own", field="fields")
+    return dict(given) if isinstance(given, Mapping) else named

@@ -1,0 +1,269 @@
+"""The table of rows: how many each set of chunks has, made once, and kept in a file beside the manifest."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.base.arrow.reader import map_table
+from streamer.base.cgroup import usable_cores
+from streamer.config import counted
+from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
+from streamer.manifest.staging import settle_file, workplace
+from streamer.order.rows.content import row_counts
+from streamer.order.rows.items import kept_costs
+from streamer.order.rows.sets import Sets, chunks_per_set, make_sets
+from streamer.order.rows.spec import RowSpec
+
+logger = logging.getLogger(__name__)
+
+Integers = npt.NDArray[np.int64]
+CostsOf = Callable[[Integers], Integers]
+Task = TypeVar("Task")
+
+_SCHEMA = {"rows": "int64", "chunks": "int64", "tokens": "int64", "left_out": "int64"}
+# Costs that are summed at once: 8 MB.
+_BLOCK = 1 << 20
+# Of a document, as counted: 4 GB of tokens of 2 bytes. A file with larger numbers has something else.
+_MOST_TOKENS = (1 << 31) - 1
+# Documents whose table takes a time that is worth a line, and processes for every core.
+_MANY = 5_000_000
+# With best fit, on one core (benchmarks/rows.py, 2026-11-26).
+_DOCUMENT_SECONDS = 0.5e-6
+# Runs of chunks and of sets that processes take one by one.
+_RUNS = 64
+
+
+class Documents(msgspec.Struct, frozen=True, eq=False):
+    """The chunks of a dataset's documents, which are numbered through its selection.
+
+    Attributes:
+        manifest_digest: of the manifest.
+        digest: identity of the documents.
+        chunk_samples: (M,) documents of each chunk.
+        chunk_first: (M+1,) documents before each chunk.
+        costs: numbers of documents -> their tokens.
+        shuffle: whether rows are shuffled.
+        reopen: opens the same documents in another process; None: they are of this process only.
+    """
+
+    manifest_digest: str
+    digest: str
+    chunk_samples: Integers
+    chunk_first: Integers
+    costs: CostsOf
+    shuffle: bool
+    reopen: Callable[[], Documents] | None = None
+
+    def of_chunks(self, chunks: npt.NDArray[np.uint32]) -> Integers:
+        """Returns the numbers of the documents of some chunks, chunk after chunk: (D,)."""
+        firsts, counts = self.chunk_first[chunks], self.chunk_samples[chunks]
+        before = np.cumsum(counts) - counts
+        numbers: Integers = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(firsts - before, counts)
+        return numbers
+
+
+class RowTable(msgspec.Struct, frozen=True, eq=False):
+    """The sets of a dataset, and how many rows each of them has.
+
+    Attributes:
+        sets: the chunks of each set.
+        counts: (S,) rows of each set, in every epoch.
+        tokens: (S,) tokens of them.
+        left_out: (S,) tokens of their documents that are in no row, by `overflow`.
+    """
+
+    sets: Sets
+    counts: Integers
+    tokens: Integers
+    left_out: Integers
+
+    @classmethod
+    def make(cls, spec: RowSpec, documents: Documents) -> RowTable:
+        """Packs every set once: 0.5 us for each document with best fit and core (2026-11-24).
+
+        Raises:
+            ManifestError: no document has a token.
+            ConfigError: a document is longer than a row, and overflow="error"; or all are, and overflow="drop".
+        """
+        with _running(documents) as run:
+            of_chunks = np.hstack(run(partial(_tokens_of_chunks, spec), _cut(len(documents.chunk_samples))))
+            if (tokens := int(of_chunks[0].sum())) == 0:
+                raise _without_rows(spec, int(documents.chunk_first[-1]), int(of_chunks[1].sum()))
+            per_set = chunks_per_set(documents.chunk_samples, tokens, spec.length, spec.set_rows)
+            sets = make_sets(documents.chunk_samples, per_set, shuffle=documents.shuffle)
+            counts = np.concatenate(run(partial(_counts, spec), [sets.part(*ends) for ends in _cut(len(sets))]))
+        kept, given = (np.add.reduceat(of_each[sets.all_chunks], sets.first[:-1]) for of_each in of_chunks)
+        return cls(sets, counts, kept, given - kept)
+
+    @classmethod
+    def open(cls, path: Path, documents: Documents) -> RowTable:
+        """Maps the file of a table.
+
+        Raises:
+            ManifestCorruptError: it is not the table of these documents.
+        """
+        columns = map_table(path, _SCHEMA)  # type: ignore[arg-type]
+        counts, chunks, tokens, left_out = (np.asarray(columns[name]).view(np.int64) for name in _SCHEMA)
+        sets = make_sets(documents.chunk_samples, int(chunks[0]) if len(chunks) else 1, shuffle=documents.shuffle)
+        if not np.array_equal(np.diff(sets.first), chunks):
+            raise ManifestCorruptError(f"{path}: not the sets of these documents", path=str(path))
+        return cls(sets, counts, tokens, left_out)
+
+    def write(self, path: Path) -> None:
+        """Writes the file.
+
+        Raises:
+            ManifestError: it cannot be written.
+        """
+        # Only here: processes that read a table do not need nanoarrow (6 ms of a start, 2026-11-22).
+        from streamer.base.arrow.writer import write_table
+
+        with workplace(path.parent) as place:
+            chunks = np.diff(self.sets.first)
+            columns = self.counts, chunks, self.tokens, self.left_out
+            write_table(place / path.name, dict(zip(_SCHEMA, columns, strict=True)))
+            settle_file(place / path.name, path)
+
+
+def _without_rows(spec: RowSpec, documents: int, tokens: int) -> ManifestError | ConfigError:
+    """The error of documents of which none is in a row, although they have `tokens`."""
+    if not tokens:
+        return ManifestError(f"none of the {documents} documents has a token for a row of {spec.length}")
+    remedy = "a larger budget" if spec.policy == "buckets" else 'a larger length, or overflow="split" or "truncate"'
+    return ConfigError(
+        f'overflow="drop" leaves out all of the {documents} documents: those that have a token are longer than '
+        f"{spec.room}; give {remedy}",
+        field="overflow",
+    )
+
+
+def _cut(count: int) -> list[tuple[int, int]]:
+    """Cuts 0..count-1 into runs, half-open."""
+    ends = np.linspace(0, count, min(count, _RUNS) + 1).astype(np.int64).tolist()
+    return list(pairwise(ends))
+
+
+@contextmanager
+def _running(
+    documents: Documents,
+) -> Iterator[Callable[[Callable[[Documents, Task], Integers], Sequence[Task]], list[Integers]]]:
+    """Yields what runs tasks over documents: in this process, or where there are many in one for each core."""
+    cores = usable_cores()
+    if documents.reopen is None or int(documents.chunk_first[-1]) < _MANY or cores == 1:
+        yield lambda work, tasks: [work(documents, task) for task in tasks]
+        return
+    # Only here: a small dataset starts no processes.
+    from streamer.executors.processes import Processes
+
+    pool, reopen = Processes(cores), documents.reopen
+    try:
+        yield lambda work, tasks: list(pool.map(partial(_reopened, reopen, work), tasks))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _reopened(reopen: Callable[[], Documents], work: Callable[[Documents, Task], Integers], task: Task) -> Integers:
+    return work(reopen(), task)
+
+
+def _counts(spec: RowSpec, documents: Documents, sets: Sets) -> Integers:
+    """Returns the rows of some sets."""
+    return row_counts(spec, sets, lambda number: documents.costs(documents.of_chunks(sets.chunks(number))))
+
+
+def _check_counts(costs: Integers, first: int) -> None:
+    """Refuses counts that no document has, whose rows would take all memory; `first`: number of the first document."""
+    if (most := int(costs.max())) > _MOST_TOKENS:
+        raise ConfigError(
+            f"cost: sample {first + int(costs.argmax())} has {most} tokens, at most {_MOST_TOKENS} are possible; "
+            "correct its number, or measure again",
+            field="cost",
+        )
+
+
+def _tokens_of_chunks(spec: RowSpec, documents: Documents, chunks: tuple[int, int]) -> Integers:
+    """Returns the tokens of each chunk of a run, (2, M): those that go to rows, and all.
+
+    Raises:
+        ConfigError: a document is longer than a row, and overflow="error"; or a count is no document's.
+    """
+    ends = documents.chunk_first[chunks[0] : chunks[1] + 1]
+    before, total = np.zeros((2, len(ends)), np.int64), np.zeros((2, 1), np.int64)
+    for first in range(int(ends[0]), int(ends[-1]), _BLOCK):
+        numbers = np.arange(first, min(first + _BLOCK, int(ends[-1])))
+        costs = documents.costs(numbers)
+        if spec.costs:
+            _check_counts(costs, first)
+        sums = total + np.cumsum([kept_costs(costs, spec), np.maximum(costs, 0)], axis=1)
+        here = slice(*np.searchsorted(ends, [first, first + len(numbers)], side="right"))
+        before[:, here] = sums[:, ends[here] - first - 1]
+        total = sums[:, -1:]
+    return np.diff(before)
+
+
+def table_path(folder: Path, spec: RowSpec, documents: Documents) -> Path:
+    """Returns the file of the table of these documents; its name is a digest of all that decides the rows."""
+    parts = msgspec.json.encode([documents.digest, documents.shuffle, spec])
+    return folder / f"{documents.manifest_digest}.{blake2b(parts, digest_size=8).hexdigest()}.rows.arrows"
+
+
+def find_table(folder: Path, spec: RowSpec, documents: Documents) -> tuple[Path, RowTable]:
+    """Returns the table and its file; the first process of a machine makes it, the others wait.
+
+    Raises:
+        ManifestError: no document has a token, or the file cannot be written.
+        ConfigError: a document is longer than a row, and overflow="error".
+    """
+    path = table_path(folder, spec, documents)
+    if (table := _opened(path, documents)) is None:
+        with _one_at_a_time(folder):
+            if (table := _opened(path, documents)) is None:
+                count = int(documents.chunk_first[-1])
+                if count >= _MANY:
+                    logger.warning(
+                        "making the table of rows of %d documents once, about %.0f s on %s",
+                        count,
+                        count * _DOCUMENT_SECONDS / usable_cores(),
+                        counted(usable_cores(), "cores"),
+                    )
+                table = RowTable.make(spec, documents)
+                table.write(path)
+    return path, table
+
+
+def _opened(path: Path, documents: Documents) -> RowTable | None:
+    """Opens a table; None: there is none, or it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        return RowTable.open(path, documents)
+    except ManifestCorruptError:
+        return None
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Holds a lock on the folder; the kernel releases it when the process ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ManifestError(f"cannot write a table of rows to {folder}: {error}", path=str(folder)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

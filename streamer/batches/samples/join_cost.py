@@ -1,0 +1,120 @@
+"""What an epoch fetches of the right side of a join, as far as it follows from manifests."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.samples.joins import OpenedJoin
+from streamer.batches.samples.opened import OpenedDataset
+from streamer.config import FetchConfig, format_bytes
+from streamer.manifest.model import MOST_GAP_BYTES
+from streamer.manifest.table import Manifest
+
+Integers = npt.NDArray[np.int64]
+
+# More runs of rows for a chunk of the left side are a sign of unlike orders; recoded rows have a range for each column.
+_USUAL_RUNS = 4.0
+# More bytes than with room for all are worth a word.
+_USUAL_BYTES = 1.5
+
+
+class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes and requests of one epoch.
+
+    Attributes:
+        row_bytes: of the rows; of recoded ones their share of the bytes of their chunks.
+        fetched_bytes, requests: of an empty cache with room for what is used more than once.
+        most_bytes, most_requests: where nothing is kept from one use to the next.
+        uses: of a chunk of the right side, in the mean.
+        local_bytes: of the chunks that are used, in the cache.
+        runs: requests for a chunk of the left side, in the mean.
+    """
+
+    row_bytes: int
+    fetched_bytes: int
+    requests: int
+    most_bytes: int
+    most_requests: int
+    local_bytes: int
+    uses: float
+    runs: float
+
+    def expected(self, kept: float) -> tuple[int, int]:
+        """Bytes and requests where this share of the right side is kept, and each use of the rest is fetched."""
+        passing = 1.0 - kept
+        return (
+            int(self.fetched_bytes + passing * (self.most_bytes - self.fetched_bytes)),
+            int(self.requests + passing * (self.most_requests - self.requests)),
+        )
+
+
+def join_cost(join: OpenedJoin, left: OpenedDataset) -> JoinCost:
+    """Counts what an epoch of the selected samples of the left side needs."""
+    table, part = join.table, join.manifest
+    chunks = np.flatnonzero(left.chunk_samples)
+    uses = np.bincount(table.uses_of(chunks)[1], minlength=part.chunks)
+    (fetch, requests), used = _fetches(part), uses > 0
+    wanted = table.rows if left.selection is None else table.rows_of(left.selection.ordinals)[1]
+    rows = part.chunk_first.searchsorted(np.unique(wanted), "right") - 1
+    needed = np.bincount(rows, minlength=part.chunks)
+    return JoinCost(
+        row_bytes=int((part.column("chunks", "fetch_bytes").astype(np.int64) * needed / part.chunk_samples).sum()),
+        fetched_bytes=int(fetch[used].sum()),
+        requests=int(requests[used].sum()),
+        most_bytes=int((fetch * uses).sum()),
+        most_requests=int((requests * uses).sum()),
+        local_bytes=int(part.chunk_local_bytes[used].sum()),
+        uses=float(uses[used].mean()) if used.any() else 0.0,
+        runs=float((requests * uses).sum() / max(1, len(chunks))),
+    )
+
+
+def in_words(join: OpenedJoin, left: OpenedDataset, cache_bytes: int) -> str:
+    """What is said before the training, with a cache of this size."""
+    cost, found = join_cost(join, left), join.table.found
+    having = found if left.selection is None else found[left.selection.ordinals]
+    # What is kept of the right side saves more than what is kept of the left one, which comes after it.
+    kept = min(1.0, cache_bytes / max(1, cost.local_bytes))
+    fetched_bytes, requests = cost.expected(kept)
+    text = (
+        f"join     {join.recipe.name}: {np.count_nonzero(having):,} of {left.samples:,} samples have rows; "
+        f"an epoch fetches {format_bytes(fetched_bytes)} in {requests:,} requests for them, "
+        f"{fetched_bytes / max(1, cost.row_bytes):.2f} times the bytes of the rows"
+    )
+    passing = fetched_bytes > _USUAL_BYTES * cost.fetched_bytes
+    if passing:
+        text += (
+            f", as each chunk is used {cost.uses:.1f} times and the cache has room for {kept:.0%} of them: with room "
+            f"for {format_bytes(cost.local_bytes)} it would be {format_bytes(cost.fetched_bytes)}"
+        )
+    if passing or (cost.runs > _USUAL_RUNS and not join.manifest.recoded):
+        text += (
+            "\nadvice   the orders or the chunks of the two sides are unlike; streamer pack --join writes them "
+            "side by side (docs/joins.md)"
+        )
+    return text
+
+
+def _fetches(part: Manifest) -> tuple[Integers, Integers]:
+    """(chunks,) each: the bytes that a fetch of each chunk takes, with small gaps between its extents; the ranges."""
+    if part.whole_objects:
+        sizes = part.column("objects", "size").astype(np.int64)
+        first = part.chunk_first[:-1]
+        return np.add.reduceat(sizes, first), np.add.reduceat(_pieces(sizes), first)
+    number, start, stop = (part.column("extents", name).astype(np.int64) for name in ("object", "start", "stop"))
+    first = part.column("chunks", "first_extent").astype(np.int64)
+    # Extents that are close together are one range.
+    gaps = start[1:] - stop[:-1]
+    begins = np.append(True, (number[1:] != number[:-1]) | (gaps < 0) | (gaps > MOST_GAP_BYTES))
+    begins[first] = True
+    at = np.flatnonzero(begins)
+    lengths = stop[np.append(at[1:], len(stop)) - 1] - start[at]
+    of_chunk = np.searchsorted(at, first)
+    return np.add.reduceat(lengths, of_chunk), np.add.reduceat(_pieces(lengths), of_chunk)
+
+
+def _pieces(lengths: Integers) -> Integers:
+    """The ranges of extents of these lengths."""
+    return np.where(lengths > 0, np.maximum(1, lengths // FetchConfig().range_bytes), 0)

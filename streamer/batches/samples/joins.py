@@ -1,0 +1,255 @@
+"""Joins samples to rows of a second dataset: what a worker opens, what its samples get, and which chunks a rank needs.
+
+The rows of the second dataset, the right side, come from a manifest of their own, which is a part of the rank's session
+as a member of a mix is. While a chunk of the left side is open, so are those that have its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice, starmap, takewhile
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.samples.maker import ByteSource, SampleLocation, located
+from streamer.client.session import EpochSchedule
+from streamer.decode.dispatch import SampleDecoder
+from streamer.decode.rule import DecodeRule
+from streamer.errors import DecodeError
+from streamer.formats.base import Field, SampleName
+from streamer.formats.registry import open_format
+from streamer.manifest.joined import JoinTable
+from streamer.manifest.reader_lock import open_held
+from streamer.manifest.table import Manifest
+
+Integers = npt.NDArray[np.int64]
+How = Literal["one", "many"]
+_KEY = "__key__"
+_NO_NAME = SampleName()
+# Rows of a batch that are read together: thousands of short ones, and not two large ones at a time.
+_AHEAD_BYTES = 4 << 20
+
+
+class JoinRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a process needs to join samples.
+
+    Attributes:
+        table: folder of the rows of each sample.
+        part: folder of the manifest from which they are read.
+        name: the right side, for messages.
+        columns: name in the right side, and in the samples; None: all fields, but for the key.
+        key: the field of the right side with its key.
+        how: "one": its fields; "many": lists of them.
+        decode, allow_pickle: of the right side.
+    """
+
+    table: Path
+    part: Path
+    name: str
+    columns: tuple[tuple[str, str], ...] | None
+    key: str
+    how: How
+    decode: DecodeRule = "auto"
+    allow_pickle: bool = False
+
+    def open(self) -> OpenedJoin:
+        """Opens table and manifest in this process.
+
+        Raises:
+            ManifestError: one of them is gone.
+        """
+        return OpenedJoin(self, JoinTable.open(self.table), open_held(self.part))
+
+
+class OpenedJoin:
+    """One join, opened in this process.
+
+    Attributes:
+        recipe: its options.
+        table: the rows of each sample.
+        manifest: from which they are read.
+    """
+
+    def __init__(self, recipe: JoinRecipe, table: JoinTable, manifest: Manifest) -> None:
+        self.recipe, self.table, self.manifest = recipe, table, manifest
+
+    def __repr__(self) -> str:
+        return f"OpenedJoin({self.recipe.name}, {self.table!r}, {self.manifest!r})"
+
+    @property
+    def mean_uses(self) -> float:
+        """How often an epoch uses a chunk of the right side, in the mean of those that it uses."""
+        used = len(np.unique(self.table.use_chunk))
+        return self.table.head.uses / max(1, used)
+
+    def field_of(self, name: str) -> str | None:
+        """The field of the right side, or its part, that samples have by a name; None: they have none of that name.
+
+        It may not exist where the samples name their own fields.
+        """
+        for field, to in self.recipe.columns or ():
+            if name == to or name.startswith(f"{to}."):
+                return field + name.removeprefix(to)
+        known = {spec.name for spec in self.manifest.facts.fields}
+        given = self.recipe.columns is not None or name in (_KEY, self.recipe.key)
+        return None if given or (known and name not in known and name.partition(".")[0] not in known) else name
+
+    def reader(self, content: ByteSource) -> JoinReader:
+        """What reads the rows of samples."""
+        return JoinReader(self, content)
+
+
+class JoinReader:
+    """Reads the rows of samples. Used by one thread."""
+
+    def __init__(self, joined: OpenedJoin, content: ByteSource) -> None:
+        recipe = joined.recipe
+        self._joined, self._content = joined, content
+        self._table, self._manifest = joined.table, joined.manifest
+        self._columns = None if recipe.columns is None else dict(recipe.columns)
+        self._opener = open_format(joined.manifest)
+        self._decoder = SampleDecoder(recipe.decode, allow_pickle=recipe.allow_pickle)
+        names = [spec.name for spec in joined.manifest.facts.fields if spec.name not in (_KEY, recipe.key)]
+        self._names = names if recipe.columns is None else [to for _, to in recipe.columns]
+        # Of the running batch: the rows of its samples, the place of each sample in it, and the rows that are read.
+        self._batch: list[tuple[int, list[SampleLocation]]] = []
+        self._index: dict[int, int] = {}
+        self._read: dict[int, list[tuple[SampleLocation, memoryview]]] = {}
+
+    def __repr__(self) -> str:
+        return f"JoinReader({self._joined!r}, {len(self._batch)} samples)"
+
+    def begin(self, ordinals: Integers) -> None:
+        """Begins a batch: locates the rows of all its samples.
+
+        Args:
+            ordinals: of the samples in the manifest of the left side, in the order in which `values` is called.
+
+        Raises:
+            ChunkUnreadableError: as of `values`.
+        """
+        self._batch = list(zip(ordinals.tolist(), self._located(ordinals), strict=True))
+        self._index = {ordinal: at for at, (ordinal, _) in enumerate(self._batch)}
+        self._read = {}
+
+    def values(self, ordinal: int, raw: Callable[[memoryview], object] = bytes) -> Mapping[str, object]:
+        """Returns the fields that a sample gets.
+
+        Args:
+            ordinal: of the sample in the manifest of the left side.
+            raw: converts fields without decoder.
+
+        Raises:
+            ChunkUnreadableError: bytes of a row are missing or wrong.
+            DecodeError: a row cannot be decoded, or lacks a column.
+        """
+        if ordinal not in self._read:
+            self._read_from(ordinal)
+        rows = [self._row(place.ordinal, content, raw) for place, content in self._read.pop(ordinal)]
+        if self._joined.recipe.how == "one":
+            return rows[0] if rows else dict.fromkeys(self._names)
+        names = self._names or list(dict.fromkeys(name for row in rows for name in row))
+        return {name: [row.get(name) for row in rows] for name in names}
+
+    def field_of(self, name: str) -> str:
+        """The name in the right side of a field of samples."""
+        return next((field for field, to in self._joined.recipe.columns or () if to == name), name)
+
+    def _located(self, ordinals: Integers) -> Iterator[list[SampleLocation]]:
+        """The places of the rows of each sample."""
+        owner, rows = self._table.rows_of(ordinals)
+        places = iter(starmap(SampleLocation, zip(*located(self._manifest, self._content, rows), strict=True)))
+        return (list(islice(places, count)) for count in np.bincount(owner, minlength=len(ordinals)).tolist())
+
+    def _read_from(self, ordinal: int) -> None:
+        """Reads the rows of a sample, and of those after it in the batch as long as these are short."""
+        at = self._index.get(ordinal)
+        if at is None:
+            return self._take([(ordinal, next(self._located(np.array([ordinal], np.int64))))])
+        lengths = (sum(place.stop - place.start for place in places) for _, places in islice(self._batch, at, None))
+        short = sum(1 for _ in takewhile(_AHEAD_BYTES.__ge__, accumulate(lengths)))
+        try:
+            self._take(self._batch[at : at + max(1, short)])
+        except OSError:  # read alone, the sample with the error is found
+            self._take(self._batch[at : at + 1])
+
+    def _take(self, samples: Sequence[tuple[int, list[SampleLocation]]]) -> None:
+        contents = iter(self._content.read_each([place for _, places in samples for place in places]))
+        self._read |= {ordinal: list(zip(places, contents, strict=False)) for ordinal, places in samples}
+
+    def _row(self, row: int, content: memoryview, raw: Callable[[memoryview], object]) -> dict[str, object]:
+        name = self._manifest.name(row) if self._manifest.whole_objects else _NO_NAME
+        try:
+            found, fields = self._opener.open(content, name)
+            key = str(row) if found is None else found
+            sample = self._decoder(key, self._wanted(key, fields), raw=raw)
+        except DecodeError as error:
+            raise DecodeError(f"{error.message} (row {row} of the join with {self._joined.recipe.name})") from error
+        if self._columns is not None:
+            return {to: sample[name] for name, to in self._columns.items()}
+        del sample[_KEY]
+        return sample
+
+    def _wanted(self, key: str, fields: Sequence[Field]) -> list[Field]:
+        """The fields of a row that samples get."""
+        if self._columns is None:
+            return [field for field in fields if field.name not in (_KEY, self._joined.recipe.key)]
+        found = [field for field in fields if field.name in self._columns]
+        if len(found) < len(self._columns) - (_KEY in self._columns):
+            names = [field.name for field in fields]
+            lacking = next(name for name in self._columns if name not in names and name != _KEY)
+            raise DecodeError(
+                f"columns={lacking!r} is not a field of sample {key!r} of the right side, which has {', '.join(names)}"
+            )
+        return found
+
+
+def joined_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, tuple[int, int], int]]) -> EpochSchedule:
+    """Adds the chunks of the right sides to a schedule.
+
+    Args:
+        schedule: of the left sides.
+        joins: of each join, the range of chunk numbers of its left side, and the first one of its right side.
+    """
+    chunks, firsts, lasts = [schedule.chunk], [schedule.first], [schedule.last]
+    passes = [] if schedule.passes is None else [schedule.passes]
+    for joined, (start, stop), base in joins:
+        mine = np.flatnonzero((schedule.chunk >= start) & (schedule.chunk < stop))
+        owner, used = joined.table.uses_of(schedule.chunk[mine].astype(np.int64) - start)
+        entry = mine[owner]
+        number = np.zeros(len(entry), np.uint32) if schedule.passes is None else schedule.passes[entry]
+        chunk, first, last, number = merged(used + base, schedule.first[entry], schedule.last[entry], number)
+        chunks.append(chunk.astype(np.uint32))
+        firsts.append(first)
+        lasts.append(last)
+        if schedule.passes is not None:
+            passes.append(number)
+    first = np.concatenate(firsts)
+    order = np.argsort(first, kind="stable")
+    return msgspec.structs.replace(
+        schedule,
+        chunk=np.concatenate(chunks)[order],
+        first=first[order],
+        last=np.concatenate(lasts)[order],
+        passes=np.concatenate(passes)[order] if passes else None,
+    )
+
+
+def merged(
+    chunk: Integers, first: Integers, last: Integers, passes: npt.NDArray[np.uint32]
+) -> tuple[Integers, Integers, Integers, npt.NDArray[np.uint32]]:
+    """Joins uses of one chunk whose steps overlap to one use; the others stay apart, so that it may leave meanwhile."""
+    if not len(chunk):
+        return chunk, first, last, passes
+    order = np.lexsort((first, chunk))
+    chunk, first, last, passes = chunk[order], first[order], last[order], passes[order]
+    # The last step of all uses before, of the same chunk: chunks are kept apart by more than there are steps.
+    apart = chunk * (int(last.max()) + 2)
+    until = np.maximum.accumulate(apart + last)
+    opens = np.append(True, (apart + first)[1:] > until[:-1])
+    begins = np.flatnonzero(opens)
+    return chunk[begins], first[begins], np.maximum.reduceat(last, begins), passes[begins]

@@ -1,0 +1,417 @@
+"""Makes one sample from its ordinal: locates, reads, opens, decodes, transforms it. Imports no torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.annotations.join import Joiner, JoinRules
+from streamer.batches.samples.seeding import TAG_CLIP, UNSEEDED, SampleDraws, SeededCode, sample_seeds
+from streamer.client.chunk_reader import Wanted
+from streamer.decode.arrays import NO_ROW, Row
+from streamer.decode.dispatch import SampleDecoder
+from streamer.decode.rule import DecodeRule
+from streamer.decode.transforms import OnField, takes
+from streamer.errors import DecodeError, WorkerError
+from streamer.formats.base import Field, SampleName
+from streamer.formats.registry import open_format
+from streamer.manifest.table import Manifest
+from streamer.order.hashing import fold
+
+Integers = npt.NDArray[np.int64]
+Sample = dict[str, object]
+# Called with the sample; also with `rng=` and `out=` if it has parameters of these names.
+Transform = Callable[..., object]
+# Called with the bytes of a sample and its fields.
+Look = Callable[[memoryview, Sequence[Field]], None]
+
+
+class SampleLocation(Wanted, frozen=True):
+    """The location of a sample, for one of its uses.
+
+    Attributes:
+        ordinal: its number in the manifest.
+        chunk: number of its chunk.
+        code: its number in the stream.
+        run: on which its random numbers depend: the epoch, the pass of a mix's member, the use in a growing dataset.
+        member: number of its dataset in the stream.
+    """
+
+    ordinal: int
+    chunk: int
+    code: int = -1
+    run: int = 0
+    member: int = 0
+
+
+class ByteSource(Protocol):
+    """Reads the bytes of samples."""
+
+    def boundaries(self, chunk: int) -> Integers:
+        """The boundaries of the records of a recoded chunk, see `RecordTable.bounds`: int64, shape (samples + 1,)."""
+        ...
+
+    def read(self, place: SampleLocation) -> memoryview:
+        """The sample's bytes, checked."""
+        ...
+
+    def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
+        """The bytes of several samples, checked."""
+        ...
+
+
+class RowSource(Protocol):
+    """Reads the fields that samples get from another dataset."""
+
+    def begin(self, ordinals: Integers) -> None:
+        """Begins a batch of these samples; see `JoinReader.begin`."""
+        ...
+
+    def values(self, ordinal: int, raw: Callable[[memoryview], object]) -> Mapping[str, object]:
+        """The fields of a sample, by its ordinal; arguments and errors as of `JoinReader.values`."""
+        ...
+
+    def field_of(self, name: str) -> str:
+        """The name that a field of samples has there."""
+        ...
+
+
+class SampleRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of making samples from bytes.
+
+    Attributes:
+        decode: see `streamer.decode`.
+        transform: sample dict -> anything; None: the dict itself.
+        allow_pickle: read fields that run code.
+        seed: of each sample's `rng`, together with epoch and ordinal.
+        member: name of the dataset in a mix, for messages; "" outside one.
+        source_key: the field of a sample with that name; None: not added.
+        joined: annotations.
+        leave_out: fields that samples do not get.
+    """
+
+    decode: DecodeRule = "auto"
+    transform: Transform | None = None
+    allow_pickle: bool = False
+    seed: int = 0
+    member: str = ""
+    source_key: str | None = None
+    joined: JoinRules | None = None
+    leave_out: frozenset[str] = frozenset()
+
+
+class SampleMaker:
+    """Turns places into samples. Used by one thread at a time.
+
+    Args:
+        manifest: of the dataset.
+        content: reads the bytes.
+        rules: of making samples.
+        number: ordinal in the manifest -> the number that `dataset[i]` takes.
+        joins: what reads the fields of other datasets.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        content: ByteSource,
+        rules: SampleRules,
+        number: Callable[[int], int] = int,
+        joins: Sequence[RowSource] = (),
+    ) -> None:
+        self._number = number
+        self._manifest = manifest
+        self._content = content
+        self._rules = rules
+        self._joins = joins
+        self._opener = open_format(manifest)
+        self.decoder = SampleDecoder(rules.decode, allow_pickle=rules.allow_pickle)
+        self._joiner = Joiner(rules.joined, rules.decode) if rules.joined is not None else None
+        self._takes_rng = takes(rules.transform, "rng")
+        self._draws = SampleDraws(rules.seed)
+        # Apart from those of the transform.
+        self._clip_draws = SampleDraws(fold(rules.seed, TAG_CLIP))
+        self._takes_out = takes(rules.transform, "out")
+        self._named: tuple[int, SampleName] = (-1, SampleName())
+        self._seeded: SeededCode | None = None
+        self._nanoseconds = [0, 0, 0]
+
+    def places(
+        self, ordinals: Integers, codes: Integers | None = None, runs: Iterable[int] = repeat(0), member: int = 0
+    ) -> list[SampleLocation]:
+        """Locates samples by their ordinals in the manifest.
+
+        Args:
+            ordinals: of the samples.
+            codes: their numbers in the stream; None: the ordinals.
+            runs: for their random numbers, see `SampleLocation`.
+            member: number of this dataset in the stream.
+
+        Raises:
+            ChunkUnreadableError: a recoded chunk, which says itself where its samples are, is missing or wrong.
+        """
+        columns = located(self._manifest, self._content, ordinals)
+        numbers = columns[3] if codes is None else codes.tolist()
+        return [SampleLocation(*row) for row in zip(*columns, numbers, runs, repeat(member), strict=False)]
+
+    def begin(self, places: Iterable[SampleLocation]) -> None:
+        """Begins a batch of these samples, whose joined rows are located together."""
+        if self._joins:
+            ordinals = np.array([place.ordinal for place in places], np.int64)
+            for join in self._joins:
+                join.begin(ordinals)
+
+    @property
+    def draws(self) -> bool:
+        """Whether user code runs, which may draw from the global generators."""
+        transform = self._rules.transform
+        own = transform is None or (type(transform) is OnField and transform.is_own) or hasattr(transform, UNSEEDED)
+        return not own or self.decoder.runs_users_code
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transform and decoders."""
+        return self._rules.transform, self._rules.decode
+
+    @property
+    def decodes_into_rows(self) -> bool:
+        """Whether decoders may write to rows: not before a transform, which may keep its arguments."""
+        return self._rules.transform is None
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether arrays can be written directly to rows of the slot."""
+        return self._takes_out or self.decodes_into_rows
+
+    def make(self, place: SampleLocation) -> object:
+        """Reads, opens, decodes and transforms one sample; seeds the generators that user code holds.
+
+        Raises:
+            ChunkUnreadableError: its bytes are missing or wrong.
+            DecodeError: its bytes cannot be decoded; names sample, object and decoder.
+            WorkerError: user code has called `sys.exit`.
+        """
+        if not self.draws:
+            return self._make(place)
+        if self._seeded is None:
+            self._seeded = SeededCode(self.user_code, seeds_globals=False)
+        seed = sample_seeds(self._rules.seed, place.run, np.array([place.ordinal], np.int64))[0]
+        return self._seeded.run(seed, self._make, place)
+
+    def _make(self, place: SampleLocation) -> object:
+        return self.transform(place, self.sample(place))
+
+    def sample(
+        self,
+        place: SampleLocation,
+        row: Row = NO_ROW,
+        look: Look | None = None,
+        *,
+        raw: Callable[[memoryview], object] = bytes,
+    ) -> Sample:
+        """Reads, opens and decodes one sample.
+
+        Args:
+            place: of the sample.
+            row: receives arrays that match it.
+            look: called with its bytes and its fields.
+            raw: converts fields without decoder.
+
+        Raises:
+            ChunkUnreadableError, DecodeError: as above.
+        """
+        started = time.perf_counter_ns()
+        content = self._content.read(place)
+        self.spent(0, started)
+        return self.decode(place, content, row, look, raw=raw)
+
+    def decode(
+        self,
+        place: SampleLocation,
+        content: memoryview,
+        row: Row = NO_ROW,
+        look: Look | None = None,
+        *,
+        raw: Callable[[memoryview], object] = bytes,
+    ) -> Sample:
+        """A sample's bytes as a dict with the usual keys; the number of the class folder as "label".
+
+        Raises:
+            DecodeError: as above.
+        """
+        started = time.perf_counter_ns()
+        try:
+            key, fields = self.open(place, content)
+            if look is not None:
+                look(content, fields)
+            sample = self.build(place, key, fields, row, raw=raw)
+        except DecodeError as error:
+            raise self._located(error, place) from error
+        except SystemExit as error:
+            raise self._exited(error, "decoder", place, "") from error
+        self.spent(1, started)
+        return sample
+
+    def open(self, place: SampleLocation, content: memoryview) -> tuple[str, Sequence[Field]]:
+        """Splits a sample's bytes into its key (its ordinal, if it has none) and its undecoded fields.
+
+        Raises:
+            DecodeError: the bytes do not have the format.
+        """
+        key, fields = self._opener.open(content, self._name(place.ordinal))
+        if self._rules.leave_out:
+            fields = [field for field in fields if field.name not in self._rules.leave_out]
+        return str(place.ordinal) if key is None else key, fields
+
+    def build(
+        self,
+        place: SampleLocation,
+        key: str,
+        fields: Sequence[Field],
+        row: Row = NO_ROW,
+        in_place: Row = NO_ROW,
+        *,
+        raw: Callable[[memoryview], object] = bytes,
+    ) -> Sample:
+        """Decodes the fields; see `SampleDecoder`.
+
+        Raises:
+            DecodeError: a field does not have the type of its name.
+        """
+        draws = partial(self._clip_draws.at, place.run, place.ordinal)
+        sample = self.decoder(key, fields, row, in_place, raw=raw, draws=draws)
+        if (label := self._name(place.ordinal).label) >= 0:
+            _refuse_field(sample, "label", "the number of its class folder; name the folder of the files as the url")
+            sample["label"] = label
+        if self._joiner is not None:
+            self._joiner.check_apart(sample.keys())
+            sample |= self._joiner.values(key, fields)
+        for join in self._joins:
+            sample |= checked_apart(sample, join.values(place.ordinal, raw), join.field_of)
+        if self._rules.source_key is not None:
+            _refuse_field(sample, self._rules.source_key, "the name of its dataset; source_key= names another field")
+            sample[self._rules.source_key] = self._rules.member
+        return sample
+
+    def fields(self, place: SampleLocation) -> tuple[str, Sequence[Field]]:
+        """Returns key and undecoded fields, for inspection."""
+        return self.open(place, self._content.read(place))
+
+    def transform(self, place: SampleLocation, sample: Sample, row: Row = NO_ROW) -> object:
+        """Applies the user's function; its randomness depends on seed, run and ordinal only.
+
+        Raises:
+            WorkerError: it has called `sys.exit`.
+            Exception: its own error, with a note that names the sample.
+        """
+        transform = self._rules.transform
+        if transform is None:
+            return sample
+        arguments: dict[str, object] = {}
+        if self._takes_rng:
+            arguments["rng"] = self._draws.at(place.run, place.ordinal)
+        if self._takes_out:
+            arguments["out"] = row
+        # The function may change the sample.
+        key = sample["__key__"]
+        started = time.perf_counter_ns()
+        try:
+            made = transform(sample, **arguments)
+        except SystemExit as error:
+            raise self._exited(error, "transform", place, key) from error
+        except Exception as error:
+            fields = f"; its fields are {', '.join(sample)}" if isinstance(error, KeyError) else ""
+            error.add_note(f"raised by the transform for {self._text(place, key)}{fields}")
+            raise
+        self.spent(2, started)
+        return made
+
+    def stage_nanoseconds(self) -> tuple[int, int, int]:
+        """Returns the nanoseconds of reading, decoding and transforming so far."""
+        read, decode, transform = self._nanoseconds
+        return read, decode, transform
+
+    def spent(self, stage: int, started: int) -> None:
+        """Adds the nanoseconds since `started` to a stage: 0 read, 1 decode, 2 transform."""
+        self._nanoseconds[stage] += time.perf_counter_ns() - started
+
+    def _name(self, ordinal: int) -> SampleName:
+        """The name and label of a sample in the manifest, looked up once."""
+        if self._named[0] != ordinal and self._manifest.whole_objects:
+            self._named = ordinal, self._manifest.name(ordinal)
+        return self._named[1]
+
+    def _label(self, ordinal: int) -> str:
+        """The sample as `dataset[...]` has it."""
+        member = f"[{self._rules.member!r}]" if self._rules.member else ""
+        return f"dataset{member}[{self._number(ordinal)}]"
+
+    def _located(self, error: DecodeError, place: SampleLocation) -> DecodeError:
+        where = _where(self._manifest, place.ordinal)
+        number = self._number(place.ordinal)
+        return DecodeError(
+            f"{error.message} ({self._label(place.ordinal)}, {where})",
+            **{**error.details, "ordinal": place.ordinal, "number": number, "object": where},
+        )
+
+    def _exited(self, error: SystemExit, what: str, place: SampleLocation, key: object) -> WorkerError:
+        return WorkerError(
+            f"the {what} has called sys.exit({error.code!r}) for {self._text(place, key)}; raise an exception to "
+            "refuse a sample, and on_error='skip' replaces it",
+            ordinal=place.ordinal,
+            number=self._number(place.ordinal),
+        )
+
+    def _text(self, place: SampleLocation, key: object) -> str:
+        """The names of a sample, as users know it."""
+        where = _where(self._manifest, place.ordinal)
+        return f"{self._label(place.ordinal)}, {f'key {key!r}, ' if key else ''}{where}"
+
+
+def _refuse_field(sample: Sample, name: str, what: str) -> None:
+    """Refuses a sample whose own field would be replaced; raises DecodeError."""
+    if name in sample:
+        raise DecodeError(f"the sample has a field {name!r} of its own, and so would be called {what}")
+
+
+def checked_apart(sample: Sample, joined: Mapping[str, object], field_of: Callable[[str], str]) -> Mapping[str, object]:
+    """Returns the fields of a join; raises DecodeError where the sample has one of that name."""
+    if twice := sample.keys() & joined.keys():
+        name = min(twice)
+        raise DecodeError(
+            f"both sides of the join have the field {name!r}; columns={{{field_of(name)!r}: 'another name'}} renames "
+            "that of the right side"
+        )
+    return joined
+
+
+def located(manifest: Manifest, content: ByteSource, ordinals: Integers) -> list[list[int]]:
+    """Locates samples: their numbers in their chunks, starts, stops, ordinals and chunks; errors as of `places`."""
+    chunks, starts, stops = manifest.locate(ordinals)
+    samples = ordinals - manifest.chunk_first[chunks]
+    if manifest.recoded and len(chunks):
+        order = np.argsort(chunks, kind="stable")
+        for some in np.split(order, np.flatnonzero(np.diff(chunks[order])) + 1):
+            bounds = content.boundaries(int(chunks[some[0]]))
+            starts[some], stops[some] = bounds[samples[some]], bounds[samples[some] + 1]
+    return [column.tolist() for column in (samples, starts, stops, ordinals, chunks)]
+
+
+def sample_key(manifest: Manifest, ordinal: int) -> str:
+    """A readable name of a sample: its path below the url; for samples in containers, object and byte range."""
+    if manifest.whole_objects:
+        return manifest.name(ordinal).object_key
+    return _where(manifest, ordinal)
+
+
+def _where(manifest: Manifest, ordinal: int) -> str:
+    """Describes object and byte range of a sample."""
+    extent = manifest.extent_of(ordinal)
+    return f"{extent.object.url} [{extent.start}, {extent.stop})"

@@ -1,0 +1,377 @@
+"""The datasets of a stream as one process has opened them: a dataset alone is its only member, a mix has several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property, partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.annotations.join import JoinRules
+from streamer.batches.samples.maker import SampleRules
+from streamer.config import format_bytes
+from streamer.manifest.layout import selection_name
+from streamer.manifest.reader_lock import open_held
+from streamer.manifest.table import Manifest
+from streamer.order.rows.spec import MOST_LENGTH
+
+if TYPE_CHECKING:
+    from streamer.batches.rows.costs import DocumentCosts
+    from streamer.batches.rows.options import Balance, Buckets, Packing
+    from streamer.batches.rows.planned import PlannedRows, RowsRecipe
+    from streamer.batches.rows.table import Documents
+    from streamer.batches.samples.joins import JoinRecipe, OpenedJoin
+    from streamer.client.session import EpochSchedule
+    from streamer.manifest.selection import Selection
+    from streamer.media.decode.cost import DecodeCost
+    from streamer.order.growing import Cohorts
+    from streamer.order.spec import OrderSpec
+
+Integers = npt.NDArray[np.int64]
+
+# Samples that are located at once: 50 MB.
+_BLOCK = 1 << 20
+
+
+class OpenedDataset:
+    """The selected samples of a manifest, or all, numbered through.
+
+    Attributes:
+        rows: the rows that the samples are packed into; None: they are not.
+        lengths: of the samples of the manifest, where samples that are not packed are balanced.
+        joins: the datasets that samples are joined to.
+    """
+
+    rows: PlannedRows | None = None
+    lengths: DocumentCosts | None = None
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        selection: Selection | None,
+        joined: JoinRules | None = None,
+        joins: Sequence[OpenedJoin] = (),
+    ) -> None:
+        self.manifest = manifest
+        self.selection = selection
+        self.joined = joined
+        self.joins = tuple(joins)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        selection_file: tuple[str, Path] | None,
+        rows: RowsRecipe | None = None,
+        joins: Sequence[JoinRecipe] = (),
+    ) -> Self:
+        """Opens a manifest's folder, and a selection by its digest and the folder of its file; None: all samples.
+
+        Raises:
+            ManifestError: there is no manifest.
+        """
+        manifest = open_held(path)
+        selection = None if selection_file is None else _open_selection(manifest, *selection_file)
+        opened = cls(manifest, selection, joins=[join.open() for join in joins])
+        if rows is not None:
+            # Only here and below: without packing nothing of this is loaded (14 ms with -X importtime, 2026-11-26).
+            from streamer.batches.rows.planned import PlannedRows
+
+            opened.rows = PlannedRows(rows, opened._documents(rows.packing, shuffle=rows.shuffle)[0])
+        return opened
+
+    def pack(self, packing: Packing | Buckets, spare: Path, *, shuffle: bool) -> None:
+        """Plans the rows of the samples, which are the samples of the order from then on.
+
+        Args:
+            packing: how.
+            spare: folder for the table of rows if that of the manifest is read-only for this process.
+            shuffle: whether they are shuffled.
+
+        Raises:
+            ConfigError: nothing says how many tokens a sample has, or a sample is longer than a row and must not be.
+            ManifestError: no sample has a token, or the table cannot be written.
+        """
+        from streamer.batches.rows.planned import PlannedRows, RowsRecipe
+        from streamer.batches.rows.table import find_table
+
+        documents, costs = self._documents(packing, shuffle=shuffle)
+        spec, folder = packing.spec(costs.identity), self.manifest.path.parent
+        path, table = find_table(folder if os.access(folder, os.W_OK) else spare, spec, documents)
+        self.rows = PlannedRows(RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=path), documents, table)
+
+    def measured(self, balance: Balance | None) -> Self:
+        """Opens the lengths of samples that are balanced and not packed; returns itself.
+
+        Raises:
+            ConfigError: nothing says how long a sample is.
+        """
+        if balance is not None and self.rows is None:
+            from streamer.batches.rows.costs import DocumentCosts
+
+            self.lengths = DocumentCosts(self.manifest, balance.lengths)
+        return self
+
+    def costs(self, numbers: Integers, seed: int, epoch: int, coefficients: tuple[int, int]) -> Integers:
+        """Returns the cost of some rows, or samples, (N,); see `PlannedRows.costs`."""
+        if self.rows is not None:
+            return self.rows.costs(numbers, seed, epoch, coefficients)
+        assert self.lengths is not None, "costs are asked for where samples are balanced"
+        # So that the sum of a superwindow fits 63 bits, see `BalanceSpec`.
+        length = self.lengths.of(self.to_manifest(numbers)).clip(0, MOST_LENGTH)
+        cost: Integers = coefficients[0] * length + coefficients[1] * length**2
+        return cost
+
+    def _documents(self, packing: Packing | Buckets, *, shuffle: bool) -> tuple[Documents, DocumentCosts]:
+        from streamer.batches.rows.costs import DocumentCosts
+        from streamer.batches.rows.table import Documents
+
+        costs = DocumentCosts(self.manifest, packing.cost, tuple(packing.fields or ()))
+        documents = Documents(
+            manifest_digest=self.manifest.digest,
+            digest=self.digest,
+            chunk_samples=self.chunk_samples,
+            chunk_first=self.chunk_first,
+            costs=lambda numbers: costs.of(self.to_manifest(numbers)),
+            shuffle=shuffle,
+            reopen=partial(_documents_of, self.manifest.path, self.selection_file, packing, shuffle),
+        )
+        return documents, costs
+
+    def __repr__(self) -> str:
+        return f"OpenedDataset({self.manifest!r}, {self.selection!r})"
+
+    @property
+    def selection_file(self) -> tuple[str, Path] | None:
+        """The digest of the selection, and the folder of its file; None: all samples."""
+        return None if self.selection is None else (self.selection.digest, self.selection.path.parent)
+
+    @cached_property
+    def decode_cost(self) -> DecodeCost | None:
+        """What the index says of decoding clips of films; None: the samples are others."""
+        # Only for a report: no other dataset loads it.
+        from streamer.media.decode.cost import mean_cost
+
+        return mean_cost(self.manifest)
+
+    @property
+    def samples(self) -> int:
+        """Number of selected samples."""
+        return self.manifest.samples if self.selection is None else self.selection.samples
+
+    @property
+    def digest(self) -> str:
+        """Identity of the selected samples."""
+        return self.manifest.digest if self.selection is None else self.selection.digest
+
+    @property
+    def chunk_samples(self) -> Integers:
+        """(M,) selected samples per chunk."""
+        return self.manifest.chunk_samples if self.selection is None else self.selection.chunk_samples
+
+    @cached_property
+    def chunk_first(self) -> Integers:
+        """(M+1,) selected samples before each chunk."""
+        return self.manifest.chunk_first if self.selection is None else np.append(0, np.cumsum(self.chunk_samples))
+
+    @property
+    def order_samples(self) -> Integers:
+        """What an order counts: (M,) selected samples per chunk, or (S,) rows per set of chunks."""
+        return self.chunk_samples if self.rows is None else self.rows.counts
+
+    @property
+    def order_first(self) -> Integers:
+        """Their prefix sum."""
+        return self.chunk_first if self.rows is None else self.rows.first
+
+    def cohorts(self, spec: OrderSpec) -> Cohorts:
+        """The cohorts in which a growing dataset admits its samples, or rows.
+
+        Raises:
+            ConfigError: see `Cohorts`.
+        """
+        # Only here: other datasets do not load it.
+        from streamer.order.growing import Cohorts
+
+        return Cohorts(spec, self.order_samples, None if self.rows is None else self.rows.sets)
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes of the selected samples, by their share of all."""
+        return int(self.manifest.chunk_local_bytes.sum() * (self.samples / max(1, self.manifest.samples)))
+
+    @cached_property
+    def exact_bytes(self) -> int:
+        """The bytes of the selected samples, in 0.1 us each; if recoded (without offsets), by their share of all."""
+        if self.selection is None or self.manifest.recoded:
+            return self.stored_bytes
+        blocks = (self.selection.ordinals[first : first + _BLOCK] for first in range(0, self.samples, _BLOCK))
+        located = (self.manifest.locate(block) for block in blocks)
+        return sum(int((stop - start).sum()) for _, start, stop in located)
+
+    def number(self, ordinal: int) -> int:
+        """Returns the number in the selection, which `dataset[i]` takes, of an ordinal in the manifest."""
+        return ordinal if self.selection is None else self.selection.number(ordinal)
+
+    def to_manifest(self, ordinals: Integers) -> Integers:
+        """Ordinals in the selection -> ordinals in the manifest."""
+        return ordinals if self.selection is None else self.selection.to_base(ordinals)
+
+
+class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a worker process needs to make the samples of one member.
+
+    Attributes:
+        manifest_path: the manifest's folder.
+        selection: digest of the selection, and the folder of its file; None: all samples.
+        rules: of making samples.
+        rows: the rows that the samples are packed into; None: they are not.
+        balance: of rows or samples; None: they are not balanced.
+        joins: the datasets that samples are joined to.
+    """
+
+    manifest_path: Path
+    selection: tuple[str, Path] | None
+    rules: SampleRules
+    rows: RowsRecipe | None = None
+    balance: Balance | None = None
+    joins: tuple[JoinRecipe, ...] = ()
+
+    def open(self) -> OpenedDataset:
+        """Opens the manifest in this process.
+
+        Raises:
+            ManifestError: there is none.
+        """
+        opened = OpenedDataset.open(self.manifest_path, self.selection, self.rows, self.joins)
+        return opened.measured(self.balance)
+
+    @property
+    def paths(self) -> list[Path]:
+        """Files and folders that `open` reads, and the samples are made with."""
+        found = [self.manifest_path]
+        if self.selection is not None:
+            digest, folder = self.selection
+            found.append(folder / selection_name(self.manifest_path.name, digest))
+        if self.rows is not None:
+            found.append(self.rows.table)
+        if self.rules.joined is not None:
+            found.append(self.rules.joined.table)
+        return found + [path for join in self.joins for path in (join.table, join.part)]
+
+
+class Members:
+    """The members in their order. The chunks of each are numbered after those of the members before it.
+
+    Those of the datasets that they are joined to follow, in the order of the members and of their joins.
+    """
+
+    def __init__(self, members: Sequence[OpenedDataset]) -> None:
+        self.each = list(members)
+
+    def __repr__(self) -> str:
+        return f"Members({self.each})"
+
+    @property
+    def samples(self) -> list[int]:
+        """Number of selected samples of each."""
+        return [member.samples for member in self.each]
+
+    @property
+    def order_samples(self) -> list[int]:
+        """Samples of each that an order counts: selected samples, or rows."""
+        return [int(member.order_first[-1]) for member in self.each]
+
+    @property
+    def left_out(self) -> int:
+        """Tokens that `overflow` leaves out of every epoch; of a mix, of a pass over each member."""
+        return sum(member.rows.left_out for member in self.each if member.rows is not None)
+
+    @property
+    def first_sets(self) -> list[int]:
+        """(members + 1,) of members with rows, number of the first set of each."""
+        return [0, *np.cumsum([len(member.order_samples) for member in self.each]).tolist()]
+
+    @cached_property
+    def first_chunks(self) -> list[int]:
+        """(members + 1,) number of the first chunk of each."""
+        counts = [member.manifest.chunks for member in self.each]
+        return [0, *np.cumsum(counts).tolist()]
+
+    @cached_property
+    def joins(self) -> list[tuple[int, OpenedJoin]]:
+        """The joins, each with the number of its member."""
+        return [(number, join) for number, member in enumerate(self.each) for join in member.joins]
+
+    @cached_property
+    def first_chunks_of_parts(self) -> list[int]:
+        """(parts + 1,) number of the first chunk of each member, then of each join."""
+        counts = [join.manifest.chunks for _, join in self.joins]
+        return [*self.first_chunks, *(self.first_chunks[-1] + np.cumsum(counts)).tolist()]
+
+    @cached_property
+    def chunk_bytes(self) -> Integers:
+        """Bytes of each chunk, over all members and joins."""
+        return np.concatenate([manifest.chunk_local_bytes for manifest in self.manifests])
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """The manifests of the members, then of the joins."""
+        return [*(member.manifest for member in self.each), *(join.manifest for _, join in self.joins)]
+
+    @property
+    def digest(self) -> str:
+        """A name for the data of all members together, the same on every rank."""
+        digests = [member.manifest.digest for member in self.each]
+        return blake2b(" ".join(digests).encode(), digest_size=16).hexdigest()
+
+    def facts_of_joins(self) -> dict[str, str]:
+        """What must be equal on all ranks besides the members."""
+        return {"joins": " ".join(join.table.digest for _, join in self.joins)} if self.joins else {}
+
+    def part_values(self, values: Sequence[float]) -> tuple[float, ...]:
+        """The values of the members, then of the joins, of which a kept chunk serves all its uses."""
+        return (*values, *(values[number] * join.mean_uses for number, join in self.joins))
+
+    def if_full(self, opened: Sequence[int]) -> str:
+        """What helps where the cache has no room for the chunks of the joins; "": they have none open.
+
+        Args:
+            opened: bytes that are open at once, of the members and then of the joins.
+        """
+        if not (rows := sum(opened[len(self.each) :])):
+            return ""
+        return (
+            f"{format_bytes(rows)} of them are chunks with the rows of joins: where the two sides lie in unlike order, "
+            "`streamer pack --join` writes them side by side, once (docs/joins.md)"
+        )
+
+    def with_joins(self, schedule: EpochSchedule) -> EpochSchedule:
+        """Adds what the joins need to the schedule of the members."""
+        if not self.joins:
+            return schedule
+        from streamer.batches.samples.joins import joined_schedule
+
+        first, starts = self.first_chunks, self.first_chunks_of_parts[len(self.each) :]
+        spans = [(first[number], first[number + 1]) for number, _ in self.joins]
+        return joined_schedule(schedule, list(zip([join for _, join in self.joins], spans, starts, strict=False)))
+
+
+def _documents_of(
+    path: Path, selection: tuple[str, Path] | None, packing: Packing | Buckets, shuffle: bool
+) -> Documents:
+    """Opens the documents of a dataset in another process."""
+    return OpenedDataset.open(path, selection)._documents(packing, shuffle=shuffle)[0]
+
+
+def _open_selection(manifest: Manifest, digest: str, folder: Path) -> Selection:
+    # Imported here: it imports the manifest's builder and asyncio, 40 ms of a worker's start (2026-11-20).
+    from streamer.manifest.selection import Selection
+
+    return Selection.open(manifest, digest, folder)

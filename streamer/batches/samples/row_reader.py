@@ -1,0 +1,101 @@
+"""Reads the samples of a batch from one dataset, their arrays directly into the rows of the batch where possible."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from streamer.batches.batch.placement import Rows
+from streamer.batches.samples.cached_bytes import CachedBytes
+from streamer.batches.samples.maker import Sample, SampleLocation, SampleMaker
+from streamer.batches.samples.scatter import ScatterReader
+from streamer.batches.samples.whole_fields import WholeReader
+from streamer.decode.arrays import NO_ROW, Row
+from streamer.decode.dispatch import Raw
+from streamer.errors import DecodeError
+
+
+class RowReader:
+    """Reads the samples of a batch, or those of one member of a mix. Used by one thread."""
+
+    def __init__(self, maker: SampleMaker, content: CachedBytes) -> None:
+        self.maker = maker
+        self._scatter = ScatterReader(content, maker.decoder)
+        self._whole = WholeReader(content)
+        self._places: Mapping[int, SampleLocation] = {}
+        self._rows: Rows | None = None
+
+    def __repr__(self) -> str:
+        return f"RowReader({len(self._places)} samples, {self._scatter!r}, {self._whole!r})"
+
+    def begin(self, places: Mapping[int, SampleLocation], rows: Rows | None, at: Callable[[int], None]) -> None:
+        """Reads raw arrays and raw bytes directly to the slot.
+
+        Args:
+            places: of the samples, by index in the batch.
+            rows: the rows to which arrays may be written; None: no rows.
+            at: called with the index of the first sample of each chunk that is read.
+
+        Raises:
+            ChunkUnreadableError: the bytes of a sample are missing or wrong.
+        """
+        self._places, self._rows = places, rows
+        self.maker.begin(places.values())
+        own = rows if self.maker.decodes_into_rows else None
+        self._scatter.begin(places, own, at)
+        self._whole.begin(places, own, at)
+
+    def begin_apart(self, places: Mapping[int, SampleLocation], at: Callable[[int], None]) -> None:
+        """Reads the documents of a batch, whose tokens are copied to rows; arguments and errors as of `begin`."""
+        self._places, self._rows = places, None
+        self._scatter.begin(places, None, at)
+        self._whole.begin_apart(places, at)
+
+    def load_at(self, place: SampleLocation, index: int) -> object:
+        """Makes one sample for an index of the current batch; see `SampleMaker.make`.
+
+        Args:
+            place: of the sample; not necessarily the one that `begin` got for the index.
+            index: in the batch.
+        """
+        if self._rows is None and (content := self._held(place, index)) is not None:
+            return self.maker.transform(place, self.maker.decode(place, content))
+        row = NO_ROW if self._rows is None else self._rows.row(index)
+        if not self.maker.decodes_into_rows:
+            return self.maker.transform(place, self.maker.sample(place), row)
+        return self._in_place(place, index) or self._untransformed(place, index, row)
+
+    def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
+        if self._rows is None:  # user code may keep its arguments
+            return self.maker.sample(place, row)
+        maker, content = self.maker, self._held(place, index)
+        if content is None:
+            sample = maker.sample(place, row, self._scatter.learn, raw=Raw)
+        else:
+            sample = maker.decode(place, content, row, self._scatter.learn, raw=Raw)
+        self._whole.learn(place, sample)
+        return sample
+
+    def _held(self, place: SampleLocation, index: int) -> memoryview | None:
+        """The bytes of a sample, if they were read for its index."""
+        return self._whole.held(index) if place is self._places.get(index) else None
+
+    def _in_place(self, place: SampleLocation, index: int) -> Sample | None:
+        """The sample whose arrays are already in their rows; None: it must be read."""
+        held = self._scatter.held(index, place.ordinal)
+        if held is None:
+            return None
+        started = time.perf_counter_ns()
+        try:
+            key, fields = self.maker.open(place, held.content)
+            arrays = held.in_place(fields)
+            if arrays is None:
+                return None
+            # Copied: the next sample uses the same memory.
+            return self.maker.build(
+                place, key, fields, NO_ROW, arrays, raw=lambda content: Raw(memoryview(bytes(content)))
+            )
+        except DecodeError:  # unless the holes cause it, ordinary reading raises it again
+            return None
+        finally:
+            self.maker.spent(1, started)

@@ -1,0 +1,95 @@
+"""Arguments of `torch.utils.data.DataLoader`: two that this loader takes, and the replacements for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeVar
+
+import msgspec
+
+from streamer.batches.removed import refuse_removed
+from streamer.errors import ConfigError
+
+Pin = Literal["auto", "required", "off"]
+WorkerStart = Literal["forkserver", "spawn"]
+V = TypeVar("V")
+
+_PINS: dict[object, Pin] = {None: "auto", "auto": "auto", True: "auto", False: "off", "required": "required"}
+_STARTS: dict[object, WorkerStart] = {None: "forkserver", "forkserver": "forkserver", "spawn": "spawn"}
+
+# Argument -> accepted values without effect, and the replacement for other values.
+_INSTEAD: dict[str, tuple[tuple[object, ...], str]] = {
+    "shuffle": ((None,), "the order belongs to the dataset: StreamingDataset(url, shuffle=True or False)"),
+    "sampler": (
+        (None,),
+        "the order belongs to the dataset: shuffle= and seed= of StreamingDataset; for a part of it, dataset.select()",
+    ),
+    "batch_sampler": ((None,), "batches follow the dataset's order: batch_size= here, shuffle= of StreamingDataset"),
+    "pin_memory_device": (("", None), "write device=, to which batches are then copied"),
+    "prefetch_factor": ((None,), "write prefetch_batches=, the batches of all workers together"),
+    "persistent_workers": ((True,), "workers always run as long as the loader; end them with loader.close()"),
+    "worker_init_fn": (
+        (None,),
+        "initialise in the transform at its first call, or at the top of its module; generators are seeded per sample",
+    ),
+    "generator": ((None,), "write seed= of StreamingDataset; a transform's parameter `rng` is seeded from it"),
+    "in_order": ((True,), "batches always arrive in the order of the dataset"),
+    "threads_per_worker": ((None,), "a worker makes one batch at a time; use more num_workers"),
+}
+
+
+class TorchArguments(msgspec.Struct, frozen=True):
+    """Those that this loader takes.
+
+    Attributes:
+        pin: "auto": register the ring with CUDA where there is CUDA; "required": an error if that fails; "off": not.
+        start: the way to start worker processes.
+    """
+
+    pin: Pin = "auto"
+    start: WorkerStart = "forkserver"
+
+
+def check_torch_arguments(given: Mapping[str, object]) -> TorchArguments:
+    """Checks the arguments that the loader does not name itself.
+
+    Raises:
+        ConfigError: arguments of earlier versions; some of torch's, with values that mean something else here (all are
+            named); an invalid value.
+        TypeError: no loader has this argument.
+    """
+    refuse_removed("StreamingDataLoader", given)
+    rest = dict(given)
+    own = TorchArguments(
+        pin=_value("pin_memory", rest.pop("pin_memory", None), _PINS, "None, 'auto', True, False or 'required'"),
+        start=_start(rest.pop("multiprocessing_context", None)),
+    )
+    refused: dict[str, str] = {}
+    for name, value in rest.items():
+        if name not in _INSTEAD:
+            raise TypeError(f"StreamingDataLoader() got an unexpected keyword argument {name!r}")
+        accepted, instead = _INSTEAD[name]
+        if not any(value is same or (type(value) is type(same) and value == same) for same in accepted):
+            refused[name] = f"{name}={value!r} is not an argument of StreamingDataLoader: {instead}"
+    if refused:
+        raise ConfigError("; ".join(refused.values()), field=next(iter(refused)))
+    return own
+
+
+def _start(context: object) -> WorkerStart:
+    """The way of a name, or of a context of `multiprocessing`, which torch takes as well."""
+    method = getattr(context, "get_start_method", None)
+    name = method() if callable(method) else context
+    return _value(
+        "multiprocessing_context",
+        name,
+        _STARTS,
+        "None, 'forkserver' or 'spawn'; for threads write worker_type='thread'",
+    )
+
+
+def _value(name: str, value: object, known: Mapping[object, V], allowed: str) -> V:
+    # Not 1 and 0, which are equal to True and False.
+    if not isinstance(value, bool | str | None) or value not in known:
+        raise ConfigError(f"{name}={value!r} must be {allowed}", field=name)
+    return known[value]

@@ -1,0 +1,26 @@
+"""A worker process of its own: `python -m streamer.batches.workers PARENT NUMBER WORKERS CONTEXT STATUS_PAGE CHANNEL`.
+
+The last three arguments are descriptors. Workers start this way where they cannot be forked: by subprocess, because
+multiprocessing would import the trainer's `__main__` again.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from streamer.batches.workers import worker_main
+from streamer.batches.workers.fork_protocol import ProcessContext, read_memory_file
+
+
+def main() -> None:
+    """Runs the worker of the command line."""
+    parent, number, workers, context, status_page, channel = map(int, sys.argv[1:])
+    worker_main.end_with_parent(parent)
+    worker_main.enter_context(msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext))
+    worker_main.serve(number, workers, status_page, channel)
+
+
+if __name__ == "__main__":
+    main()

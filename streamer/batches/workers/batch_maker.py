@@ -1,0 +1,315 @@
+"""Makes a batch: loads its samples, each with its own randomness, and collates them.
+
+The same code runs in a worker process, in a worker thread and, with `num_workers=0`, in the trainer itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.batch.buffers import Bytes
+from streamer.batches.batch.collate import collate as collate_samples
+from streamer.batches.batch.collate import collate_by_torch
+from streamer.batches.batch.mismatch import check_fields, explain
+from streamer.batches.batch.packing import PackedBatch
+from streamer.batches.batch.placement import PredictedLayout, Rows
+from streamer.batches.batch.ragged import collate_ragged
+from streamer.batches.causes import Stages
+from streamer.batches.contracts import ChunkUnreadableError, Collate
+from streamer.batches.rows.counts import PackedCounts
+from streamer.batches.rows.options import Buckets, Packing
+from streamer.batches.samples.recipe import StreamReader
+from streamer.batches.samples.seeding import SeededCode, collate_seed, sample_seeds
+from streamer.batches.skipping import OnError, may_skip
+from streamer.errors import ConfigError, WorkerError
+from streamer.order.audit.tallies import Tally, tallies
+
+if TYPE_CHECKING:
+    from streamer.batches.rows.assemble import Document
+    from streamer.batches.rows.bucket import Assembler
+    from streamer.batches.rows.planned import Pieces
+
+
+class SampleFailedError(Exception):
+    """Loading a sample has failed; the cause is its error."""
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__(ordinal)
+        self.ordinal = ordinal
+
+
+class MakerRules(msgspec.Struct, frozen=True):
+    """The rules of making batches; sent to the workers.
+
+    Attributes:
+        seed: of the dataset.
+        collate_fn: the user's, or None for torch's rules.
+        on_error: "raise": a failed sample fails its batch; "skip": another sample of the batch replaces it.
+        ragged: fields that are joined, not stacked.
+        seed_globals: whether the global generators are seeded for user code; false where threads share them.
+        packing: how documents are packed into rows, which are the samples then; None: they are not.
+    """
+
+    seed: int
+    collate_fn: Collate | None = None
+    on_error: OnError = "raise"
+    seed_globals: bool = True
+    ragged: tuple[str, ...] = ()
+    packing: Packing | Buckets | None = None
+
+    @property
+    def own_collate(self) -> bool:
+        """Whether batches are collated by a function of the user."""
+        if self.collate_fn is None or self.collate_fn is collate_by_torch or self.ragged:
+            return False
+        return getattr(self.collate_fn, "__module__", "") != "torch.utils.data._utils.collate"
+
+
+class Loaded(msgspec.Struct):
+    """A batch from the first of its samples on, until they are collated.
+
+    Attributes:
+        epoch: its epoch.
+        task: for `begin`, see `BatchMaker`.
+        ordinals: of its samples, or of the documents of its rows.
+        repeated: bool (samples,): samples or rows that repeat another one of the batch.
+        members: of a mix: the names of its members, each with the index of its first sample.
+        rows: the rows of the slot that may already contain arrays of the samples.
+        seeds: of the samples; None: no user code runs that could draw.
+        pieces: which tokens of the documents are in each row; None: documents are not packed.
+        made: the samples, or the rows, by index, in order once complete; of rows the documents until then.
+        skipped: ordinals and errors of the samples that could not be made.
+        slowest: ordinal and nanoseconds of the slowest sample.
+        packed: counts of packed rows; None: samples are not packed.
+        tallies: the samples, or the rows, without repeats.
+    """
+
+    epoch: int
+    task: int
+    ordinals: list[int]
+    repeated: npt.NDArray[np.bool_]
+    members: Mapping[str, int]
+    rows: Rows | None
+    seeds: list[int] | None
+    pieces: Pieces | None = None
+    made: dict[int, object] = msgspec.field(default_factory=dict)
+    skipped: list[tuple[int, BaseException]] = msgspec.field(default_factory=list)
+    slowest: tuple[int, int] = (-1, 0)
+    packed: PackedCounts | None = None
+    tallies: tuple[Tally, ...] = ()
+
+    @property
+    def samples(self) -> list[object]:
+        """The samples, in the order of the batch."""
+        return list(self.made.values())
+
+
+class BatchMaker:
+    """Makes batches from one source. Used by one thread.
+
+    Args:
+        source: of the samples.
+        rules: of making batches.
+        begin: called before each sample with (task, ordinal, monotonic nanoseconds), for the status page.
+    """
+
+    def __init__(
+        self, source: StreamReader, rules: MakerRules, begin: Callable[[int, int, int], object] | None = None
+    ) -> None:
+        self._source = source
+        self._rules = rules
+        self._begin = begin
+        # A user's collate_fn may keep its samples, so they are never in memory that is reused.
+        takes_rows = rules.collate_fn is None and (rules.packing is not None or source.takes_rows)
+        # Of a mix with batches of one member each, by its name.
+        self._predicted: dict[str, PredictedLayout] | None = {} if takes_rows else None
+        self._seeds_samples = rules.seed_globals and source.draws
+        self._user_code = SeededCode(source.user_code)
+        self._assembler: Assembler | None = None
+        if rules.packing is not None:
+            from streamer.batches.rows.bucket import assembler_of
+
+            self._assembler = assembler_of(rules.packing)
+        self._collate_code = SeededCode((rules.collate_fn,))
+
+    def set_rounds(self, rounds: Sequence[tuple[int, ...]]) -> None:
+        """The rounds of the next batch, of a growing dataset."""
+        if rounds:
+            self._source.set_rounds(rounds)
+
+    def load(
+        self, epoch: int, batch: int, task: int = 0, left_out: frozenset[int] = frozenset(), memory: Bytes | None = None
+    ) -> Loaded:
+        """Loads the samples of a batch.
+
+        Args:
+            epoch: of the batch.
+            batch: its number in the epoch.
+            task: for `begin`.
+            left_out: ordinals that are not loaded; other samples replace them.
+            memory: the slot of the batch, to which arrays may be written directly; None: not known yet.
+
+        Raises:
+            SampleFailedError: a sample could not be made (and `on_error` is "raise").
+            ChunkUnreadableError: a chunk must be leased again.
+            WorkerError: no sample could be made.
+        """
+        ordinals, repeated = self._source.batch(epoch, batch)
+        members, pieces, codes = self._source.first_of_each(ordinals), None, ordinals
+        if self._assembler is not None:
+            ordinals, pieces = self._source.documents(epoch, ordinals)
+        # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
+        rows = None
+        if self._predicted is not None and memory is not None and not left_out:
+            rows = self._layout(self._predicted, members).rows(memory, repeated.size)
+        seeds = sample_seeds(self._rules.seed, epoch, ordinals) if self._seeds_samples else None
+        loaded = Loaded(epoch, task, ordinals.tolist(), repeated.copy(), members, rows, seeds, pieces)
+        at = partial(self._at, task, loaded.ordinals)
+        if pieces is not None and not left_out:
+            # The rows of the slot get the tokens of the documents, not their bytes.
+            self._source.begin(epoch, ordinals, None, at, documents=True)
+        else:
+            self._source.begin(epoch, ordinals, rows, at)
+        for index, ordinal in enumerate(loaded.ordinals):
+            if ordinal not in left_out:
+                self._take(loaded, index, index)
+        if self._assembler is not None and pieces is not None:
+            out = [] if rows is None else [rows.row(index) for index in range(repeated.size)]
+            documents: dict[int, Document] = loaded.made  # type: ignore[assignment]
+            made, pieces = self._assembler.settled(documents, pieces)
+            packed = self._assembler.rows(made, pieces, out)
+            loaded.packed = pieces.counts(list(made), self._assembler.places(packed), self._source.row_cost)
+            loaded.made = dict(enumerate(packed))
+        elif len(loaded.made) < len(loaded.ordinals):
+            self._fill_all(loaded)
+        filled = loaded.repeated[~repeated]
+        loaded.tallies = tallies(epoch, codes[~repeated], filled if filled.any() else None)
+        return loaded
+
+    def pack(self, loaded: Loaded) -> PackedBatch:
+        """Collates the samples, and assigns their buffers to offsets; arrays in rows stay in place."""
+        structure = self.collate(loaded)
+        packed = PackedBatch(structure, loaded.rows)
+        if self._predicted is not None:
+            self._layout(self._predicted, loaded.members).learn(structure, loaded.rows, packed.claimed)
+        return packed
+
+    def collate(self, loaded: Loaded) -> object:
+        """Collates by the user's function or by torch's rules.
+
+        Raises:
+            WorkerError: the function has called `sys.exit`.
+            ConfigError: torch's rules cannot make a batch of these samples; names field and samples.
+        """
+        # The documents of rows were compared when these were made, and their bounds differ.
+        if len(loaded.members) > 1 and loaded.pieces is None and not self._rules.own_collate:
+            check_fields(loaded.samples, loaded.members, self._rules.ragged)
+        try:
+            return self._collate(loaded)
+        except Exception as error:
+            if isinstance(error, ConfigError) and error.details.get("field") == "ragged":
+                raise
+            torch = sys.modules.get("torch")
+            rules = (None, collate_by_torch, None if torch is None else torch.utils.data.default_collate)
+            cause = explain(loaded.samples) if self._rules.collate_fn in rules else None
+            if cause is None:
+                raise
+            raise cause from error
+        except SystemExit as error:
+            raise WorkerError(f"the collate_fn has called sys.exit({error.code!r}); raise an exception") from error
+
+    def _collate(self, loaded: Loaded) -> object:
+        collate_fn, samples = self._rules.collate_fn, loaded.samples
+        if collate_fn is None:
+            if loaded.pieces is not None:
+                from streamer.batches.rows.collate import collate_row_buffers
+
+                return collate_row_buffers(samples)  # type: ignore[arg-type]
+            ragged = self._rules.ragged
+            return collate_ragged(samples, ragged) if ragged else collate_samples(samples)
+        if not self._rules.seed_globals:
+            return collate_fn(samples)
+        seed = collate_seed(self._rules.seed, loaded.epoch, loaded.ordinals[0])
+        return self._collate_code.run(seed, collate_fn, samples)
+
+    def stages(self, load: int, before: tuple[int, int, int]) -> Stages:
+        """The stages of a batch that took `load` nanoseconds since the source's clock was `before`."""
+        read, decode, transform = (now - then for now, then in zip(self.clock(), before, strict=True))
+        return Stages(load, read, decode, transform)
+
+    def clock(self) -> tuple[int, int, int]:
+        """The source's read, decode and transform nanoseconds so far; zeros if it does not measure them."""
+        return self._source.stage_nanoseconds()
+
+    @staticmethod
+    def _layout(predicted: dict[str, PredictedLayout], members: Mapping[str, int]) -> PredictedLayout:
+        only = next(iter(members)) if len(members) == 1 else ""
+        return predicted.setdefault(only, PredictedLayout())
+
+    def _fill_all(self, loaded: Loaded) -> None:
+        """Fills the missing samples in turn with others of the batch, as under a plain DataLoader."""
+        missing = [index for index in range(len(loaded.ordinals)) if index not in loaded.made]
+        for index in missing:
+            self._fill(loaded, index, missing)
+        loaded.made = dict(sorted(loaded.made.items()))
+
+    def _fill(self, loaded: Loaded, index: int, missing: list[int]) -> None:
+        """Fills an index with the next sample that can be made; it is made again, so that no object is shared."""
+        count = len(loaded.ordinals)
+        for other in (at % count for at in range(index + 1, index + count)):
+            if other not in missing and self._take(loaded, index, other):
+                loaded.repeated[index] = True
+                return
+        last = loaded.skipped[-1][1] if loaded.skipped else None
+        # Their tracebacks refer to the list, a cycle that would keep the memory of the samples.
+        loaded.skipped.clear()
+        raise WorkerError(
+            f"all {count} samples of a batch failed; the last error is the cause", epoch=loaded.epoch
+        ) from last
+
+    def _at(self, task: int, ordinals: Sequence[int], index: int) -> None:
+        if self._begin is not None:
+            self._begin(task, ordinals[index], time.monotonic_ns())
+
+    def _take(self, loaded: Loaded, index: int, source: int) -> bool:
+        """Makes the sample of index `source`, for `index`; returns whether it can be made."""
+        ordinal, started = loaded.ordinals[source], time.monotonic_ns()
+        if self._begin is not None:
+            self._begin(loaded.task, ordinal, started)
+        load = partial(self._source.load_at, loaded.epoch, ordinal)
+        try:
+            seed = None if loaded.seeds is None else loaded.seeds[source]
+            sample = load(index) if seed is None else self._user_code.run(seed, load, index)
+            if self._assembler is not None and loaded.pieces is not None:
+                sample = self._assembler.document(sample, int(loaded.pieces.tokens[source]))
+            loaded.made[index] = sample
+        except ChunkUnreadableError:
+            raise
+        except Exception as error:
+            if self._rules.on_error == "raise" or not may_skip(error):
+                raise SampleFailedError(ordinal) from error
+            loaded.skipped.append((ordinal, error))
+            return False
+        if (spent := time.monotonic_ns() - started) > loaded.slowest[1]:
+            loaded.slowest = ordinal, spent
+        return True
+
+
+class Stopwatch:
+    """Measures the nanoseconds between two laps."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter_ns()
+
+    def lap(self) -> int:
+        """Nanoseconds since the last lap."""
+        last, self._last = self._last, time.perf_counter_ns()
+        return self._last - last

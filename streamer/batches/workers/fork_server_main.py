@@ -1,0 +1,271 @@
+"""The fork server of a rank: imports the modules that workers need, once, and forks the workers.
+
+`python -P -m streamer.batches.workers.fork_server_main CONTROL SETTINGS`, both descriptors. Of user code it runs only
+the top level of modules. It has one thread, no connection and no CUDA context. It ends with its rank: at the end of
+the control socket, or by PR_SET_PDEATHSIG in the middle of an import. Its workers end with it in the same way.
+
+A module may start threads or open sockets when it is imported: a fork would copy locks that nothing releases, or share
+a connection. Then no worker is forked; the rank starts them as new interpreters instead.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterable
+
+import msgspec
+
+from streamer.base import linux
+from streamer.batches.workers import worker_main
+from streamer.batches.workers.fork_protocol import (
+    CONTROL,
+    REQUEST,
+    Connect,
+    Exited,
+    Import,
+    Kill,
+    ProcessContext,
+    Refused,
+    Reply,
+    Settings,
+    Start,
+    Started,
+    read_memory_file,
+    receive,
+    send,
+)
+
+# Modules that every worker needs. numpy imports its `random` at the first use, which is after the fork: without it here
+# each of 8 workers with torch had 9.4 MB of its own, with it 3.1 (2026-11-26).
+_ALWAYS = ("numpy.random", "streamer.batches.samples.recipe")
+
+
+class Pool:
+    """The workers of one loader.
+
+    Attributes:
+        end: the socket to the rank.
+        context: their working directory, path and environment.
+        pids: of the running workers, by number.
+    """
+
+    def __init__(self, end: socket.socket, context: ProcessContext) -> None:
+        self.end = end
+        self.context = context
+        self.pids: dict[int, int] = {}
+
+    def reply(self, reply: Reply) -> None:
+        """Sends a reply to the rank; a closed socket shows that the rank has ended."""
+        send(self.end, reply)
+
+    def kill(self, numbers: Iterable[int]) -> None:
+        """Ends workers that were not reaped yet: their pids cannot have been reused."""
+        for number in numbers:
+            if (pid := self.pids.get(number)) is not None:
+                os.kill(pid, signal.SIGKILL)
+
+
+class Imports:
+    """Imports modules, and checks whether a fork is still safe.
+
+    Attributes:
+        unsafe: the reason why it is not; "" while it is.
+    """
+
+    def __init__(self) -> None:
+        self.unsafe = ""
+
+    def add(self, modules: Iterable[str]) -> None:
+        """Imports modules. One that fails is left to the worker, which reports the error."""
+        for name in modules:
+            sockets = _sockets()
+            try:
+                importlib.import_module(name)
+            except BaseException:  # noqa: BLE001 - also SystemExit: a script without a guard that ends its process
+                if os.environ.get("STREAMER_LOG") == "debug":
+                    traceback.print_exc()
+            self.unsafe = self.unsafe or _danger(name, sockets)
+        # Pages that the collector does not touch stay shared: 49 instead of 93 MB a worker with torch (2026-11-22).
+        gc.collect()
+        gc.freeze()
+
+    def probe(self) -> None:
+        """Checks in a child whether CUDA works there; it does not if the parent has initialised it."""
+        if self.unsafe or "torch" not in sys.modules:
+            return
+        child = os.fork()
+        if child == 0:
+            os._exit(bool(sys.modules["torch"].cuda._is_in_bad_fork()))
+        if os.waitpid(child, 0)[1]:
+            self.unsafe = "a module initialises CUDA when it is imported"
+
+
+def _danger(name: str, sockets: int) -> str:
+    """Returns why a fork after importing a module is unsafe, "" if it is not; `sockets`: their number before."""
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        return f"importing {name} starts {threads - 1} thread(s)"
+    return f"importing {name} opens a socket" if _sockets() > sockets else ""
+
+
+def _sockets() -> int:
+    """The number of sockets among the descriptors of this process."""
+    found = 0
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{entry}").startswith("socket:")
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+    return found
+
+
+class ForkServer:
+    """Serves one rank until its control socket ends."""
+
+    def __init__(self, control: socket.socket, imports: Imports) -> None:
+        self._control = control
+        self._imports = imports
+        self._pools: dict[int, Pool] = {}
+        # Readable when a child has ended.
+        self._ended, self._wakeup = linux.pipe()
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(self._ended, select.POLLIN)
+
+    def serve(self) -> None:
+        """Serves until the rank has ended."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        while True:
+            for ready, _ in self._poll.poll():
+                if ready == self._ended:
+                    os.read(self._ended, 4096)
+                    self._reap()
+                elif ready == self._control.fileno():
+                    if not self._handle_control():
+                        return
+                elif ready in self._pools:
+                    self._handle_pool(self._pools[ready])
+
+    def _handle_control(self) -> bool:
+        """Handles a message of the control socket; False: the rank has ended."""
+        if (received := receive(self._control, CONTROL)) is None:
+            return False
+        message, descriptors = received
+        if isinstance(message, Import):
+            self._imports.add(message.modules)
+            self._imports.probe()
+        elif isinstance(message, Connect):
+            end, context = descriptors
+            pool = Pool(
+                socket.socket(fileno=end), msgspec.msgpack.decode(read_memory_file(context), type=ProcessContext)
+            )
+            self._pools[end] = pool
+            self._poll.register(end, select.POLLIN)
+        return True
+
+    def _handle_pool(self, pool: Pool) -> None:
+        """Handles a message of a pool; ends its workers when its socket is closed."""
+        if (received := receive(pool.end, REQUEST)) is None:
+            self._poll.unregister(pool.end)
+            del self._pools[pool.end.fileno()]
+            pool.kill(list(pool.pids))
+            pool.end.close()
+            return
+        message, descriptors = received
+        if isinstance(message, Start):
+            self._start(pool, message, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif isinstance(message, Kill):
+            pool.kill([message.process])
+
+    def _start(self, pool: Pool, start: Start, descriptors: list[int]) -> None:
+        if self._imports.unsafe:
+            pool.reply(Refused(start.process, self._imports.unsafe))
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pool.reply(Refused(start.process, f"a fork failed: {error}"))
+            return
+        if pid == 0:
+            self._become_worker(server, pool.context, start, descriptors)
+        pool.pids[start.process] = pid
+        pool.reply(Started(start.process, pid))
+
+    def _reap(self) -> None:
+        numbers = {pid: (pool, number) for pool in self._pools.values() for number, pid in pool.pids.items()}
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in numbers:
+                pool, number = numbers[pid]
+                del pool.pids[number]
+                pool.reply(Exited(number, os.waitstatus_to_exitcode(status), usage.ru_maxrss << 10))
+
+    def _become_worker(self, server: int, context: ProcessContext, start: Start, descriptors: list[int]) -> None:
+        """Runs the worker. Never returns: no code of the server may run after it."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            worker_main.end_with_parent(server)
+            self._close_all()
+            worker_main.enter_context(context)
+            _renew(context)
+            worker_main.serve(start.number, start.workers, *descriptors)
+            code = 0
+        except BaseException:  # noqa: BLE001 - the rank notices the end of the process
+            traceback.print_exc()
+        finally:
+            worker_main.leave(code)
+
+    def _close_all(self) -> None:
+        self._control.close()
+        for pool in self._pools.values():
+            pool.end.close()
+        os.close(self._ended)
+        os.close(self._wakeup)
+
+
+def _renew(context: ProcessContext) -> None:
+    """Resets the state of a fork to that of a new interpreter."""
+    gc.enable()
+    # Python reseeds its own generator after a fork; from the others all forks would draw the same numbers.
+    sys.modules["numpy"].random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.random.default_generator.seed()
+        # This process has imported with one thread, regardless of the variable.
+        torch.set_num_threads(int(context.environment.get("OMP_NUM_THREADS") or 1))
+
+
+def main() -> None:
+    """Runs the server of the command line."""
+    control, settings = map(int, sys.argv[1:])
+    config = msgspec.msgpack.decode(read_memory_file(settings), type=Settings)
+    worker_main.end_with_parent(config.parent)
+    sys.path[:] = config.path
+    os.set_inheritable(control, False)
+    gc.disable()
+    imports = Imports()
+    imports.add([*_ALWAYS, *config.modules])
+    imports.probe()
+    ForkServer(socket.socket(fileno=control), imports).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Finds the modules that user code needs, without running it."""
+
+from __future__ import annotations
+
+import pickletools
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from streamer.batches.samples.generators import nested_code
+from streamer.batches.samples.sent_main import send_main_by_value
+
+LIBRARIES = tuple(filter(None, map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))))
+# A fork server has these anyway, or must not import them.
+_EXCLUDED = frozenset(["__main__", "__mp_main__", "builtins", "sys"])
+
+
+def needed_modules(objects: Iterable[object]) -> list[str]:
+    """Finds the modules that the objects need where they are unpickled and called.
+
+    Considers only modules that this process has imported. Finds the modules and attributes that the pickle refers to,
+    and those that a function imports in its body, if its code is part of the pickle or of a module that the pickle
+    refers to and that is not an installed library.
+
+    Args:
+        objects: transforms, collate functions, decoders. Objects that cannot be pickled need no modules.
+
+    Returns:
+        Names of modules, in the order in which this process imported them.
+    """
+    send_main_by_value()
+    words: set[str] = set()
+    for thing in objects:
+        words.update(_words(thing))
+    # The code of these modules is part of each pickle, so no process has to import them.
+    sent = tuple(f"{name}." for name in cloudpickle.list_registry_pickle_by_value())
+    referred = {name for name in _imported(words) if not f"{name}.".startswith(sent)}
+    inside = {word for name in referred if not _is_library(name) for word in _imported_by_functions(name)}
+    names = {name for name in referred | _imported(inside) if not name.startswith("streamer.")}
+    order = {name: at for at, name in enumerate(sys.modules)}
+    return sorted(names - _EXCLUDED, key=order.__getitem__)
+
+
+def _words(thing: object) -> Iterator[str]:
+    """All texts in an object's pickle, including the names of modules and attributes."""
+    try:
+        # Out of band: a transform may contain gigabytes of arrays, which name no modules.
+        pickled = cloudpickle.dumps(thing, protocol=5, buffer_callback=lambda _: None)
+    except Exception:  # noqa: BLE001 - the error is reported when the object is sent
+        return
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if isinstance(argument, str):
+            yield from argument.split(" ") if opcode.name == "GLOBAL" else (argument,)
+
+
+def _imported(words: Iterable[str]) -> set[str]:
+    """The words that are names of modules which can be imported elsewhere."""
+    modules = ((word, sys.modules.get(word)) for word in words)
+    return {word for word, module in modules if getattr(module, "__spec__", None) is not None}
+
+
+def _is_library(name: str) -> bool:
+    file = getattr(sys.modules[name], "__file__", None)
+    return not file or file.startswith(LIBRARIES)
+
+
+def _imported_by_functions(name: str) -> Iterator[str]:
+    """The names that the functions and methods of a module use, including their imports."""
+    for value in list(vars(sys.modules[name]).values()):
+        for code in _codes(value, name):
+            yield from code.co_names
+
+
+def _codes(value: object, module: str) -> Iterator[types.CodeType]:
+    value = getattr(value, "__func__", value)
+    if getattr(value, "__module__", None) != module:
+        return
+    if isinstance(value, types.FunctionType):
+        yield from nested_code(value.__code__)
+    elif isinstance(value, type):
+        for member in list(vars(value).values()):
+            yield from _codes(member, module)

@@ -1,0 +1,190 @@
+"""The workers of one rank: starts, configures and reaps them. Owned by the feeder's thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Literal
+
+import cloudpickle  # type: ignore[import-untyped]
+import msgspec
+
+from streamer.batches.ring import shared_memory as memory
+from streamer.batches.samples.recipe import SampleRecipe
+from streamer.batches.samples.sent_main import send_main_by_value
+from streamer.batches.torch_arguments import WorkerStart
+from streamer.batches.workers.batch_maker import MakerRules
+from streamer.batches.workers.fork_server import ForkedPool, fork_server
+from streamer.batches.workers.handle import ExitReport, WorkerHandle, WorkerProcess
+from streamer.batches.workers.process import SpawnedProcess, exit_cause
+from streamer.batches.workers.protocol import Channel
+from streamer.batches.workers.status_page import NOTHING, Doing, StatusPage
+from streamer.batches.workers.worker import run
+from streamer.client.held_files import HeldFiles
+from streamer.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+WorkerType = Literal["process", "thread"]
+
+
+class WorkerConfig(msgspec.Struct, frozen=True):
+    """Number and kind of the workers.
+
+    Attributes:
+        worker_type: processes, or threads of the trainer's process.
+        workers: their number, at least one.
+        start: the way to start processes.
+        modules: imported by the fork server for the workers.
+    """
+
+    worker_type: WorkerType = "process"
+    workers: int = 1
+    start: WorkerStart = "forkserver"
+    modules: tuple[str, ...] = ()
+
+
+class Pool:
+    """All workers.
+
+    Attributes:
+        workers: started and not reaped, by number.
+        forked: the connection to the fork server; None: none is open.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._payload = -1
+        self._contents: tuple[SampleRecipe, MakerRules] | None = None
+        self._status_page = StatusPage(config.workers)
+        self._forks = config.worker_type == "process" and config.start == "forkserver"
+        self.workers: dict[int, WorkerHandle] = {}
+        self.forked: ForkedPool | None = None
+        self._held: HeldFiles | None = None
+
+    def __repr__(self) -> str:
+        return f"Pool({len(self.workers)} of {self._config.workers} workers, {self._config.worker_type})"
+
+    @property
+    def missing(self) -> list[int]:
+        """The numbers of the workers that are not running."""
+        return [number for number in range(self._config.workers) if number not in self.workers]
+
+    def configure(self, recipe: SampleRecipe, rules: MakerRules) -> None:
+        """Sets recipe and rules. Called once, on any thread, before `open_sources`.
+
+        Raises:
+            ConfigError: the recipe cannot be pickled.
+        """
+        self._contents = recipe, rules
+        self._held = HeldFiles(path for member in recipe.members for path in member.paths)
+        if self._config.worker_type == "process":
+            self._payload = _payload_memory(recipe, rules)
+
+    def open_sources(self) -> None:
+        """Sends recipe and rules to the running workers."""
+        if self._payload >= 0 and self._held is not None:
+            self._held.restore()
+            for handle in self.workers.values():
+                handle.open(self._payload)
+
+    def connect(self) -> ForkedPool | None:
+        """Opens a connection to the fork server, if workers are forked and none is open."""
+        if not self._forks or self.forked is not None:
+            return None
+        server = fork_server(self._config.modules)
+        if server is None:
+            self.stop_forking("the fork server has crashed repeatedly")
+            return None
+        self.forked = server.connect()
+        return self.forked
+
+    def stop_forking(self, reason: str) -> None:
+        """Starts all further workers as new interpreters."""
+        if self._forks:
+            self._forks = False
+            logger.warning(
+                "workers are started as new interpreters, which takes more time and memory, because %s; "
+                "multiprocessing_context='spawn' does so without this warning",
+                reason,
+            )
+
+    def start(self, number: int) -> WorkerHandle:
+        """Starts a worker. Call it on a thread that runs as long as the workers (PR_SET_PDEATHSIG)."""
+        ours, theirs = Channel.pair()
+        ours.set_blocking(False)
+        if self._config.worker_type == "process":
+            handle = WorkerHandle(number, ours, self._start_process(number, theirs))
+            theirs.close()
+            if self._payload >= 0 and self._held is not None:
+                self._held.restore()
+                handle.open(self._payload)
+        else:
+            handle = WorkerHandle(number, ours)
+            arguments = number, theirs
+            threading.Thread(target=self._serve, args=arguments, name=f"streamer-worker-{number}", daemon=True).start()
+        self.workers[number] = handle
+        return handle
+
+    def reap(self, handle: WorkerHandle) -> ExitReport:
+        """Removes a worker that has ended, or ends it."""
+        code, peak = handle.reap()
+        # Workers that end with their fork server did not crash on their sample.
+        ended_with_server = handle.process is not None and handle.process.ended_with_server
+        doing = NOTHING if ended_with_server else self.doing(handle)
+        self._status_page.idle(handle.number)
+        del self.workers[handle.number]
+        cause = "killed after its timeout" if handle.timed_out else exit_cause(code)
+        return ExitReport(cause, max(0, -code), peak, doing, handle.ready, handle.timed_out)
+
+    def doing(self, handle: WorkerHandle) -> Doing:
+        """The current task and sample of a worker."""
+        return self._status_page.doing(handle.number)
+
+    def close(self) -> None:
+        """Ends all workers. Idempotent."""
+        for handle in self.workers.values():
+            handle.stop()
+        for handle in self.workers.values():
+            handle.wait_for_exit()
+            handle.reap()
+        self.workers.clear()
+        self._status_page.close()
+        if self.forked is not None:
+            self.forked.close()
+            self.forked = None
+        if self._payload >= 0:
+            os.close(self._payload)
+            self._payload = -1
+
+    def _start_process(self, number: int, channel: Channel) -> WorkerProcess:
+        descriptors = [self._status_page.descriptor, channel.fileno()]
+        if self._forks and self.forked is not None:
+            return self.forked.start(number, self._config.workers, descriptors)
+        return SpawnedProcess(number, self._config.workers, descriptors)
+
+    def _serve(self, number: int, channel: Channel) -> None:
+        assert self._contents is not None
+        recipe, rules = self._contents
+        if self._held is not None:
+            self._held.restore()
+        try:
+            run(number, channel, self._status_page, lambda: (recipe.open(), rules))
+        finally:
+            channel.close()
+
+
+def _payload_memory(recipe: SampleRecipe, rules: MakerRules) -> int:
+    send_main_by_value()
+    try:
+        payload = cloudpickle.dumps((recipe, rules))
+    except Exception as error:
+        raise ConfigError(
+            f"the transform or collate_fn cannot be sent to worker processes ({type(error).__name__}: {error}); open "
+            "files, locks and connections inside it, or use num_workers=0 or worker_type='thread'",
+            field="transform",
+        ) from error
+    descriptor = memory.create_sealed("streamer-payload", len(payload))
+    os.pwrite(descriptor, payload, 0)
+    return descriptor

@@ -1,0 +1,224 @@
+"""A worker: takes tasks from its channel, makes batches, writes them into slots, reports. Free of torch."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from streamer.batches.batch.buffers import Bytes
+from streamer.batches.batch.packing import PackedBatch
+from streamer.batches.causes import Stages
+from streamer.batches.contracts import ChunkUnreadableError
+from streamer.batches.ring import shared_memory as memory
+from streamer.batches.samples.recipe import StreamReader
+from streamer.batches.workers import datagrams
+from streamer.batches.workers.batch_maker import BatchMaker, Loaded, MakerRules, SampleFailedError, Stopwatch
+from streamer.batches.workers.protocol import (
+    NO_SLOT,
+    Channel,
+    FailedTask,
+    Forget,
+    Made,
+    NotOpened,
+    Ready,
+    Report,
+    Skipped,
+    Task,
+    Unreadable,
+)
+from streamer.batches.workers.remote_errors import serialize_error
+from streamer.batches.workers.status_page import StatusPage
+
+Opened = tuple[StreamReader, MakerRules]
+
+# Leaves space for the head of a message.
+_ERROR_BYTES = datagrams.MESSAGE_BYTES // 2
+# Of the cause of a skipped sample: enough for its location and the decoder's message.
+_CAUSE_CHARACTERS = 2048
+# Batches of one dataset differ a little in size: new memory has an eighth to spare for later ones.
+_SPARE_SHARE = 8
+
+
+def run(row: int, channel: Channel, status_page: StatusPage, open_source: Callable[[], Opened | None]) -> None:
+    """Opens the source and serves until the other end is closed; an error at the start is sent to the rank."""
+    try:
+        opened = open_source()
+    except Exception as error:  # noqa: BLE001 - sent to the trainer
+        channel.send(NotOpened(serialize_error(error, _ERROR_BYTES)))
+        return
+    if opened is None:  # the loader was closed before its first batch
+        return
+    Worker(channel, status_page, row, *opened).serve()
+
+
+class _ChannelClosedError(Exception):
+    """The rank has closed its end of the channel."""
+
+
+class SlotMemory:
+    """The slots whose memory a worker has mapped, by number."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, tuple[memoryview, int]] = {}
+
+    def add(self, slot: int, descriptor: int) -> None:
+        """Maps the memory of a slot; the descriptor is closed."""
+        try:
+            count = os.fstat(descriptor).st_size
+            self._slots[slot] = memory.map_shared(descriptor, count), count
+        finally:
+            os.close(descriptor)
+
+    def get(self, slot: int) -> Bytes | None:
+        """The memory of a slot; None: not mapped yet."""
+        if (found := self._slots.get(slot)) is None:
+            return None
+        mapping, count = found
+        return memory.window(mapping, 0, count)
+
+    def forget(self, slot: int) -> None:
+        """Unmaps the memory of a slot."""
+        self._slots.pop(slot, None)
+
+    def make(self, slot: int, nbytes: int) -> tuple[Bytes, int]:
+        """Makes new memory for a slot, or for NO_SLOT; returns it with its descriptor."""
+        spare = nbytes // _SPARE_SHARE if slot != NO_SLOT else 0
+        count = memory.page_aligned(nbytes + spare)
+        descriptor = memory.create_sealed("streamer-batch", count)
+        mapping = memory.map_shared(descriptor, count)
+        if slot != NO_SLOT:
+            self._slots[slot] = mapping, count
+        return memory.window(mapping, 0, count), descriptor
+
+
+class _Work:
+    """A batch that is made and not yet written."""
+
+    def __init__(self, packed: PackedBatch, stages: Stages, faults: int, loaded: Loaded) -> None:
+        self.packed = packed
+        self._stages = stages
+        self._faults = faults
+        self._samples, self._slowest = len(loaded.made), loaded.slowest
+        self._repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""
+        self._packed = loaded.packed
+        self._tallies = loaded.tallies
+
+    def write(self, slot: Bytes) -> bool:
+        """Writes the batch to its slot; False: it is too large for it."""
+        if self.packed.nbytes <= len(slot):
+            self.packed.write(slot)
+            return True
+        # The rows were predicted for a batch of another layout.
+        self.packed = self.packed.compact()
+        if self.packed.nbytes > len(slot):
+            return False
+        # Through other memory: parts of the batch may be in the slot, where other parts are written.
+        whole = np.empty(self.packed.nbytes, np.uint8)
+        self.packed.write(whole)
+        slot[: whole.size] = whole
+        return True
+
+    def made(self, task: int, write_nanoseconds: int, memory_bytes: int) -> Made:
+        """The report of the batch."""
+        s = self._stages
+        return Made(
+            number=task,
+            nbytes=self.packed.nbytes,
+            description=self.packed.description,
+            stages=Stages(s.load, s.read, s.decode, s.transform, s.collate, write_nanoseconds),
+            faults=minor_faults() - self._faults,
+            samples=self._samples,
+            repeated=self._repeated,
+            memory_bytes=memory_bytes,
+            slowest=self._slowest,
+            packed=self._packed,
+            tallies=self._tallies,
+        )
+
+
+class Worker:
+    """Serves one channel until the rank closes its end. Runs on one thread of a worker process or of the rank."""
+
+    def __init__(
+        self, channel: Channel, status_page: StatusPage, row: int, source: StreamReader, rules: MakerRules
+    ) -> None:
+        self._channel = channel
+        self._status_page = status_page
+        self._row = row
+        self._maker = BatchMaker(source, rules, partial(status_page.begin, row))
+        self._slots = SlotMemory()
+
+    def serve(self) -> None:
+        """Serves until the other end is closed."""
+        self._status_page.idle(self._row)
+        try:
+            self._send(Ready())
+            while (received := self._channel.receive()) is not None:
+                message, descriptor = received
+                if isinstance(message, Task):
+                    if descriptor >= 0:
+                        self._slots.add(message.slot, descriptor)
+                    self._run_task(message)
+                elif isinstance(message, Forget):
+                    self._slots.forget(message.slot)
+        except _ChannelClosedError:
+            return
+
+    def _run_task(self, task: Task) -> None:
+        try:
+            self._write(task, self._make(task))
+        except _ChannelClosedError:
+            raise
+        except ChunkUnreadableError as error:
+            self._send(Unreadable(task.number, error.chunk, error.reason[:_CAUSE_CHARACTERS]))
+        except SampleFailedError as error:
+            self._fail(task, error.ordinal, error.__cause__ or error)
+        except Exception as error:  # noqa: BLE001 - sent to the trainer
+            self._fail(task, -1, error)
+        finally:
+            self._status_page.idle(self._row)
+
+    def _make(self, task: Task) -> _Work:
+        watch, clock, faults = Stopwatch(), self._maker.clock(), minor_faults()
+        slot = self._slots.get(task.slot)
+        self._maker.set_rounds(task.rounds)
+        loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out), slot)
+        stages = self._maker.stages(watch.lap(), clock)
+        self._status_page.begin(self._row, task.number, -1, time.monotonic_ns())
+        for ordinal, error in loaded.skipped:
+            cause = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
+            self._send(Skipped(task.number, ordinal, cause[:_CAUSE_CHARACTERS]))
+        # Their tracebacks refer to the list, a cycle that would keep the memory of the samples.
+        loaded.skipped.clear()
+        packed = self._maker.pack(loaded)
+        stages = Stages(stages.load, stages.read, stages.decode, stages.transform, watch.lap())
+        return _Work(packed, stages, faults, loaded)
+
+    def _write(self, task: Task, work: _Work) -> None:
+        watch, slot = Stopwatch(), self._slots.get(task.slot)
+        if slot is not None and work.write(slot):
+            self._send(work.made(task.number, watch.lap(), 0))
+            return
+        target, descriptor = self._slots.make(task.slot, work.packed.nbytes)
+        try:
+            work.packed.write(target)
+            self._send(work.made(task.number, watch.lap(), len(target)), descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _fail(self, task: Task, ordinal: int, error: BaseException) -> None:
+        self._send(FailedTask(task.number, ordinal, serialize_error(error, _ERROR_BYTES)))
+
+    def _send(self, message: Report, descriptor: int = -1) -> None:
+        if not self._channel.send(message, descriptor):
+            raise _ChannelClosedError
+
+
+def minor_faults() -> int:
+    """Returns the minor page faults of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

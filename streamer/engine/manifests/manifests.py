@@ -1,0 +1,395 @@
+"""Answers requests for manifests: found in the folder, copied from a url, or built."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+import weakref
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from streamer.annotations.table import ANNOTATIONS
+from streamer.base.threads import in_thread
+from streamer.cache.ram_fallback import REFUSALS
+from streamer.engine.datasets import Datasets
+from streamer.engine.fetching.fetchers import Fetchers
+from streamer.engine.manifests.index_chunks import KeptChunks, WarmTarget
+from streamer.engine.manifests.index_cost import IndexCost, IndexMemory, IndexReader, IndexTraffic, Report
+from streamer.engine.manifests.manifest_copy import copy_manifest
+from streamer.engine.manifests.manifest_request import ManifestRequest
+from streamer.engine.manifests.manifest_store import ManifestStore
+from streamer.engine.manifests.table_logs import refuse_tables_around
+from streamer.engine.permissions import OWNER_RULE, Ownership, give
+from streamer.errors import (
+    ConfigError,
+    ManifestCorruptError,
+    ManifestError,
+    ObjectNotFoundError,
+    StoreError,
+)
+from streamer.fetch import Fetcher
+from streamer.fetch.fetcher_set import options_key
+from streamer.formats.registry import find_format
+from streamer.manifest.beside import BESIDE, is_beside
+from streamer.manifest.layout import ROOT_NAME
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.table import Manifest
+from streamer.manifest.validation import KEYS_RULE
+from streamer.recode.pool import RecoderPool
+from streamer.store.addresses.urls import shown
+
+logger = logging.getLogger(__name__)
+
+# Another node's manifest can only be polled for: no store reports that an object appeared.
+_LOOK_SECONDS = 2.0
+# Raised when other files of annotations are refused: those that were parsed before are parsed again.
+_TABLE_RULES = "tables-2"
+# Of the chunks, before the second and the last try to write a manifest on a full disk.
+_EVICTED_SHARES = (0.25, 1.0)
+_MOST_PLACED = 1024
+
+
+class Manifests:
+    """Answers requests for manifests, equal ones together. Owned by the engine, on its loop.
+
+    Args:
+        root: the folder of manifests.
+        fetchers: read what is to be indexed.
+        target: takes the chunks that were read for it.
+        recoders: count the samples of what has to be unpacked.
+        datasets: the engine's, which are told what is found.
+
+    Attributes:
+        traffic: bytes and requests of all indexes.
+        written: how often a manifest was built or copied into the folder.
+    """
+
+    def __init__(
+        self, root: Path, fetchers: Fetchers, target: WarmTarget, recoders: RecoderPool, datasets: Datasets
+    ) -> None:
+        self.recoders = recoders
+        self._root = root
+        self._fetchers = fetchers
+        self._target = target
+        self._datasets = datasets
+        self.store = ManifestStore(self._root)
+        # Excludes looking for manifests and removing some at the same time.
+        self._removing = asyncio.Lock()
+        self._asking = 0
+        # A lock lives as long as a request holds or awaits it: finished requests leave nothing behind.
+        self._locks: weakref.WeakValueDictionary[tuple[object, ...], asyncio.Lock] = weakref.WeakValueDictionary()
+        self._found: dict[tuple[object, ...], tuple[float, str]] = {}
+        # Manifests of the same objects at an endpoint, by the digest of the usual one and the endpoint.
+        self._placed: dict[tuple[str, str], str] = {}
+        self.traffic = IndexTraffic()
+        # Half: what is parsed of metadata takes memory beside it.
+        self._memory = IndexMemory(fetchers.memory.gate.limit // 2)
+        self.written = 0
+
+    async def manifest(self, request: ManifestRequest, report: Report) -> str:
+        """Returns the digest of the manifest, which is then in `manifests/<digest>`.
+
+        Raises:
+            ManifestError, ConfigError, StoreError: it cannot be had.
+        """
+        asked = time.monotonic()
+        async with self._removing:
+            self._asking += 1
+        try:
+            return await self._answer(request, report, asked)
+        finally:
+            self._asking -= 1
+
+    def notes(self, request: ManifestRequest, digest: str) -> list[str]:
+        """Returns notes about the objects that a manifest leaves out, if it was built here."""
+        request = self._located(request)
+        digest = next((usual for (usual, _), placed in self._placed.items() if placed == digest), digest)
+        return [
+            note
+            for source in (request.file_source, request.container_source)
+            for note in self.store.notes(source, digest)
+        ]
+
+    async def remove_unused(self, used: Collection[str], most_bytes: int) -> list[str]:
+        """Calls `ManifestStore.remove_unused` in a thread; does nothing while a request runs.
+
+        Raises:
+            OSError: the disk refused a removal.
+        """
+        if self._asking:
+            return []
+        async with self._removing:
+            return await in_thread(None, self.store.remove_unused, used, most_bytes, time.time())
+
+    def _located(self, request: ManifestRequest) -> ManifestRequest:
+        """The request with the place that its options name."""
+        endpoint = self._fetchers.allowlist.endpoint(request.urls, request.options)
+        return msgspec.structs.replace(request, endpoint=endpoint) if endpoint else request
+
+    async def _answer(self, request: ManifestRequest, report: Report, asked: float) -> str:
+        request = self._located(request)
+        # What one client may read says nothing of another one, who has other options.
+        identity = (*request.identity, options_key(request.options))
+        lock = self._locks.setdefault(identity, asyncio.Lock())
+        async with lock:
+            found_at, digest = self._found.get(identity, (-1.0, ""))
+            if found_at < asked:  # what was found after this request came is fresh enough for it
+                digest = await self._at_endpoint(await self._find_with_room(request, report), request)
+                # Only for requests that wait meanwhile.
+                self._found = {known: self._found[known] for known in self._locks if known in self._found}
+                self._found[identity] = (time.monotonic(), digest)
+            self.store.use(digest)
+            return digest
+
+    async def _at_endpoint(self, digest: str, request: ManifestRequest) -> str:
+        """The digest of the same manifest at the place that the options name: its chunks have other keys."""
+        if not request.endpoint and not request.manifest:
+            return digest
+        placed = self._placed.get((digest, request.endpoint), "")
+        if not placed or not (self._root / placed).is_dir():
+            manifest = Manifest.open(self._root / digest)
+            if manifest.content.endpoint == request.endpoint:
+                return digest
+            # Only here: see `_build`.
+            from streamer.indexing.publish import publish_at
+
+            placed = (await in_thread(None, publish_at, manifest, self._root, request.endpoint)).name
+            if len(self._placed) >= _MOST_PLACED:
+                self._placed.clear()
+            self._placed[digest, request.endpoint] = placed
+            self.written += 1
+        return placed
+
+    async def _find_with_room(self, request: ManifestRequest, report: Report) -> str:
+        """Does the same as `_find`; on a disk full of bytes or inodes, chunks are removed, and fetched again later."""
+        for share in _EVICTED_SHARES:
+            try:
+                return await self._find(request, report, warm=share == _EVICTED_SHARES[0])
+            except ManifestError as error:
+                if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in REFUSALS:
+                    raise
+                logger.warning("%s; %.0f %% of the chunks are removed to make room for it", error, 100 * share)
+            await self._target.make_room(share)
+        self.store.remove_logs()
+        return await self._find(request, report, warm=False)
+
+    async def _find(self, request: ManifestRequest, report: Report, *, warm: bool) -> str:
+        fetchers = self._fetchers
+        # In threads: a client chooses how many urls these are, and a bucket how many objects.
+        options = await in_thread(None, fetchers.allowlist.options, request.urls, request.options)
+        if request.format == ANNOTATIONS:
+            async with fetchers.of(options) as fetcher:
+                return await self._annotations(request, fetcher, report)
+        if not request.manifest:
+            async with fetchers.of(options) as fetcher:
+                return await self._build(request, fetcher, report, warm=warm)
+        async with fetchers.of(fetchers.allowlist.options([request.manifest], request.options)) as elsewhere:
+            try:
+                digest = await self._found_elsewhere(request, elsewhere, report)
+                is_refused = False
+            except ManifestCorruptError as error:
+                if error.details.get("rule") not in (KEYS_RULE, OWNER_RULE) or not request.build:
+                    raise
+                logger.warning(
+                    "the manifest at %s is not used, the data are indexed: %s", shown(request.manifest), error
+                )
+                digest, is_refused = None, True
+            if digest is None:
+                if not is_refused:  # before the data are read for it
+                    fetchers.allowlist.check_writable(request.manifest)
+                async with fetchers.of(options) as fetcher:
+                    digest = await self._build(request, fetcher, report, warm=warm)
+                if not is_refused:
+                    await give(Manifest.open(self._root / digest), request.manifest, elsewhere)
+            self.store.remember(request.identity, "-", digest)
+            return digest
+
+    async def _found_elsewhere(self, request: ManifestRequest, elsewhere: Fetcher, report: Report) -> str | None:
+        """Copies the manifest at a url, after another node has built it if necessary; None: build it."""
+        deadline = time.monotonic() + request.wait_seconds
+        while (digest := await self._take(request.manifest, elsewhere)) is None and not request.build:
+            if time.monotonic() > deadline:
+                raise ManifestError(
+                    f"no manifest at {request.manifest} after {request.wait_seconds:.0f} s; node 0 builds it, or "
+                    f"`streamer index {request.urls[0]} --out {request.manifest}`",
+                    url=request.manifest,
+                )
+            report(f"waiting for the manifest at {request.manifest}", 0, 0)
+            await asyncio.sleep(_LOOK_SECONDS)
+        return digest
+
+    # ------------------------------------------------------------ manifests at a url
+
+    async def _take(self, url: str, fetcher: Fetcher) -> str | None:
+        """Copies a built manifest into the folder, with its columns; None: there is none."""
+        records: list[ObjectRecord] = []
+        with suppress(ObjectNotFoundError):
+            records = [record for page in await fetcher.list(url) for record in page]
+        owned = Ownership(self._fetchers.allowlist, url)
+        manifest = await copy_manifest(records, self._root, url, fetcher, check=owned.check)
+        if manifest is None:
+            return None
+        self.written += 1
+        if not owned.is_one:
+            logger.info("the columns beside the manifest at %s are not used: its objects are elsewhere", shown(url))
+            return manifest.digest
+        # Only here: see `_build`.
+        from streamer.manifest.column_files import COLUMN_SUFFIX, ColumnFiles
+
+        columns = {record.url.rpartition("/")[2]: record for record in records if record.url.endswith(COLUMN_SUFFIX)}
+        kept = ColumnFiles(manifest, self._root)
+        for name in kept.lacking(columns):
+            whole = Extent(columns[name], 0, columns[name].size)
+            async with self._memory.hold([whole]):
+                await in_thread(None, kept.install, name, await fetcher.read(whole))
+        return manifest.digest
+
+    # ------------------------------------------------------------ built here
+
+    async def _build(self, request: ManifestRequest, fetcher: Fetcher, report: Report, *, warm: bool) -> str:
+        lister = _Recorder(fetcher)
+        for url in request.urls:
+            await lister.record(url)
+        allowlist = self._fetchers.allowlist
+        options = await in_thread(None, allowlist.options, request.urls, request.options)
+        await in_thread(None, allowlist.check_objects, [record.url for record in lister.records], options)
+        listing = await in_thread(None, lister.digest, request)
+        if (known := self._known(request, listing)) is not None:
+            return known
+        # Only here: an engine that finds its manifests starts 8 ms sooner.
+        from streamer.formats import AUTO
+        from streamer.formats.detect import bare_file, check_bare_file, chooser
+        from streamer.indexing.build import MEMORY_BYTES, BuildOptions, build
+        from streamer.indexing.index_log import IndexLogs
+        from streamer.store.addresses.patterns import brace_order
+
+        warmed, notes = KeptChunks(self._target), list[str]()
+        asked = request.format, request.format_options
+        try:
+            choose = chooser(*asked, extensions=request.extensions, on_note=notes.append)
+        except ConfigError as error:
+            where = "" if "where the engine runs" in error.message else "where the engine runs: "
+            raise ConfigError(where + error.message, **error.details) from error
+        await refuse_tables_around(request, lister.records, fetcher, allowlist)
+        detected = request.format == AUTO and request.extensions is None
+        cost = IndexCost(request.urls[0], request.limit_seconds, report, time.monotonic)
+        earlier = await self._earlier(request, lister, fetcher)
+        manifest: Manifest | None = None
+        try:
+            manifest = await build(
+                request.urls,
+                self._root,
+                lister=lister,
+                reader=IndexReader(fetcher, self.recoders, self.traffic, self._memory),
+                choose_format=choose,
+                options=BuildOptions(
+                    # The fetcher finds how many the link takes: at 200 KB/s each 28 s; with 16 it was 55 (2026-11-24).
+                    concurrency=self._fetchers.most_requests,
+                    memory_bytes=min(MEMORY_BYTES, self._fetchers.memory.gate.limit),
+                    chunk_bytes=request.chunk_bytes or "auto",
+                    on_estimate=cost.estimated,
+                    on_progress=cost.progressed,
+                    # A chunk's key includes the endpoint only in the manifest that is made of this one.
+                    on_chunk=warmed.keep if warm and not request.endpoint else None,
+                    logs=IndexLogs(self.store.log_folder(request.container_source), writes=warm),
+                    in_key_order=request.in_key_order,
+                    known=earlier,
+                    order_of=brace_order,
+                    on_note=notes.append,
+                    on_damage=notes.append if request.skip_damaged else None,
+                    doubtful=bare_file if detected else lambda keys: None,
+                    check_start=check_bare_file,
+                ),
+            )
+        finally:
+            warmed.hand_off(manifest)
+        self.written += 1
+        source = request.file_source if manifest.whole_objects else request.container_source
+        self.store.remember(source, listing, manifest.digest, [f"{request.urls[0]}: {note}" for note in notes])
+        return manifest.digest
+
+    async def _annotations(self, request: ManifestRequest, fetcher: Fetcher, report: Report) -> str:
+        """The table of a file of annotations, as its version is now."""
+        lister = _Recorder(fetcher)
+        await lister.record(request.urls[0])
+        if (count := len(lister.records)) != 1:
+            raise ConfigError(f"annotations={request.urls[0]!r}: {count} objects, not one file", field="annotations")
+        listing = f"{lister.digest(request)}-{_TABLE_RULES}"
+        if (known := self.store.find_table(request.container_source, listing)) is not None:
+            return known
+        # Only here: see `_build`.
+        from streamer.annotations.options import TableOptions
+        from streamer.recode.annotations import build_table
+
+        report(f"read the annotations {request.urls[0]}", 0, lister.records[0].size)
+        options = msgspec.convert({"url": request.urls[0], **request.format_options}, TableOptions)
+        digest = await build_table(options, lister.records[0], self._root, fetcher, self.recoders)
+        self.written += 1
+        self.store.remember(request.container_source, listing, digest)
+        return self.store.mapped(digest)
+
+    async def _earlier(self, request: ManifestRequest, lister: _Recorder, fetcher: Fetcher) -> list[Manifest]:
+        """Manifests with rows of objects that are still there: the last one built here, else those beside the data."""
+        newest = self.store.newest(request.container_source)
+        if newest is not None:
+            return [newest]
+        found: list[Manifest] = []
+        for folder in lister.beside:
+            try:
+                if (digest := await self._take(folder, fetcher)) is not None:
+                    found.append(Manifest.open(self._root / digest))
+            except (ManifestError, StoreError) as error:
+                logger.warning("the manifest at %s is not used, the data are indexed: %s", folder, error)
+        return found
+
+    def _known(self, request: ManifestRequest, listing: str) -> str | None:
+        for source, whole_objects in ((request.file_source, True), (request.container_source, False)):
+            found = self.store.find(source, listing)
+            if found is not None and found.whole_objects is whole_objects and _is_current(found):
+                self._datasets.expect(found)
+                return found.digest
+        return None
+
+
+def _is_current(manifest: Manifest) -> bool:
+    """Whether the installed format would index it in the same way."""
+    content = manifest.content
+    return content.version == 1 or content.revision == find_format(content.format, content.options).revision
+
+
+class _Recorder:
+    """Lists once, and gives the same pages to the builder."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._pages: dict[str, list[Sequence[ObjectRecord]]] = {}
+        self.records: list[ObjectRecord] = []
+        # Folders of manifests beside the data.
+        self.beside: list[str] = []
+
+    async def record(self, url: str) -> None:
+        """Lists one url."""
+        if url not in self._pages:
+            self._pages[url] = await self._fetcher.list(url)
+            listed = [record for page in self._pages[url] for record in page]
+            self.records += [record for record in listed if not is_beside(record.url, url)]
+            roots = [record.url for record in listed if record.url.endswith(f"/{BESIDE}{ROOT_NAME}")]
+            self.beside += [root.removesuffix(ROOT_NAME) for root in roots if is_beside(root, url)]
+
+    async def list(self, url: str) -> AsyncIterator[Sequence[ObjectRecord]]:
+        """Yields the recorded pages, as a store would."""
+        for page in self._pages[url]:
+            yield page
+
+    def digest(self, request: ManifestRequest) -> str:
+        """Returns the digest of all inputs of the result: the listing, the format, the sizes of chunks."""
+        inputs = (request.urls, request.format_text, request.chunk_bytes)
+        state = hashlib.blake2b(repr(inputs).encode(), digest_size=16)
+        for record in self.records:
+            state.update(f"{record.url}\0{record.size}\0{record.version}\n".encode("utf-8", "surrogateescape"))
+        return state.hexdigest()

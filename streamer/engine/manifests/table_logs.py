@@ -1,0 +1,52 @@
+"""Looks for the log of a table around urls that name some of its files: a pattern, or a folder below the table's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from streamer.engine.manifests.manifest_request import ManifestRequest
+from streamer.engine.url_allowlist import UrlAllowlist
+from streamer.errors import ManifestError, StreamerError
+from streamer.fetch import Fetcher
+from streamer.manifest.model import ObjectRecord
+
+logger = logging.getLogger(__name__)
+
+
+async def refuse_tables_around(
+    request: ManifestRequest, records: Sequence[ObjectRecord], fetcher: Fetcher, allowlist: UrlAllowlist
+) -> None:
+    """Refuses files of a table whose log is beside them or above; files that are named one by one are not looked at.
+
+    Raises:
+        ManifestError: there is such a log.
+    """
+    # Only here: an engine that finds its manifests starts sooner.
+    from streamer.formats import AUTO
+    from streamer.formats.registry import find_format
+    from streamer.formats.table.layouts import has_data, logs_around, refuse_table, table_log
+
+    if request.format != AUTO and not find_format(request.format, request.format_options).reads_tables:
+        return
+    if not has_data(record.url for record in records):
+        return
+    objects = {record.url for record in records}
+    folders = list(dict.fromkeys(folder for url in request.urls for folder in logs_around(url, objects)))
+    options = allowlist.options(request.urls, request.options)
+
+    async def look(folder: str) -> str:
+        try:
+            allowlist.check_objects([folder], options)
+            pages = await fetcher.list(folder, enough=lambda pages: True)
+        except StreamerError as error:
+            # It is not there, or not for this reader.
+            logger.debug("%s is not looked at: %s", folder, error)
+            return ""
+        found = table_log(record.url for page in pages for record in page)
+        return refuse_table(*found) if found else ""
+
+    for refusal in await asyncio.gather(*map(look, folders)):
+        if refusal:
+            raise ManifestError(refusal, url=request.urls[0])

@@ -1,0 +1,46 @@
+"""Runs a fetch process: `python -m streamer.engine.processes SOCKET ENGINE`.
+
+SOCKET is an inherited descriptor, ENGINE the engine's pid. The process ends with its socket, and with the engine even
+while it is stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+
+import uvloop
+
+from streamer.base import linux
+from streamer.base.logs import configure
+from streamer.base.process_memory import collect_rarely
+from streamer.config import Environment
+from streamer.engine.processes.fetching import Fetching
+from streamer.engine.processes.messages import MOST_BYTES, Setup, decode_to_process
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the process with the arguments that the engine passed."""
+    descriptor, engine = map(int, arguments)
+    linux.end_with_parent(engine)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # It knows credentials.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    end = socket.socket(fileno=descriptor)
+    end.set_inheritable(False)
+    if not (raw := end.recv(MOST_BYTES)):
+        return
+    setup = decode_to_process(raw)
+    assert isinstance(setup, Setup), "the first message"
+    os.environ.update(setup.environment)
+    configure(logging.INFO, "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s", Environment.read())
+    collect_rarely()
+    uvloop.run(Fetching(end, setup).run())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,240 @@
+"""Fetches and publishes, in a fetch process, the chunks that the engine names. Lives on the loop of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from streamer.base import linux
+from streamer.base.threads import in_thread
+from streamer.cache.writer import ChunkBytes, write_chunk
+from streamer.engine.processes.messages import (
+    MOST_BYTES,
+    Bring,
+    Brought,
+    Cancel,
+    Failed,
+    GiveBack,
+    Limits,
+    Notice,
+    OpenDataset,
+    PaceAnew,
+    Report,
+    Setup,
+    ToEngine,
+    ToProcess,
+    decode_to_process,
+    encode,
+)
+from streamer.errors import BrokenError, ManifestError, StreamerError
+from streamer.fetch import Fetched
+from streamer.fetch.fetcher_set import FetcherSet
+from streamer.fetch.statistics import COUNTS
+from streamer.manifest.model import Chunk
+from streamer.manifest.table import Manifest
+from streamer.store import ObjectStore, open_store
+
+logger = logging.getLogger(__name__)
+
+_FILE_THREADS = 2
+_REPORT_SECONDS = 1.0
+# What was not used for so long is closed: credentials are renewed every few hours, and each renewal is another set.
+_IDLE_SECONDS = 300.0
+
+
+class _Dataset(msgspec.Struct):
+    """Holds a dataset as the engine has named it; the manifest is opened when it is needed."""
+
+    path: Path
+    options: Mapping[str, object]
+    manifest: Manifest | None = None
+    touched: bool = True
+
+    def opened(self) -> Manifest:
+        """Returns the manifest.
+
+        Raises:
+            ManifestError: the folder is not there any more.
+        """
+        self.touched = True
+        if self.manifest is None:
+            self.manifest = Manifest.open(self.path)
+        return self.manifest
+
+
+class Fetching:
+    """Does the work of a fetch process until the engine closes its end of the socket.
+
+    Args:
+        end: this process's end of the socket. It blocks: an engine that does not read stops this process as well.
+        setup: the first message of the engine.
+    """
+
+    def __init__(self, end: socket.socket, setup: Setup) -> None:
+        self._end = end
+        self._folder = setup.opened_folder()
+        self._setup = setup
+        self._datasets: dict[str, _Dataset] = {}
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._sent: dict[int, Fetched] = {}
+        self._files = ThreadPoolExecutor(_FILE_THREADS, "streamer-cache")
+
+    def __repr__(self) -> str:
+        return f"Fetching({len(self._requests)} requests)"
+
+    async def run(self) -> None:
+        """Answers the engine until the process ends."""
+        self._fetchers = FetcherSet(self._setup.fetch, self._open_store, self._notify)
+        async with self._fetchers, asyncio.TaskGroup() as self._tasks:
+            asyncio.get_running_loop().add_reader(self._end.fileno(), self._receive)
+            self._tasks.create_task(self._close_idle())
+            busy = True
+            while True:
+                if busy or self._requests:
+                    self._send(self._report())
+                # Memory that the engine has may be given back after the last answer.
+                busy = bool(self._requests or self._sent)
+                await asyncio.sleep(_REPORT_SECONDS)
+
+    # ------------------------------------------------------------ messages
+
+    def _receive(self) -> None:
+        """Handles all messages that have arrived."""
+        while True:
+            try:
+                raw = self._end.recv(MOST_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:  # messages of this process were not read any more
+                raw = b""
+            if not raw:
+                # The engine is gone. What is being written stays for the next one to remove.
+                os._exit(0)
+            self._take(decode_to_process(raw))
+
+    def _take(self, message: ToProcess) -> None:
+        match message:
+            case Bring():
+                self._requests[message.number] = self._tasks.create_task(self._bring(message))
+            case GiveBack():
+                if (fetched := self._sent.pop(message.number, None)) is not None:
+                    fetched.close()
+            case Cancel():
+                if (task := self._requests.get(message.number)) is not None:
+                    # After its first step: a task that is cancelled before that answers nothing.
+                    asyncio.get_running_loop().call_soon(task.cancel)
+            case OpenDataset():
+                self._datasets[message.dataset] = _Dataset(Path(message.path), message.options)
+            case Limits():
+                self._fetchers.limit(message.window_max, message.memory_bytes)
+            case PaceAnew():
+                self._fetchers.pace_anew()
+
+    def _send(self, message: ToEngine, *descriptors: int) -> None:
+        if descriptors:
+            socket.send_fds(self._end, [encode(message)], descriptors)
+        else:
+            self._end.send(encode(message))
+
+    # ------------------------------------------------------------ one chunk
+
+    async def _bring(self, asked: Bring) -> None:
+        try:
+            await self._fetch(asked)
+        except asyncio.CancelledError as error:
+            # The engine has asked for it; it waits for the answer.
+            self._fail(asked, error, local=False)
+        except MemoryError:
+            logger.exception("out of memory")
+            os._exit(1)
+        except StreamerError as error:
+            self._fail(asked, error, local=isinstance(error, ManifestError))
+        except OSError as error:
+            self._fail(asked, error, local=True)
+        except Exception as error:
+            logger.exception("chunk %d of %s failed", asked.chunk, asked.dataset)
+            broken = BrokenError(f"a fetch process failed over chunk {asked.chunk}: {error!r}; see the engine's log")
+            self._fail(asked, broken, local=False)
+        finally:
+            del self._requests[asked.number]
+
+    async def _fetch(self, asked: Bring) -> None:
+        dataset = self._datasets[asked.dataset]
+        manifest = dataset.opened()
+        chunk = manifest.chunk(asked.chunk)
+        async with self._fetchers.of(dataset.options) as fetcher:
+            fetched = await fetcher.fetch(
+                chunk, due=lambda: asked.due, owner=lambda: asked.owner, shared=not asked.publish
+            )
+        if asked.publish:
+            with fetched:
+                length = await self._publish(manifest, chunk, fetched)
+            self._send(Brought(asked.number, length, self._counts(), self._window()))
+        else:
+            self._hand_out(asked.number, chunk.fetch_bytes, fetched)
+
+    async def _publish(self, manifest: Manifest, chunk: Chunk, fetched: Fetched) -> int:
+        content = ChunkBytes(chunk.key, fetched.parts, manifest.sample_offsets(chunk.index), int(chunk.codec))
+        return await in_thread(self._files, write_chunk, content, self._folder)
+
+    def _hand_out(self, number: int, length: int, fetched: Fetched) -> None:
+        """Sends the fetched bytes as a file in memory: the buffer itself until it is given back, or a copy if short."""
+        brought = Brought(number, length, self._counts(), self._window())
+        if isinstance(fetched.content, int):
+            self._sent[number] = fetched
+            self._send(brought, fetched.content)
+            return
+        descriptor = linux.memory_file("streamer-fetched")
+        try:
+            with fetched:
+                os.writev(descriptor, fetched.parts)
+            self._send(brought, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _fail(self, asked: Bring, error: BaseException, *, local: bool) -> None:
+        self._send(Failed.of(asked.number, error, self._counts(), local=local))
+
+    # ------------------------------------------------------------ the rest
+
+    def _open_store(self, options: Mapping[str, object], url: str) -> ObjectStore:
+        return open_store(url, options, client=self._setup.fetch.client, guarded=self._setup.guarded)
+
+    def _notify(self, options_key: str, text: str) -> None:
+        self._send(Notice(options_key, text))
+
+    def _counts(self) -> list[int]:
+        counts = self._fetchers.counts()
+        return [counts[name] for name in COUNTS]
+
+    def _window(self) -> int:
+        return self._fetchers.window or self._setup.fetch.window_start
+
+    def _report(self) -> Report:
+        fetchers, found = self._fetchers, self._fetchers.first_bytes()
+        return Report(
+            fetchers.statistics(),
+            found.counts,
+            found.sum_seconds,
+            time.process_time(),
+            self._window(),
+            fetchers.refused_by_chance,
+        )
+
+    async def _close_idle(self) -> None:
+        """Closes fetchers and manifests that are not used, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_IDLE_SECONDS)
+            self._fetchers.close_idle(())
+            for dataset in self._datasets.values():
+                if not dataset.touched:
+                    dataset.manifest = None
+                dataset.touched = False

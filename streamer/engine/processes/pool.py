@@ -1,0 +1,432 @@
+"""Starts and ends the fetch processes of an engine by load, and gives them chunks by due time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import reduce
+from typing import Self
+
+import msgspec
+
+from streamer.base.cgroup import idle_core_seconds, usable_cores
+from streamer.cache.folder import Folder
+from streamer.config import FetchConfig
+from streamer.engine.processes.messages import Bring, Limits, OpenDataset, Setup
+from streamer.engine.processes.policy import Bounds, Load, ProcessCount, Refusals, most_processes
+from streamer.engine.processes.process import FetchProcess, LocalError, ProcessEndedError, SharedBytes
+from streamer.errors import BrokenError
+from streamer.fetch.fair_gate import Due, FairGate, Owner, WaitQueue
+from streamer.fetch.fetcher_set import FetcherSet
+from streamer.fetch.outage import AGAIN_SECONDS
+from streamer.fetch.statistics import COUNTS, Histogram, merged
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+# A process that has chunks and says nothing for this long is killed: it reports once a second. Counted in looks, which
+# stand still while this process does not run.
+SILENT_SECONDS = 6.0
+# An interpreter with its imports takes 0.4 s of CPU (2026-11-25), on a busy machine many times as long.
+START_SECONDS = 60.0
+# Requests that a process is handed at once, in its windows: a window grows only while requests wait for it.
+HANDED_WINDOWS = 2
+# The order of the waiting chunks may be this old: a chunk that is handed out waits behind others anyway. With 0.05 s,
+# ordering 250 of them was half of the loop's work (2026-11-26).
+QUEUE_FRESH_SECONDS = 0.25
+# After this many processes ended while they had a chunk, the engine's loop fetches it. From the second try on such
+# chunks are handed out one by one, from the third on to a process that has no other chunk.
+MOST_CRASHES = 6
+CRASHES_IN_COMPANY = 2
+# After this many processes crashed over a chunk that they had alone, it is blamed and fails: it would crash the engine.
+MAX_ISOLATED_CRASHES = 2
+# After this many failed starts in a row the engine's loop fetches.
+MOST_FAILED_STARTS = 3
+# A process that ends before it has brought anything is replaced after 1 s, 2 s, ... 60 s.
+_MOST_PAUSE_SECONDS = 60.0
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Names a chunk that the engine wants.
+
+    Attributes:
+        dataset: the dataset with its present storage options.
+        chunk: number of the chunk in the dataset.
+        requests: about the number of requests that the chunk takes.
+        due: returns when its first reader needs it, in seconds on the loop's clock; may change.
+        owner: returns the job whose share it takes; may change.
+    """
+
+    dataset: OpenDataset
+    chunk: int
+    requests: int
+    due: Due
+    owner: Owner
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """Holds the counters and levels of one moment, in seconds and requests; see `Load`."""
+
+    at: float
+    loop_seconds: float
+    idle_seconds: float
+    process_share: float
+    fetching: bool
+    waiting: bool
+    requests: int
+    throttled: int
+
+    def since(self, before: Reading) -> Load:
+        """Returns what happened between two readings."""
+        seconds = max(self.at - before.at, 1e-3)
+        return Load(
+            loop_share=(self.loop_seconds - before.loop_seconds) / seconds,
+            process_share=self.process_share,
+            fetching=self.fetching,
+            waiting=self.waiting,
+            idle_cores=(self.idle_seconds - before.idle_seconds) / seconds,
+        )
+
+
+class FetchPool:
+    """Brings chunks by fetch processes. The engine owns it, on its loop, in its `async with`.
+
+    Args:
+        config: the bounds of all processes and the engine's own fetchers together.
+        processes: number of processes; None: the load decides.
+        fetchers: the engine's own fetchers, which get their part of the bounds.
+        folder: the cache folder, in which chunks are published.
+        notify: called with the key of storage options and a sentence, when a store has served nothing for a while.
+        guarded: whether stores refuse what is of this machine; see `engine.url_allowlist.UrlAllowlist`.
+
+    Attributes:
+        crashes: number of processes that ended by themselves, or were killed because they did not answer.
+        loop_share: share of a core that the engine's loop took between the last two looks.
+    """
+
+    def __init__(
+        self,
+        config: FetchConfig,
+        processes: int | None,
+        fetchers: FetcherSet,
+        folder: Folder,
+        notify: Callable[[str, str], None],
+        *,
+        guarded: bool = False,
+    ) -> None:
+        self.crashes = 0
+        self.loop_share = 0.0
+        self._config = config
+        self._fetchers = fetchers
+        self._folder = folder
+        self._notify = notify
+        self._guarded = guarded
+        self._bounds = Bounds(config.window_max, fetchers.memory.gate.limit)
+        self._count = ProcessCount(processes, most_processes(usable_cores()))
+        self._refusals = Refusals()
+        # Whether the processes that take chunks are to find out anew which rates stores permit.
+        self._unpaced = False
+        self._processes: list[FetchProcess] = []
+        self._queue = FairGate(0, QUEUE_FRESH_SECONDS)
+        self._one_by_one = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._past, self._past_first_bytes, self._past_cpu_seconds = Counter[str](), Histogram(), 0.0
+        self._noticed: dict[str, float] = {}
+        self._failed_starts, self._not_before = 0, 0.0
+        self._bringing = 0
+
+    def __repr__(self) -> str:
+        return f"FetchPool({self._processes}, waiting={self._queue.waiting})"
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._last = self._reading()
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._watching = self._tasks.create_task(self._watch(), name="fetch processes")
+        self._look()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._watching.cancel()
+        for process in self._processes:
+            process.retire()
+        await self._tasks.__aexit__(None, None, None)
+
+    # ------------------------------------------------------------ chunks
+
+    @property
+    def ready(self) -> bool:
+        """Whether a process takes chunks."""
+        return any(process.ready for process in self._processes)
+
+    async def publish(self, wanted: Wanted) -> None:
+        """Returns when the file of a chunk is in the folder. The caller has reserved its bytes.
+
+        Raises:
+            LocalError: the disk, the folder or the manifest is at fault.
+            StreamerError: it cannot be had.
+        """
+        await self._bring(wanted, publish=True)
+
+    async def fetch(self, wanted: Wanted) -> SharedBytes:
+        """Returns the bytes of a chunk as its store has them.
+
+        Raises:
+            LocalError, StreamerError: as `publish`.
+        """
+        return await self._bring(wanted, publish=False)
+
+    async def _bring(self, wanted: Wanted, *, publish: bool) -> SharedBytes:
+        self._bringing += 1
+        try:
+            return await self._bring_in_tries(wanted, publish)
+        finally:
+            self._bringing -= 1
+
+    async def _bring_in_tries(self, wanted: Wanted, publish: bool) -> SharedBytes:
+        crashes = isolated_crashes = 0
+        while True:
+            isolated = crashes >= CRASHES_IN_COMPANY
+            async with self._one_by_one if crashes else contextlib.nullcontext():
+                try:
+                    return await self._try(wanted, publish, isolated=isolated)
+                except ProcessEndedError as error:
+                    crashes += 1
+                    isolated_crashes += isolated and error.crashed
+                    if isolated_crashes == MAX_ISOLATED_CRASHES:
+                        raise BrokenError(
+                            f"chunk {wanted.chunk} of dataset {wanted.dataset.dataset} cannot be fetched: "
+                            f"{isolated_crashes} fetch processes crashed that had no other chunk, the last one: "
+                            f"{error}; see the engine's log"
+                        ) from error
+                    if crashes == MOST_CRASHES or self._failed_starts >= MOST_FAILED_STARTS:
+                        self._warn_of_fallback(error)
+                        raise LocalError(f"fetch processes end again and again: {error}") from error
+
+    def _warn_of_fallback(self, error: ProcessEndedError) -> None:
+        text = (
+            f"fetch processes end again and again (the last one: {error}): the engine fetches by itself until they do "
+            "not; see the engine's log"
+        )
+        logger.warning("%s", text)
+        self._notified("", text)
+
+    async def _try(self, wanted: Wanted, publish: bool, *, isolated: bool) -> SharedBytes:
+        weight = min([wanted.requests, *(process.window for process in self._taking())])
+        owner = await self._queue.acquire(WaitQueue(wanted.due, wanted.owner), weight)
+        process = None
+        try:
+            if isolated:
+                process = await self._reserved()
+            else:
+                taking = self._taking() or await self._started()
+                process = min(taking, key=lambda one: one.load / one.window)
+            asked = Bring(
+                next(self._numbers), wanted.dataset.dataset, wanted.chunk, wanted.due(), wanted.owner(), publish
+            )
+            return await process.bring(asked, wanted.dataset, weight)
+        finally:
+            if isolated and process is not None:
+                process.reserved = False
+            self._changed.set()
+            self._queue.release(weight, owner)
+            self._resize_queue()
+
+    async def _reserved(self) -> FetchProcess:
+        """Returns a process without chunks, which takes no other one; waits until it has none.
+
+        Raises:
+            ProcessEndedError: processes end at their start.
+        """
+        while True:
+            process = min(self._taking() or await self._started(), key=lambda one: one.load)
+            process.reserved = True
+            while process.load and process.ready:
+                self._changed.clear()
+                await self._changed.wait()
+            if process.ready:
+                return process
+
+    async def _started(self) -> list[FetchProcess]:
+        """Waits until a process takes chunks; `_look` starts one.
+
+        Raises:
+            ProcessEndedError: they end at their start.
+        """
+        while not (taking := self._taking()):
+            if self._failed_starts >= MOST_FAILED_STARTS:
+                raise ProcessEndedError("none of the last ones has brought a chunk")
+            self._changed.clear()
+            await self._changed.wait()
+        return taking
+
+    def _taking(self) -> list[FetchProcess]:
+        """Returns the processes that take chunks now."""
+        ready = [process for process in self._processes if process.ready and not process.reserved]
+        return ready[:1] if self._refusals.single else ready
+
+    def _resize_queue(self) -> None:
+        limit = HANDED_WINDOWS * sum(process.window for process in self._taking())
+        if limit != self._queue.limit:
+            self._queue.resize(limit)
+
+    # ------------------------------------------------------------ processes
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._look()
+
+    def _look(self) -> None:
+        """Ends processes that do not answer; starts and ends others as the load wants it."""
+        now, before = self._loop.time(), self._last
+        self._last = reading = self._reading()
+        for process in self._processes:
+            process.look()
+            if process.silent_looks * LOOK_SECONDS > (SILENT_SECONDS if process.ready else START_SECONDS):
+                logger.warning("%r does not answer: it is killed, and its chunks are fetched by others", process)
+                process.end()
+        load = reading.since(before)
+        self.loop_share = load.loop_share
+        self._look_for_refusals(reading.requests - before.requests, reading.throttled - before.throttled)
+        # A chunk that was given to the pool is not given back to the loop.
+        wanted = max(self._count.wanted(load, len(self._processes), now), min(self._bringing, 1))
+        if len(self._processes) < wanted and now >= self._not_before:
+            for _ in range(wanted - len(self._processes)):
+                self._start(wanted)
+        for process in self._processes[wanted:]:
+            if not self._bringing:
+                process.retire()
+        self._resize_queue()
+
+    def _look_for_refusals(self, requests: int, throttled: int) -> None:
+        reports = [process.report for process in self._taking()]
+        limited = any(report.statistics.get("limited_per_second") for report in reports)
+        by_chance = not self._unpaced and any(report.by_chance for report in reports)
+        before = self._refusals.single
+        if self._refusals.look(requests, throttled, limited, by_chance, self._loop.time()) != before:
+            logger.info("a store refuses requests: %s", "all processes ask it again" if before else "one asks it")
+            self._unpaced = True
+            self._divide()
+        taking = self._taking()
+        # A rate that is measured while the others end their chunks is too low: .64 of 200 requests/s (2026-11-26).
+        if self._unpaced and not any(process.load for process in self._processes if process not in taking):
+            self._unpaced = False
+            for process in taking:
+                process.pace_anew()
+
+    def _reading(self) -> Reading:
+        counts, processes = self._counts(), [process for process in self._processes if process.ready]
+        own = self._fetchers.statistics()
+        now = time.monotonic()
+        return Reading(
+            at=now,
+            loop_seconds=time.thread_time(),
+            idle_seconds=(idle_core_seconds(now) or 0.0) if self._count.by_load else 0.0,
+            process_share=sum(process.share for process in processes) / max(1, len(processes)),
+            fetching=bool(own["in_flight"] or self._bringing),
+            waiting=bool(own["waiting"]) or self._queue.waiting > 0,
+            requests=counts["requests"],
+            throttled=counts["throttled"],
+        )
+
+    def _start(self, count: int) -> None:
+        """Starts one of `count` processes."""
+        bounds = self._bounds.of_process(count)
+        # With a whole one each, four processes held 560 instead of 80 MB of buffers at a start, and took at least 1.4
+        # times the page faults (tars from a near store, 2026-11-26).
+        window_start = max(self._config.window_min, self._config.window_start // count)
+        setup = Setup(
+            environment=dict(os.environ),
+            folder=str(self._folder.path),
+            root_id=self._folder.root_id,
+            permissions=self._folder.permissions,
+            fetch=replace(self._config, window_start=window_start, **bounds._asdict()),
+            guarded=self._guarded,
+        )
+        process = FetchProcess(setup, self._notified)
+        self._processes.append(process)
+        self._tasks.create_task(self._run(process), name="fetch process")
+
+    async def _run(self, process: FetchProcess) -> None:
+        try:
+            how = await process.run(self._divide)
+        except OSError as error:
+            how = f"it cannot be started: {error}"
+        self._processes.remove(process)
+        self._past.update(process.counts)
+        self._past_first_bytes = self._past_first_bytes.plus(process.first_bytes)
+        self._past_cpu_seconds += process.report.cpu_seconds
+        self._divide()
+        if not process.retired:
+            self._ended(process, how)
+
+    def _ended(self, process: FetchProcess, how: str) -> None:
+        self.crashes += 1
+        self._failed_starts = 0 if process.answers else self._failed_starts + 1
+        self._changed.set()
+        pause = min(_MOST_PAUSE_SECONDS, 2.0 ** (self._failed_starts - 1)) if self._failed_starts else 0.0
+        self._not_before = self._loop.time() + pause
+        logger.warning("a fetch process has ended (%s); another one takes its chunks", how)
+
+    def _divide(self) -> None:
+        """A process has come or gone: divides the bounds anew."""
+        count = sum(process.ready for process in self._processes)
+        for process in self._processes:
+            memory_bytes = self._bounds.of_process(count).memory_bytes
+            window_max = self._bounds.of_process(1 if self._refusals.single else count).window_max
+            process.limit(Limits(window_max, memory_bytes))
+        self._fetchers.limit(*self._bounds.of_loop(count))
+        self._changed.set()
+        self._resize_queue()
+
+    def _notified(self, options_key: str, text: str) -> None:
+        """Passes on the first of the equal notices that all processes send about one store."""
+        now = self._loop.time()
+        if now - self._noticed.get(options_key, -AGAIN_SECONDS) >= AGAIN_SECONDS:
+            self._noticed[options_key] = now
+            self._notify(options_key, text)
+
+    # ------------------------------------------------------------ statistics
+
+    @property
+    def pids(self) -> list[int]:
+        """The pids of the processes that take chunks."""
+        return [process.pid for process in self._processes if process.ready and process.pid is not None]
+
+    def _counts(self) -> Counter[str]:
+        total = self._past.copy()
+        for process in self._processes:
+            total.update(process.counts)
+        return total
+
+    def statistics(self) -> dict[str, int | float]:
+        """Returns what `FetcherSet.statistics` does, for all processes since the start."""
+        total = merged([process.statistics() for process in self._processes])
+        total["waiting"] += self._queue.waiting
+        return {**total, **{name: total[name] + self._past[name] for name in COUNTS}}
+
+    def first_bytes(self) -> Histogram:
+        """Returns the times to first byte of all processes since the start."""
+        return reduce(Histogram.plus, [process.first_bytes for process in self._processes], self._past_first_bytes)
+
+    def process_statistics(self) -> dict[str, int | float]:
+        """Returns how many processes there are and may be, and the CPU time of processes and loop."""
+        cpu_seconds = self._past_cpu_seconds + sum(process.report.cpu_seconds for process in self._processes)
+        return {
+            "fetch_processes": len(self.pids),
+            "most_fetch_processes": self._count.most,
+            "fetch_process_crashes": self.crashes,
+            "fetch_process_cpu_seconds": round(cpu_seconds, 3),
+            "loop_cpu_seconds": round(self._last.loop_seconds, 3),
+            "loop_share": round(self.loop_share, 3),
+        }

@@ -1,0 +1,373 @@
+"""Runs one fetch process from the side of the engine."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+from msgspec import structs
+
+from streamer.base.processes import child_environment, unforked
+from streamer.base.threads import in_thread
+from streamer.engine.processes.messages import (
+    MOST_BYTES,
+    Answer,
+    Bring,
+    Brought,
+    Cancel,
+    Failed,
+    GiveBack,
+    Limits,
+    Notice,
+    OpenDataset,
+    PaceAnew,
+    Report,
+    Setup,
+    ToEngine,
+    ToProcess,
+    decode_to_engine,
+    encode,
+)
+from streamer.fetch.statistics import COUNTS, FetchStatistics, Histogram
+from streamer.recode.shared import mapped
+
+logger = logging.getLogger(__name__)
+
+_NO_REPORT = Report({}, Histogram().counts, 0.0, 0.0, 0, False)
+# One thread for numpy's libraries, which it does not use.
+_SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+# Signals by which a process ends over what it does itself; others are sent to it, by the kernel that lacks memory too.
+_OWN_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+
+
+class ProcessEndedError(Exception):
+    """Says how a fetch process has ended, by itself or because it did not answer.
+
+    Args:
+        how: the end, in words.
+        crashed: whether what it did ended it: bytes that it received may do that again.
+    """
+
+    def __init__(self, how: str, *, crashed: bool = False) -> None:
+        super().__init__(how)
+        self.crashed = crashed
+
+
+class LocalError(Exception):
+    """Says why a fetch process cannot write to the folder, or cannot read the manifest."""
+
+
+class SharedBytes:
+    """Holds the bytes of a chunk in a file in memory that a fetch process has sent; see `fetch.Fetched`.
+
+    Attributes:
+        content: descriptor of the file, which begins with the bytes; valid until `close`.
+
+    Args:
+        descriptor: descriptor of the file; None: there is no file, because the chunk is published.
+        length: number of bytes.
+        give_back: called by `close`, when the bytes are not used any more.
+    """
+
+    def __init__(self, descriptor: int | None, length: int, give_back: Callable[[], None]) -> None:
+        self.content = -1 if descriptor is None else descriptor
+        self._length = length
+        self._give_back = None if descriptor is None else give_back
+        self._view: memoryview | None = None
+
+    def __repr__(self) -> str:
+        return f"SharedBytes({self._length} bytes)"
+
+    @property
+    def parts(self) -> list[memoryview]:
+        """The bytes as one view."""
+        if self._view is None:
+            self._view = mapped(self.content, self._length)
+        return [self._view]
+
+    def close(self) -> None:
+        """Gives the memory back to the process; idempotent."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            self._view = None
+            os.close(self.content)
+            give_back()
+
+
+class _Request(msgspec.Struct):
+    """Holds a request until it is answered."""
+
+    answered: asyncio.Future[Answer]
+    weight: int
+    descriptor: int | None = None
+
+
+class FetchProcess:
+    """Runs a process from its start to its end: `await run()` once. Lives on the engine's loop.
+
+    Args:
+        setup: the first message to the process.
+        on_notice: called with the key of storage options and a sentence, when a store has served nothing for a while.
+
+    Attributes:
+        ready: whether the process takes chunks.
+        load: number of requests of the chunks that it has.
+        answers: number of chunks that it has answered for.
+        silent_looks: how often `look` was called since its last message while it had chunks, or was not ready.
+        report: its last report.
+        share: share of a core that it took between its last two reports.
+        retired: whether it was ended because it is not needed.
+        reserved: whether it takes no more chunks, but one that is tried alone.
+    """
+
+    def __init__(self, setup: Setup, on_notice: Callable[[str, str], None]) -> None:
+        self.ready = False
+        self.load = 0
+        self.answers = 0
+        self.silent_looks = 0
+        self.report = _NO_REPORT
+        self.share = 0.0
+        self.retired = False
+        self.reserved = False
+        self._crashed = False
+        self._reported_at = 0.0
+        self.window = setup.fetch.window_start
+        self._counts = [0] * len(COUNTS)
+        self._setup = setup
+        self._on_notice = on_notice
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._requests: dict[int, _Request] = {}
+        self._datasets: dict[str, OpenDataset] = {}
+        self._limits: Limits | None = None
+        self._ended = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"FetchProcess(pid={self.pid}, {len(self._requests)} chunks, window={self.window})"
+
+    @property
+    def pid(self) -> int | None:
+        """The pid, or None if the process is not running."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def first_bytes(self) -> Histogram:
+        """The times to first byte as of the last report."""
+        return Histogram(self.report.first_byte_counts, self.report.first_byte_seconds)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What it has counted since its start, by the names of `COUNTS`."""
+        return dict(zip(COUNTS, self._counts, strict=True))
+
+    def statistics(self) -> dict[str, int | float]:
+        """Returns the statistics of the last report, with the present counts."""
+        names = FetchStatistics.__dataclass_fields__
+        return {**{name: self.report.statistics.get(name, 0) for name in names}, **self.counts}
+
+    # ------------------------------------------------------------ its life
+
+    async def run(self, on_ready: Callable[[], None]) -> str:
+        """Runs the process until it ends; returns how it did. Its requests then fail with `ProcessEndedError`.
+
+        Args:
+            on_ready: called when it takes chunks.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        loop = asyncio.get_running_loop()
+        how = "not started"
+        try:
+            end = await in_thread(None, self._start)
+            loop.add_reader(end.fileno(), self._receive, on_ready)
+            try:
+                await self._ended.wait()
+            finally:
+                loop.remove_reader(end.fileno())
+                self._socket, self.ready = None, False
+                end.close()
+            how = await in_thread(None, self._reaped)
+            await in_thread(None, self._remove_temporary)
+            return how
+        finally:
+            self._fail_all(how)
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        descriptor = theirs.fileno()
+        try:
+            with theirs, unforked():
+                # On a thread of the loop's pool, which ends with the engine (`linux.end_with_parent`).
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "streamer.engine.processes", str(descriptor), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[descriptor],
+                    start_new_session=True,
+                    env=child_environment(_SETTINGS),
+                )
+            ours.send(encode(self._setup))
+        except BaseException:
+            ours.close()
+            raise
+        self._socket = ours
+        return ours
+
+    def _reaped(self) -> str:
+        """Waits for the end of the process; says how it ended."""
+        assert self._process is not None, "started"
+        # It leaves when its socket is closed, unless it is stopped.
+        self._process.kill()
+        code = self._process.wait()
+        self._crashed = -code in _OWN_SIGNALS
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}, see the engine's log"
+
+    def _remove_temporary(self) -> None:
+        assert self._process is not None, "started"
+        with suppress(OSError):  # the folder is gone, or read-only
+            self._setup.opened_folder().remove_temporary(self._process.pid)
+
+    def _fail_all(self, how: str) -> None:
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            if not request.answered.done():
+                request.answered.set_exception(ProcessEndedError(how, crashed=self._crashed))
+
+    def end(self) -> None:
+        """Ends the process now; `run` returns then. Idempotent."""
+        self.ready = False
+        self._ended.set()
+
+    def retire(self) -> None:
+        """Ends a process that is not needed any more."""
+        self.retired = True
+        self.end()
+
+    def look(self) -> None:
+        """Counts calls at which the process had chunks and had sent nothing since the last call."""
+        self.silent_looks = self.silent_looks + 1 if self._requests or not self.ready else 0
+        if not self._requests:
+            self.share = 0.0
+
+    # ------------------------------------------------------------ chunks
+
+    async def bring(self, asked: Bring, dataset: OpenDataset, weight: int) -> SharedBytes:
+        """Lets the process bring a chunk; returns its bytes, or none if the chunk was published.
+
+        Args:
+            asked: the message that names the chunk.
+            dataset: the dataset with its present storage options.
+            weight: number of requests that the chunk takes.
+
+        Raises:
+            ProcessEndedError: the process has ended; another one may bring the chunk.
+            LocalError: the disk, the folder or the manifest is at fault.
+            StreamerError: the chunk cannot be fetched.
+        """
+        if self._datasets.get(dataset.dataset) is not dataset:
+            self._datasets[dataset.dataset] = dataset
+            self._send(dataset)
+        request = _Request(asyncio.get_running_loop().create_future(), weight)
+        self._requests[asked.number] = request
+        self.load += weight
+        try:
+            self._send(asked)
+            answer = await self._answer(asked.number, request)
+        finally:
+            self.load -= weight
+        if isinstance(answer, Brought):
+            return self._shared(asked.number, request, answer.length)
+        if answer.local:
+            raise LocalError(answer.message)
+        raise answer.error()
+
+    async def _answer(self, number: int, request: _Request) -> Answer:
+        """Returns the answer; a cancellation waits for it, so that nothing is written later."""
+        try:
+            return await asyncio.shield(request.answered)
+        except asyncio.CancelledError:
+            self._send(Cancel(number))
+            while not request.answered.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([request.answered])
+            self._shared(number, request, 0).close()
+            raise
+
+    def _shared(self, number: int, request: _Request, length: int) -> SharedBytes:
+        return SharedBytes(request.descriptor, length, lambda: self._send(GiveBack(number)))
+
+    def limit(self, limits: Limits) -> None:
+        """Sets other bounds."""
+        if limits != self._limits:
+            self._limits = limits
+            self._send(limits)
+
+    def pace_anew(self) -> None:
+        """Makes the process find out again which rates stores permit."""
+        self.report = structs.replace(self.report, by_chance=False)
+        self._send(PaceAnew())
+
+    def _send(self, message: ToProcess) -> None:
+        if self._socket is not None:
+            try:
+                self._socket.send(encode(message))
+            except BlockingIOError:
+                # It was not told more than it can read, so it reads nothing any more.
+                logger.warning("%r does not read", self)
+                self.end()
+            except OSError as error:
+                logger.debug("%r was not told: %s", self, error)
+
+    # ------------------------------------------------------------ what it says
+
+    def _receive(self, on_ready: Callable[[], None]) -> None:
+        """Handles all messages in one turn of the loop."""
+        while self._socket is not None and not self._ended.is_set():
+            try:
+                raw, ancillary, _, _ = self._socket.recvmsg(MOST_BYTES, socket.CMSG_SPACE(array.array("i").itemsize))
+                if not raw:
+                    break
+                message = decode_to_engine(raw)
+            except BlockingIOError:
+                return
+            except ConnectionError:  # killed with messages unread
+                break
+            except (OSError, msgspec.MsgspecError) as error:
+                logger.warning("%r: %s", self, error)
+                break
+            self.silent_looks = 0
+            self._take(message, array.array("i", ancillary[0][2])[0] if ancillary else None)
+            if not self.ready:
+                self.ready = True
+                on_ready()
+        self.end()
+
+    def _take(self, message: ToEngine, descriptor: int | None) -> None:
+        match message:
+            case Brought() | Failed():
+                self.answers += 1
+                self._counts = message.counts
+                if isinstance(message, Brought):
+                    self.window = message.window
+                request = self._requests.pop(message.number)
+                request.descriptor = descriptor
+                request.answered.set_result(message)
+            case Report():
+                now = asyncio.get_running_loop().time()
+                self.share = (message.cpu_seconds - self.report.cpu_seconds) / max(now - self._reported_at, 1e-3)
+                self.report, self.window, self._reported_at = message, message.window, now
+            case Notice():
+                self._on_notice(message.options_key, message.text)

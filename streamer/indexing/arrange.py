@@ -1,0 +1,164 @@
+"""Arranges the samples of a plain dataset in the order of another one, to which it is joined.
+
+Of each chunk of the left dataset, the rows that its samples have are a chunk of their own, or a few: so a rank that
+opens a chunk of the left dataset fetches just these rows, in as many requests as they have runs. The result is a
+manifest of the same objects; a row that samples of several chunks have is in each of their chunks.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.base.arrow.columns import BinaryColumn, read_name
+from streamer.indexing.listed_rows import Listing
+from streamer.indexing.publish import publish
+from streamer.indexing.rows import Rows, rows_of_objects
+from streamer.manifest.model import Facts
+from streamer.manifest.packing import chunk_key
+from streamer.manifest.protocols import Indexer
+from streamer.manifest.table import Manifest
+
+Int64Array = NDArray[np.int64]
+
+# Rows of one chunk of the left dataset that are longer together are several chunks: each is fetched as a whole, in
+# memory.
+_MOST_CHUNK_BYTES = 32 << 20
+
+
+class _Runs(msgspec.Struct, frozen=True, eq=False):
+    """The samples of the arranged manifest, and where its chunks begin.
+
+    Attributes:
+        right: (n,) ordinals in the right manifest.
+        sizes: (n,) bytes.
+        first: (chunks + 1,) the first sample of each chunk.
+    """
+
+    right: Int64Array
+    sizes: Int64Array
+    first: Int64Array
+
+    @property
+    def starts(self) -> Int64Array:
+        """(n,) byte of each sample in its chunk."""
+        ends = np.cumsum(self.sizes)
+        begin = ends - self.sizes
+        return begin - np.repeat(begin[self.first[:-1]], np.diff(self.first))
+
+
+def arrange(
+    left: Manifest, right: Manifest, joined: tuple[Int64Array, Int64Array], indexer: Indexer, root: Path
+) -> tuple[Path, Int64Array]:
+    """Writes a manifest with the samples of `right` in the order of `left`.
+
+    Args:
+        left: manifest of the dataset whose order counts.
+        right: of a plain dataset (not recoded).
+        joined: where the rows of each sample of `left` begin, (samples + 1,); and the rows, ordinals in `right`.
+        indexer: the format of `right`.
+        root: the folder of manifests.
+
+    Returns:
+        The folder, and the rows as ordinals in the new manifest.
+    """
+    first, rows = joined
+    chunk = np.repeat(np.arange(left.chunks), np.diff(first[left.chunk_first]))
+    order = np.lexsort((rows, chunk))
+    chunks, sorted_rows = chunk[order], rows[order]
+    new = np.ones(len(rows), np.bool_)
+    new[1:] = (chunks[1:] != chunks[:-1]) | (sorted_rows[1:] != sorted_rows[:-1])
+    place = np.empty(len(rows), np.int64)
+    place[order] = np.cumsum(new) - 1
+    runs = _cut(right, chunks[new], sorted_rows[new])
+    made = _of_objects(right, runs) if right.whole_objects else _of_extents(right, runs)
+    made = msgspec.structs.replace(made, indexer=indexer, facts=right.content.facts or Facts())
+    return publish(made, root), place
+
+
+def _cut(right: Manifest, chunks: Int64Array, rows: Int64Array) -> _Runs:
+    """Cuts rows where the chunk of the left dataset changes, and where they are long together."""
+    _, start, stop = right.locate(rows)
+    sizes = stop - start
+    ends = np.cumsum(sizes)
+    begins = np.flatnonzero(np.append(True, chunks[1:] != chunks[:-1]))
+    offset = (ends - sizes) - np.repeat((ends - sizes)[begins], np.diff(np.append(begins, len(rows))))
+    slot = offset // _MOST_CHUNK_BYTES
+    opens = np.append(True, (chunks[1:] != chunks[:-1]) | (slot[1:] != slot[:-1]))
+    return _Runs(rows, sizes, np.append(np.flatnonzero(opens), len(rows)))
+
+
+def _of_objects(right: Manifest, runs: _Runs) -> Rows:
+    listing = _listing(right).only(runs.right.tolist())
+    order = np.arange(len(runs.right), dtype=np.int64)
+    return rows_of_objects(listing, right.format, right.chunk_bytes, order, runs.first)
+
+
+def _of_extents(right: Manifest, runs: _Runs) -> Rows:
+    listing = _listing(right)
+    owner, begin = _places(right, runs.right)
+    stop = begin + runs.sizes
+    # A sample continues the extent before it where it follows it in the object.
+    opens = np.append(True, (owner[1:] != owner[:-1]) | (begin[1:] != stop[:-1]))
+    opens[runs.first[:-1]] = True
+    extents = np.flatnonzero(opens)
+    first_extent = np.searchsorted(extents, runs.first)
+    extent_start, extent_stop = begin[extents], stop[np.append(extents[1:], len(stop)) - 1]
+    extent_owner, starts = owner[extents], runs.starts.astype(np.uint32)
+    names = [(listing.url(number), listing.versions[number]) for number in range(len(listing))]
+    ranges = np.stack([extent_start, extent_stop], axis=1)
+    keys = [
+        chunk_key(right.format, [names[number] for number in extent_owner[a:b].tolist()], ranges[a:b], starts[c:d])
+        for (a, b), (c, d) in zip(pairwise(first_extent.tolist()), pairwise(runs.first.tolist()), strict=True)
+    ]
+    ends = np.append(0, np.cumsum(runs.sizes))
+    return Rows(
+        listing=listing,
+        format=right.format,
+        chunk_bytes=right.chunk_bytes,
+        whole_objects=False,
+        first_sample=runs.first,
+        first_extent=first_extent.astype(np.int64),
+        chunk_keys=np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16),
+        local_bytes=np.diff(ends[runs.first]),
+        sample_start=starts,
+        extent_object=extent_owner.astype(np.uint32),
+        extent_start=extent_start,
+        extent_stop=extent_stop,
+    )
+
+
+def _places(right: Manifest, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Returns the object of each sample, and its first byte there."""
+    numbers, starts, stops = (right.column("extents", name).astype(np.int64) for name in ("object", "start", "stop"))
+    before = np.append(0, np.cumsum(stops - starts))
+    first_extent = right.column("chunks", "first_extent").astype(np.int64)
+    chunk, start, _ = right.locate(rows)
+    at = before[first_extent[chunk]] + start
+    last = np.append(first_extent[1:], len(numbers))[chunk] - 1
+    # An empty sample at the end of a chunk belongs to the chunk's last extent.
+    extent = np.minimum(before.searchsorted(at, "right") - 1, last)
+    return numbers[extent], starts[extent] + at - before[extent]
+
+
+def _listing(manifest: Manifest) -> Listing:
+    """The objects of a manifest."""
+    keys, versions = (_texts(manifest, name) for name in ("key", "version"))
+    return Listing(
+        urls=manifest.urls,
+        base=manifest.content.base,
+        keys=keys,
+        versions=versions,
+        sizes=manifest.column("objects", "size").astype(np.int64),
+        labels=manifest.labels,
+        classes=tuple(map(read_name, manifest.content.classes)),
+    )
+
+
+def _texts(manifest: Manifest, name: str) -> list[bytes]:
+    columns = [tables["objects"][name] for tables in manifest.tables]
+    return [column[row] for column in columns if isinstance(column, BinaryColumn) for row in range(len(column))]

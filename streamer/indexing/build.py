@@ -1,0 +1,397 @@
+"""Builds a manifest: list, index, pack, publish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from streamer.base.arrow.columns import decoded
+from streamer.base.bounded_map import bounded_map
+from streamer.errors import ConfigError, ManifestError
+from streamer.indexing.container_rows import (
+    WINDOW_BYTES,
+    Budget,
+    Container,
+    Partial,
+    index_container,
+    most_open_bytes,
+)
+from streamer.indexing.index_log import IndexLogs
+from streamer.indexing.known import take_over
+from streamer.indexing.listed_rows import Listed, Listing, OrderOf, list_objects
+from streamer.indexing.publish import publish
+from streamer.indexing.rows import Contained, Rows, rows_of_objects
+from streamer.indexing.survey import Surveyed, survey_objects
+from streamer.manifest.blocks import Block
+from streamer.manifest.model import Extent
+from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_in_order, pack_objects
+from streamer.manifest.protocols import (
+    ChooseFormat,
+    Estimate,
+    Indexer,
+    LeftOut,
+    Lister,
+    Need,
+    Note,
+    OnChunk,
+    OnEstimate,
+    OnProgress,
+    Progress,
+    RangeReader,
+    Short,
+)
+from streamer.manifest.table import Manifest
+
+# The longest magic of a format.
+_START_BYTES = 16
+# As many as a user reads one by one.
+_NAMED = 10
+_LEAVE_OUT = "leave them out (Index(on_error='skip'), --index-errors skip)"
+# 8 containers whose chunks are kept, 16 without. With all of the fetcher's memory, 1 GiB, no page serves twice: .81 GB
+# more resident, 1.1 GB more of page faults and 1.6 CPU s more for 1.1 GB (2026-11-25).
+MEMORY_BYTES = 256 << 20
+
+
+# Indexes containers in other processes: yields the number of a container and its samples or blocks, or why it is
+# damaged, in any order, and notes about it. Raises StoreError if a store cannot be read.
+Elsewhere = Callable[
+    [Sequence[Container], Indexer],
+    AsyncGenerator[tuple[int, Cut | list[Block] | Short | Partial | Note | ManifestError], None],
+]
+
+
+class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a build.
+
+    Attributes:
+        chunk_bytes: bytes, or "auto" for the rule in packing.py.
+        concurrency: requests in flight while indexing and listing.
+        memory_bytes: total bytes of windows in memory; at least one container's (see containers.py).
+        on_estimate: called with the cost after the listing; may raise to stop.
+        on_progress: called after each window and each object.
+        on_chunk: receives the chunks whose bytes were read for the index, with those bytes.
+        logs: records the findings; a build that was killed continues there.
+        in_key_order: whether raw files stay in the order of url and key, not of the hashes of their keys, which mix the
+            classes of a chunk. Has no effect on containers.
+        known: manifests from which the rows of unchanged objects are taken; those objects are not read.
+        order_of: the order of the objects that a url with braces names; see `list_objects`.
+        on_note: called with a line about rows of a table that give no sample, or about samples that are left out.
+        on_damage: called with a line about all containers, rows of tables and episodes that the index cannot use and
+            that are left out, and one for each of the first; None: they are an error.
+        elsewhere: indexes the containers in other processes; None: this process does.
+        doubtful: given the names of files that are samples, returns the place of one whose first bytes are to be looked
+            at; None: none is.
+        check_start: called with its url and first bytes; may raise.
+    """
+
+    chunk_bytes: int | Literal["auto"] = "auto"
+    # 16 x 90 MB/s is 10 Gbit/s.
+    concurrency: int = 16
+    memory_bytes: int = MEMORY_BYTES
+    on_estimate: OnEstimate | None = None
+    on_progress: OnProgress | None = None
+    on_chunk: OnChunk | None = None
+    logs: IndexLogs | None = None
+    in_key_order: bool = False
+    known: Sequence[Manifest] = ()
+    order_of: OrderOf = lambda url: None
+    on_note: Callable[[str], None] = lambda note: None
+    on_damage: Callable[[str], None] | None = None
+    elsewhere: Elsewhere | None = None
+    doubtful: Callable[[Sequence[str]], int | None] = lambda keys: None
+    check_start: Callable[[str, bytes], None] = lambda url, start: None
+
+
+async def build(
+    urls: str | Sequence[str],
+    root: Path,
+    *,
+    lister: Lister,
+    reader: RangeReader,
+    choose_format: ChooseFormat,
+    options: BuildOptions | None = None,
+) -> Manifest:
+    """Indexes a dataset and publishes its manifest as `<root>/<digest>/`.
+
+    The result depends on the listing and the objects' bytes alone, not on the order of completion.
+
+    Args:
+        urls: a prefix, an object or a glob, or several of them; containers keep the order of the urls.
+        root: folder of manifests on the local disk; created if missing.
+        lister: lists urls; an ObjectStore.
+        reader: reads ranges; a Fetcher.
+        choose_format: given the object names, returns the format; `formats.detect.chooser("auto")`.
+        options: sizes, bounds and callbacks.
+
+    Raises:
+        ManifestError: there is nothing to index, an archive cannot be read, or the root cannot be written.
+        ConfigError: there are no urls, or a mixture of formats that "auto" does not know.
+        StoreError: the store failed.
+    """
+    options = options or BuildOptions()
+    wanted = (urls,) if isinstance(urls, str) else tuple(urls)
+    if not wanted:
+        raise ConfigError("urls is empty; name at least one prefix or object", field="urls")
+    listed = await list_objects(wanted, lister, choose_format, options.concurrency, options.order_of)
+    if listed.indexer.whole_objects:
+        await _check_start(listed.listing, reader, options)
+        rows, why = await _whole_objects(listed, options), ""
+    else:
+        rows, why = await _containers(listed, reader, options)
+    if not rows.samples:
+        raise ManifestError(
+            f"{len(rows.listing)} objects below {', '.join(wanted)} have no sample in them"
+            f"{_as_read(listed.indexer)}{why and f': {why}'}",
+            urls=", ".join(wanted),
+            objects=len(rows.listing),
+        )
+    return Manifest.open(await asyncio.to_thread(publish, rows, root))
+
+
+async def _check_start(listing: Listing, reader: RangeReader, options: BuildOptions) -> None:
+    """Looks at the first bytes of a file whose name says nothing."""
+    place = options.doubtful([decoded(key) for key in listing.keys])
+    if place is not None and (record := listing.record(place)).size:
+        options.check_start(record.url, await reader.read(Extent(record, 0, min(_START_BYTES, record.size))))
+
+
+def _as_read(indexer: Indexer) -> str:
+    """Names the options, which may be why: a window of more rows than any object has."""
+    options = ", ".join(f"{name}={value!r}" for name, value in indexer.options.items())
+    return f" (format {indexer.name!r} with {options})" if options else ""
+
+
+async def _whole_objects(listed: Listed, options: BuildOptions) -> Rows:
+    listing = listed.listing
+    total_bytes = int(listing.sizes.sum())
+    chunk_bytes = choose_chunk_bytes(options.chunk_bytes, listing.sizes, True)
+    if options.on_estimate:
+        options.on_estimate(Estimate(len(listing), total_bytes, read_bytes=0, requests=0, chunk_bytes=chunk_bytes))
+    # In a thread: 10^6 raw files take 5 s of CPU, and the loop serves other clients meanwhile.
+    rows = await asyncio.to_thread(_pack, listing, listed.indexer, chunk_bytes, options.in_key_order)
+    if options.on_progress:
+        count = len(listing)
+        options.on_progress(Progress(count, count, total_bytes, total_bytes, 0, count))
+    return rows
+
+
+def _pack(listing: Listing, chosen: Indexer, chunk_bytes: int, in_key_order: bool) -> Rows:
+    pack = pack_in_order if in_key_order else pack_objects
+    order, first = pack(hash_keys(listing.keys), listing.sizes, chunk_bytes)
+    rows = rows_of_objects(listing, chosen.name, chunk_bytes, order, first)
+    return msgspec.structs.replace(rows, indexer=chosen)
+
+
+async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions) -> tuple[Rows, str]:
+    """The rows, and why there are none, if that is known."""
+    surveyed = await survey_objects(listed, reader, options.concurrency, skips=options.on_damage is not None)
+    chunk_bytes = choose_chunk_bytes(options.chunk_bytes, surveyed.listing.sizes, False)
+    survey, indexer = surveyed.survey, listed.indexer
+    # In a thread: 10^5 objects take a second.
+    known = await asyncio.to_thread(take_over, survey.sources, options.known, indexer, survey.facts, chunk_bytes)
+    if options.on_estimate:
+        options.on_estimate(_estimate(surveyed, known, chunk_bytes))
+    _leave_out(survey.left_out, options, "rows or parts of the dataset")
+    indexed = _Indexed(surveyed, listed.indexer, chunk_bytes, reader, options)
+    rows = await indexed.rows(known)
+    if (empty := survey.rows - indexed.rows_left_out - rows.samples) > 0:
+        options.on_note(f"{empty} of {survey.rows} rows have no sample in them{_as_read(indexer)}")
+    if indexed.left_out:
+        options.on_note(f"samples over a change of codec parameters, which are left out: {indexed.left_out}")
+    for note in indexed.notes.values():
+        options.on_note(f"{note.count} {note.what} (the first is {note.example})")
+    return rows, str(indexed.longest or "")
+
+
+def _leave_out(parts: Sequence[LeftOut], options: BuildOptions, what: str) -> None:
+    """Reports parts that the index cannot use, all at once; raises ManifestError unless they are to be left out."""
+    if not parts:
+        return
+    named = [part.what for part in parts[:_NAMED]]
+    more = [f"{len(parts) - _NAMED} more"] if len(parts) > _NAMED else []
+    if options.on_damage is None:
+        raise ManifestError(
+            f"{len(parts)} {what} cannot be used: {'; '.join([*named, *more])}; correct them, or {_LEAVE_OUT}",
+            left_out=len(parts),
+        )
+    options.on_damage(f"{len(parts)} {what} cannot be used and are left out")
+    for line in [*named, *more]:
+        options.on_damage(f"left out: {line}")
+
+
+def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> Estimate:
+    sizes, most = surveyed.listing.sizes, surveyed.survey.read_bytes
+    unknown = np.delete(sizes, list(known))
+    read_bytes = int(unknown.sum()) if most is None else min(most, int(unknown.sum()))
+    windows = int((-(-unknown // WINDOW_BYTES)).sum())
+    return Estimate(
+        objects=len(sizes),
+        total_bytes=int(sizes.sum()),
+        read_bytes=read_bytes,
+        requests=windows if most is None else max(len(unknown), -(-read_bytes // WINDOW_BYTES)),
+        chunk_bytes=chunk_bytes,
+        known_bytes=int(sizes.sum() - unknown.sum()),
+    )
+
+
+class _Indexed:
+    """One pass over all containers; counts its work for the progress.
+
+    Attributes:
+        longest: of the containers that are shorter than a sample.
+        left_out: see `Block`, of the containers that were not known.
+        notes: those of all containers that were not known, by what they say.
+    """
+
+    def __init__(
+        self, surveyed: Surveyed, chosen: Indexer, chunk_bytes: int, reader: RangeReader, options: BuildOptions
+    ) -> None:
+        self._listing, self._survey = surveyed.listing, surveyed.survey
+        self._chosen, self._chunk_bytes = chosen, chunk_bytes
+        self._reader, self._options = reader, options
+        kept_bytes = most_open_bytes(chunk_bytes) if options.on_chunk else 0
+        self._budget = Budget.of(options.memory_bytes, options.concurrency, self._listing.sizes, kept_bytes)
+        self._total_bytes = int(self._listing.sizes.sum())
+        self._done = self._done_bytes = self._read_bytes = self._samples = 0
+        self._damages: dict[int, ManifestError] = {}
+        self._left_out: dict[int, list[LeftOut]] = {}
+        self._unread = surveyed.damages
+        self.longest: Short | None = None
+        self.left_out = 0
+        self.notes: dict[str, Note] = {}
+
+    @property
+    def rows_left_out(self) -> int:
+        """Rows or parts that cannot be used, of containers that are."""
+        return sum(map(len, self._left_out.values()))
+
+    async def rows(self, known: Mapping[int, Cut | list[Block]]) -> Rows:
+        """Returns the rows of all containers, some of which are known."""
+        numbers = range(len(self._listing))
+        for number, cut in known.items():
+            self._count_object(number, cut, 0)
+        unknown = [number for number in numbers if number not in known]
+        if self._options.elsewhere is None:
+            indexed = await bounded_map(self._index_or_leave, unknown, self._budget.parallel_objects)
+        else:
+            indexed = await self._index_elsewhere(unknown, self._options.elsewhere)
+        found = {**known, **dict(zip(unknown, indexed, strict=True))}
+        cuts = [found[number] for number in numbers]
+        listing, good = self._listing, [cut for cut in cuts if cut is not None]
+        left_out = [each for number in sorted(self._left_out) for each in self._left_out[number]]
+        _leave_out(left_out, self._options, "rows or parts of objects")
+        if self._damages or self._unread:
+            self._report_damages()
+            listing = listing.only([number for number in numbers if cuts[number] is not None])
+        contained = Contained(listing, self._chosen, self._survey.facts, self._chunk_bytes)
+        return await asyncio.to_thread(contained.rows, good)
+
+    def _report_damages(self) -> None:
+        assert self._options.on_damage is not None
+        found = [*self._unread, *(self._damages[number] for number in sorted(self._damages))]
+        if len(found) == (objects := len(self._listing) + len(self._unread)):
+            raise found[0]
+        self._options.on_damage(
+            f"{len(found)} of {objects} objects cannot be read and are left out, with all their samples"
+        )
+        for damage in found[:_NAMED]:
+            reason = damage.details.get("reason", damage.message)
+            self._options.on_damage(f"left out: {damage.details['url']}: {reason}")
+        if len(found) > _NAMED:
+            self._options.on_damage(f"left out: {len(found) - _NAMED} more")
+
+    async def _index_or_leave(self, number: int) -> Cut | list[Block] | None:
+        """Indexes a container; returns None if it is damaged and is to be left out."""
+        try:
+            return await self._index(number)
+        except ManifestError as error:
+            self._leave(number, error)
+            return None
+
+    def _leave(self, number: int, error: ManifestError) -> None:
+        """Leaves a container out that the index cannot use, unless that is an error, or it is about another object."""
+        is_own = error.details.get("url") == self._survey.sources[number].record.url
+        if self._options.on_damage is None or not ("reason" in error.details or is_own):
+            raise error
+        self._damages[number] = error
+        self._done += 1
+
+    async def _index_elsewhere(self, numbers: Sequence[int], elsewhere: Elsewhere) -> list[Cut | list[Block] | None]:
+        found: list[Cut | list[Block] | None] = [None] * len(numbers)
+        async with aclosing(elsewhere([self._container(number) for number in numbers], self._chosen)) as coming:
+            async for place, cut in coming:
+                if isinstance(cut, Note):
+                    self._add_note(cut, numbers[place])
+                elif isinstance(cut, ManifestError):
+                    self._leave(numbers[place], cut)
+                else:
+                    found[place] = self._count_object(numbers[place], cut, 0)
+                self._report()
+        return found
+
+    def _add_note(self, note: Note, number: int) -> None:
+        url = self._survey.sources[number].record.url
+        known = self.notes.setdefault(note.what, Note(note.what, 0, f"{note.example} of {url}"))
+        self.notes[note.what] = msgspec.structs.replace(known, count=known.count + note.count)
+
+    def _container(self, number: int) -> Container:
+        source, logs = self._survey.sources[number], self._options.logs
+        log = logs.of(source, self._chosen, self._chunk_bytes) if logs else None
+        named = msgspec.structs.replace(source, key=source.record.url.removeprefix(self._listing.base))
+        return Container(named, self._survey.facts, self._chosen.name, self._chunk_bytes, log)
+
+    async def _index(self, number: int) -> Cut | list[Block]:
+        passed = 0
+
+        def count(need: Need) -> None:
+            nonlocal passed
+            self._read_bytes += need.stop - need.start
+            if need.object is None and need.stop > passed:
+                self._done_bytes += need.stop - passed
+                passed = need.stop
+            self._report()
+
+        cut = await index_container(
+            self._container(number),
+            self._chosen,
+            self._reader,
+            ahead=self._budget.ahead,
+            on_chunk=self._options.on_chunk,
+            on_read=count,
+            on_note=lambda note: self._add_note(note, number),
+        )
+        counted = self._count_object(number, cut, passed)
+        self._report()
+        return counted
+
+    def _count_object(self, number: int, cut: Cut | list[Block] | Short | Partial, passed: int) -> Cut | list[Block]:
+        if isinstance(cut, Partial):
+            self._left_out[number] = cut.left_out
+            cut = cut.found
+        if isinstance(cut, Short):
+            self.longest = max(cut, self.longest or cut, key=lambda short: short.length)
+            cut = []
+        self._done += 1
+        self._done_bytes += self._survey.sources[number].record.size - passed
+        self._samples += len(cut.sample_start) if isinstance(cut, Cut) else sum(block.samples for block in cut)
+        self.left_out += 0 if isinstance(cut, Cut) else sum(block.left_out for block in cut)
+        return cut
+
+    def _report(self) -> None:
+        if self._options.on_progress:
+            self._options.on_progress(
+                Progress(
+                    objects_done=self._done,
+                    objects=len(self._listing),
+                    bytes_done=self._done_bytes,
+                    total_bytes=self._total_bytes,
+                    read_bytes=self._read_bytes,
+                    samples=self._samples,
+                )
+            )

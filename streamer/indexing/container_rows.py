@@ -1,0 +1,337 @@
+"""Drives indexers over many containers at once: reads ahead, cuts chunks as they close, offers and logs them.
+
+Memory: at most `parallel_objects` containers are in progress. Each holds the window that its indexer works on, `ahead`
+    windows in flight, and, if chunks are offered, the windows of the chunk that is still open: no more than
+    `most_open_bytes` = max(2 x chunk_bytes, 8 MiB) plus one window. `Budget.of` derives these from a number of bytes;
+    the bound that it keeps is max(memory_bytes, one container), with a container of at most (2 + ahead) x 8 MiB +
+    most_open_bytes, and of at most its object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, closing
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.base.arrow.columns import encoded
+from streamer.base.bounded_map import plain_errors
+from streamer.indexing.checked_reader import checked
+from streamer.indexing.index_log import Found, IndexLog
+from streamer.indexing.survey import examine, holding, read_needs
+from streamer.manifest.blocks import Block
+from streamer.manifest.model import Extent, Facts, ObjectRecord
+from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
+from streamer.manifest.protocols import (
+    Answer,
+    Examine,
+    Examined,
+    IndexedChunk,
+    Indexer,
+    Indexing,
+    LeftOut,
+    Need,
+    Note,
+    OnChunk,
+    OnNote,
+    RangeReader,
+    Short,
+    Source,
+    Span,
+)
+
+# Bytes that an indexer asks for at a time; see formats/window.py.
+WINDOW_BYTES = 8 << 20
+# Concurrent small reads of one object: pages of an index, 4 KiB each.
+_NEEDS_AT_ONCE = 256
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """The number of containers in progress, and the number of windows that each reads ahead."""
+
+    parallel_objects: int
+    ahead: int
+
+    @classmethod
+    def of(cls, memory_bytes: int, concurrency: int, sizes: NDArray[np.int64], kept_bytes: int) -> Budget:
+        """Divides `memory_bytes` (at least one container) and `concurrency` requests.
+
+        Args:
+            memory_bytes: bytes of all windows together.
+            concurrency: requests in flight.
+            sizes: of the containers, in bytes.
+            kept_bytes: bytes that a container holds for its open chunk.
+        """
+        least = max(1, min(2 * WINDOW_BYTES + kept_bytes, int(sizes.max(initial=0))))
+        parallel = max(1, min(concurrency, len(sizes), memory_bytes // least))
+        spare = memory_bytes // parallel - least
+        ahead = max(0, min(concurrency // parallel - 1, spare // WINDOW_BYTES))
+        return cls(parallel, ahead)
+
+
+def most_open_bytes(chunk_bytes: int) -> int:
+    """Bytes that a container holds for its open chunk: two chunks, or a sample that ends in the next window."""
+    return max(2 * chunk_bytes, WINDOW_BYTES)
+
+
+class Container(msgspec.Struct, frozen=True):
+    """One object to index, how to cut it, and the log of its findings."""
+
+    source: Source
+    facts: Facts
+    format_name: str
+    chunk_bytes: int
+    log: IndexLog | None = None
+
+    @property
+    def record(self) -> ObjectRecord:
+        """The object."""
+        return self.source.record
+
+
+class Partial(msgspec.Struct, frozen=True):
+    """What an index found in a container, and the parts of it that cannot be used."""
+
+    found: Cut | list[Block] | Short
+    left_out: list[LeftOut]
+
+
+async def index_container(
+    container: Container,
+    indexer: Indexer,
+    reader: RangeReader,
+    *,
+    ahead: int,
+    on_chunk: OnChunk | None,
+    on_read: Callable[[Need], None],
+    on_note: OnNote = lambda note: None,
+) -> Cut | list[Block] | Short | Partial:
+    """Indexes one container: cuts its samples into chunks, and offers those chunks whose bytes were all read.
+
+    Chunks that are in the container's log are neither read nor offered again.
+
+    Returns:
+        The samples, cut into chunks, or the blocks, of which `blocks.cut_blocks` makes chunks, or why there are none;
+        with the parts that cannot be used, if there are some.
+
+    Raises:
+        ManifestError: the indexer failed.
+        StoreError: the reader failed.
+    """
+    found = await asyncio.to_thread(container.log.read) if container.log else Found()
+    blocks: list[Block] = []
+    left_out: list[LeftOut] = []
+    short: Short | None = None
+    if not found.finished:
+        source = msgspec.structs.replace(container.source, chunk_bytes=container.chunk_bytes)
+        steps = indexer.index(source, container.facts, found.position)
+        with plain_errors(), closing(steps):
+            async with asyncio.TaskGroup() as tasks:
+                windows = _Windows(container.record, checked(reader), tasks, ahead)
+                try:
+                    chunks, advancing = (
+                        _ClosedChunks(container, on_chunk, found),
+                        _Steps(steps, found, blocks, left_out),
+                    )
+                    await _index_rest(advancing, windows, chunks, on_read)
+                    short = advancing.short
+                    for note in advancing.notes:
+                        on_note(note)
+                finally:
+                    windows.cancel()
+    starts, stops = _since(found, 0)
+    result = blocks or short or cut_object(starts, stops, container.record.size, container.chunk_bytes)
+    return Partial(result, left_out) if left_out else result
+
+
+async def _index_rest(steps: _Steps, windows: _Windows, chunks: _ClosedChunks, on_read: Callable[[Need], None]) -> None:
+    # In a thread: a window of small members takes 60 ms to parse, and the loop serves other clients.
+    asked = await asyncio.to_thread(steps.advance, None)
+    while asked is not None:
+        answer: Answer
+        if isinstance(asked, Examine):
+            answer = await windows.examine(asked)
+            on_read(Need(0, asked.object.size))
+        else:
+            if isinstance(asked, Need) and asked.object is None:
+                window = answer = await windows.read(asked)
+                chunks.hold(asked.start, window)
+            else:
+                async with windows.holding(asked):
+                    answer = await windows.read_apart(asked)
+                    for need in asked if isinstance(asked, tuple) else (asked,):
+                        on_read(need)
+                    asked = await asyncio.to_thread(steps.advance, answer)
+                await chunks.close(steps.found, finished=asked is None and not steps.blocks)
+                continue
+            on_read(asked)
+        asked = await asyncio.to_thread(steps.advance, answer)
+        await chunks.close(steps.found, finished=asked is None and not steps.blocks)
+
+
+def _since(found: Found, first: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return np.array(found.starts[first:], np.int64), np.array(found.stops[first:], np.int64)
+
+
+class _Steps:
+    """A running indexer and its findings."""
+
+    def __init__(self, steps: Indexing, found: Found, blocks: list[Block], left_out: list[LeftOut]) -> None:
+        self._steps, self.found, self.blocks, self._left_out = steps, found, blocks, left_out
+        self.short: Short | None = None
+        self.notes: list[Note] = []
+
+    def advance(self, answer: Answer) -> Need | tuple[Need, ...] | Examine | None:
+        """Advances the indexer to its next need; None: it is done."""
+        try:
+            item = self._steps.send(answer)
+            while not isinstance(item, Need | tuple | Examine):
+                if isinstance(item, Span):
+                    self.found.starts.append(item.start)
+                    self.found.stops.append(item.stop)
+                elif isinstance(item, Short):
+                    self.short = item
+                elif isinstance(item, Note):
+                    self.notes.append(item)
+                elif isinstance(item, LeftOut):
+                    self._left_out.append(item)
+                else:
+                    self.blocks.append(item)
+                item = next(self._steps)
+            return item
+        except StopIteration:
+            return None
+
+
+class _Windows:
+    """Reads what an indexer needs, and what it will probably need next."""
+
+    def __init__(self, record: ObjectRecord, reader: RangeReader, tasks: asyncio.TaskGroup, ahead: int) -> None:
+        self._record, self._reader, self._tasks, self._ahead = record, reader, tasks, ahead
+        self._coming: dict[Need, asyncio.Task[bytes]] = {}
+        # The first window does not predict the next one: an archive of large members is skipped through.
+        self._last = Need(-1, -1)
+
+    async def read(self, need: Need) -> memoryview:
+        goes_on = need.start == self._last.stop
+        if need not in self._coming:
+            self.cancel()
+            self._request(need)
+        task = self._coming.pop(need)
+        if goes_on:
+            self._look_ahead(need)
+        self._last = need
+        return memoryview(await task)
+
+    async def read_apart(self, asked: Need | tuple[Need, ...]) -> memoryview | tuple[memoryview, ...]:
+        """Reads ranges that say nothing about the next one: of other objects, or several at once."""
+        contents = await read_needs(self._named(asked), self._reader, _NEEDS_AT_ONCE)
+        return tuple(contents) if isinstance(asked, tuple) else contents[0]
+
+    def holding(self, asked: Need | tuple[Need, ...]) -> AbstractAsyncContextManager[None]:
+        """Reserves memory for ranges that are read apart."""
+        return holding(self._named(asked), self._reader)
+
+    def _named(self, asked: Need | tuple[Need, ...]) -> tuple[Need, ...]:
+        needs = asked if isinstance(asked, tuple) else (asked,)
+        return tuple(need if need.object else Need(need.start, need.stop, self._record) for need in needs)
+
+    async def examine(self, asked: Examine) -> Examined:
+        """Lets a recoder count the samples of an object."""
+        return await examine(asked, self._reader)
+
+    def cancel(self) -> None:
+        """Gives up what was read ahead (the indexer jumped, or is done)."""
+        for task in self._coming.values():
+            task.cancel()
+        self._coming.clear()
+
+    def _look_ahead(self, need: Need) -> None:
+        start = need.stop
+        for _ in range(self._ahead):
+            if start >= self._record.size or need.stop - need.start < WINDOW_BYTES:
+                return
+            following = Need(start, min(start + WINDOW_BYTES, self._record.size))
+            if following not in self._coming:
+                self._request(following)
+            start = following.stop
+
+    def _request(self, need: Need) -> None:
+        async def read() -> bytes:
+            return await self._reader.read(Extent(self._record, need.start, need.stop))
+
+        self._coming[need] = self._tasks.create_task(read())
+
+
+class _ClosedChunks:
+    """Holds the bytes of the chunk that is still open; offers and logs the chunks that are closed."""
+
+    def __init__(self, container: Container, on_chunk: OnChunk | None, found: Found) -> None:
+        self._container, self._on_chunk = container, on_chunk
+        self._held: list[tuple[int, memoryview]] = []
+        self._open_sample = len(found.starts)
+
+    def hold(self, start: int, window: memoryview) -> None:
+        if self._on_chunk:
+            self._held.append((start, window))
+
+    async def close(self, found: Found, *, finished: bool) -> None:
+        """Offers, then logs, what is closed by the samples found so far: the log has no chunk that was not offered."""
+        starts, stops = _since(found, self._open_sample)
+        size, chunk_bytes = self._container.record.size, self._container.chunk_bytes
+        edges = [*cut_spans(starts, stops, size, chunk_bytes).tolist()]
+        if finished:
+            edges.append(len(starts))
+        for first, stop in pairwise(edges):
+            await self._offer(starts[first:stop], stops[first:stop])
+        closed = edges[-1] if edges else 0
+        position = int(starts[closed]) if closed < len(starts) else size
+        if self._container.log and (closed or finished):
+            await asyncio.to_thread(
+                self._container.log.append, starts[:closed], stops[:closed], position, finished=finished
+            )
+        self._open_sample += closed
+        if edges:
+            self._held = [(base, window) for base, window in self._held if base + len(window) > position]
+        # A chunk whose beginning is missing is not offered: a very large sample is fetched again later.
+        if sum(len(window) for _, window in self._held) > most_open_bytes(chunk_bytes) + WINDOW_BYTES:
+            self._held.clear()
+
+    async def _offer(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        if not self._on_chunk:
+            return
+        cut = cut_object(starts, stops, self._container.record.size, self._container.chunk_bytes)
+        ranges = np.stack([cut.extent_start, cut.extent_stop], axis=1)
+        parts = self._bytes_of(ranges)
+        if parts is not None:
+            await self._on_chunk(self._chunk(cut, ranges), parts)
+
+    def _chunk(self, cut: Cut, ranges: NDArray[np.int64]) -> IndexedChunk:
+        record, length = self._container.record, int(cut.chunk_bytes[0])
+        names = [(encoded(record.url), encoded(record.version))] * len(ranges)
+        return IndexedChunk(
+            index=-1,
+            key=chunk_key(self._container.format_name, names, ranges, cut.sample_start),
+            extents=tuple(Extent(record, start, stop) for start, stop in ranges.tolist()),
+            first_sample=-1,
+            samples=len(cut.sample_start),
+            fetch_bytes=length,
+            local_bytes=length,
+            sample_offsets=np.append(cut.sample_start.astype(np.int64), length),
+        )
+
+    def _bytes_of(self, ranges: NDArray[np.int64]) -> list[memoryview] | None:
+        parts = []
+        for start, stop in ranges.tolist():
+            position = start
+            for base, window in self._held:
+                if base <= position < min(base + len(window), stop):
+                    parts.append(window[position - base : stop - base])
+                    position += len(parts[-1])
+            if position != stop:
+                return None
+        return parts

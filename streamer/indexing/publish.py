@@ -1,0 +1,101 @@
+"""Writes a manifest folder from rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from streamer.base.arrow.columns import KEY_BYTES, digest_of, written_name
+from streamer.base.arrow.writer import write_table
+from streamer.indexing.rows import Rows
+from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
+from streamer.manifest.model import Facts
+from streamer.manifest.packing import at_endpoint
+from streamer.manifest.staging import settle, workplace
+from streamer.manifest.table import Manifest
+from streamer.manifest.validation import base_keys, foreign
+
+
+def publish(rows: Rows, root: Path) -> Path:
+    """Writes the manifest folder `<root>/<digest>/` and returns it; an existing one stays.
+
+    Raises:
+        ManifestError: the folder cannot be written.
+    """
+    with workplace(root) as place:
+        parts, file_bytes = [], {}
+        for number, part in enumerate(rows.parts()):
+            runs = {}
+            for name, table in part.tables.items():
+                path = place / file_name(name, number)
+                file_bytes[path.name] = write_table(path, table)
+                count = len(next(iter(table.values())))
+                runs[name] = Run(part.first[name], count, digest_of(table))
+            parts.append(Part(runs))
+        content = _content(rows, parts)
+        (place / ROOT_NAME).write_bytes(encode_root(content, rows.listing.urls, file_bytes))
+        return settle(place, root / content.digest())
+
+
+def publish_again(manifest: Manifest, root: Path) -> Path:
+    """Writes again the folder of an open manifest whose files another program has removed; returns the folder.
+
+    Raises:
+        ManifestError: the folder cannot be written.
+    """
+    with workplace(root) as place:
+        paths = [
+            (place / file_name(name, number), table)
+            for number, tables in enumerate(manifest.tables)
+            for name, table in tables.items()
+        ]
+        file_bytes = {path.name: write_table(path, table) for path, table in paths}
+        (place / ROOT_NAME).write_bytes(encode_root(manifest.content, manifest.urls, file_bytes))
+        return settle(place, root / manifest.digest, durable=False)
+
+
+def publish_at(manifest: Manifest, root: Path, endpoint: str) -> Path:
+    """Writes the manifest of the same objects at an endpoint: with other keys of chunks, else the same.
+
+    Raises:
+        ManifestCorruptError: a chunk has no key.
+        ManifestError: the folder cannot be written.
+    """
+    keys = bytearray()
+    for chunk, key in enumerate(base_keys(manifest)):
+        if key is None:
+            raise foreign(manifest, chunk)
+        keys += at_endpoint(key, endpoint)
+    column = np.frombuffer(bytes(keys), np.uint8).reshape(-1, KEY_BYTES)
+    with workplace(root) as place:
+        parts, file_bytes = [], {}
+        for number, (part, tables) in enumerate(zip(manifest.content.parts, manifest.tables, strict=True)):
+            run = part.tables["chunks"]
+            chunks = {**tables["chunks"], "key": column[run.first : run.first + run.count]}
+            for name, table in {**tables, "chunks": chunks}.items():
+                path = place / file_name(name, number)
+                file_bytes[path.name] = write_table(path, table)
+            parts.append(Part({**part.tables, "chunks": Run(run.first, run.count, digest_of(chunks))}))
+        content = msgspec.structs.replace(manifest.content, parts=parts, endpoint=endpoint)
+        (place / ROOT_NAME).write_bytes(encode_root(content, manifest.urls, file_bytes))
+        return settle(place, root / content.digest(), durable=False)
+
+
+def _content(rows: Rows, parts: list[Part]) -> Content:
+    indexer = rows.indexer
+    return Content(
+        format=rows.format,
+        whole_objects=rows.whole_objects,
+        base=rows.listing.base,
+        classes=list(map(written_name, rows.listing.classes)) if rows.whole_objects else [],
+        chunk_bytes=rows.chunk_bytes,
+        total_bytes=int(rows.listing.sizes.sum()),
+        parts=parts,
+        codec=int(rows.codec),
+        samples=rows.samples if rows.recoded else 0,
+        revision=indexer.revision if indexer else 0,
+        options=indexer.options if indexer else {},
+        facts=None if rows.facts == Facts() else rows.facts,
+    )

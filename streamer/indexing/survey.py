@@ -1,0 +1,135 @@
+"""Runs a format's survey: which objects contain samples, and the facts about all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+import msgspec
+
+from streamer.base.bounded_map import bounded_map
+from streamer.errors import ManifestError
+from streamer.indexing.checked_reader import checked
+from streamer.indexing.listed_rows import Listed, Listing
+from streamer.manifest.model import Extent, ObjectRecord
+from streamer.manifest.protocols import (
+    Answer,
+    BoundedReader,
+    Examine,
+    Examined,
+    Examiner,
+    Need,
+    RangeReader,
+    Survey,
+    Surveying,
+)
+
+
+class Surveyed(msgspec.Struct, frozen=True):
+    """The objects to index, in the order of the samples; row i of the listing is source i of the survey.
+
+    Attributes:
+        damages: errors of objects that the survey could not read, and which are not among these.
+    """
+
+    listing: Listing
+    survey: Survey
+    damages: list[ManifestError]
+
+
+async def survey_objects(listed: Listed, reader: RangeReader, concurrency: int, *, skips: bool) -> Surveyed:
+    """Surveys the listed objects.
+
+    Args:
+        listed: The objects.
+        reader: Reads what the survey needs of them.
+        concurrency: Requests at once.
+        skips: Whether an object that the survey cannot read is left out, as the first one that says which fields all
+            have, and the others are surveyed without it.
+
+    Raises:
+        ManifestError: the format's survey failed, or names an object twice or one that was not listed.
+        StoreError: the reader failed.
+    """
+    reader = checked(reader)
+    accepted = [listed.listing.record(number) for number in range(len(listed.listing))]
+    places = {record.url: place for place, record in enumerate(accepted)}
+    damages: list[ManifestError] = []
+    while True:
+        try:
+            found = await _surveyed(listed, accepted, reader, concurrency)
+            break
+        except ManifestError as error:
+            kept = [record for record in accepted if record.url != error.details.get("url")]
+            if not skips or len(kept) == len(accepted):
+                raise
+            damages.append(error)
+            if not kept:
+                raise damages[0] from error
+            accepted = kept
+    chosen = [places.get(source.record.url, -1) for source in found.sources]
+    if -1 in chosen or len(set(chosen)) < len(chosen):
+        raise ManifestError(
+            f"the survey of format {listed.indexer.name!r} names {len(chosen)} objects; each must be one of the "
+            f"{len(accepted)} that it accepts, and named once",
+            objects=len(accepted),
+        )
+    return Surveyed(listed.listing.only(chosen), found, damages)
+
+
+async def _surveyed(listed: Listed, accepted: Sequence[ObjectRecord], reader: RangeReader, concurrency: int) -> Survey:
+    """Runs one survey of these objects."""
+    steps = listed.indexer.survey(accepted, listed.others)
+    found = await asyncio.to_thread(_advance, steps, None)
+    while not isinstance(found, Survey):
+        answer: Answer
+        if isinstance(found, Examine):
+            try:
+                answer = await examine(found, reader)
+            except ManifestError as error:
+                # A survey may do without an object that cannot be unpacked.
+                found = await asyncio.to_thread(_advance, steps, error)
+                continue
+        else:
+            needs = found if isinstance(found, tuple) else (found,)
+            async with holding(needs, reader):
+                contents = tuple(await read_needs(needs, reader, concurrency))
+                answer = contents if isinstance(found, tuple) else contents[0]
+                # They are parsed while their memory is reserved.
+                found = await asyncio.to_thread(_advance, steps, answer)
+            continue
+        found = await asyncio.to_thread(_advance, steps, answer)
+    return found
+
+
+def holding(needs: Sequence[Need], reader: RangeReader) -> AbstractAsyncContextManager[None]:
+    """Reserves memory for ranges of named objects while they are read and parsed, if the reader bounds it."""
+    if not isinstance(reader, BoundedReader):
+        return nullcontext()
+    return reader.hold([Extent(need.object, need.start, need.stop) for need in needs if need.object is not None])
+
+
+async def read_needs(needs: tuple[Need, ...], reader: RangeReader, concurrency: int) -> list[memoryview]:
+    """Reads ranges of named objects, many at once."""
+
+    async def read(need: Need) -> memoryview:
+        assert need.object is not None, "a need of several, or of a survey, names its object"
+        return memoryview(await reader.read(Extent(need.object, need.start, need.stop)))
+
+    return await bounded_map(read, needs, concurrency)
+
+
+async def examine(asked: Examine, reader: RangeReader) -> Examined:
+    """Lets a recoder examine an object; raises ManifestError if the reader has none."""
+    if not isinstance(reader, Examiner):
+        raise ManifestError(f"{asked.object.url} can be indexed by an engine only: it has to be unpacked")
+    return await reader.examine(asked)
+
+
+def _advance(steps: Surveying, answer: Answer | ManifestError) -> Survey | Need | tuple[Need, ...] | Examine:
+    try:
+        return steps.throw(answer) if isinstance(answer, ManifestError) else steps.send(answer)
+    except StopIteration as end:
+        survey: Survey = end.value
+        return survey

@@ -1,0 +1,302 @@
+"""The engine session of a growing dataset: cohorts arrive in the background, stay for their rounds, and leave."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from streamer.batches.samples.recipe import SampleRecipe
+from streamer.client.engine_client import EngineClient
+from streamer.client.session import EpochSchedule, SessionSpec
+from streamer.config import format_bytes
+from streamer.errors import BrokenError, CacheFullError
+from streamer.loader.kinds.growing.feed import CohortFeed
+from streamer.loader.kinds.growing.growth import Growth
+from streamer.loader.kinds.growing.offers import POLL_SECONDS
+from streamer.loader.kinds.step_session import StepSession
+from streamer.order.growing import rounds_between
+from streamer.order.plan import RankPlan, batch_count
+from streamer.order.protocol import Batches
+
+# Share of the cache for the cohorts in use; the rest is for their arrival and for other datasets of the job.
+WINDOW_SHARE = 0.85
+# Cohorts that are asked for beyond those that have arrived; the engine itself looks further ahead.
+_COHORTS_AHEAD = 8
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """The batches of all epochs from one on, as steps of a session and as positions of the stream.
+
+    Attributes:
+        epoch, first: the epoch and the batch that is step 0.
+        start: position of step 0.
+        batches, batches_later: number of batches of the first epoch, from step 0 on, and of each later one.
+        epoch_samples, size: samples of an epoch, and of a batch, over all ranks.
+    """
+
+    epoch: int
+    first: int
+    start: int
+    batches: int
+    batches_later: int
+    epoch_samples: int
+    size: int
+
+    def of(self, epoch: int, batch: int) -> int:
+        """Returns the step of a batch."""
+        if epoch == self.epoch:
+            return batch - self.first
+        return self.batches + (epoch - self.epoch - 1) * self.batches_later + batch
+
+    def begin(self, step: int) -> int:
+        """Returns the position at which a step begins."""
+        if step < self.batches:
+            return self.start + step * self.size
+        later, batch = divmod(step - self.batches, self.batches_later)
+        return (self.epoch + 1 + later) * self.epoch_samples + batch * self.size
+
+    def end(self, step: int) -> int:
+        """Returns the position at which a step ends; a last batch that is filled up ends with its epoch."""
+        begin = self.begin(step)
+        return min(begin + self.size, (begin // self.epoch_samples + 1) * self.epoch_samples)
+
+    def before(self, position: int) -> int:
+        """Returns the number of steps that end at or before a position."""
+        epoch, inside = divmod(position, self.epoch_samples)
+        if epoch <= self.epoch:
+            return max(0, position - self.start) // self.size
+        return self.of(epoch, min(self.batches_later, inside // self.size))
+
+
+class CacheBudget(msgspec.Struct, frozen=True):
+    """The bytes of the cache that a rank's cohorts may take.
+
+    Attributes:
+        live: limit for all cohorts that are here or asked for.
+        held_back: bytes of `live` that no round is given, so that the next round's cohorts can arrive while the
+            current round is still training, also where all that it trains leaves with it.
+        most: limit for rounds that were decided elsewhere; infinite where all data fits.
+    """
+
+    live: int
+    held_back: int
+    most: float
+
+
+class GrowingSession(StepSession):
+    """A `StepSession` whose chunks stay local from the arrival of their cohort to the end of its last round.
+
+    A batch is ready when all cohorts of its round have arrived, in the first round when its own chunks have. When the
+    first batch of the next round is asked for, the rank offers what has arrived; the least of all ranks is admitted.
+
+    Args:
+        spec: the consumer, with one part.
+        first: the batch of `plan` that is step 0.
+        on_close: called once, when the session is closed.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        spec: SessionSpec,
+        growth: Growth,
+        recipe: SampleRecipe,
+        *,
+        plan: RankPlan,
+        first: int,
+        on_close: Callable[[], None],
+    ) -> None:
+        position, size, epoch_samples = plan.position(first), recipe.global_batch, growth.epoch_samples
+        later = batch_count(epoch_samples, size, recipe.last_batch)
+        self._growth = growth
+        self._steps = Steps(plan.order.epoch, first, position, plan.batches - first, later, epoch_samples, size)
+        self._asked = self._wanted = self._ready = -1
+        self._next = self._arrived = 0
+        # Where an epoch was left early or left out, the uses of its rounds are lost.
+        while growth.log.stop < position:
+            growth.decide(0)
+            time.sleep(POLL_SECONDS if growth.waiting else 0)
+        self._feed, self._first = self._begun(recipe, plan, position)
+        self._begin = self._cohorts_at(position)
+        self._budget = self._budget_of(client.welcome.limit_bytes, len(recipe.growing_lanes))
+        (part,) = spec.parts
+        part = msgspec.structs.replace(part, open_bytes=self._budget.live)
+        super().__init__(client, msgspec.structs.replace(spec, parts=(part,)), on_close)
+
+    def _begun(self, recipe: SampleRecipe, plan: RankPlan, position: int) -> tuple[CohortFeed, EpochSchedule]:
+        """Returns the feed of a session that begins at a position, and what it asks for first."""
+        log, size, epoch_samples = self._growth.log, recipe.global_batch, self._growth.epoch_samples
+        sizes = self._growth.manifest.chunk_local_bytes
+        first_batch = np.full(len(sizes), np.iinfo(np.int64).max)
+        steps, begin, end = 0, log.next_begin, log.last.end
+        if position < log.stop:
+            of = log.at(position)
+            # After a resume with another batch size, batches do not follow each other over the end of an epoch.
+            whole = epoch_samples % size == 0
+            stop = of.stop if whole else min(of.stop, (position // epoch_samples + 1) * epoch_samples)
+            steps, begin, end = (stop - position) // size, of.begin, of.end
+            for need in plan.order.needs(recipe.split, Batches(position, size, 0, steps)) if steps else ():
+                np.minimum.at(first_batch, need.chunk, need.first)
+        feed = CohortFeed(log.cohorts, recipe.growing_lanes, sizes, steps=steps, begin=begin, end=end)
+        return feed, feed.first(first_batch)
+
+    def _budget_of(self, limit_bytes: int, lanes: int) -> CacheBudget:
+        """Returns this rank's part of `WINDOW_SHARE` of a cache, or more where that is too little for its rounds."""
+        rank, log, sizes = self._growth.rank_config, self._growth.log, self._growth.manifest.chunk_local_bytes
+        per_pass, all_lanes, total = log.cohorts.per_pass, log.cohorts.spec.lanes, int(sizes.sum())
+
+        def size(cohorts: int) -> int:
+            return total * cohorts * lanes // (all_lanes * per_pass)
+
+        # The last chunk, or set, of each lane belongs to a later cohort as well.
+        edges = lanes * log.cohorts.largest_bytes(sizes)
+        added = min(self._growth.grow or 0, per_pass)
+        held_back = size(max(log.least, added)) + edges
+        trained = size(max(min(log.reuse * added, per_pass), log.least))
+        needed = max(self._feed.live_bytes, trained) + held_back
+        own = limit_bytes // max(1, rank.world_size // max(1, rank.nodes))
+        # Cohorts of two passes may be live together; their chunks are the same files.
+        most = math.inf if max(needed, own) >= size(per_pass) + edges else max(needed, own)
+        return CacheBudget(max(needed, int(WINDOW_SHARE * own)), held_back, most)
+
+    def _ask_first(self) -> None:
+        self._session.extend(self._first)
+        self._extend()
+
+    def __repr__(self) -> str:
+        return f"GrowingSession({self._session!r}, {self._growth!r}, ready={self._ready})"
+
+    @property
+    def ready(self) -> int:
+        """See `StepSession`."""
+        self._decide()
+        return self._ready
+
+    @property
+    def poll_seconds(self) -> float | None:
+        """See `StepSession`."""
+        return POLL_SECONDS if self._growth.waiting else None
+
+    def step_of(self, epoch: int, batch: int) -> int:
+        """See `StepSession`; the batch is needed now."""
+        step = self._steps.of(epoch, batch)
+        self._asked = max(self._asked, step)
+        return step
+
+    def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """See `StepSession`."""
+        log, end = self._growth.log, self._steps.end(step)
+        # What fills a last batch up is before its end by the lanes at most.
+        first = max(0, min(self._steps.begin(step), end - log.cohorts.spec.lanes))
+        return tuple(msgspec.structs.astuple(of) for of in rounds_between(log, first, end - 1))
+
+    def want(self, step: int) -> None:
+        """See `StepSession`."""
+        self._wanted = max(self._wanted, step)
+        self._decide()
+
+    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
+        """See `StepSession`."""
+        self._asked = max(self._asked, step)
+        # What has arrived meanwhile counts, also where the step is ready already.
+        self.pump()
+        super().wait(step, timeout_seconds)
+
+    def done(self, step: int, *, flush: bool = True) -> None:
+        """Records the steps below this one as consumed: a cohort leaves with the last batch of its last round."""
+        self._next = step
+        begin = self._cohorts_at(self._steps.begin(step))
+        released = begin > self._begin
+        if released:
+            self._begin = begin
+            self._feed.released(begin)
+            self._session.done(self._feed.step(begin), flush=flush)
+        if released or self._due(step) > self._feed.sent:
+            self._update()
+        if self._growth.waiting:
+            # Rank 0 answers the others also while none of its workers is free.
+            self._decide()
+
+    # ------------------------------------------------------------ inside
+
+    def _cohorts_at(self, position: int) -> int:
+        """Returns the first cohort in use at a position."""
+        log = self._growth.log
+        return log.at(position).begin if position < log.stop else log.next_begin
+
+    def _decide(self) -> None:
+        """Decides on the rounds of the step that is asked for."""
+        self._update()
+        log, end = self._growth.log, self._steps.end(self._asked) if self._asked >= 0 else 0
+        while log.stop < end:
+            budget = self._budget.live - self._budget.held_back
+            self._growth.decide(self._feed.fitting(log.next_begin, self._arrived, budget))
+            if self._growth.waiting:
+                return
+            self._update()
+        self._check_owed()
+
+    def _check_owed(self) -> None:
+        """Makes sure that a batch whose rounds are decided, and before which all is consumed, is on its way."""
+        step = self._asked
+        if self._ready < step <= min(self._next, self._wanted) and self._session.idle:
+            raise BrokenError(
+                f"batch {step} of the session would wait for ever: its rounds need cohorts up to {self._due(step)}, "
+                f"the engine was asked for those up to {self._feed.sent} and has brought all of them up to "
+                f"{self._arrived}; please report it, with the arguments of Growing, the batch size and the number of "
+                "samples and chunks",
+                batch=step,
+                needed=self._due(step),
+                asked=self._feed.sent,
+                arrived=self._arrived,
+            )
+
+    def _update(self) -> None:
+        """Takes in what has arrived, and asks for more."""
+        feed, through = self._feed, self._session.ready
+        arrived = feed.cohorts_through(through)
+        self._arrived = max(self._arrived, arrived)
+        position = self._growth.log.trainable(arrived)
+        self._ready = max(min(through, feed.steps - 1), self._steps.before(position) - 1)
+        self._extend()
+        if through < feed.steps - 1:
+            step = min(self._wanted, feed.steps - 1)
+        else:
+            step = feed.step(max(arrived + _COHORTS_AHEAD, self._due(self._asked))) - 1
+        # Never beyond what was sent: what is ready is only known for that.
+        self._session.want(min(step, feed.step(feed.sent) - 1))
+
+    def _due(self, step: int) -> int:
+        """Returns one past the last cohort that a step needs; 0: its round is not decided."""
+        log, position = self._growth.log, self._steps.end(max(0, step)) - 1
+        return log.at(position).end if position < log.stop else 0
+
+    def _extend(self) -> None:
+        """Asks the engine for the chunks of further cohorts, and makes sure that the cache can hold them.
+
+        What the next batch to be consumed needs is asked for in any case: also where it is in two rounds that together
+        train some samples in both of their passes, so more cohorts than a pass has. Batches that are made ahead of it
+        may be rounds away: what they need waits for the bytes that each consumed round releases. What only arrives
+        early waits for the pass after this one.
+        """
+        all_data = self._begin + self._growth.log.cohorts.per_pass
+        for end, budget in (
+            (self._due(self._next), math.inf),
+            (self._due(self._asked), self._budget.most),
+            (all_data, self._budget.live),
+        ):
+            schedule = self._feed.extend(end, budget)
+            if schedule is not None:
+                self._session.extend(schedule)
+        if self._feed.live_bytes > self._budget.most:
+            raise CacheFullError(
+                f"the rounds of this run take {format_bytes(self._feed.live_bytes)} of the cache on this rank, "
+                f"which has {format_bytes(self._budget.most)}: raise cache_bytes; a run that is repeated needs what "
+                "the first one had",
+                live_bytes=self._feed.live_bytes,
+                room_bytes=self._budget.most,
+            )

@@ -1,0 +1,321 @@
+"""Numbers the batches of one process over all epochs as steps; says who reads them, and in which order."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.skipping import SkipRules
+from streamer.client.engine_client import EngineClient
+from streamer.client.oneshot import read_statistics, report
+from streamer.client.session import EpochSchedule, Session, SessionSpec
+from streamer.config import RankConfig
+from streamer.errors import BrokenError
+from streamer.order.growing.options import Growing
+
+if TYPE_CHECKING:
+    from streamer.order.mix import MixRequest, MixSource
+
+Integers = npt.NDArray[np.int64]
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """The identity of a consumer.
+
+    Attributes:
+        rank_config: rank and world size.
+        stream: distinguishes the loaders of one job.
+        skip_rules: for samples that cannot be made.
+        peers: whether the ranks' engines share their caches, as the user says it.
+        options: the storage options of each member, then of each join, encoded.
+        given: whether the user has given rank and world size.
+    """
+
+    rank_config: RankConfig
+    stream: str
+    skip_rules: SkipRules
+    peers: str = "off"
+    options: tuple[bytes, ...] = ()
+    given: bool = False
+
+
+class OrderRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The user's request for the order, by which a saved state is checked.
+
+    Attributes:
+        free_parts: of one dataset, parts of its order that were chosen automatically: those of a state replace them.
+        mix: of a mix; None: one dataset.
+        sources: the members of a mix as its order sees them.
+        growing: of a growing dataset.
+    """
+
+    free_parts: frozenset[str] = frozenset()
+    mix: MixRequest | None = None
+    sources: tuple[MixSource, ...] = ()
+    growing: Growing | None = None
+
+
+class Share(msgspec.Struct, frozen=True):
+    """The batches of a rank that one process makes: numbers `first + worker`, `first + worker + workers`, ...
+
+    Attributes:
+        worker, workers: number of the process and of all processes; the rank itself is 0 of 1.
+        first: the first batch of the epoch.
+    """
+
+    worker: int = 0
+    workers: int = 1
+    first: int = 0
+
+    def batch(self, step: int) -> int:
+        """The batch of this share's `step`-th step in its epoch."""
+        return self.first + self.worker + step * self.workers
+
+    def steps(self, batches: int) -> int:
+        """Number of the epoch's batches in this share."""
+        return max(0, -(-(batches - self.first - self.worker) // self.workers))
+
+    def steps_from(self, batch: Integers) -> Integers:
+        """The first step at or after each batch."""
+        return np.maximum(0, -(-(batch - self.first - self.worker) // self.workers))
+
+    def steps_until(self, batch: Integers) -> Integers:
+        """The last step at or before each batch; below 0 where there is none."""
+        return (batch - self.first - self.worker) // self.workers
+
+
+class StepSession(ABC):
+    """Makes the chunks of steps local and leases them. Used by one thread.
+
+    Steps number the batches since the session began, continuously over epochs. `EpochSession` asks the engine for
+    whole epochs, `growing.session.GrowingSession` for the cohorts of a growing dataset.
+
+    Args:
+        client: the connection to the engine, used by this session only; stays open when the session closes.
+        spec: the consumer.
+        on_close: called once, when the session is closed; not where the session cannot begin.
+    """
+
+    _session: Session
+
+    def __init__(self, client: EngineClient, spec: SessionSpec, on_close: Callable[[], None]) -> None:
+        self._client = client
+        self._spec = spec
+        self._on_close = [on_close]
+        self._resources = contextlib.ExitStack()
+        try:
+            self._session = client.open_session(spec)
+            self._resources.callback(self._session.close)
+            self._ask_first()
+        except BaseException:
+            self._resources.close()
+            raise
+
+    @abstractmethod
+    def _ask_first(self) -> None:
+        """Asks for the first chunks."""
+
+    @property
+    @abstractmethod
+    def ready(self) -> int:
+        """All chunks of the steps up to and including this one are local.
+
+        Raises:
+            StreamerError: the engine's error.
+        """
+
+    @property
+    def poll_seconds(self) -> float | None:
+        """Seconds after which `ready` may change without a message, because other ranks are waited for; None: never."""
+        return None
+
+    @abstractmethod
+    def step_of(self, epoch: int, batch: int) -> int:
+        """The step of a batch at or after the session's start.
+
+        Raises:
+            ValueError: an epoch before the session's first, or after its last.
+        """
+
+    @abstractmethod
+    def want(self, step: int) -> None:
+        """Requests the chunks of all steps up to and including this one; does not block."""
+
+    def wait(self, step: int, timeout_seconds: float | None = None) -> None:
+        """Blocks until `ready >= step`.
+
+        Raises:
+            StreamerError: the engine's error; of a growing dataset also where another rank does not answer.
+            TimeoutError: the time is over.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        self.want(step)
+        while self.ready < step:
+            left = self.poll_seconds
+            if deadline is not None:
+                until = deadline - time.monotonic()
+                if until <= 0:
+                    raise TimeoutError(f"step {step} of {self!r}: not ready after {timeout_seconds} s")
+                left = until if left is None else min(left, until)
+            self.pump(left)
+
+    @abstractmethod
+    def done(self, step: int, *, flush: bool = True) -> None:
+        """Records the steps below this one as consumed; without `flush` they are sent with the next `want`."""
+
+    def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
+        """The rounds of a step that is ready, for `StreamReader.set_rounds`; empty: the dataset does not grow."""
+        return ()
+
+    def reject(self, chunk: int, reason: str) -> None:
+        """Rejects a chunk that is missing or wrong; `ready` falls below its steps until it is leased again."""
+        self._session.reject(chunk, reason)
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when `pump` has something to receive; may change in `pump`."""
+        return self._client.fileno()
+
+    def pump(self, timeout_seconds: float | None = 0.0) -> None:
+        """Receives the engine's messages; waits at most `timeout_seconds` for one, None: until one comes."""
+        self._client.pump(timeout_seconds)
+
+    def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
+        """The engine's counters, and `consumer`, `job` and `dataset` of this session, over a connection of its own.
+
+        Any thread. None: there is no engine, or no answer in time.
+        """
+        values = read_statistics(self._client.settings, timeout_seconds)
+        if values is None:
+            return None
+        job, spec = self._client.job, self._spec
+        settings = replace(self._client.settings, job=job)
+        identity = {"consumer": spec.consumer, "job": job, "dataset": spec.dataset}
+        return {**values, **identity, "reply": partial(report, settings, spec, timeout_seconds)}
+
+    def close(self) -> None:
+        """Ends the leases; idempotent."""
+        self._resources.close()
+        while self._on_close:
+            self._on_close.pop()()
+
+
+class EpochSession(StepSession):
+    """An engine session in steps of one share of a rank's batches, over all epochs.
+
+    The next epoch's schedule is sent to the engine when three quarters of the last one are requested: early enough for
+    the look-ahead, late enough that a short run does not plan an epoch that it never trains.
+
+    Args:
+        client: see `StepSession`.
+        spec: the consumer.
+        schedule: (epoch, share) -> the epoch's chunks by step of the share, and the number of its steps.
+        start: the first epoch and the share to begin with; later epochs begin at batch 0.
+        endless: continue into the next epoch.
+        on_close: see `StepSession`.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        spec: SessionSpec,
+        schedule: Callable[[int, Share], tuple[EpochSchedule, int]],
+        start: tuple[int, Share],
+        *,
+        endless: bool = True,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._schedule = schedule
+        self._endless = endless
+        self._bases: dict[int, tuple[int, Share]] = {}
+        self._next_epoch, self._share = start
+        self._steps = 0
+        self._done = 0
+        self._extend_at = 0
+        super().__init__(client, spec, on_close)
+
+    def __repr__(self) -> str:
+        return f"EpochSession({self._session!r}, steps={self._steps}, next_epoch={self._next_epoch})"
+
+    def _ask_first(self) -> None:
+        self._extend()
+
+    @property
+    def ready(self) -> int:
+        """See `StepSession`."""
+        return self._session.ready
+
+    def step_of(self, epoch: int, batch: int) -> int:
+        """See `StepSession`; without `endless` there is one epoch."""
+        while epoch not in self._bases and self._endless and epoch >= self._next_epoch:
+            self._extend()
+        if epoch not in self._bases:
+            raise ValueError(f"epoch {epoch} is not in this session (epochs {sorted(self._bases)})")
+        base, share = self._bases[epoch]
+        return base + (batch - share.first - share.worker) // share.workers
+
+    def want(self, step: int) -> None:
+        """See `StepSession`."""
+        while self._endless and step >= self._extend_at:
+            self._extend()
+        self._session.want(step)
+
+    def done(self, step: int, *, flush: bool = True) -> None:
+        """See `StepSession`."""
+        self._done = step
+        self._session.done(step, flush=flush)
+
+    def _extend(self) -> None:
+        epoch, share = self._next_epoch, self._share
+        schedule, steps = self._schedule(epoch, share)
+        base = self._steps
+        if schedule.final_step != steps - 1:
+            raise BrokenError(
+                f"epoch {epoch} has {steps} batches for this reader, and its schedule names chunks up to batch "
+                f"{schedule.final_step} of them: the engine would be waited for, and is asked for nothing. Please "
+                "report it, with the arguments of the dataset and the loader",
+                epoch=epoch,
+                steps=steps,
+                final_step=schedule.final_step,
+            )
+        self._drop_finished_epochs()
+        self._bases[epoch] = (base, share)
+        first, last = schedule.first + base, schedule.last + base
+        self._session.extend(msgspec.structs.replace(schedule, first=first, last=last))
+        self._steps = base + steps
+        self._extend_at = base + (steps * 3) // 4
+        self._next_epoch, self._share = epoch + 1, msgspec.structs.replace(share, first=0)
+
+    def _drop_finished_epochs(self) -> None:
+        """Drops the epochs before the running one, so that a long job keeps only a few."""
+        running = max((known for known, (base, _) in self._bases.items() if base <= self._done), default=None)
+        self._bases = {known: at for known, at in self._bases.items() if running is None or known >= running}
+
+
+def open_bytes(schedule: EpochSchedule, chunk_bytes: Integers, first_chunks: Sequence[int]) -> Integers:
+    """Returns the largest number of bytes of each member that are open at the same time, (members,), over the steps.
+
+    Args:
+        schedule: of the chunks.
+        chunk_bytes: of all chunks of all members.
+        first_chunks: (members + 1,) number of the first chunk of each.
+    """
+    sizes = chunk_bytes[schedule.chunk]
+    owner = np.searchsorted(np.array(first_chunks), schedule.chunk, side="right") - 1
+    # A chunk is open through its last step; at equal steps the new ones count before the old ones go. The changes of
+    # each member add up to 0 where the next one begins.
+    changes = np.concatenate([sizes, -sizes])
+    goes = np.repeat([0, 1], len(sizes))
+    owners = np.tile(owner, 2)
+    order = np.lexsort((goes, np.concatenate([schedule.first, schedule.last]), owners))
+    most = np.zeros(len(first_chunks) - 1, np.int64)
+    np.maximum.at(most, owners[order], np.cumsum(changes[order]))
+    return most

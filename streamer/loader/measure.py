@@ -1,0 +1,270 @@
+"""`streamer.measure`: counts the tokens of every document once, so that rows can be planned before they are read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches import checks
+from streamer.batches.samples.seeding import UNSEEDED
+from streamer.decode.transforms import as_transform, takes
+from streamer.errors import ConfigError, ManifestError
+from streamer.executors.runner import run_all, runner
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.dataset import StreamingDataset
+from streamer.loader.members.member import Member
+from streamer.loader.options.arguments import Order
+from streamer.loader.options.dataset_options import DatasetOptions
+from streamer.manifest.selection import Where
+from streamer.manifest.table import Manifest
+
+logger = logging.getLogger(__name__)
+
+Count = str | Callable[[object], int]
+Integers = npt.NDArray[np.int64]
+_Counted = tuple[str, Integers, npt.NDArray[np.int32]]
+
+# Samples that one task of a worker counts.
+_BATCH = 1024
+# Runs of chunks for each task that an executor runs at a time: a process that is late has few left.
+_RUNS = 4
+
+
+def measure(
+    dataset: StreamingDataset,
+    count: Count,
+    *,
+    to: str | os.PathLike[str],
+    num_workers: int = 0,
+    known: str | os.PathLike[str] | None = None,
+    on: str | Executor | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> npt.NDArray[np.int32]:
+    """Counts the tokens of every sample, and writes the numbers to a file for `Packing(cost=...)`.
+
+    Reads the whole dataset once through the cache, in one process and its workers, or in tasks. With on_error="skip" a
+    sample that cannot be made gets -1, and is in no row. The global random generators are not seeded for the transform:
+    a length must not depend on them.
+
+    Args:
+        dataset: all samples of it, with the transform that training uses; `packing` and `balance` are not looked at.
+        count: the name of a field, whose length counts; or a function of what the transform returns.
+        to: path of the file, .npy: int32, one number for each sample, by the numbers that `dataset[i]` takes.
+        num_workers: as of `StreamingDataLoader`.
+        known: `to` of an earlier call with the same count and transform, which may be the same path: only chunks of
+            samples that it does not have are read. Keeps `PATH.chunks.npy` beside it.
+        on: what runs tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an executor, each of which
+            reads a run of chunks through the cache of its machine; None: this process.
+        on_progress: called now and then with the samples that were read, and those to read in all.
+
+    Returns:
+        The numbers.
+
+    Raises:
+        ConfigError: a selection, whose samples have no numbers in the whole; no count, or no such field; `to` cannot
+            be written; or `known` was not written here.
+        ManifestError: a task has found other objects below the url.
+    """
+    member = dataset._member
+    path = Path(str(checks.path("to", to)))
+    if path.suffix != ".npy":
+        raise ConfigError(f"to={str(path)!r}: give the path of an .npy file", field="to")
+    # Before anything is read.
+    _beside(path).unlink()
+    if member.choices:
+        raise ConfigError(
+            "measure() counts the samples of a whole dataset: call it before select(); a selection with "
+            "packing= uses the same file",
+            field="dataset",
+        )
+    options = replace(
+        member.options,
+        transform=_counted(member.options.transform, count),
+        packing=None,
+        balance=None,
+        growing=None,
+        order=Order(last_batch="short"),
+        rank=0,
+        world_size=1,
+    )
+    whole = member.part(None, options)
+    costs, manifest = np.full(whole.samples, -1, np.int32), whole.manifest
+    missing = None if known is None else np.flatnonzero(~_fill_in(costs, manifest, str(known)))
+    done, total = 0, whole.samples if missing is None else len(missing)
+    if total:
+        count_part = partial(_count_part, num_workers=num_workers)
+        parts = partial(_parts, dataset, whole, options, missing)
+        batches = map(count_part, parts(1)) if on is None else _in_tasks(on, count_part, parts)
+        for digest, numbers, found in chain.from_iterable(batches):
+            if digest != manifest.digest:
+                raise ManifestError(
+                    f"a task has found manifest {digest} below {options.place}, this process {manifest.digest}: the "
+                    "objects change, or other ones are there; give a manifest= that all machines can read"
+                )
+            costs[numbers] = found
+            done += len(numbers)
+            on_progress(done, total)
+        on_progress(total, total)
+    _write(path, costs)
+    _write(_chunks_of(path), _facts(manifest))
+    logger.info("%s: %d tokens of %d samples", path, int(costs[costs > 0].sum(dtype=np.int64)), len(costs))
+    return costs
+
+
+def _in_tasks(
+    on: str | Executor,
+    count_part: Callable[[StreamingDataset], Iterable[_Counted]],
+    parts: Callable[[int], Iterator[StreamingDataset]],
+) -> Iterator[Iterable[_Counted]]:
+    """Yields what each task has counted."""
+    with runner(on) as running:
+        yield from run_all(running, partial(_count_whole, count_part), parts(_RUNS * running.most_tasks))
+
+
+def _count_whole(
+    count_part: Callable[[StreamingDataset], Iterable[_Counted]], dataset: StreamingDataset
+) -> list[_Counted]:
+    return list(count_part(dataset))
+
+
+def _parts(
+    dataset: StreamingDataset, whole: Member, options: DatasetOptions, numbers: Integers | None, most: int
+) -> Iterator[StreamingDataset]:
+    """Cuts samples into at most so many parts, at the borders of chunks.
+
+    Args:
+        dataset: as the user has it.
+        whole: all of its samples.
+        options: of the parts.
+        numbers: the samples, ascending; None: all.
+        most: parts.
+    """
+    manifest = whole.manifest
+    if numbers is None and most == 1:
+        # No selection, which takes eight bytes for each sample.
+        yield dataset._of(whole.part(None, options))
+        return
+    bounds = np.linspace(0, manifest.chunks, min(manifest.chunks, most) + 1).astype(np.int64)
+    for first, stop in pairwise(manifest.chunk_first[bounds].tolist()):
+        own = np.arange(first, stop) if numbers is None else numbers[slice(*np.searchsorted(numbers, [first, stop]))]
+        if len(own):
+            yield dataset._of(whole.part((own, Where()), options))
+
+
+def _count_part(dataset: StreamingDataset, *, num_workers: int) -> Iterator[_Counted]:
+    """Counts the tokens of a dataset's samples, and closes it.
+
+    Yields:
+        Of each batch the digest of the manifest; the samples that could be made; their tokens.
+    """
+    try:
+        with StreamingDataLoader(dataset, _BATCH, num_workers) as loader:
+            for number, found in enumerate(loader):
+                codes = loader._prepare().ordinals(0, number)
+                # Replaced ones are those that could not be made.
+                made = ~loader.repeated
+                yield dataset._member.manifest.digest, codes[made], np.asarray(found, np.int32)[made]
+    finally:
+        dataset.close()
+
+
+def _counted(transform: object, count: Count) -> Callable[..., int]:
+    """Returns a transform whose result is the number of tokens; with `rng` if the user's takes it, which costs time."""
+    if not isinstance(count, str) and not callable(count):
+        raise ConfigError(f"count={count!r} is neither the name of a field nor a function", field="count")
+    own = as_transform(transform)  # type: ignore[arg-type]
+    given: dict[str, object] = {"out": {}} if takes(own, "out") else {}
+
+    def tokens(sample: dict[str, object], **more: object) -> int:
+        made: object = sample if own is None else own(sample, **given, **more)
+        return checks.at_least("count", _length_of(made, count) if isinstance(count, str) else count(made), 0)
+
+    def drawing(sample: dict[str, object], rng: np.random.Generator) -> int:
+        return tokens(sample, rng=rng)
+
+    found = drawing if takes(own, "rng") else tokens
+    setattr(found, UNSEEDED, True)
+    return found
+
+
+def _length_of(sample: object, name: str) -> int:
+    """Returns the length of a field.
+
+    Raises:
+        ConfigError: the sample does not have it, or it has none.
+    """
+    fields = sample if isinstance(sample, Mapping) else {}
+    if name not in fields:
+        has = ", ".join(map(str, fields)) or f"none: it is of type {type(sample).__name__}"
+        raise ConfigError(f"count={name!r} is not a field of the sample; its fields are {has}", field="count")
+    try:
+        return len(fields[name])
+    except TypeError as error:
+        raise ConfigError(
+            f"count={name!r}: a value of type {type(fields[name]).__name__} has no length", field="count"
+        ) from error
+
+
+def _chunks_of(path: Path) -> Path:
+    """The file that says which chunks the numbers of another one are of."""
+    return path.with_name(f"{path.name}.chunks.npy")
+
+
+def _facts(manifest: Manifest) -> npt.NDArray[np.void]:
+    """Returns the key of each chunk, and its number of samples."""
+    facts = np.empty(manifest.chunks, [("key", "V16"), ("samples", np.int64)])
+    facts["key"] = np.ascontiguousarray(manifest.chunk_keys).view("V16").reshape(-1)
+    facts["samples"] = manifest.chunk_samples
+    return facts
+
+
+def _fill_in(costs: npt.NDArray[np.int32], manifest: Manifest, known: str) -> npt.NDArray[np.bool_]:
+    """Takes over the numbers of chunks that were measured before; returns the samples of those: (n,)."""
+    try:
+        before, facts = (np.load(path, allow_pickle=False) for path in (Path(known), _chunks_of(Path(known))))
+        if facts["samples"].sum() != len(before):
+            raise ValueError(f"{len(before)} numbers of {facts['samples'].sum()} samples")
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigError(f"known={known!r} was not written by measure(): {error}", field="known") from error
+    starts = dict(zip(facts["key"].tolist(), (np.cumsum(facts["samples"]) - facts["samples"]).tolist(), strict=True))
+    found = np.zeros(len(costs), np.bool_)
+    ends = manifest.chunk_first.tolist()
+    for key, (first, stop) in zip(_facts(manifest)["key"].tolist(), pairwise(ends), strict=True):
+        if (start := starts.get(key)) is not None:
+            costs[first:stop], found[first:stop] = before[start : start + stop - first], True
+    return found
+
+
+def _write(path: Path, costs: npt.NDArray[np.generic]) -> None:
+    """Writes the whole file or nothing."""
+    place = _beside(path)
+    try:
+        np.save(place, costs)
+        os.replace(place, path)
+    finally:
+        place.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """Makes an empty file beside another one, and the folder of both.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    place = path.with_name(f".{path.name}.{secrets.token_hex(4)}.npy")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    except OSError as error:
+        raise ConfigError(f"to={str(path)!r} cannot be written: {error.strerror}", field="to") from error
+    return place

@@ -1,0 +1,1 @@
+"""One dataset of a loader: its manifest, its selected samples, its columns and joins."""

@@ -1,0 +1,246 @@
+"""Columns of samples for conditions: of the annotations, kept beside the manifest, or read from the data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from streamer.annotations.join import JoinRules, key_rows
+from streamer.annotations.table import AnnotationTable
+from streamer.client.engine_client import EngineClient
+from streamer.decode.dispatch import SampleDecoder
+from streamer.errors import ConfigError, DecodeError
+from streamer.formats.base import Field
+from streamer.formats.registry import open_format
+from streamer.formats.table.records import TableOpener
+from streamer.loader.members.single_reads import KEY, StreamedBytes
+from streamer.manifest.column_files import ColumnFiles, column_of
+from streamer.manifest.condition import ColumnValues
+from streamer.manifest.model import SampleName
+from streamer.manifest.staging import one_at_a_time
+from streamer.manifest.table import Manifest
+from streamer.wire.messages import GetManifest
+
+if TYPE_CHECKING:
+    from streamer.batches.samples.joins import OpenedJoin
+
+logger = logging.getLogger(__name__)
+
+# Columns of Parquet are ranges of their own; anywhere else all bytes are read for one.
+_CHEAP = "parquet"
+_NAMED = 30
+Find = Callable[[Sequence[str]], Sequence[ColumnValues | None]]
+
+
+class Columns:
+    """The columns of one manifest. Used by one thread.
+
+    Args:
+        manifest: of the samples.
+        joined: the annotations of the samples.
+        spare: folder for columns if that of the manifest is read-only for this process, and for locks.
+        client: reads what is not there yet.
+        request: what the manifest was asked for with.
+    """
+
+    def __init__(
+        self, manifest: Manifest, joined: JoinRules | None, spare: Path, client: EngineClient, request: GetManifest
+    ) -> None:
+        self._manifest, self._joined, self._client, self._request = manifest, joined, client, request
+        self._spare = spare
+        self._files = ColumnFiles(manifest, spare)
+
+    def __repr__(self) -> str:
+        return f"Columns({self._manifest!r}, {self._files!r})"
+
+    def get(self, names: Sequence[str], joins: Sequence[tuple[OpenedJoin, Find]] = ()) -> list[ColumnValues]:
+        """Columns that are at hand, or cheap to read.
+
+        Args:
+            names: of the columns.
+            joins: the joins of the samples, and `find` of each right side.
+
+        Raises:
+            ConfigError: one is neither; names those that are, and how to have others.
+        """
+        found = dict(zip(names, self.find(names), strict=True))
+        for join, find in joins:
+            fields = {name: join.field_of(name) for name, column in found.items() if column is None}
+            given = {name: field for name, field in fields.items() if field is not None}
+            if given and join.recipe.how == "many":
+                raise ConfigError(
+                    f"where= names {next(iter(given))!r} of the join with {join.recipe.name}: with how='many' samples "
+                    "have lists, on which there are no conditions",
+                    field="where",
+                )
+            for name, column in zip(given, find(list(given.values())), strict=True):
+                found[name] = None if column is None else msgspec.structs.replace(column, rows=join.table.row)
+        for name, column in found.items():
+            if column is None:
+                raise self._unknown(name, [join for join, _ in joins])
+        return [column for column in found.values() if column is not None]
+
+    def find(self, names: Sequence[str]) -> list[ColumnValues | None]:
+        """The same of this dataset only; None: a column is neither."""
+        found = {name: self._of_annotations(name) or self._files.find(name) for name in names}
+        cheap = [
+            name
+            for name, column in found.items()
+            if column is None and self._manifest.format == _CHEAP and self._field_of(name)
+        ]
+        found |= zip(cheap, self.read(cheap), strict=True)
+        return [found[name] for name in names]
+
+    def _unknown(self, name: str, joins: Sequence[OpenedJoin]) -> ConfigError:
+        rights = [(join.manifest, field, join.recipe.columns) for join in joins if (field := join.field_of(name))]
+        sources = [(manifest, field) for manifest, field, _ in rights]
+        # A join that names its columns has this one; otherwise it may be of either side.
+        if all(columns is None for _, _, columns in rights):
+            sources.insert(0, (self._manifest, name))
+        # Those of Parquet need no index: it has no others.
+        commands = " or ".join(
+            f"`streamer index {manifest.urls[0]} --columns {field}`"
+            for manifest, field in sources
+            if manifest.format != _CHEAP or field == KEY
+        )
+        names = dict.fromkeys([*self._known(), *(name for join in joins for name in self._joined_names(join))])
+        known = ", ".join(list(names)[:_NAMED]) or "none"
+        remedy = f"{commands} reads others from the samples, once" if commands else "Name one of these"
+        return ConfigError(
+            f"where= names the column {name!r}; columns of this dataset are: {known}. {remedy}", field="where"
+        )
+
+    def _joined_names(self, join: OpenedJoin) -> list[str]:
+        """Names of the columns that samples get from a right side, as far as they are known."""
+        if join.recipe.columns is not None:
+            return [to for _, to in join.recipe.columns]
+        known = [*ColumnFiles(join.manifest, self._spare).names, *_cheap_fields(join.manifest)]
+        return [name for name in known if name not in (KEY, join.recipe.key)]
+
+    def read(self, names: Sequence[str]) -> list[ColumnValues]:
+        """Reads columns of all samples, and keeps them; one process of a machine reads while the others wait.
+
+        Raises:
+            ConfigError: a sample has no such field, or its value is neither a number nor a text.
+        """
+        if not names:
+            return []
+        with one_at_a_time(self._spare / f"{self._manifest.digest}.columns.lock"):
+            missing = [name for name in dict.fromkeys(names) if self._files.find(name) is None]
+            if missing:
+                logger.info("reads the columns %s of %d samples", ", ".join(missing), self._manifest.samples)
+                for name, values in zip(missing, self._values(missing), strict=True):
+                    self._files.add(name, values)
+        found = [self._files.find(name) for name in names]
+        return [column for column in found if column is not None]
+
+    def _values(self, names: Sequence[str]) -> list[list[object]]:
+        """The values of some columns, sample by sample."""
+        source = self._narrow(names)
+        opener, decoder, columns = open_format(source), SampleDecoder(), [list[object]() for _ in names]
+        content = StreamedBytes(self._client, source)
+        for chunk in range(source.chunks):
+            first, bounds = int(source.chunk_first[chunk]), content.boundaries(chunk).tolist()
+            held = content.read_chunk(chunk, 0, bounds[int(source.chunk_samples[chunk])])
+            for number in range(int(source.chunk_samples[chunk])):
+                ordinal = first + number
+                name = source.name(ordinal) if source.whole_objects else SampleName()
+                key, fields = opener.open(held[bounds[number] : bounds[number + 1]], name)
+                own = {field.name: field for field in fields}
+                for column, wanted in zip(columns, names, strict=True):
+                    column.append(
+                        (ordinal if key is None else key)
+                        if wanted == KEY and KEY not in own
+                        else _value(own, wanted, decoder, ordinal)
+                    )
+        return columns
+
+    def _narrow(self, names: Sequence[str]) -> Manifest:
+        """The manifest of the columns alone, of a format that has columns."""
+        fields = sorted({field for name in names if (field := self._field_of(name))})
+        if self._manifest.format != _CHEAP or not fields or KEY in names:
+            return self._manifest
+        options = msgspec.json.encode({"columns": fields})
+        asked = msgspec.structs.replace(self._request, format=_CHEAP, format_options=options, manifest="", build=True)
+        found = Manifest.open(self._client.manifest(asked))
+        # The objects may have changed since the manifest was made.
+        same = (found.samples, found.objects, found.total_bytes)
+        return (
+            found
+            if same == (self._manifest.samples, self._manifest.objects, self._manifest.total_bytes)
+            else self._manifest
+        )
+
+    def _field_of(self, name: str) -> str:
+        """The field that has a column, or of which it is a part; "" for none."""
+        names = {field.name for field in self._manifest.facts.fields}
+        while name and name not in names:
+            name = name.rpartition(".")[0]
+        return name
+
+    def _known(self) -> list[str]:
+        """Names of the columns that need no index."""
+        given = [] if self._joined is None else [field.name for field in self._table(self._joined).head.fields]
+        return list(dict.fromkeys([*given, *self._files.names, *_cheap_fields(self._manifest)]))
+
+    def _table(self, joined: JoinRules) -> AnnotationTable:
+        return AnnotationTable.open(joined.table)
+
+    def _of_annotations(self, name: str) -> ColumnValues | None:
+        """A field of the annotations, by the keys of the samples; None: there is no such field."""
+        if self._joined is None:
+            return None
+        table = self._table(self._joined)
+        names = [field.name for field in table.head.fields]
+        if name not in names:
+            return None
+        rows = key_rows(self._manifest, self._joined)
+        if rows is None:
+            raise ConfigError(
+                f"where= names {name!r} of the annotations, which are joined when samples are read: the keys are in "
+                "the samples. Conditions on annotations are for datasets of files",
+                field="where",
+            )
+        opener, decoder = TableOpener(table.head.fields), SampleDecoder()
+        values: list[object] = []
+        for row in rows.tolist():
+            own = {} if row < 0 else {f.name: f for f in opener.open(memoryview(table.row(row)), SampleName())[1]}
+            values.append(_value(own, name, decoder, row) if own else None)
+        return column_of(name, values)
+
+
+def _cheap_fields(manifest: Manifest) -> list[str]:
+    """The fields that are read without an index."""
+    return [field.name for field in manifest.facts.fields] if manifest.format == _CHEAP else []
+
+
+def _value(fields: dict[str, Field], wanted: str, decoder: SampleDecoder, ordinal: int) -> object:
+    """The value of a column in the fields of a sample; None: it has none."""
+    name, parts = wanted, list[str]()
+    while name not in fields and "." in name:
+        name, _, part = name.rpartition(".")
+        parts.insert(0, part)
+    if name not in fields:
+        raise ConfigError(
+            f"column {wanted!r}: sample {ordinal} has no such field; it has {', '.join(fields) or 'none'}",
+            field="where",
+        )
+    try:
+        value = decoder("", [fields[name]])[name]
+    except DecodeError as error:
+        raise ConfigError(f"column {wanted!r} of sample {ordinal}: {error.message}", field="where") from error
+    for part in parts:
+        value = value.get(part) if isinstance(value, dict) else None
+    if isinstance(value, np.ndarray) and value.size == 1:
+        return value.item()
+    if value is None or isinstance(value, str | bool | int | float | np.generic):
+        return value
+    raise ConfigError(
+        f"column {wanted!r}: sample {ordinal} has a {type(value).__name__}, which is neither a number nor a text",
+        field="where",
+    )

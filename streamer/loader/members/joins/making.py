@@ -1,0 +1,268 @@
+"""Joins a dataset to a second one: the options, the keys of both sides, and the table of rows, made at the first use.
+
+keys of the right side --> table of keys (sorted, kept) --+
+                                                          +--> rows of each sample --> chunks that are used
+keys of the left side, in its order ----------------------+
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple, Self, get_args
+
+import msgspec
+import numpy as np
+
+from streamer.batches import checks
+from streamer.batches.samples.joins import How, JoinRecipe, OpenedJoin
+from streamer.errors import ConfigError, ManifestError
+from streamer.formats.registry import find_format
+from streamer.loader.members.joins.keys import KeyReader
+from streamer.loader.members.joins.tables import keep, keep_keys, table_path
+from streamer.loader.members.selections import Choice
+from streamer.loader.options.dataset_options import DatasetOptions
+from streamer.manifest.joined import (
+    FIRST_NAME,
+    RIGHT_NAME,
+    ROW_NAME,
+    JoinHead,
+    JoinTable,
+    Matched,
+    match,
+    write_uses,
+)
+from streamer.manifest.keys import HEAD_NAME, KeyTable, map_numbers, read_keys, write_keys
+from streamer.manifest.packing import LEAST_CHUNK_BYTES, TOO_MANY_CHUNKS
+from streamer.manifest.staging import one_at_a_time, settle, workplace
+from streamer.manifest.table import Manifest
+
+logger = logging.getLogger(__name__)
+
+MissingRows = Literal["error", "drop", "null"]
+# Formats whose index is read again in little time: footers say where row groups, pages and batches are.
+_CUT = ("parquet", "arrow")
+
+
+class JoinArguments(NamedTuple):
+    """The arguments of `StreamingDataset.join`, as they are given."""
+
+    on: str | tuple[str, str]
+    columns: Sequence[str] | Mapping[str, str] | None
+    missing: MissingRows
+    how: How
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """The options of a join; see `StreamingDataset.join`.
+
+    Attributes:
+        other, choices: the right side, and its selections.
+        on: the key in the left side, and in the right one.
+        columns: name in the right side, and in the samples; None: all.
+        after: number of selections of the left side that come before it.
+    """
+
+    other: DatasetOptions
+    choices: tuple[Choice, ...]
+    on: tuple[str, str]
+    columns: tuple[tuple[str, str], ...] | None
+    missing: MissingRows
+    how: How
+    after: int
+
+    @property
+    def name(self) -> str:
+        """The right side, for messages."""
+        return self.other.place
+
+    @classmethod
+    def of(
+        cls, left: DatasetOptions, right: tuple[DatasetOptions, tuple[Choice, ...]], given: JoinArguments, after: int
+    ) -> Self:
+        """Checks the arguments of `StreamingDataset.join`.
+
+        Raises:
+            ConfigError: an invalid argument, or datasets that cannot be joined.
+        """
+        checks.one_of("missing", given.missing, get_args(MissingRows))
+        checks.one_of("how", given.how, get_args(How))
+        _check_sides(left, right[0])
+        return cls(
+            # One engine fetches both sides.
+            other=replace(right[0], engine=left.engine, cache_dir=left.cache_dir, cache_bytes=left.cache_bytes),
+            choices=right[1],
+            on=_pair(given.on),
+            columns=_columns(given.columns),
+            missing=given.missing,
+            how=given.how,
+            after=after,
+        )
+
+
+def _pair(on: object) -> tuple[str, str]:
+    """The key in either side."""
+    pair = (on, on) if isinstance(on, str) else on
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(each, str) and each for each in pair)):
+        raise ConfigError(f"on={on!r}: give the name of a field, or a pair: in this dataset, in the other", field="on")
+    return str(pair[0]), str(pair[1])
+
+
+def _columns(columns: object) -> tuple[tuple[str, str], ...] | None:
+    """The fields of the right side, with the names that samples get."""
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise ConfigError(f"columns={columns!r}: give a sequence of names, or new names by name", field="columns")
+    pairs = list(columns.items()) if isinstance(columns, Mapping) else [(name, name) for name in columns]
+    names = [name for pair in pairs for name in pair]
+    if not pairs or not all(isinstance(name, str) for name in names) or len({to for _, to in pairs}) < len(pairs):
+        raise ConfigError(f"columns={columns!r}: names must be texts, at least one, each once", field="columns")
+    return tuple(pairs)
+
+
+def _check_sides(left: DatasetOptions, right: DatasetOptions) -> None:
+    """Refuses what cannot be joined."""
+    if left.growing is not None or left.packing is not None or left.order.peers != "off":
+        raise ConfigError(
+            'join() of a dataset with growing=, packing= or Order(peers="auto"): leave it out, or join before with '
+            "streamer.pack",
+            field="join",
+        )
+    given = [name for name in ("transform", "growing", "packing", "annotations") if getattr(right, name) is not None]
+    if given:
+        raise ConfigError(
+            f"join() with a dataset that has {given[0]}=: give it to the dataset that is joined, whose samples have "
+            "the fields of both",
+            field="join",
+        )
+
+
+class JoinMaker:
+    """Finds or makes the table of rows of one join.
+
+    Args:
+        join: the options.
+        left, right: the keys of both sides.
+    """
+
+    def __init__(self, join: Join, left: KeyReader, right: KeyReader) -> None:
+        self._join, self._left, self._right = join, left, right
+        self._arranges = left.root != left.spare and not right.manifest.recoded
+
+    def open(self) -> OpenedJoin:
+        """Opens the join, which is made if it is not there.
+
+        Raises:
+            ManifestError: a sample lacks a row, or has several, where it must not; or keys that cannot be compared.
+            ConfigError: the names of the fields are needed and not known.
+        """
+        left, right = self._left, self._right
+        path = table_path("join", left, right, arranged=self._arranges)
+        with one_at_a_time(left.spare / f"{path.name}.lock"):
+            # An arranged manifest is removed when it was not used for long.
+            if path.is_dir() and not self._part(JoinTable.open(path).head).is_dir():
+                shutil.rmtree(path)
+            if not path.is_dir():
+                self._make(path)
+            table = JoinTable.open(path)
+        self._check(table)
+        self._check_names()
+        recipe = JoinRecipe(
+            table=path,
+            part=self._part(table.head),
+            name=self._join.name,
+            columns=self._join.columns,
+            key=self._join.on[1],
+            how=self._join.how,
+            decode=self._join.other.decode.rule,
+            allow_pickle=self._join.other.decode.allow_pickle,
+        )
+        return recipe.open()
+
+    def _part(self, head: JoinHead) -> Path:
+        return self._left.manifest.path.parent / head.part
+
+    def _make(self, path: Path) -> None:
+        left, right = self._left, self._right
+        table = KeyTable.open(keep_keys(right))
+        listed = keep("listed-keys", left, lambda place: write_keys((keys for _, keys in left.batches()), place))
+        with workplace(left.root) as place:
+            with left.named():
+                matched = match(read_keys(listed, left.manifest.samples), table, place)
+            self._write(place, matched)
+            settle(place, path, check=JoinTable.open)
+
+    def _write(self, place: Path, matched: Matched) -> None:
+        """Writes the rest of a table whose samples are matched."""
+        left, right = self._left.manifest, self._right.manifest
+        first = map_numbers(place / FIRST_NAME, left.samples + 1, "<i8").view(np.int64)
+        rows = map_numbers(place / RIGHT_NAME, matched.rows, "<i8").view(np.int64)
+        part = right
+        if self._arranges and matched.rows:
+            # Only here: processes that find the table do not need what writes manifests.
+            from streamer.indexing.arrange import arrange
+
+            indexer = find_format(right.format, right.content.options)
+            folder, rows = arrange(left, right, (first, rows), indexer, left.path.parent)
+            part = Manifest.open(folder)
+            (place / ROW_NAME).write_bytes(rows.astype("<i8").tobytes())
+        uses = write_uses(left, part, first, rows, place)
+        head = JoinHead(left.digest, right.digest, part.digest, left.samples, left.chunks, uses, matched)
+        (place / HEAD_NAME).write_bytes(msgspec.json.encode(head))
+
+    # ------------------------------------------------------------ what must be as the user says
+
+    def _check(self, table: JoinTable) -> None:
+        found = table.head.matched
+        left, right, samples = self._join.on[0], self._join.on[1], self._left.manifest.samples
+        if found.several and self._join.how == "one":
+            raise ManifestError(
+                f"{found.several:,} of {samples:,} samples have more than one row of {self._join.name}, up to "
+                f"{int(np.diff(table.first).max()):,}, the first is "
+                f"{self._left.key_text(found.first_several)}; how='many' makes lists of them",
+                samples=found.several,
+            )
+        if not found.missing:
+            return
+        without = (
+            f"{found.missing:,} of {samples:,} samples have no row of {self._join.name} ({found.keyless:,} of them no "
+            f"key {left!r}), the first is {self._left.key_text(found.first_missing)}"
+        )
+        if not found.rows or self._join.missing == "error":
+            raise ManifestError(
+                f"{without}; keys {right!r} of the right side are like {self._right.key_text(0)}. missing='null' gives "
+                "such samples None, missing='drop' leaves them out, on= names other keys",
+                samples=found.missing,
+            )
+        logger.info("%s", without)
+
+    def _check_names(self) -> None:
+        """A sample without a row gets None for each field, for which their names must be known."""
+        join, right = self._join, self._right.manifest
+        if join.columns is None and not right.facts.fields and (join.how == "many" or join.missing == "null"):
+            raise ConfigError(
+                f"the samples of {join.name} name their own fields (format {right.format!r}): with how='many' and "
+                "missing='null' columns= says which of them samples get",
+                field="columns",
+            )
+
+
+def finer_chunks(left: Manifest, right: Manifest) -> int:
+    """Bytes of chunks in which a right side is to be cut, where its own have more rows than those of the left side.
+
+    Such a chunk is used by many of the left side, at times that the shuffle of these decides: unless it stays in the
+    cache, it is fetched as often. Plain formats are arranged instead; others have blocks that cannot be cut.
+
+    Returns:
+        A power of 2; 0: as they are.
+    """
+    if right.format not in _CUT or right.samples * left.chunks <= left.samples * right.chunks:
+        return 0
+    stored = int(right.column("chunks", "fetch_bytes").sum())
+    found = 1 << (max(LEAST_CHUNK_BYTES, stored // TOO_MANY_CHUNKS) - 1).bit_length()
+    return found if found < right.chunk_bytes else 0

@@ -1,0 +1,96 @@
+"""Tables that are made of the keys of a dataset, in the folder of manifests: where they are, and how a key is found.
+
+    <manifest>.<hash>.keys            its keys, sorted
+    <manifest>.<hash>.listed-keys     its keys, in its order
+    <left>-<right>.<hash>.join        the rows of each sample
+
+A table is removed after a manifest that its name begins with (`engine.manifest_store`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from contextlib import closing
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ConfigError
+from streamer.loader.members.joins.keys import KeyReader
+from streamer.loader.members.single_reads import KEY
+from streamer.manifest.keys import KeyTable, Kind, build_keys
+from streamer.manifest.staging import settle, workplace
+
+logger = logging.getLogger(__name__)
+
+# Raised when other files are written for the same manifests.
+_REVISION = 3
+_NUMBER = re.compile("-?[0-9]{1,100}")
+
+
+def table_path(what: str, *sides: KeyReader, arranged: bool = False) -> Path:
+    """The folder of what is made of one side or of both."""
+    content = [_REVISION, arranged, *(each for side in sides for each in side.identity)]
+    digest = blake2b(msgspec.json.encode(content), digest_size=8).hexdigest()
+    return sides[0].root / f"{'-'.join(side.manifest.digest for side in sides)}.{digest}.{what}"
+
+
+def keep(what: str, side: KeyReader, write: Callable[[Path], object]) -> Path:
+    """Returns the folder of a table of one side, which is written if it is not there.
+
+    Raises:
+        ManifestError: keys that are neither texts nor whole numbers, or it cannot be written.
+    """
+    path = table_path(what, side)
+    if not path.is_dir():
+        logger.info("reads the keys of %s", ", ".join(side.manifest.urls[:4]))
+        with workplace(side.root) as place, side.named():
+            write(place)
+            settle(place, path, check=Path.stat)
+    return path
+
+
+def keep_keys(side: KeyReader) -> Path:
+    """Returns the folder of the sorted keys of one side; see `keep`."""
+    return keep("keys", side, lambda place: build_keys(side.batches(), place))
+
+
+def find_key(side: KeyReader, key: str, *, reads: bool = True) -> int:
+    """The manifest ordinal of the first sample with a key, by the table of keys where there is one.
+
+    Args:
+        side: the keys; samples outside its selection do not count.
+        key: its "__key__"; of samples without one their number.
+        reads: whether the data are read where keys are nowhere else.
+
+    Raises:
+        KeyError: there is none.
+        ConfigError: the data would have to be read.
+    """
+    if (path := table_path("keys", side.unselected)).is_dir():
+        table = KeyTable.open(path)
+        rows = table.rows_of(_of_kind(key, table.head.kind))
+        chosen = rows if side.selection is None else rows[np.isin(rows, side.selection.ordinals)]
+        if len(chosen):
+            return int(chosen[0])
+    elif side.reads_data and not reads:
+        raise ConfigError(
+            f"find({key!r:.100}): the keys of these samples are in the samples: `streamer index "
+            f"{' '.join(side.manifest.urls[:1])} --columns {KEY}` reads them once; get(key) reads until it finds one",
+            field="key",
+        )
+    else:
+        with closing(side.batches()) as batches:
+            for first, keys in batches:
+                if len(found := keys.places_of(_of_kind(key, keys.kind))):
+                    return first + int(found[0])
+    raise KeyError(f"no sample has the key {key!r}")
+
+
+def _of_kind(key: str, kind: Kind) -> str | int:
+    """A key of digits among numbers is one."""
+    return int(key) if kind == "number" and _NUMBER.fullmatch(key) else key

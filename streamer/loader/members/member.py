@@ -1,0 +1,446 @@
+"""Opens one dataset: engine, manifest, annotations, selection. The first use does the I/O."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+import numpy as np
+from torch.utils.data import get_worker_info
+
+from streamer.annotations.join import JoinRules, annotations_of, pass_over, table_digest
+from streamer.annotations.options import Annotations
+from streamer.annotations.table import AnnotationTable
+from streamer.batches.samples.maker import SampleMaker, SampleRules
+from streamer.batches.samples.opened import MemberRecipe, OpenedDataset
+from streamer.batches.waiting import Announcer, watched
+from streamer.client.engine_client import EngineClient
+from streamer.client.launcher import log_of
+from streamer.client.manifest_asks import ManifestAsk
+from streamer.config import Environment, RankConfig
+from streamer.decode.dispatch import SampleDecoder
+from streamer.decode.transforms import as_transform
+from streamer.errors import ConfigError, StreamerError
+from streamer.loader.agreement.agreement import ParentRank, agree, detect, gather_for
+from streamer.loader.agreement.epoch_cell import EpochCell
+from streamer.loader.members.connections import EngineConnections
+from streamer.loader.members.joins.joining import add_joined, both_digests, find_table, kept
+from streamer.loader.members.selections import Choice, Names, choose, new_fields
+from streamer.loader.members.single_reads import KEY, StreamedBytes
+from streamer.loader.options.arguments import Index
+from streamer.loader.options.dataset_options import DatasetOptions
+from streamer.manifest.made import remove_orphans
+from streamer.manifest.reader_lock import open_held
+from streamer.manifest.table import Manifest
+from streamer.media.decode.codecs import codecs_of
+from streamer.order.spec import shuffle_mode
+
+if TYPE_CHECKING:
+    from streamer.batches.samples.joins import OpenedJoin
+    from streamer.loader.members.column_reader import Columns
+    from streamer.loader.members.joins.keys import KeyReader
+    from streamer.loader.members.joins.making import Join
+    from streamer.manifest.condition import ColumnValues
+    from streamer.manifest.selection import Selection
+
+logger = logging.getLogger(__name__)
+# Options, choices, job, joins, manifests of their right sides, and the fields with which the job has begun.
+MemberSettings: TypeAlias = "tuple[DatasetOptions, tuple[Choice, ...], str, tuple[Join, ...], Names, Names]"
+
+
+class Member:
+    """One process's view of a dataset. Used by one thread; after a fork the child connects again by itself.
+
+    Args:
+        options: the user's.
+        choices: selections, in order.
+        job: name of the job if the environment has none.
+        shared: the state shared by all processes of the dataset.
+        joins: the datasets that its samples are joined to.
+        parent: the rank of the process that has sent it to this one.
+
+    Attributes:
+        connections: to the engine; members of a mix may share them.
+        rights: the right side of each join.
+    """
+
+    def __init__(
+        self,
+        options: DatasetOptions,
+        choices: tuple[Choice, ...],
+        job: str,
+        shared: EpochCell,
+        joins: tuple[Join, ...] = (),
+        *,
+        parent: ParentRank | None = None,
+    ) -> None:
+        self.options = options
+        self.parent = parent
+        self.choices = choices
+        self.job = job
+        self.shared = shared
+        self.joins = joins
+        self.rights = [Member(join.other, join.choices, job, EpochCell()) for join in joins]
+        # Not a method: the connections are kept by open sessions, and must not keep this object.
+        self.connections = EngineConnections(lambda: EngineClient(options.client_settings(Environment.read(), job)))
+        self._found: Manifest | None = None
+        self._opened: OpenedDataset | None = None
+        self._began: Names = ()  # fields of the first manifest, which the samples of a job keep
+        self._announcer = Announcer(0)
+
+    def __repr__(self) -> str:
+        return f"Member({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
+
+    def part(self, choice: Choice | None, options: DatasetOptions, joins: tuple[Join, ...] = ()) -> Member:
+        """A part of this dataset, which shares what is known of it; None: all of it. `joins` come after its own."""
+        choices = self.choices if choice is None else (*self.choices, choice)
+        known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
+        return Member(options, choices, self.job, known, (*self.joins, *joins)).knowing(self._known_rights())
+
+    def settings(self) -> MemberSettings:
+        """What makes the same member in another process; see `of_settings`."""
+        return self.options, self.choices, self.job, self.joins, self._known_rights(), self._began
+
+    @classmethod
+    def of_settings(cls, settings: MemberSettings, shared: EpochCell, parent: ParentRank) -> Self:
+        """Makes the member of another process again."""
+        options, choices, job, joins, known, began = settings
+        member = cls(options, choices, job, shared, joins, parent=parent)
+        member._began = began
+        return member.knowing(known)
+
+    def knowing(self, manifests: Sequence[str]) -> Self:
+        """Takes over which manifests of the right sides are in use; returns itself."""
+        for right, digest in zip(self.rights, manifests, strict=False):
+            right.shared.replace(digest, "")
+        return self
+
+    def _known_rights(self) -> tuple[str, ...]:
+        return tuple(right.shared.manifest for right in self.rights)
+
+    def rank_config(self) -> RankConfig:
+        """Rank and world size of this process."""
+        return detect(self.options.rank, self.options.world_size, parent=self.parent)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest."""
+        return self.opened.manifest
+
+    @property
+    def samples(self) -> int:
+        """Number of selected samples."""
+        return self.opened.samples
+
+    @property
+    def opened(self) -> OpenedDataset:
+        """The manifest and the selected samples; the first use does the I/O."""
+        if self._opened is None:
+            if (manifest := self._found) is None:
+                with watched(logger, self.waited_for):
+                    manifest = self.settled() or self.found(self._listed())
+            self._began = self._began or tuple(spec.name for spec in manifest.facts.fields)
+            if added := ", ".join(sorted(new_fields(manifest, self._began))):
+                logger.warning("%s has new fields (%s), left out until the job begins anew", self.options.place, added)
+            joined = self._join(manifest)
+            place = self._spare
+            if place.is_dir():
+                remove_orphans(place, {path.name for path in manifest.path.parent.iterdir()})
+            decode = self.options.decode
+            decoder = SampleDecoder(decode.rule, allow_pickle=decode.allow_pickle)
+            decoder.check(manifest.facts.fields, codecs_of(manifest))
+            joins = [self._open_join(number, manifest) for number in range(len(self.joins))]
+            columns = partial(self._get_columns, manifest, joined, joins)
+            own = kept(manifest, joined)
+            choices = add_joined(
+                [*own, *self.choices],
+                [(len(own) + join.after, join, opened) for join, opened in zip(self.joins, joins, strict=True)],
+                lambda some: choose(manifest, some, place, columns),
+            )
+            opened = OpenedDataset(manifest, choose(manifest, choices, place, columns), joined, joins)
+            if (packing := self.options.packing) is not None:
+                opened.pack(packing, place, shuffle=shuffle_mode(self.options.shuffle) != "none")
+            self._opened = opened.measured(self.options.balance)
+        return self._opened
+
+    @property
+    def user_code(self) -> tuple[object, ...]:
+        """Transforms and decoders: they run in workers."""
+        return self.options.transform, self.options.decode.rule
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether objects are listed again before each epoch."""
+        return self.options.manifest.on_change == "refresh"
+
+    def refresh(self) -> bool:
+        """Lists the objects again; collective. True: they have changed, and the new manifest is used from now on.
+
+        All ranks change together. If they found different listings (objects are being written), all of them keep the
+        current manifest until the next call.
+
+        Raises:
+            StreamerError: of the first rank whose listing failed, on every rank.
+            ConfigError: the dataset is growing.
+        """
+        if self.options.growing is not None:
+            raise ConfigError(
+                "a growing dataset cannot change: the uses of its samples would not be level", field="growing"
+            )
+        digest, failure = "", None
+        try:
+            # A rank that has not opened the manifest takes part too: another one may have opened it for len().
+            with watched(logger, self.waited_for):
+                digest = self._digests() if self._opened is None else self._current()
+        except StreamerError as error:
+            failure = error
+        digest = self._common(digest, failure)
+        if digest in ("", self._digests()):
+            return False
+        own, *rights = digest.split(" ")
+        manifest, _, annotations = own.partition("+")
+        self.shared.replace(manifest, annotations)
+        self.knowing(rights)
+        for member in (self, *self.rights):
+            member._opened = member._found = None
+        # Opened by the next epoch: what does not fit any more, as the costs of rows, is then an error of all ranks.
+        logger.info("%s changed: the next epoch has what is there now", self.options.place)
+        return True
+
+    def _common(self, digest: str, failure: StreamerError | None) -> str:
+        """The digest that all ranks have found; "" if they differ."""
+        gather = gather_for(self.rank_config())
+        if gather is None:
+            if failure is not None:
+                raise failure
+            return digest
+        agree(gather, {}, failure)
+        found = set(gather(digest))
+        if len(found) > 1:
+            logger.warning("the ranks found %d different listings; this epoch keeps the last manifest", len(found))
+            return ""
+        return digest
+
+    def look(self, epoch: int, index: int, rules: SampleRules | None = None) -> object:
+        """Makes sample number `index` of the selection, from the cache or the store; negative: from the end.
+
+        Raises:
+            IndexError: no such sample.
+        """
+        if not -self.samples <= index < self.samples:
+            raise IndexError(f"sample {index} of {self.samples}")
+        index %= self.samples
+        chosen = self.opened.to_manifest(np.array([index], np.int64))
+        with self._streamed() as content, ExitStack() as held:
+            joins = [
+                join.reader(held.enter_context(right.streamed(join.manifest)))
+                for join, right in zip(self.opened.joins, self.rights, strict=True)
+            ]
+            maker = SampleMaker(self.manifest, content, rules or self.rules(), lambda _: index, joins)
+            return maker.make(maker.places(chosen, runs=(epoch,))[0])
+
+    def find(self, key: str, *, reads: bool = True) -> int:
+        """The number in the selection of the first sample of that key.
+
+        Args:
+            key: its "__key__".
+            reads: whether the data are read where the keys are nowhere else.
+
+        Raises:
+            KeyError: there is none.
+            ConfigError: the data would have to be read.
+        """
+        from streamer.loader.members.joins.tables import find_key
+
+        keys = self.key_reader(self.manifest, self.opened.selection, KEY)
+        return self.opened.number(find_key(keys, key, reads=reads))
+
+    def close(self) -> None:
+        """Closes the connections: readers get a ClosedError. The next use connects again. Idempotent."""
+        self.connections.close()
+        for right in self.rights:
+            right.close()
+
+    def found(self, folder: Path) -> Manifest:
+        """Opens the manifest that the engine has answered with; if another process was faster, its result counts."""
+        self._found = open_held(folder.parent / self.shared.settle_manifest(folder.name))
+        return self._found
+
+    def _digests(self) -> str:
+        """Returns the digests of the manifest and the annotations in use, and of the manifests of the right sides."""
+        own = both_digests(self.manifest.digest, table_digest(self.opened.joined))
+        return " ".join([own, *(right.manifest.digest for right in self.rights)])
+
+    def _current(self) -> str:
+        """Returns the digests of the manifest and the annotations that are there now."""
+        path = self._listed()
+        given = annotations_of(Manifest.open(path), self.options.annotations, self.options.urls)
+        table = None if given is None else self._table(given)
+        own = both_digests(path.name, None if table is None else table.name)
+        return " ".join([own, *(right._listed().name for right in self.rights)])
+
+    def _join(self, manifest: Manifest) -> JoinRules | None:
+        """Returns the rules by which annotations are joined to samples."""
+        given = annotations_of(manifest, self.options.annotations, self.options.urls)
+        if given is None:
+            return None
+        folder = manifest.path.parent / self.shared.annotations
+        if not self.shared.annotations or not folder.is_dir():
+            with watched(logger, self.waited_for):
+                if (table := self._table(given)) is None:
+                    return None
+            folder = table.with_name(self.shared.settle_annotations(table.name))
+        return JoinRules.of(folder, given, manifest)
+
+    def _table(self, annotations: Annotations) -> Path | None:
+        """The folder of the current table; None: a file beside the samples does not name them."""
+        try:
+            with self.connections.for_requests() as connection:
+                return find_table(connection, annotations, self._announcer)
+        except ConfigError as error:
+            pass_over(error, self.options.annotations, annotations)
+            return None
+
+    @contextmanager
+    def _columns(self, manifest: Manifest, joined: JoinRules | None) -> Iterator[Columns]:
+        """Columns of the samples, for conditions."""
+        # Only here: a dataset without conditions does not load it.
+        from streamer.loader.members.column_reader import Columns
+
+        request, spare = self.options.manifest_request(self.rank_config()), self._spare
+        with self.connections.for_requests() as connection, watched(logger, lambda: "columns to be read"):
+            yield Columns(manifest, joined, spare, connection, request)
+
+    def _find_columns(self, names: Sequence[str]) -> list[ColumnValues | None]:
+        with self._columns(self.manifest, None) as columns:
+            return columns.find(names)
+
+    def _get_columns(
+        self, manifest: Manifest, joined: JoinRules | None, joins: Sequence[OpenedJoin], names: Sequence[str]
+    ) -> list[ColumnValues]:
+        finds = [right._find_columns for right in self.rights]
+        with self._columns(manifest, joined) as columns:
+            return columns.get(names, list(zip(joins, finds, strict=True)))
+
+    def annotation_classes(self) -> list[str]:
+        """Names of the labels of the annotations."""
+        joined = self.opened.joined
+        return [] if joined is None else list(AnnotationTable.open(joined.table).head.classes)
+
+    def _listed(self) -> Path:
+        """The folder of the current manifest."""
+        with self.connections.for_requests() as connection:
+            return connection.manifest(*self.ask(Environment.read()))
+
+    def ask(self, environment: Environment) -> ManifestAsk:
+        """The request for the manifest."""
+        rank_config = detect(self.options.rank, self.options.world_size, environment, self.parent)
+        self._announcer = Announcer(rank_config.rank)
+        return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
+
+    def waited_for(self) -> str:
+        """Returns a text about what the opening waits for; any thread. "": another process logs it."""
+        options, rank, worker = self.options, self.rank_config(), get_worker_info()
+        if rank.rank % max(1, rank.world_size // rank.nodes) or (worker is not None and worker.id):
+            return ""
+        if not self.connections.connected:
+            settings = options.client_settings(Environment.read(), self.job)
+            # The client says itself that an external engine does not answer.
+            return "" if settings.external else f"the engine of {settings.cache_dir} to start; log {log_of(settings)}"
+        return (
+            f"the engine to list and index {options.place}{self._announcer.so_far}; an index that would take "
+            f"longer than Index(limit_seconds={options.manifest.limit_seconds:g}) is refused"
+        )
+
+    def settled(self) -> Manifest | None:
+        """The manifest that another process of this dataset has found; None: there is none, or its folder is gone."""
+        if not self.shared.manifest:
+            return None
+        with self.connections.for_requests() as connection:
+            path = connection.roots()[0] / "manifests" / self.shared.manifest
+        self._found = open_held(path) if path.is_dir() else None
+        return self._found
+
+    def rules(self, name: str = "", source_key: str | None = None) -> SampleRules:
+        """The rules of making samples.
+
+        Args:
+            name: in a mix.
+            source_key: the field of a sample with that name; None: not added.
+        """
+        options = self.options
+        return SampleRules(
+            decode=options.decode.rule,
+            transform=as_transform(options.transform),
+            allow_pickle=options.decode.allow_pickle,
+            seed=options.seed,
+            member=name,
+            source_key=source_key,
+            joined=self.opened.joined,
+            leave_out=new_fields(self.opened.manifest, self._began),
+        )
+
+    def recipe(self, rules: SampleRules) -> MemberRecipe:
+        """All that a worker process needs to make samples by these rules."""
+        data = self.opened
+        rows = None if data.rows is None else data.rows.recipe
+        return MemberRecipe(
+            manifest_path=data.manifest.path,
+            selection=data.selection_file,
+            rules=rules,
+            rows=rows,
+            balance=self.options.balance,
+            joins=tuple(join.recipe for join in data.joins),
+        )
+
+    def encoded_options(self, environment: Environment) -> bytes:
+        """The storage options, for the engine."""
+        return self.options.client_settings(environment, self.job).encoded_options()
+
+    @contextmanager
+    def streamed(self, manifest: Manifest) -> Iterator[StreamedBytes]:
+        """Reads the bytes of a manifest with the credentials of this dataset."""
+        with self.connections.for_requests() as connection:
+            yield StreamedBytes(connection, manifest)
+
+    @property
+    def _spare(self) -> Path:
+        """The folder of tables where that of the manifests is read-only for this process."""
+        with self.connections.for_requests() as connection:
+            return connection.spare
+
+    def _streamed(self) -> AbstractContextManager[StreamedBytes]:
+        return self.streamed(self.manifest)
+
+    # ------------------------------------------------------------ joins
+
+    def _open_join(self, number: int, manifest: Manifest) -> OpenedJoin:
+        """Opens a join; the first process makes its table."""
+        # Only here: a dataset without joins does not load it.
+        from streamer.loader.members.joins.making import JoinMaker, finer_chunks
+
+        join, right = self.joins[number], self.rights[number]
+        if right.options.manifest.url_text is None and (chunk_bytes := finer_chunks(manifest, right.manifest)):
+            right.options = replace(right.options, chunk_bytes=chunk_bytes)
+            right.shared.replace("", "")
+            right._opened = right._found = None
+        left = self.key_reader(manifest, None, join.on[0])
+        return JoinMaker(join, left, right.key_reader(right.manifest, right.opened.selection, join.on[1])).open()
+
+    def key_reader(self, manifest: Manifest, selection: Selection | None, on: str) -> KeyReader:
+        """What reads the keys of this dataset; of Parquet only the column that has them."""
+        from streamer.loader.members.joins.keys import KeyReader, column_of
+
+        read_from = manifest
+        if (column := column_of(manifest, on)) is not None:
+            from streamer.tables.parquet.format import Parquet
+
+            narrow = replace(self.options, format=Parquet(columns=(column,)), manifest=Index(), chunk_bytes=0)
+            with closing(Member(narrow, (), self.job, EpochCell())) as keys:
+                read_from = keys.manifest if keys.manifest.samples == manifest.samples else manifest
+        return KeyReader(read_from, self.connections, on, spare=self._spare, whole=manifest, selection=selection)

@@ -1,0 +1,142 @@
+"""Selections of selections: each condition applies to the result of the one before it."""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from streamer.base.unique import unique
+from streamer.batches import checks
+from streamer.errors import ConfigError
+from streamer.manifest.condition import ColumnsOf, Condition
+from streamer.manifest.selection import Selection, Where, check_fraction
+from streamer.manifest.table import Manifest
+
+Names: TypeAlias = tuple[str, ...]
+logger = logging.getLogger(__name__)
+
+Ordinals = npt.NDArray[np.int64]
+Indices = Sequence[int] | slice | Ordinals | npt.NDArray[np.bool_]
+# Indices refer to the previous selection, all other conditions to the sample.
+Choice = tuple[Indices | None, Where]
+
+
+def choice(
+    indices: Indices | None,
+    *,
+    keys: str | Sequence[str] | None,
+    labels: str | int | Sequence[str | int] | None,
+    sizes: tuple[int | None, int | None],
+    fraction: tuple[float, float] | None,
+    seed: int,
+    where: str | None = None,
+) -> Choice | None:
+    """The conditions of one selection, checked as far as they can be without the manifest; None: there are none.
+
+    Raises:
+        ConfigError: a value of another type.
+    """
+    for name, size in zip(("min_bytes", "max_bytes"), sizes, strict=True):
+        if size is not None:
+            checks.at_least(name, size, 0)
+    found = Where(
+        keys=_texts("keys", [keys] if isinstance(keys, str) else keys),
+        labels=[labels] if isinstance(labels, str | int) else labels,
+        sizes=None if sizes == (None, None) else sizes,
+        fraction=None if fraction is None else check_fraction(fraction),
+        seed=checks.at_least("seed", seed, 0),
+        condition=None if where is None else Condition(where).text,
+    )
+    if indices is None and found == Where(seed=found.seed):
+        return None
+    return _numbers(indices), found
+
+
+def choose(
+    manifest: Manifest, choices: Sequence[Choice], spare: Path | None = None, columns: ColumnsOf | None = None
+) -> Selection | None:
+    """Applies selections one after the other; None if there are none.
+
+    Args:
+        manifest: of the dataset.
+        choices: in order.
+        spare: the folder of selections if the cache folder is read-only for this process.
+        columns: returns columns of the manifest, for conditions on them.
+
+    Raises:
+        ConfigError: an invalid condition, or no sample is left.
+        ManifestError: the selection can be written neither next to the manifest nor to `spare`.
+    """
+    selection: Selection | None = None
+    for indices, where in choices:
+        candidates = None if selection is None else selection.ordinals
+        if indices is not None:
+            candidates = pick(np.arange(manifest.samples) if candidates is None else candidates, indices)
+        selection = Selection.create(manifest, msgspec.structs.replace(where, indices=candidates), spare, columns)
+    return selection
+
+
+def pick(ordinals: Ordinals, indices: Indices) -> Ordinals:
+    """The `ordinals` at `indices`; negative ones count from the end, as in a list.
+
+    Raises:
+        ConfigError: an index out of range, or a wrong number of bools.
+    """
+    if isinstance(indices, slice):
+        return ordinals[indices]
+    wanted = np.asarray(_numbers(indices))
+    if wanted.dtype == np.bool_ and wanted.shape != ordinals.shape:
+        raise ConfigError(f"indices has {wanted.size} bools for {ordinals.size} samples", field="indices")
+    if wanted.dtype != np.bool_:
+        wanted = _checked(wanted.astype(np.int64), ordinals.size)
+    picked: Ordinals = ordinals[wanted]
+    if repeated := picked.size - unique(picked).size:
+        logger.warning(
+            "select(indices=...) names %d samples, of which %d are repeats and are dropped: each comes once in an "
+            "epoch; MixedDataset takes some more often",
+            picked.size,
+            repeated,
+        )
+    return picked
+
+
+def _numbers(indices: Indices | None) -> Indices | None:
+    """The indices as an array, unless they are a slice."""
+    if indices is None or isinstance(indices, slice):
+        return indices
+    found = np.asarray(indices)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iub"):
+        text = reprlib.repr(indices)
+        raise ConfigError(
+            f"indices={text}: give a slice, a sequence of whole numbers, or one of bools", field="indices"
+        )
+    return found if found.size else found.astype(np.int64)
+
+
+def _texts(name: str, given: object) -> Sequence[str] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Iterable) or not all(isinstance(text, str) for text in given):
+        raise ConfigError(f"{name}={given!r} is neither a text nor a sequence of texts", field=name)
+    return list(given)
+
+
+def _checked(wanted: Ordinals, samples: int) -> Ordinals:
+    if wanted.size and not -samples <= wanted.min() <= wanted.max() < samples:
+        raise ConfigError(
+            f"indices go from {wanted.min()} to {wanted.max()}; there are {samples} samples", field="indices"
+        )
+    return wanted
+
+
+def new_fields(manifest: Manifest, began: Collection[str]) -> frozenset[str]:
+    """Returns the fields of a manifest that are not among those with which a job has begun; empty if these are none."""
+    names = frozenset(spec.name for spec in manifest.facts.fields)
+    return names.difference(began) if began else frozenset()

@@ -1,0 +1,85 @@
+"""Reads single samples for inspection: without a session, through the engine, from cache or store."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.samples.maker import SampleLocation
+from streamer.client.engine_client import EngineClient
+from streamer.manifest.table import Manifest
+
+logger = logging.getLogger(__name__)
+
+KEY = "__key__"
+
+# More than one looks at.
+_MANY_READS = 64
+# The engine answers a request with at most this many bytes.
+_PIECE_BYTES = 64 << 20
+
+
+class SlowReads:
+    """Warns once if samples are read one by one as if for training. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._reads = 0
+        self._seconds = 0.0
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Counts one read; of the workers of a stock DataLoader, the first one warns."""
+        started = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
+        self._reads += 1
+        data = sys.modules.get("torch.utils.data")
+        worker = None if data is None else data.get_worker_info()
+        if self._reads == _MANY_READS and (worker is None or worker.id == 0):
+            logger.warning(
+                "%d samples were read one by one, %.0f per second: dataset[i] is for inspection, and bypasses the "
+                "cache's plan. torch's random_split, Subset and samplers read so. For a part of a dataset use "
+                "dataset.select(indices=...) or dataset.select(fraction=(0, 0.9)), and iterate over it",
+                self._reads,
+                self._reads / self._seconds,
+            )
+
+
+class StreamedBytes:
+    """Requests the bytes of a sample from the engine: from the cache, else by a ranged read of the store."""
+
+    def __init__(self, connection: EngineClient, manifest: Manifest) -> None:
+        self._connection = connection
+        self._dataset = manifest.digest
+        self._manifest = manifest
+
+    def read(self, place: SampleLocation) -> memoryview:
+        """The sample's bytes."""
+        return self.read_chunk(place.chunk, place.start, place.stop)
+
+    def read_each(self, places: Sequence[SampleLocation]) -> list[memoryview]:
+        """The bytes of several samples, one after the other."""
+        return list(map(self.read, places))
+
+    def boundaries(self, chunk: int) -> npt.NDArray[np.int64]:
+        """The boundaries of the samples of a chunk, of a recoded one those of its records: int64, (samples + 1,)."""
+        if not self._manifest.recoded:
+            return self._manifest.sample_offsets(chunk)
+        size = 4 * (int(self._manifest.chunk_samples[chunk]) + 1)
+        answer = self._connection.read(self._dataset, chunk, 0, size, boundaries=True)
+        # Modulo 2**32: the lengths are what counts.
+        return np.concatenate([[0], np.cumsum(np.diff(np.frombuffer(answer, "<u4")), dtype=np.int64)])
+
+    def read_chunk(self, chunk: int, start: int, stop: int) -> memoryview:
+        """The chunk-local bytes [start, stop), requested piece by piece."""
+        pieces = [
+            self._connection.read(self._dataset, chunk, at, min(at + _PIECE_BYTES, stop))
+            for at in range(start, stop, _PIECE_BYTES)
+        ]
+        return memoryview(bytearray(b"".join(pieces)))

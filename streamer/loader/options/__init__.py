@@ -1,0 +1,1 @@
+"""The arguments of datasets, mixes and loaders, and their checks."""

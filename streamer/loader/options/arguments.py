@@ -1,0 +1,159 @@
+"""Arguments of datasets and mixes that belong together: Order, Index and Skip."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, TypeVar, get_args
+
+from streamer.batches import checks
+from streamer.batches.skipping import OnError, SkipRules
+from streamer.errors import ConfigError
+from streamer.order.plan import LastBatch
+from streamer.order.spec import Cut
+
+OnChange = Literal["raise", "refresh"]
+OnDamage = Literal["raise", "skip"]
+Peers = Literal["off", "auto"]
+Url = str | os.PathLike[str]
+G = TypeVar("G")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What fixes the order besides `shuffle` and `seed`, and which rank reads what. Rarely needed.
+
+        StreamingDataset(url, order=Order(last_batch="drop"))
+
+    Args:
+        lanes: number of streams that an epoch is dealt into; a batch takes equally many samples from each. None: chosen
+            from the numbers of chunks and of samples in a batch.
+        shuffle_window: chunks that are open together over all nodes; None: chosen likewise.
+        cut: what decides which chunks share a lane, and so which node reads and keeps them: "fixed", the seed;
+            "by_key", the keys of the chunks, so that runs with other seeds find in each node's cache what the last run
+            left there; "redrawn", the seed and the epoch. None: "fixed", or that of the state that is loaded. Not for a
+            mix.
+        last_batch: what becomes of the last batch if samples are missing: "fill" it with repeats, which `repeated`
+            marks; leave it "short", on one rank only; "drop" it. None: "short" on one rank, "fill" on several, which
+            make the same number of steps.
+        peers: "auto": the caches of all nodes act as one (docs/scale-out.md). Their engines find each other through
+            torch.distributed, and each rank reads what its node holds. For `StreamingDataLoader`; best with
+            cut="by_key". Not for a mix.
+        stream: a name that tells two datasets of one job apart when only their batches differ; loaders of one dataset
+            need none.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    lanes: int | None = None
+    shuffle_window: int | None = None
+    cut: Cut | None = None
+    last_batch: LastBatch | None = None
+    peers: Peers = "off"
+    stream: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("lanes", "shuffle_window"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, checks.at_least(name, value, 1))
+        checks.one_of("cut", self.cut, (None, *get_args(Cut)))
+        checks.one_of("last_batch", self.last_batch, (None, *get_args(LastBatch)))
+        checks.one_of("peers", self.peers, get_args(Peers))
+        if not isinstance(self.stream, str):
+            raise ConfigError(f"stream={self.stream!r} is not a text", field="stream")
+
+    @property
+    def free_parts(self) -> frozenset[str]:
+        """The parts of the order that are chosen automatically."""
+        given = {"lanes": self.lanes, "window": self.shuffle_window, "cut": self.cut}
+        return frozenset(part for part, value in given.items() if value is None)
+
+
+@dataclass(frozen=True)
+class Index:
+    """Where the manifest of a dataset is, and how the objects are listed and indexed at first use.
+
+        StreamingDataset(url, manifest=Index(on_error="skip"))
+
+    Args:
+        url: url or path of a built manifest (`streamer index`); None: found or built at first use.
+        limit_seconds: a manifest that would take longer is not built at first use.
+        on_error: "raise", or "skip": damaged containers are left out; a warning names them.
+        on_change: "raise": the dataset is fixed at first use, and an object that changes later is an
+            ObjectChangedError. "refresh": the objects are listed again before each epoch, see
+            `StreamingDataset.refresh`; within an epoch a changed object is still an error.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    url: Url | None = None
+    _: KW_ONLY
+    limit_seconds: float = 600.0
+    on_error: OnDamage = "raise"
+    on_change: OnChange = "raise"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", checks.path("manifest", self.url))
+        checks.seconds("limit_seconds", self.limit_seconds)
+        checks.one_of("on_error", self.on_error, get_args(OnDamage))
+        checks.one_of("on_change", self.on_change, get_args(OnChange))
+
+    @property
+    def url_text(self) -> str | None:
+        """The url or path as a text, or None."""
+        return None if self.url is None else os.fspath(self.url)
+
+    @classmethod
+    def of(cls, given: Url | Index | None) -> Index:
+        """The argument as the user gives it.
+
+        Raises:
+            ConfigError: neither a url nor an Index.
+        """
+        return given if isinstance(given, Index) else cls(given)
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Replaces samples that cannot be decoded or transformed by another one of the batch, marked as a repeat.
+
+    `on_error="skip"` is `on_error=Skip()`.
+
+    Args:
+        budget: samples that may be skipped before all ranks raise, over all epochs and ranks; per process under a plain
+            DataLoader.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    budget: int = 100
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "budget", checks.at_least("budget", self.budget, 0))
+
+
+def skip_rules(on_error: OnError | Skip) -> SkipRules:
+    """The rules that `on_error=` stands for.
+
+    Raises:
+        ConfigError: neither "raise" nor "skip" nor a Skip.
+    """
+    if isinstance(on_error, Skip):
+        return SkipRules("skip", on_error.budget)
+    return SkipRules(checks.one_of("on_error", on_error, get_args(OnError)))
+
+
+def given_or_default(name: str, value: object, kind: type[G]) -> G:
+    """Returns the value, or the defaults of `kind` for None.
+
+    Raises:
+        ConfigError: something else.
+    """
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name}={value!r} is not a streamer.{kind.__name__}", field=name)
+    return value

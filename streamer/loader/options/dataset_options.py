@@ -1,0 +1,277 @@
+"""The options of a stream and of a dataset, checked when it is constructed, used at the first I/O."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from streamer.annotations.options import Annotations
+from streamer.base.absolute import absolute as from_root
+from streamer.batches import checks
+from streamer.batches.rows.options import Balance, Buckets, Packing
+from streamer.batches.samples.maker import Transform
+from streamer.batches.skipping import OnError, SkipRules
+from streamer.client.settings import ClientSettings
+from streamer.config import Environment, RankConfig, parse_bytes
+from streamer.decode.rule import Decode
+from streamer.errors import ConfigError
+from streamer.formats import AUTO
+from streamer.formats.base import Format
+from streamer.formats.folder import Folder
+from streamer.formats.registry import find_format
+from streamer.loader.options.arguments import Index, Order, Skip, skip_rules
+from streamer.order.growing import Growing
+from streamer.order.spec import shuffle_mode
+from streamer.wire.messages import GetManifest
+
+# Urls that a message names.
+_NAMED = 4
+
+# "s3:/bucket"; a folder of such a name is "./s3:".
+_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|file):/", re.IGNORECASE)
+
+_LEAST = {
+    "batch_size": 1,
+    "seed": 0,
+    "rank": 0,
+    "world_size": 1,
+}
+# shuffle="sample" needs one chunk per sample; the builder makes no smaller chunks than this.
+_LEAST_CHUNK_BYTES = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """The arguments that `StreamingDataset` and `MixedDataset` have in common, which document them."""
+
+    seed: int = 17
+    batch_size: int | None = None
+    order: Order = field(default_factory=Order)
+    rank: int | None = None
+    world_size: int | None = None
+    on_error: OnError | Skip = "raise"
+
+    def __post_init__(self) -> None:
+        skip_rules(self.on_error)
+        for name, least in _LEAST.items():
+            self._set_at_least(name, least)
+
+    def _set_at_least(self, name: str, least: int) -> None:
+        """Checks a whole number, and keeps it as Python's own."""
+        if getattr(self, name) is not None:
+            object.__setattr__(self, name, checks.at_least(name, getattr(self, name), least))
+
+    @property
+    def skip_rules(self) -> SkipRules:
+        """The rules for samples that cannot be made."""
+        return skip_rules(self.on_error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(StreamOptions):
+    """The arguments of `StreamingDataset`, which documents them.
+
+    Attributes:
+        chunk_bytes: of the chunks of a right side of a join; 0: as the index chooses.
+    """
+
+    urls: tuple[str, ...]
+    manifest: Index = field(default_factory=Index)
+    format: str | Format = "auto"
+    cache_dir: str | None = None
+    cache_bytes: str | int = "auto"
+    storage_options: Mapping[str, object] = field(default_factory=dict, repr=False)
+    shuffle: bool | str = True
+    decode: Decode = field(default_factory=Decode)
+    transform: Transform | None = None
+    engine: str | None = None
+    growing: Growing | None = None
+    annotations: Annotations | None = None
+    packing: Packing | Buckets | None = None
+    balance: Balance | None = None
+    chunk_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        _check_urls(self.urls)
+        shuffle_mode(self.shuffle)
+        self._check_format()
+        super().__post_init__()
+        checks.function("transform", self.transform)
+        self._check_manifest()
+        self.limit_bytes()
+        self._check_growing()
+        self._check_packing()
+
+    def _check_format(self) -> None:
+        given: object = self.format
+        if not isinstance(given, str | Format):
+            raise ConfigError(
+                f"format={given!r}: give a name, or a format with options as streamer.formats has them", field="format"
+            )
+        if isinstance(given, str) and given != AUTO:
+            find_format(given)
+
+    @property
+    def format_name(self) -> str:
+        """Name of the format, or "auto"."""
+        return self.format if isinstance(self.format, str) else self.format.name
+
+    def _check_manifest(self) -> None:
+        # A manifest that does not exist is built there: its files would be samples of the next listing.
+        path = self.manifest.url_text
+        for url in self.urls if path is not None else ():
+            manifest, data = absolute(path or "").rstrip("/"), absolute(url).rstrip("/")
+            if manifest == data or manifest.startswith(data + "/"):
+                raise ConfigError(
+                    f"manifest={path!r} is inside the dataset {url!r}; a manifest that is built there would "
+                    "become part of the data: name another folder",
+                    field="manifest",
+                )
+
+    @property
+    def place(self) -> str:
+        """The urls, for messages: the first ones of many."""
+        named = ", ".join(self.urls[:_NAMED])
+        return named if len(self.urls) <= _NAMED else f"{named} and {len(self.urls) - _NAMED} more"
+
+    def _check_packing(self) -> None:
+        if self.balance is not None and not isinstance(self.balance, Balance):
+            raise ConfigError(f"balance={self.balance!r} is not a streamer.Balance", field="balance")
+        if self.balance is not None and shuffle_mode(self.shuffle) == "none":
+            raise ConfigError("balance= with shuffle=False: it changes the order; leave one out", field="balance")
+        if self.balance is not None and self.balance.lengths is not None and self.packing is not None:
+            raise ConfigError(
+                "Balance(lengths=...) with packing=: the lengths of packed documents are those of its cost=; leave "
+                "lengths out",
+                field="lengths",
+            )
+        if self.balance is not None and self.growing is not None:
+            raise ConfigError(
+                "balance= with growing=: it changes places with samples that have not arrived; leave one out",
+                field="balance",
+            )
+        if self.packing is None:
+            return
+        if shuffle_mode(self.shuffle) == "sample":
+            raise ConfigError(
+                'packing= with shuffle="sample": a row has the documents of several chunks, which are fetched whole; '
+                'leave shuffle out ("block")',
+                field="packing",
+            )
+
+    def _check_growing(self) -> None:
+        if self.growing is None:
+            return
+        if not isinstance(self.growing, Growing):
+            raise ConfigError(f"growing={self.growing!r} is not a streamer.Growing", field="growing")
+        if self.manifest.on_change == "refresh":
+            raise ConfigError(
+                'growing= with Index(on_change="refresh"): the uses of a changed dataset cannot be level; begin a new '
+                "run",
+                field="growing",
+            )
+        if shuffle_mode(self.shuffle) == "none":
+            raise ConfigError("growing= with shuffle=False: samples are admitted in random order", field="growing")
+        if self.order.cut is not None:
+            raise ConfigError(
+                f"growing= with Order(cut={self.order.cut!r}): its lanes follow from the seed", field="cut"
+            )
+        if self.order.peers != "off":
+            raise ConfigError(
+                f"growing= with Order(peers={self.order.peers!r}): run the engines as services with [peers] members",
+                field="peers",
+            )
+
+    def limit_bytes(self) -> int | None:
+        """The cache's limit; None: the engine chooses.
+
+        Raises:
+            ConfigError: not a size.
+        """
+        return None if self.cache_bytes == "auto" else parse_bytes(self.cache_bytes, "cache_bytes")
+
+    def client_settings(self, environment: Environment, job: str) -> ClientSettings:
+        """The settings of the client; `job` is used if the environment names none."""
+        settings = ClientSettings.from_environment(environment)
+        return replace(
+            settings,
+            cache_dir=settings.cache_dir if self.cache_dir is None else Path(os.path.abspath(self.cache_dir)),
+            engine=settings.engine if self.engine is None else self.engine,
+            cache_bytes=self.limit_bytes(),
+            storage_options=dict(self.storage_options),
+            job=settings.job or job,
+        )
+
+    def manifest_request(self, rank_config: RankConfig) -> GetManifest:
+        """The request for the manifest. Only the first node builds it; the others wait for it to appear."""
+        # As under "auto", an index then finds the file of annotations beside the files, too.
+        folder = self.format if isinstance(self.format, Folder) else Folder()
+        chosen = folder.extensions
+        return GetManifest(
+            request=0,
+            urls=[absolute(url) for url in self.urls],
+            format=self.format_name if chosen is None and folder.classes is None else AUTO,
+            format_options=b"{}" if isinstance(self.format, str) else msgspec.json.encode(self.format.options),
+            manifest="" if self.manifest.url_text is None else absolute(self.manifest.url_text),
+            build=rank_config.node == 0,
+            chunk_bytes=_LEAST_CHUNK_BYTES if shuffle_mode(self.shuffle) == "sample" else self.chunk_bytes,
+            limit_seconds=self.manifest.limit_seconds,
+            extensions=None if chosen is None else sorted(chosen),
+            skip_damaged=self.manifest.on_error == "skip",
+            in_key_order=shuffle_mode(self.shuffle) == "none",
+        )
+
+
+class FixedArguments:
+    """Refuses to set attributes of a dataset where that would have no effect."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in DatasetOptions.__dataclass_fields__ or name == "url":
+            advice = "dataset.select(transform=...) returns a dataset with another one"
+            raise AttributeError(
+                f"{name} of a StreamingDataset is fixed when it is constructed: "
+                f"{advice if name == 'transform' else 'construct another dataset'}"
+            )
+        # A class that is made from it may have attributes of its own.
+        if type(self).__module__.startswith("streamer.") and not name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r} that can be set")
+        super().__setattr__(name, value)
+
+
+def as_urls(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """One url or several, as texts.
+
+    Raises:
+        ConfigError: something else.
+    """
+    several = [given] if isinstance(given, str | os.PathLike) else given
+    try:
+        return tuple(os.fspath(url) for url in several)
+    except TypeError as error:
+        raise ConfigError(f"url={given!r} is not a url, path or sequence of them", field="url") from error
+
+
+def absolute(url: str) -> str:
+    """A local path from the root on (the engine runs in another folder); other urls with their scheme in lower case.
+
+    Raises:
+        ConfigError: a scheme with one slash, which would be a local path.
+    """
+    if "://" not in url and (slip := _ONE_SLASH.match(url)):
+        raise ConfigError(
+            f"{url!r} is not a url: write {slip[1].lower()}://{url[slip.end() :]} as text (pathlib.Path drops a slash)",
+            field="url",
+        )
+    return from_root(os.path.expanduser(url))
+
+
+def _check_urls(urls: tuple[str, ...]) -> None:
+    if not urls or not all(urls):
+        raise ConfigError(f"url={list(urls)!r}: give a prefix, or a list of them", field="url")
+    for url in urls:
+        absolute(url)

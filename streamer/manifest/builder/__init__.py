@@ -1,1 +1,0 @@
-"""Builds manifests: lists, indexes, packs, publishes."""

@@ -1,0 +1,1 @@
+"""Video and audio: containers, windows and clips, and their decoding."""

@@ -1,0 +1,91 @@
+"""Windows out of long recordings: WAV and RF64, FLAC, MP3, Opus, Vorbis, tracks of m4a, mp4 and mov."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import Annotated, Literal
+
+import msgspec
+
+from streamer.formats.base import Facts, Field, FieldSpec, Format, SampleName
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
+from streamer.media.audio.flac import PROBE_BYTES
+from streamer.media.audio.index import HEAD_BYTES, cut_blocks, read_recording
+from streamer.media.audio.recode import AudioRecoder
+from streamer.media.audio.sounds import AUDIO, START, split_record
+from streamer.media.audio.windows import Windows
+
+_RATE = Struct("<i")
+_FIELDS = (FieldSpec("audio", AUDIO), FieldSpec("sample_rate", "<i4"), FieldSpec("start_seconds", START))
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+
+
+class Audio(Format, frozen=True, forbid_unknown_fields=True):
+    """Recordings: a sample is a window of them, exact to the audio sample.
+
+        StreamingDataset(url, format=Audio(seconds=10.0))
+
+    Its fields are "audio", float32 [channels, n] from -1 to 1, "sample_rate" and "start_seconds". Rate and channels are
+    those of the file. The key is the path with the window: "a.wav#t=10,20".
+
+    Attributes:
+        seconds: length of a window.
+        seconds_between_starts: from the beginning of a window to that of the next; None: one after the other.
+        start: "grid": at these beginnings. "random": anywhere from one to the next, drawn anew in each epoch.
+        policy: "drop" leaves out what is shorter than a window, the end of a recording or all of it; "pad" fills such
+            a window with zeros.
+        stream_index: number of the track in mp4, m4a and mov; None: the first one with sound.
+    """
+
+    name = "audio"
+    endings = (".wav", ".flac", ".mp3", ".opus", ".ogg", ".m4a", ".m4b", ".mp4", ".m4v", ".mov")
+    seconds: _Seconds = 10.0
+    seconds_between_starts: _Seconds | None = None
+    start: Literal["grid", "random"] = "grid"
+    policy: Literal["drop", "pad"] = "drop"
+    stream_index: int | None = None
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Takes all recordings, whose heads the index reads."""
+        yield from ()
+        return Survey([Source(record) for record in accepted], Facts(_FIELDS), sum(map(_most_read, accepted)))
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the windows of a recording."""
+        recording = yield from read_recording(source, self.stream_index)
+        rate = recording.sound.rate
+        length, step = (max(1, round(rate * seconds)) for seconds in (self.seconds, self._step_seconds))
+        windows = Windows.of(recording.total, length, step, pad=self.policy == "pad", random=self.start == "random")
+        if not windows.count:
+            yield Short(
+                recording.total / rate, f"seconds, windows have {self.seconds:g}", "policy='pad' fills them with zeros"
+            )
+        yield from cut_blocks(source, recording, windows)
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
+        """Returns a window and where it is."""
+        head, _ = split_record(content)
+        begin, end = (f"{head.seconds(sample):.6f}".rstrip("0").rstrip(".") for sample in (head.start, head.stop))
+        return f"{head.path}#t={begin},{end}", [
+            Field("audio", content, AUDIO),
+            Field("sample_rate", memoryview(_RATE.pack(head.sound.rate)), "<i4"),
+            Field("start_seconds", content, START),
+        ]
+
+    def recoder(self, facts: Facts) -> AudioRecoder:
+        """Cuts windows."""
+        return AudioRecoder()
+
+    @property
+    def _step_seconds(self) -> float:
+        return self.seconds if self.seconds_between_starts is None else self.seconds_between_starts
+
+
+def _most_read(record: ObjectRecord) -> int:
+    """The bytes that the index reads, with chunks of 8 MiB and no pictures in the head of the file."""
+    name = record.url.lower()
+    if name.endswith((".mp3", ".wav")):
+        return HEAD_BYTES + (record.size if name.endswith(".mp3") else min(record.size, HEAD_BYTES))
+    return HEAD_BYTES + 4 * min(record.size, PROBE_BYTES) + record.size // 100

@@ -1,0 +1,122 @@
+"""Finds the windows of an object: what kind of file it is, and the blocks of its windows. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from streamer.formats.base import Answer, Block
+from streamer.formats.failures import check_filled, refused
+from streamer.formats.reading import Range, Reading, read_range
+from streamer.manifest.protocols import Source
+from streamer.media.audio import flac, mp3, ogg
+from streamer.media.audio.frames import PackedFrames
+from streamer.media.audio.recordings import Recording
+from streamer.media.audio.sounds import Head, encode_head
+from streamer.media.audio.tracks import read_track
+from streamer.media.audio.wav import is_wav, read_wav
+from streamer.media.audio.windows import Windows, shared_parts
+from streamer.media.containers.entries import Codec
+from streamer.media.containers.movie import is_movie
+
+HEAD_BYTES = 4096
+# Their hint has less than 64 KiB: at most 2 bytes for each packet of sound alone, 5 where others are between them.
+_MOST_PACKETS, _MOST_BETWEEN_OTHERS = 24_576, 10_240
+
+
+class BlockNote(msgspec.Struct, frozen=True, array_like=True):
+    """The hint of a block.
+
+    Attributes:
+        path: of the object below the dataset's url.
+        sound: how it is encoded.
+        windows: of the block.
+        ranges: of the object's bytes.
+        first: number of the sample with which the first range begins.
+        frames: the packets, unless the recoder finds them in the bytes.
+        played_at: when sample 0 is played, seconds.
+    """
+
+    path: str
+    sound: Codec
+    windows: Windows
+    ranges: tuple[Range, ...]
+    first: int
+    frames: PackedFrames | None = None
+    played_at: float = 0.0
+
+    @classmethod
+    def of(cls, path: str, recording: Recording, windows: Windows, ranges: tuple[Range, ...]) -> BlockNote:
+        """Describes windows of a recording."""
+        first, frames = recording.sample_at(ranges[0][0]), recording.packets_in(ranges)
+        return cls(path, recording.sound, windows, ranges, first, frames, recording.played_at)
+
+    @property
+    def fetch_bytes(self) -> int:
+        """Bytes of the block."""
+        return sum(stop - start for start, stop in self.ranges)
+
+
+def read_recording(source: Source, stream_index: int | None = None) -> Reading[Recording]:
+    """Tells by its first bytes what a file is, and reads what says where its samples are; raises ManifestError.
+
+    Args:
+        source: the object.
+        stream_index: number of the track in files that have tracks; None: the first one with sound.
+    """
+    record = source.record
+    check_filled(record)
+    head = yield from read_range(0, min(record.size, HEAD_BYTES), record)
+    if is_wav(head):
+        return (yield from read_wav(record, head))
+    start, tagged = 0, head
+    # Of taggers that put a tag of MP3 before FLAC.
+    if 0 < (tag := mp3.tag_bytes(bytes(head[:10]))) < record.size:
+        start = tag
+        whole = start + 4 <= len(head)
+        tagged = head[start:] if whole else (yield from read_range(start, min(record.size, start + HEAD_BYTES), record))
+    if bytes(tagged[:4]) == flac.MAGIC:
+        return (yield from flac.read_flac(record, tagged, start, source.chunk_bytes))
+    if bytes(head[:4]) == ogg.MAGIC:
+        return (yield from ogg.read_ogg(record, source.chunk_bytes))
+    if is_movie(head):
+        return (yield from read_track(record, head, stream_index))
+    if mp3.is_mp3(head):
+        return (yield from mp3.read_mp3(record))
+    what = f"begins with {bytes(head[:4])!r}, which is none of the files that windows are cut out of"
+    raise refused(record, what, of_one=True)
+
+
+def cut_blocks(source: Source, recording: Recording, windows: Windows) -> Generator[Block, Answer, None]:
+    """Yields the windows whose bytes begin in one stretch of `chunk_bytes` as one block."""
+    if not windows.count:
+        return
+    if windows.count > source.record.size:
+        what = f"has {recording.total} samples in its bytes, {windows.count} windows"
+        raise refused(source.record, what, of_one=True)
+    lower, upper = recording.bounds(windows.starts, windows.stops)
+    packets = recording.packets_before(lower)
+    most = _MOST_BETWEEN_OTHERS if recording.is_interleaved else _MOST_PACKETS
+    stretch = (lower - lower[0]) // source.chunk_bytes + (packets - packets[0]) // most
+    cuts = [0, *(np.flatnonzero(np.diff(stretch)) + 1).tolist(), windows.count]
+    for first, stop in pairwise(cuts):
+        ranges = _ranges(lower[first:stop].tolist(), upper[first:stop].tolist(), recording.near_bytes)
+        begin, end, _ = shared_parts(lower[first:stop], upper[first:stop])
+        note = BlockNote.of(source.key, recording, windows.part(first, stop), ranges)
+        longest = Head(source.key, recording.sound, *[1 << 62] * 5)
+        planned = (stop - first) * len(encode_head(longest)) + int((end - begin).sum())
+        yield Block(ranges, stop - first, planned, msgspec.msgpack.encode(note), parts=len(begin), part_ranges=1)
+
+
+def _ranges(lower: list[int], upper: list[int], near_bytes: int) -> tuple[Range, ...]:
+    """Joins the bytes of windows that overlap, or have less than `near_bytes` between them."""
+    joined: list[Range] = []
+    for start, stop in zip(lower, upper, strict=True):
+        if joined and start - joined[-1][1] < near_bytes:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        else:
+            joined.append((start, stop))
+    return tuple(joined)

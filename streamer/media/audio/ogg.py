@@ -1,0 +1,288 @@
+"""Opus and Vorbis in Ogg: pages say which samples end in them, so that the beginnings of chunks are enough. No I/O.
+
+Source: RFC 3533 (pages), RFC 7845 (Opus in Ogg), RFC 6716, section 3.1 (the lengths of packets); Vorbis I specification
+(Xiph.org), sections 4.2 (heads), 4.3.1 (windows of packets) and A.2 (granule positions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from struct import Struct
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from streamer.formats.failures import DamagedError, damaged, errors_of, refused
+from streamer.formats.reading import Reading, read_range, read_ranges
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Need
+from streamer.media.audio.flac import PROBE_BYTES
+from streamer.media.audio.frames import Frames
+from streamer.media.audio.recordings import Edge, Edged
+from streamer.media.audio.sounds import Integers
+from streamer.media.containers.entries import Codec
+
+MAGIC = b"OggS"
+_VORBIS = b"\1vorbis"
+# Of a mode, and of the number of modes.
+_MODE_BITS, _COUNT_BITS, _MOST_MODES = 41, 6, 64
+_RATE = 48_000
+_HEAD_BYTES, _GRANULE = 27, Struct("<qI")
+# What is read of a file until there is sound: comments may have pictures.
+_STARTS = (PROBE_BYTES, 1 << 20, 16 << 20)
+# With the 80 ms of RFC 7845 27 of 42 windows are equal to those of a decoder that began at the start, with a second all
+# (2026-11-24).
+LEAD = _RATE
+# Samples of each part of a packet, by its configuration.
+_SAMPLES = np.array([480, 960, 1920, 2880] * 3 + [480, 960] * 2 + [120, 240, 480, 960] * 4)
+# Bytes of a second of a stream of two channels, at most (RFC 6716, 2.1.1), and a page, which is read as a whole.
+_MOST_PER_SECOND, _LONGEST_PAGE = 64_000, 65_307
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page: its place, and what its head says.
+
+    Attributes:
+        byte: where it begins.
+        body: where its packets begin.
+        granule: the sample behind the last packet that ends in it, pre-skip included; -1: none ends.
+        serial: of its stream.
+        goes_on: whether it begins with the rest of a packet.
+        lacing: lengths of the pieces of its packets; one of 255 goes on in the next piece.
+    """
+
+    byte: int
+    body: int
+    granule: int
+    serial: int
+    goes_on: bool
+    lacing: bytes
+
+    @property
+    def stop(self) -> int:
+        """Where it ends."""
+        return self.body + sum(self.lacing)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its last packet goes on in the next page."""
+        return self.lacing.endswith(b"\xff")
+
+
+class Ogg(Edged, frozen=True):
+    """A stream of packets, an edge is a page with its first packet."""
+
+    # The last packet may end in the page of the edge.
+    behind: ClassVar[int] = _LONGEST_PAGE
+
+
+class Opus(Ogg, frozen=True):
+    """The extradata is OpusHead without pre-skip."""
+
+    lead: ClassVar[int] = LEAD
+
+    def most_bytes(self, samples: Integers) -> Integers:
+        """With the page in which the last one ends."""
+        return samples * _MOST_PER_SECOND * -(-self.sound.channels // 2) // _RATE + _LONGEST_PAGE
+
+
+class Vorbis(Ogg, frozen=True):
+    """The extradata is its three heads."""
+
+    def most_bytes(self, samples: Integers) -> Integers:
+        """Twice those of CDs: none needs as many."""
+        return samples * 4 * self.sound.channels + _LONGEST_PAGE
+
+
+def read_ogg(record: ObjectRecord, chunk_bytes: int) -> Reading[Ogg]:
+    """Reads the head of a stream, where its chunks begin and its end; raises ManifestError."""
+    sound, skip, serial, begin, base = yield from _read_start(record)
+    places = list(range(begin + chunk_bytes, record.size - 2 * PROBE_BYTES, chunk_bytes))
+    last = max(begin, record.size - 2 * PROBE_BYTES)
+    needs = [*(Need(place, place + PROBE_BYTES, record) for place in places), Need(last, record.size, record)]
+    *probes, end = yield from read_ranges(needs)
+    edges = {begin: -skip}
+    for place, probe in zip(places, probes, strict=True):
+        found = _first_page(record, probe, serial, sound)
+        if found is None:  # pages are longer than those of most files
+            stop = min(record.size, place + 4 * PROBE_BYTES)
+            found = _first_page(record, (yield from read_range(place, stop, record)), serial, sound)
+        if found is None:
+            raise damaged(record, f"there is no page in {4 * PROBE_BYTES} bytes", place)
+        edges[place + found.byte] = found.sample - base - skip
+    ends = [page.granule for page in _own(record, end, serial) if page.granule > 0]
+    edges[record.size] = total = max(0, max(ends, default=0) - base - skip)
+    if any(one >= other for one, other in pairwise(edges.values())):
+        raise damaged(record, "its pages do not follow each other", begin)
+    kind = Opus if sound.name == "opus" else Vorbis
+    return kind(sound, total, tuple(Edge(*edge) for edge in edges.items()))
+
+
+def skip_of(setup: bytes) -> int:
+    """The samples that OpusHead says are not played."""
+    return int.from_bytes(setup[10:12], "little")
+
+
+def sound_of(setup: bytes) -> Codec:
+    """What the decoder is told so that it skips nothing."""
+    return Codec("opus", setup[:10] + b"\0\0" + setup[12:], rate=_RATE, channels=setup[9])
+
+
+def _read_start(record: ObjectRecord) -> Reading[tuple[Codec, int, int, int, int]]:
+    """Returns the sound, its pre-skip, number of the stream, byte of the first page with sound, its first sample."""
+    for length in _STARTS:
+        head = yield from read_range(0, min(record.size, length), record)
+        pages = list(_pages_of(head))
+        setup = bytes(head[pages[0].body : pages[0].stop]) if pages else b""
+        is_opus = setup[:8] == b"OpusHead" and len(setup) >= 19 and setup[9] > 0
+        if not is_opus and setup[:7] != _VORBIS:
+            what = "is Ogg of neither Opus nor Vorbis; AudioClip decodes whole files"
+            raise refused(record, what, of_one=True)
+        # Pages of the comments, which may have pictures, end at sample 0.
+        if page := next((page for page in pages if page.granule > 0), None):
+            heads = [each for each in pages if each.byte < page.byte]
+            with errors_of(record):
+                sound = sound_of(setup) if is_opus else _vorbis_of(heads, head)
+                skip, first = skip_of(setup) if is_opus else 0, _first_sample(page, head, sound)
+            return sound, skip, pages[0].serial, page.byte, max(0, first)
+    raise damaged(record, f"there is no sound in its first {len(head)} bytes", 0)
+
+
+def _first_page(record: ObjectRecord, content: memoryview, serial: int, sound: Codec) -> Edge | None:
+    """The first page of a run in which a packet ends, and its first sample."""
+    page = next((page for page in _own(record, content, serial) if page.granule > 0), None)
+    return None if page is None else Edge(page.byte, _first_sample(page, content, sound))
+
+
+def _own(record: ObjectRecord, content: memoryview, serial: int) -> Iterator[Page]:
+    for page in _pages_of(content):
+        if page.serial != serial:
+            what = "has several streams, of which none is chosen: store each in a file of its own"
+            raise refused(record, what, of_one=True)
+        yield page
+
+
+def _pages_of(content: memoryview) -> Iterator[Page]:
+    """Yields the whole pages of a run, which may begin anywhere."""
+    raw, at = bytes(content), 0
+    while (at := raw.find(MAGIC, at)) >= 0 and at + _HEAD_BYTES <= len(raw):
+        body = at + _HEAD_BYTES + raw[at + 26]
+        lacing = raw[at + _HEAD_BYTES : body]
+        stop = body + sum(lacing)
+        if raw[at + 4] or stop > len(raw):
+            at += 4
+            continue
+        granule, serial = _GRANULE.unpack_from(raw, at + 6)
+        yield Page(at, body, granule, serial, bool(raw[at + 5] & 1), lacing)
+        at = stop
+
+
+def _first_sample(page: Page, content: memoryview, sound: Codec) -> int:
+    """The first sample of the first packet that begins in a page, in which a packet ends."""
+    return page.granule - int(_packets_of([page], content, 0, sound).firsts[-1])
+
+
+def frames_of(content: memoryview, first: int, sound: Codec) -> Frames:
+    """The packets of a run of pages; the first one that begins in it has the sample `first`; raises DamagedError."""
+    pages = list(_pages_of(content))
+    for page, following in pairwise(pages):
+        if following.byte != page.stop or following.goes_on != page.is_cut:
+            raise DamagedError("its pages do not follow each other", following.byte)
+    return _packets_of(pages, content, first, sound)
+
+
+def _packets_of(pages: Sequence[Page], content: memoryview, first: int, sound: Codec) -> Frames:
+    """The packets that begin and end in pages."""
+    joined, starts, ends = _joined(pages, content)
+    # Of an empty packet there is no byte.
+    padded = np.frombuffer(joined + b"\0\0", np.uint8)
+    begins: Integers = padded[starts].astype(np.int64)
+    if sound.name != "opus":
+        return _vorbis_packets(joined, begins, (starts, ends), first, sound)
+    samples = np.where(ends > starts, _samples(begins, np.where(ends - starts > 1, padded[starts + 1], 0)), 0)
+    firsts = first + np.append(0, np.cumsum(samples))
+    return Frames(starts, ends - starts, firsts, LEAD, memoryview(joined))
+
+
+def _joined(pages: Sequence[Page], content: memoryview) -> tuple[bytes, Integers, Integers]:
+    """The bodies of pages, and where the packets that begin and end in them do so."""
+    joined = b"".join([content[page.body : page.stop] for page in pages])
+    pieces = np.frombuffer(b"".join([page.lacing for page in pages]), np.uint8)
+    ends = np.cumsum(pieces, dtype=np.int64)[pieces < 255]
+    starts = np.append(0, ends[:-1])[: len(ends)]
+    if pages and pages[0].goes_on:
+        starts, ends = starts[1:], ends[1:]
+    return joined, starts, ends
+
+
+def _vorbis_of(pages: Sequence[Page], content: memoryview) -> Codec:
+    """Reads the heads of Vorbis; raises DamagedError."""
+    joined, starts, ends = _joined(pages, content)
+    heads = [joined[start:end] for start, end in zip(starts[:3].tolist(), ends[:3].tolist(), strict=True)]
+    if [each[:7] for each in heads] != [bytes([kind]) + _VORBIS[1:] for kind in (1, 3, 5)] or len(heads[0]) < 30:
+        raise DamagedError("the heads of Vorbis are cut off")
+    # As Matroska has them: the lengths of two, in bytes of which all but the last are 255.
+    lengths = b"".join(b"\xff" * (len(each) // 255) + bytes([len(each) % 255]) for each in heads[:2])
+    sound = Codec(
+        "vorbis",
+        b"\2" + lengths + b"".join(heads),
+        rate=int.from_bytes(heads[0][12:16], "little"),
+        channels=heads[0][11],
+    )
+    if not sound.rate or not sound.channels:
+        raise DamagedError(f"the head of Vorbis says {sound.channels} channels of {sound.rate} Hz")
+    _blocks_of(sound)
+    return sound
+
+
+@lru_cache(maxsize=16)
+def _blocks_of(sound: Codec) -> tuple[int, Integers]:
+    """The mask of the first byte of a packet that has its mode, and the samples in the window of each mode.
+
+    Modes are the last thing in the last head, which is read from its end, where a bit says that it is whole.
+    """
+    setup = sound.extradata
+    first, last = setup.find(_VORBIS), setup.rfind(b"\5" + _VORBIS[1:])
+    if not 0 <= first <= last - 30:
+        raise DamagedError("the heads of Vorbis are cut off")
+    sizes, bits = setup[first + 28], int.from_bytes(setup[last:], "little")
+    both = 1 << (sizes & 15), 1 << (sizes >> 4)
+    end, modes, flags = bits.bit_length() - 1, 0, list[int]()
+    while end > _MODE_BITS * (len(flags) + 1) + _COUNT_BITS and len(flags) < _MOST_MODES:
+        mode = bits >> end - _MODE_BITS * (len(flags) + 1) & (1 << _MODE_BITS) - 1
+        # A flag, two types that are 0, and the number of a mapping.
+        if mode >> 1 & 0xFFFFFFFF or mode >> 33 >= 64:
+            break
+        flags.insert(0, mode & 1)
+        if bits >> end - _MODE_BITS * len(flags) - _COUNT_BITS & (1 << _COUNT_BITS) - 1 == len(flags) - 1:
+            modes = len(flags)
+    if not modes:
+        raise DamagedError("the last head of Vorbis has no modes")
+    mask = (1 << (modes - 1).bit_length()) - 1
+    windows = np.zeros(mask + 1, np.int64)
+    windows[:modes] = [both[flag] for flag in flags[-modes:]]
+    return mask, windows
+
+
+def _vorbis_packets(
+    joined: bytes, begins: Integers, edges: tuple[Integers, Integers], first: int, sound: Codec
+) -> Frames:
+    """Packets of Vorbis: a packet and the next one are decoded for the samples from the middle of its window on."""
+    mask, windows = _blocks_of(sound)
+    starts, ends = edges
+    # Empty packets, and those that are no sound, have no samples.
+    of_sound = (ends > starts) & (begins & 1 == 0)
+    starts, ends = starts[of_sound], ends[of_sound]
+    window = windows[begins[of_sound] >> 1 & mask]
+    counts = np.append((window[:-1] + window[1:]) // 4, 0)[: len(window)]
+    return Frames(starts, ends - starts, first + np.append(0, np.cumsum(counts)), 0, memoryview(joined), behind=1)
+
+
+def _samples(toc: Integers, following: Integers) -> Integers:
+    """Samples of the packets that begin with these two bytes."""
+    code = toc & 3
+    found: Integers = _SAMPLES[toc >> 3] * np.where(code == 3, following & 63, np.where(code == 0, 1, 2))
+    return found

@@ -1,0 +1,113 @@
+"""Makes records of the windows of a block: the part that runs in a recoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from streamer.errors import RecodeError
+from streamer.formats.base import Records
+from streamer.formats.failures import DamagedError
+from streamer.media.audio import flac, ogg
+from streamer.media.audio.frames import Frames, Units
+from streamer.media.audio.index import BlockNote
+from streamer.media.audio.recordings import Recording
+from streamer.media.audio.sounds import PCM, Head, Integers, encode_head
+from streamer.media.audio.wav import width_of
+from streamer.media.audio.windows import Windows, shared_parts
+
+_NOTE = msgspec.msgpack.Decoder(BlockNote)
+
+
+class Numbers:
+    """The samples of a file of numbers."""
+
+    def __init__(self, content: memoryview, note: BlockNote) -> None:
+        self._content, self._width = content, width_of(note.sound)
+        # Of each range: the number of its first sample, and its place in the content.
+        firsts = [note.first + (start - note.ranges[0][0]) // self._width for start, _ in note.ranges]
+        self._firsts, self._samples = np.array(firsts), [(stop - start) // self._width for start, stop in note.ranges]
+        self._places = np.cumsum([0, *(count * self._width for count in self._samples)])
+
+    def between(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
+        """The samples themselves."""
+        return starts, stops
+
+    def first(self, unit: int) -> int:
+        """The sample itself."""
+        return unit
+
+    def piece(self, begin: int, end: int) -> memoryview:
+        """The numbers of samples, which are in one range."""
+        held = int(np.searchsorted(self._firsts, begin, "right")) - 1
+        if held < 0 or end > self._firsts[held] + self._samples[held]:
+            raise DamagedError(f"samples {begin} to {end} are not in its ranges")
+        at = int(self._places[held] + (begin - self._firsts[held]) * self._width)
+        return self._content[at : at + (end - begin) * self._width]
+
+
+# What finds the units of a block without the index, by codec.
+_UNITS: dict[str, Callable[[memoryview, BlockNote], Units]] = {
+    PCM: Numbers,
+    "flac": lambda content, note: flac.frames_of(content, note.sound, note.first),
+    "opus": lambda content, note: ogg.frames_of(content, note.first, note.sound),
+    "vorbis": lambda content, note: ogg.frames_of(content, note.first, note.sound),
+}
+
+
+class AudioRecoder:
+    """Makes records of windows: what they are encoded in is copied, not decoded."""
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Makes the records of the windows of one block."""
+        try:
+            note = _NOTE.decode(hint)
+            if (len(content), samples) != (note.fetch_bytes, note.windows.count):
+                raise DamagedError(f"its hint is of {note.windows.count} windows in {note.fetch_bytes} bytes")
+            return _records(units_of(content, note), note)
+        except (msgspec.MsgspecError, DamagedError, KeyError) as error:
+            raise RecodeError(f"{samples} windows are not in these {len(content)} bytes: {error}") from error
+
+
+def record_of(recording: Recording, content: memoryview, start: int, stop: int, length: int) -> bytes:
+    """Makes the record of a window `[start, stop)`, filled to `length`, out of a whole file; raises DamagedError."""
+    head = Head("", recording.sound, start, start, stop, length, played_at=recording.played_at)
+    if start == stop:
+        return encode_head(head)
+    edges = np.array([start]), np.array([stop])
+    begin, end = (int(place[0]) for place in recording.bounds(*edges))
+    windows = Windows(recording.total, stop - start, 1, start, 1)
+    note = BlockNote.of("", recording, windows, ((begin, end),))
+    units = units_of(content[begin:end], note)
+    lower, upper = (int(place[0]) for place in units.between(*edges))
+    head = msgspec.structs.replace(head, first=units.first(lower))
+    return b"".join([encode_head(head), units.piece(lower, upper)])
+
+
+def units_of(content: memoryview, note: BlockNote) -> Units:
+    """Finds the units of a block; raises DamagedError, or KeyError for a codec that none has."""
+    if note.frames is not None:
+        return Frames.unpacked(content, note.first, note.frames)
+    return _UNITS[note.sound.name](content, note)
+
+
+def _records(units: Units, note: BlockNote) -> Records:
+    windows = note.windows
+    starts, stops = windows.starts, windows.stops
+    lower, upper = units.between(starts, stops)
+    begin, end, ranges = shared_parts(lower, upper)
+    pieces = [units.piece(*edges) for edges in zip(begin.tolist(), end.tolist(), strict=True)]
+    spans = zip(lower.tolist(), starts.tolist(), stops.tolist(), windows.places.tolist(), strict=True)
+    heads = [
+        encode_head(
+            Head(note.path, note.sound, units.first(first), start, stop, windows.length, places, note.played_at)
+        )
+        for first, start, stop, places in spans
+    ]
+    return Records(heads, _lengths(heads), pieces, _lengths(pieces), ranges)
+
+
+def _lengths(parts: Sequence[bytes | memoryview]) -> Integers:
+    return np.fromiter(map(len, parts), np.int64, len(parts))

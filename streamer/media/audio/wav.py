@@ -1,0 +1,121 @@
+"""WAV, RIFX, RF64 and BW64: numbers behind a head, so that the place of every sample is computed. No I/O.
+
+Source: RIFF (Microsoft, 1991), WAVEFORMATEXTENSIBLE, EBU Tech 3306 (RF64), ITU-R BS.2088 (BW64).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from streamer.formats.failures import damaged, refused
+from streamer.formats.reading import Reading, read_range
+from streamer.manifest.model import ObjectRecord
+from streamer.media.audio.recordings import Recording
+from streamer.media.audio.sounds import PCM, Integers
+from streamer.media.containers.entries import Codec
+
+_READ_BYTES = 4096
+_FORMS = {"<": Struct("<HHIIHH"), ">": Struct(">HHIIHH")}
+_FORM_BYTES = _FORMS["<"].size
+# By tag and bytes of a number. One of fewer bits fills the upper ones, as libsndfile and FFmpeg read it, too.
+_DTYPES = {(1, 1): "u1", (1, 2): "i2", (1, 3): "i3", (1, 4): "i4", (3, 4): "f4", (3, 8): "f8"}
+# By the first bytes of the file: the order of bytes of all its numbers.
+_ORDERS = {b"RIFF": "<", b"RF64": "<", b"BW64": "<", b"RIFX": ">"}
+_PLAIN, _EXTENSIBLE = 16, 0xFFFE
+# Writers that cannot seek leave this in place of lengths, and so does RF64. FFmpeg and libsndfile read to the end of
+# the file, too.
+_UNKNOWN = 0xFFFFFFFF
+
+
+class Wav(Recording, frozen=True):
+    """A file of numbers.
+
+    Attributes:
+        start: byte at which the first one begins.
+        width: bytes of a sample of all channels.
+    """
+
+    start: int
+    width: int
+
+    def bounds(self, starts: Integers, stops: Integers) -> tuple[Integers, Integers]:
+        """The bytes of samples."""
+        return self.start + starts * self.width, self.start + stops * self.width
+
+    def sample_at(self, byte: int) -> int:
+        """The number of the sample at a byte."""
+        return (byte - self.start) // self.width
+
+
+def is_wav(head: memoryview) -> bool:
+    """Whether a file begins as these do."""
+    return bytes(head[:4]) in _ORDERS and bytes(head[8:12]) == b"WAVE"
+
+
+def read_wav(record: ObjectRecord, head: memoryview) -> Reading[Wav]:
+    """Walks over the chunks of a file up to its numbers, which begin in the first bytes; raises ManifestError."""
+    order = _ORDERS[bytes(head[:4])]
+    at, long, base = 12, 0, 0
+    form: tuple[Codec, int] | None = None
+    while at + 8 <= record.size:
+        if at + 8 + _FORM_BYTES + 24 > base + len(head):
+            base, head = at, (yield from read_range(at, min(record.size, at + _READ_BYTES), record))
+        chunk = head[at - base :]
+        kind, length = bytes(chunk[:4]), _number(chunk[4:8], order)
+        if kind == b"ds64":
+            long = _number(chunk[16:24], order)
+        elif kind == b"fmt ":
+            form = _form(record, chunk[8 : 8 + length], at, order)
+        elif kind == b"data":
+            if form is None:
+                raise damaged(record, "it has no fmt chunk before its samples", at)
+            sound, width = form
+            # Recorders that were killed leave 0 before their samples. What is of other chunks is none of them.
+            if length == _UNKNOWN or (length == 0 and not (yield from _are_chunks(record, at + 8, order))):
+                length = long or record.size
+            return Wav(sound, min(length, record.size - at - 8) // width, at + 8, width)
+        at += 8 + length + (length & 1)
+    raise damaged(record, "it is cut off before its samples (a data chunk)", min(at, record.size))
+
+
+def _are_chunks(record: ObjectRecord, at: int, order: str) -> Reading[bool]:
+    """Tells whether chunks begin here that fill the rest of the file."""
+    while at + 8 <= record.size:
+        head = yield from read_range(at, at + 8, record)
+        if not bytes(head[:4]).isascii() or not bytes(head[:4]).decode().isprintable():
+            return False
+        length = _number(head[4:8], order)
+        at += 8 + length + (length & 1)
+    return at in {record.size, record.size + 1}
+
+
+def _number(content: memoryview, order: str) -> int:
+    return int.from_bytes(content, "little" if order == "<" else "big")
+
+
+def _form(record: ObjectRecord, content: memoryview, at: int, order: str) -> tuple[Codec, int]:
+    if len(content) < _FORM_BYTES:
+        raise damaged(record, f"its fmt chunk has {len(content)} bytes", at)
+    tag, channels, rate, _, width, bits = _FORMS[order].unpack_from(content)
+    if tag == _EXTENSIBLE and len(content) >= 26:
+        tag = _number(content[24:26], order)
+    of_one = -(-bits // 8)
+    dtype = _DTYPES.get((tag, of_one))
+    if dtype is None:
+        raise refused(
+            record,
+            f"is WAV of tag {tag} with {bits} bits a sample; windows are cut out of PCM of at most 32 bits and "
+            "of floats of 32 and 64, others are decoded as whole files (AudioClip)",
+            at,
+            of_one=True,
+        )
+    if not channels or not rate or width != channels * of_one:
+        raise damaged(record, f"its fmt chunk says {channels} channels, {rate} Hz, {width} bytes a sample", at)
+    # As earlier versions wrote it: of one byte, and three in order of WAV, there is no order.
+    named = dtype if dtype == "u1" or (dtype == "i3" and order == "<") else order + dtype
+    return Codec(PCM, named.encode(), rate=rate, channels=channels), width
+
+
+def width_of(sound: Codec) -> int:
+    """Bytes of a sample of all channels."""
+    return int(chr(sound.extradata[-1])) * sound.channels

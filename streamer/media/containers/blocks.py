@@ -1,0 +1,298 @@
+"""Blocks of clips: which packets are fetched together, the parts of them that clips share, and the recoder's hint."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.manifest.blocks import LONGEST_HINT, Block
+from streamer.media.containers.clips import Pattern, Samples
+from streamer.media.containers.columns import pack_columns, unpack_columns
+from streamer.media.containers.entries import Codec
+from streamer.media.containers.frames import Frames
+from streamer.media.containers.records import SoundHead, heads_bytes, part_bytes
+from streamer.media.containers.tables import Integers, Packets
+
+# Packets nearer to each other are one range: sounds between them, 24 % of the bytes of an hour of film (2026-11-24),
+# cost less than another request.
+_NEAR_BYTES = 64 << 10
+# A clip reads at most as much too much, and parts are not cut where clips end before a quarter of it.
+_PART_BYTES = 64 << 10
+# Their hint has less than 64 KiB: 1.9 bytes a packet (2026-11-24), at most 4.
+_MOST_PACKETS = 12_288
+_MOST_EXTRA_BYTES = 64 << 20
+# Columns of packets and of samples in a hint.
+_PACKET_COLUMNS, _SAMPLE_COLUMNS = 5, 3
+
+
+class Hint(msgspec.Struct, frozen=True, array_like=True):
+    """What the recoder needs besides the bytes.
+
+    Attributes:
+        key: path of the film.
+        codec: its parameters.
+        timescale: ticks of a second.
+        pattern: of clips that are drawn.
+        counts: packets, samples, frames in the rows of all samples, numbers in all draws.
+        columns: of packets: gap before it in the content, size, pts, duration, key; of samples: first packet, behind
+            the last one, frames; packets of frames; draws. Differences, compressed.
+        extra: of each sample, see `Samples`; compressed.
+        sound: of clips that have it, see `formats.video.sound`.
+    """
+
+    key: str
+    codec: Codec
+    timescale: int
+    pattern: Pattern
+    counts: tuple[int, int, int, int]
+    columns: bytes
+    extra: bytes = b""
+    sound: bytes = b""
+
+
+class ClipSound(Protocol):
+    """The sound of the samples of a track."""
+
+    @property
+    def head(self) -> SoundHead:
+        """Of all samples."""
+        ...
+
+    def bytes_of(self, run: slice) -> tuple[Integers, Integers]:
+        """The bytes of the packets of a run of samples: their beginnings and lengths."""
+        ...
+
+    def hint(self, run: slice, ranges: Sequence[tuple[int, int]]) -> tuple[bytes, int, int]:
+        """The hint of a run of samples in these ranges; the parts that they share, and the bytes of these."""
+        ...
+
+
+class Described(msgspec.Struct, frozen=True):
+    """What a track is besides its packets: path of the film, codec parameters, ticks of a second, its clips' sound."""
+
+    key: str
+    codecs: Sequence[Codec]
+    timescale: int
+    sound: ClipSound | None = None
+
+
+class Needed(msgspec.Struct, frozen=True):
+    """The packets that a block has, a row each, and its samples.
+
+    Attributes:
+        start: first byte in the content.
+        size, pts, duration, key: as `Packets` has them.
+        first: first packet of each sample.
+        stop: behind its last one.
+        rows: the packets of the frames of each sample.
+        draws, extra: see `Samples`.
+        behind_gap: of each packet, whether the one before it in the file is not needed, and it is a key.
+    """
+
+    start: Integers
+    size: Integers
+    pts: Integers
+    duration: Integers
+    key: NDArray[np.bool_]
+    first: Integers
+    stop: Integers
+    rows: list[Integers]
+    draws: list[Integers]
+    behind_gap: NDArray[np.bool_]
+    extra: Sequence[bytes] = ()
+
+    def parts(self) -> Integers:
+        """The first packets of the parts, closed by the number of packets.
+
+        A part has packets of one GOP. It is cut where it is long, and, once it is not short, where a clip ends.
+        """
+        ends, key = frozenset(self.stop.tolist()), self.key.tolist()
+        firsts, filled = list[int](), 0
+        for number, size in enumerate(self.size.tolist()):
+            if not firsts or key[number] or filled > _PART_BYTES or (number in ends and filled > _PART_BYTES // 4):
+                firsts.append(number)
+                filled = 0
+            filled += size
+        return np.array([*firsts, len(self.size)], np.int64)
+
+
+def cut_blocks(
+    packets: Packets, frames: Frames, samples: Samples, described: Described, chunk_bytes: int
+) -> Iterator[Block]:
+    """Yields runs of samples whose packets take about `chunk_bytes`.
+
+    A block begins with the first packet of its first sample. What its last samples need of the next block is fetched
+    with both.
+
+    Args:
+        packets: of the track.
+        frames: of the track.
+        samples: of the track.
+        described: the track.
+        chunk_bytes: length of a block.
+    """
+    ends = np.maximum.accumulate(packets.offset + packets.size).tolist()
+    starts, stops = samples.start.tolist(), samples.stop.tolist()
+    first, furthest = 0, 0
+    for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        begin = starts[first]
+        far = max(furthest, stop)
+        full = ends[far - 1] - int(packets.offset[begin]) > chunk_bytes or far - begin > _MOST_PACKETS
+        other = packets.entry[start] != packets.entry[begin]
+        if number > first and (other or (full and start != starts[number - 1])):
+            yield from _fitting(packets, frames, samples, slice(first, number), described)
+            first, far = number, stop
+        furthest = far
+    if starts:
+        yield from _fitting(packets, frames, samples, slice(first, len(starts)), described)
+
+
+def _fitting(packets: Packets, frames: Frames, samples: Samples, run: slice, described: Described) -> Iterator[Block]:
+    """Yields a run in blocks whose hints are short enough."""
+    block = block_of(packets, frames, samples, run, described)
+    if len(block.hint) > LONGEST_HINT and run.stop - run.start > 1:
+        middle = (run.start + run.stop) // 2
+        yield from _fitting(packets, frames, samples, slice(run.start, middle), described)
+        yield from _fitting(packets, frames, samples, slice(middle, run.stop), described)
+    else:
+        yield block
+
+
+def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, described: Described) -> Block:
+    """Returns the block of a run of samples; see `cut_blocks`."""
+    first, stop = samples.start[run], samples.stop[run]
+    base = int(first.min())
+    which = _needed(packets, frames, samples.rows[run], base)
+    place = np.full(int(stop.max()) - base, -1, np.int64)
+    place[which - base] = np.arange(len(which))
+    behind_gap = packets.key[which] & (np.diff(which, prepend=which[:1] - 1) > 1)
+    sound = described.sound
+    beside = sound.bytes_of(run) if sound else (np.empty(0, np.int64), np.empty(0, np.int64))
+    ranges, starts = _ranges(packets.offset[which], packets.size[which], beside)
+    # Packets that are not shown have none.
+    duration = np.zeros(len(packets), np.int64)
+    duration[frames.packet] = frames.duration
+    needed = Needed(
+        starts, packets.size[which], packets.pts[which], duration[which], packets.key[which],
+        place[first - base], place[stop - 1 - base] + 1,
+        [place[frames.packet[row] - base] for row in samples.rows[run]], samples.draws[run],
+        behind_gap, samples.extra[run],
+    )  # fmt: skip
+    key, codec = described.key, described.codecs[int(packets.entry[base])]
+    extra = zlib.compress(msgspec.msgpack.encode(needed.extra)) if needed.extra else b""
+    sound_hint, sound_parts, sound_bytes = sound.hint(run, ranges) if sound else (b"", 0, 0)
+    hint = Hint(key, codec, described.timescale, samples.pattern, *_packed(needed), extra, sound_hint)
+    cuts = needed.parts()
+    numbers = sum(map(len, needed.rows)) + sum(map(len, needed.draws))
+    heads = heads_bytes(key, len(needed.rows), numbers, sound.head if sound else None)
+    heads += sum(map(len, needed.extra)) + sound_bytes
+    record_bytes = heads + sum(
+        part_bytes(int(stop - start), codec if needed.key[start] else None)
+        for start, stop in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
+    )
+    return Block(
+        ranges,
+        len(needed.rows),
+        record_bytes + int(needed.size.sum()),
+        msgspec.msgpack.encode(hint),
+        parts=len(cuts) - 1 + sound_parts,
+        part_ranges=2 if sound else 1,
+        left_out=0 if run.start else samples.left_out,
+    )
+
+
+def _needed(packets: Packets, frames: Frames, rows: Sequence[Integers], base: int) -> Integers:
+    """The packets that samples need, those from `base` on: for each frame those from its key packet to its own.
+
+    What is between two frames of a sample is needed, too, unless whole GOPs are.
+    """
+    flat = np.concatenate(rows)
+    start, stop = frames.start[flat] - base, frames.packet[flat] + 1 - base
+    gop = np.cumsum(packets.key[base : base + int(stop.max())])
+    near = np.less_equal(gop[start[1:]] - gop[stop[:-1] - 1], 1)
+    near[np.cumsum(list(map(len, rows)))[:-1] - 1] = False
+    start[1:][near] = np.minimum(start[1:], stop[:-1])[near]
+    edges = np.zeros(int(stop.max()) + 1, np.int64)
+    np.add.at(edges, start, 1)
+    np.add.at(edges, stop, -1)
+    found: Integers = np.flatnonzero(np.cumsum(edges)[:-1]) + base
+    return found
+
+
+def _ranges(
+    offset: Integers, size: Integers, beside: tuple[Integers, Integers]
+) -> tuple[tuple[tuple[int, int], ...], Integers]:
+    """The ranges of these packets and of what is beside them, and where each packet is in their joined bytes."""
+    places, sizes = np.append(offset, beside[0]), np.append(size, beside[1])
+    order = np.argsort(places, kind="stable")
+    lower, upper = places[order], np.maximum.accumulate((places + sizes)[order])
+    cuts = np.flatnonzero(lower[1:] > upper[:-1] + _NEAR_BYTES) + 1
+    begins, stops = lower[np.append(0, cuts)], upper[np.append(cuts, len(order)) - 1]
+    lengths = stops - begins
+    which = np.searchsorted(begins, offset, "right") - 1
+    starts = (np.cumsum(lengths) - lengths)[which] + offset - begins[which]
+    return tuple(zip(begins.tolist(), stops.tolist(), strict=True)), starts
+
+
+def _packed(needed: Needed) -> tuple[tuple[int, int, int, int], bytes]:
+    """Counts and columns of a hint."""
+    gaps = needed.start - np.append(0, (needed.start + needed.size)[:-1])
+    lengths = np.array(list(map(len, needed.rows)))
+    drawn = np.concatenate(needed.draws).ravel() if needed.draws else np.empty(0, np.int64)
+    flat = np.concatenate(needed.rows)
+    columns = [gaps, needed.size, _steps(needed.pts), needed.duration, needed.key + 2 * needed.behind_gap]
+    columns += [_steps(needed.first), _steps(needed.stop), lengths, _steps(flat), drawn]
+    return (len(gaps), len(lengths), len(flat), len(drawn)), pack_columns(columns)
+
+
+def _steps(column: Integers) -> Integers:
+    return np.diff(column, prepend=0)
+
+
+def read_hint(content: bytes) -> tuple[Hint, Needed]:
+    """Reads a hint.
+
+    Raises:
+        ValueError, msgspec.MsgspecError: the index did not write it.
+    """
+    hint = msgspec.msgpack.decode(content, type=Hint)
+    packets, samples, in_rows, drawn = hint.counts
+    lengths = [packets] * _PACKET_COLUMNS + [samples] * _SAMPLE_COLUMNS + [in_rows, drawn]
+    gaps, size, pts, duration, key, first, stop, row_lengths, flat, draws = unpack_columns(hint.columns, lengths)
+    first, stop, flat = np.cumsum(first), np.cumsum(stop), np.cumsum(flat)
+    _check(packets, size, (first, stop, flat), row_lengths, in_rows)
+    rows = np.split(flat, np.cumsum(row_lengths)[:-1])
+    starts = np.cumsum(gaps + np.append(0, size[:-1]))
+    drawn_rows = list(draws.reshape(samples, -1, 2)) if drawn else []
+    extra = _read_extra(hint.extra, samples)
+    # Of keys, 1, and 2 more if they are behind a gap.
+    times = np.cumsum(pts)
+    return hint, Needed(starts, size, times, duration, key > 0, first, stop, rows, drawn_rows, key > 1, extra)
+
+
+def _read_extra(content: bytes, samples: int) -> list[bytes]:
+    if not content:
+        return []
+    try:
+        raw = zlib.decompressobj().decompress(content, _MOST_EXTRA_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"the rows of a hint are damaged: {error}") from error
+    found = msgspec.msgpack.decode(raw, type=list[bytes])
+    if len(found) != samples:
+        raise ValueError(f"a hint of {samples} samples has {len(found)} rows of a table")
+    return found
+
+
+def _check(
+    packets: int, size: Integers, places: tuple[Integers, Integers, Integers], lengths: Integers, in_rows: int
+) -> None:
+    first, stop, flat = places
+    if not len(first) or not packets or (size < 0).any() or (lengths <= 0).any() or lengths.sum() != in_rows:
+        raise ValueError("a hint whose columns contradict each other")
+    if first.min() < 0 or (first >= stop).any() or stop.max() > packets or flat.min() < 0 or flat.max() >= packets:
+        raise ValueError(f"a hint whose samples are not in its {packets} packets")

@@ -1,0 +1,198 @@
+"""Clips: which frames a sample has, and which packets their decoding needs. Pure; numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from streamer.media.containers.frames import Frames
+from streamer.media.containers.tables import Integers, Packets
+
+# Times are computed in floats: a frame is shown from its time on, and not a rounding error later.
+ROUNDING_TICKS = 1e-6
+
+
+def drawn(numbers: Integers | int, rng: np.random.Generator | None) -> Integers:
+    """Returns whole numbers below these: those that `rng` draws, or in the middle."""
+    most = np.asarray(numbers)
+    found: Integers = most // 2 if rng is None else rng.integers(most)
+    return found
+
+
+class Pattern(msgspec.Struct, frozen=True, array_like=True):
+    """The frames of one clip, from its first one on.
+
+    Attributes:
+        count: number of frames; 0: one, which is a picture and no clip.
+        every: one of so many frames; or, if it is 0,
+        ticks: from one frame to the next: the frames shown at these times.
+    """
+
+    count: int
+    every: int = 1
+    ticks: float = 0.0
+
+    def of(self, pts: Integers, firsts: Integers) -> Integers:
+        """The frames of clips that begin with these frames: (clips, count). The last one is repeated behind the end.
+
+        Args:
+            pts: of all frames, ticks.
+            firsts: the first frame of each clip.
+        """
+        steps = np.arange(self.count)
+        if self.every:
+            frames: Integers = np.minimum(firsts[:, None] + steps * self.every, len(pts) - 1)
+            return frames
+        times = pts[firsts][:, None] + np.floor(steps * self.ticks + ROUNDING_TICKS).astype(np.int64)
+        shown: Integers = np.searchsorted(pts, times, "right") - 1
+        return shown
+
+    def fits(self, pts: Integers, end: int) -> int:
+        """How many frames clips may begin with: those behind them would need frames behind the end (ticks)."""
+        if self.every:
+            return max(0, len(pts) - (self.count - 1) * self.every)
+        return int(np.searchsorted(pts, end - (self.count - 1) * self.ticks, "left"))
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How a film is cut into samples.
+
+    Attributes:
+        pattern: of a clip, `ticks` in seconds.
+        step: frames from the first frame of a clip to that of the next; or
+        step_seconds: the same; both None: clips are one behind the other.
+        start: see `Video`.
+        clips: of a sample.
+        repeats_last: whether clips may reach over the end.
+    """
+
+    pattern: Pattern
+    step: int | None = None
+    step_seconds: float | None = None
+    start: str = "grid"
+    clips: int = 1
+    repeats_last: bool = False
+
+    def pattern_of(self, timescale: int) -> Pattern:
+        """The pattern in ticks."""
+        return msgspec.structs.replace(self.pattern, ticks=self.pattern.ticks * timescale)
+
+
+class Samples(msgspec.Struct, frozen=True):
+    """The samples of a track, in order.
+
+    Attributes:
+        pattern: of the clips that workers draw, `ticks` in ticks.
+        rows: frames of each sample: of its clips, one after the other; if clips are drawn, those that they may have.
+        draws: if clips are drawn, for each clip: place of its first possible beginning in the row, and their number;
+            else empty.
+        start: first packet of each sample.
+        stop: behind its last packet.
+        extra: what each record has besides; empty: nothing.
+        left_out: number of samples over a change of codec parameters, which are not among these.
+    """
+
+    pattern: Pattern
+    rows: list[Integers]
+    draws: list[Integers]
+    start: Integers
+    stop: Integers
+    extra: Sequence[bytes] = ()
+    left_out: int = 0
+
+
+class Cells(msgspec.Struct, frozen=True):
+    """Where clips may begin, a row for each clip.
+
+    Attributes:
+        first, stop: the frames with which it may begin.
+        end: behind the last frame that it may have.
+        spread: (clips, frames): its frames, if they are spread over the cell; else of no length.
+        extra: what its record has besides; empty: nothing.
+    """
+
+    first: Integers
+    stop: Integers
+    end: Integers
+    spread: Integers
+    extra: Sequence[bytes] = ()
+
+    def taken(self, which: Integers) -> Cells:
+        """Those of these numbers."""
+        extra = [self.extra[number] for number in which.tolist()] if self.extra else ()
+        return Cells(self.first[which], self.stop[which], self.end[which], self.spread[which], extra)
+
+
+def samples_of(sampling: Sampling, packets: Packets, frames: Frames, timescale: int) -> Samples:
+    """Cuts a track into samples; those over a change of codec parameters are left out."""
+    pattern = sampling.pattern_of(timescale)
+    end = int(frames.pts[-1] + frames.duration[-1]) if len(frames) else 0
+    possible = len(frames) if sampling.repeats_last else pattern.fits(frames.pts, end)
+    edges = _edges(sampling, pattern, frames, timescale)
+    edges = edges[: np.searchsorted(edges[:-1], possible) + 1]
+    stops = np.minimum(edges[1:], possible)
+    cells = Cells(edges[:-1], stops, np.full(len(stops), len(frames)), np.empty((len(stops), 0), np.int64))
+    return samples_of_cells(sampling, pattern, cells, packets, frames)
+
+
+def samples_of_cells(sampling: Sampling, pattern: Pattern, cells: Cells, packets: Packets, frames: Frames) -> Samples:
+    """Makes the samples of these cells, which have a frame with which a clip may begin; see `samples_of`."""
+    if sampling.start == "key":
+        keys = np.append(np.flatnonzero(frames.start == frames.packet), len(frames))
+        at = keys[np.searchsorted(keys, cells.first)]
+        cells = msgspec.structs.replace(cells, first=at).taken(np.flatnonzero(at < cells.stop))
+    clips = sampling.clips
+    count = len(cells.first) // clips
+    if not count:
+        return _with_packets(pattern, ([], [], []), packets, frames)
+    firsts, stops = (column[: count * clips].reshape(count, clips) for column in (cells.first, cells.stop))
+    end = cells.end[: count * clips : clips]
+    draws: list[Integers] = []
+    if sampling.start == "spread":
+        rows = list(cells.spread)
+    elif sampling.start == "random":
+        last = pattern.of(frames.pts, (stops - 1).ravel()).reshape(count, -1).max(axis=1)
+        ends = np.minimum(last + 1, end).tolist()
+        rows = [np.arange(first, stop) for first, stop in zip(firsts[:, 0].tolist(), ends, strict=True)]
+        draws = list(np.stack([firsts - firsts[:, :1], stops - firsts], axis=-1))
+    else:
+        rows = list(np.minimum(pattern.of(frames.pts, firsts.ravel()).reshape(count, -1), end[:, None] - 1))
+    return _with_packets(pattern, (rows, draws, cells.extra), packets, frames)
+
+
+def _edges(sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int) -> Integers:
+    """The frames with which the cells of the grid begin, and the number of frames."""
+    step, seconds = sampling.step, sampling.step_seconds
+    if step is None and seconds is None:
+        step, seconds = pattern.count * pattern.every or None, pattern.count * sampling.pattern.ticks
+    if step is not None:
+        edges = np.arange(0, len(frames), step)
+    else:
+        assert seconds is not None
+        last = (int(frames.pts[-1]) - int(frames.pts[0])) / timescale / seconds if len(frames) else -1
+        times = np.arange(int(last) + 1) * (seconds * timescale) + ROUNDING_TICKS
+        edges = np.searchsorted(frames.pts, np.floor(times) + frames.pts[:1], "right") - 1
+    return np.append(np.unique(edges), len(frames))
+
+
+def _with_packets(
+    pattern: Pattern,
+    found: tuple[list[Integers], list[Integers], Sequence[bytes]],
+    packets: Packets,
+    frames: Frames,
+) -> Samples:
+    rows = found[0]
+    if not rows:
+        return Samples(pattern, [], [], np.empty(0, np.int64), np.empty(0, np.int64))
+    flat, lengths = np.concatenate(rows), np.array(list(map(len, rows)))
+    begins = np.cumsum(lengths) - lengths
+    start = np.minimum.reduceat(frames.start[flat], begins)
+    stop = np.maximum.reduceat(frames.packet[flat], begins) + 1
+    changes = np.cumsum(np.diff(packets.entry, prepend=packets.entry[:1]) != 0)
+    one_entry = changes[start] == changes[stop - 1]
+    order = np.argsort(start, kind="stable")
+    order = order[one_entry[order]]
+    kept, drawn, beside = ([column[number] for number in order.tolist()] if column else [] for column in found)
+    return Samples(pattern, kept, drawn, start[order], stop[order], beside, len(rows) - len(order))

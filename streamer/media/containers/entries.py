@@ -1,0 +1,136 @@
+"""Sample entries: what a decoder has to be told before the packets of a track."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from streamer.formats.failures import DamagedError, UnreadError
+from streamer.media.containers.boxes import boxes, name_of, numbers
+
+# By type of the entry: FFmpeg's decoder. dav1d decodes what FFmpeg's own does not.
+CODECS = {
+    b"avc1": "h264", b"avc3": "h264", b"hvc1": "hevc", b"hev1": "hevc", b"av01": "libdav1d", b"vp08": "vp8",
+    b"vp09": "vp9", b"mp4v": "mpeg4", b"jpeg": "mjpeg", b"mjpa": "mjpeg", b"Opus": "opus", b"fLaC": "flac",
+    b"alac": "alac", b".mp3": "mp3float", b"ac-3": "ac3", b"ec-3": "eac3", b"mp4a": "",
+    **dict.fromkeys([b"apcn", b"apch", b"apcs", b"apco", b"ap4h"], "prores"),
+}  # fmt: skip
+# By objectTypeIndication of esds (ISO/IEC 14496-1).
+OBJECT_TYPES = {
+    0x20: "mpeg4", 0x40: "aac", 0x6A: "mpeg1video", 0x69: "mp3float", 0x6B: "mp3float", 0x6C: "mjpeg", 0x6D: "png",
+    0xA5: "ac3", 0xA6: "eac3", 0xDD: "vorbis", **dict.fromkeys(range(0x60, 0x66), "mpeg2video"),
+    **dict.fromkeys([0x66, 0x67, 0x68], "aac"),
+}  # fmt: skip
+# Signs of the matrix of a track, and degrees counterclockwise.
+TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 270, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 90}
+ENCRYPTED = "is encrypted, and streamer has no keys"
+_VIDEO_BYTES, _AUDIO_BYTES = 86, 36
+# Of QuickTime's versions 1 and 2 of sounds.
+_LONGER = {1: 16, 2: 36}
+_OPUS_RATE = 48_000
+# Tags of the descriptors in esds.
+_ES, _DECODER_CONFIG, _DECODER_SPECIFIC = 3, 4, 5
+
+
+class Codec(msgspec.Struct, frozen=True, array_like=True):
+    """What a decoder has to be told.
+
+    Attributes:
+        name: FFmpeg's name of the decoder.
+        extradata: avcC, hvcC, av1C, the AudioSpecificConfig, ...: as FFmpeg takes it.
+        width, height: of pictures.
+        rotation: degrees counterclockwise by which pictures are turned: 0, 90, 180, 270.
+        colour: primaries, transfer, matrix (numbers of ISO/IEC 23091-2), whether the range is full; None: not said.
+        rate, channels: of sounds.
+    """
+
+    name: str
+    extradata: bytes = b""
+    width: int = 0
+    height: int = 0
+    rotation: int = 0
+    colour: tuple[int, int, int, bool] | None = None
+    rate: int = 0
+    channels: int = 0
+
+
+def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> Codec:
+    """Reads a sample entry of a track of films or of sounds.
+
+    Raises:
+        UnreadError: it is encrypted, or of a codec that is not read.
+        DamagedError: it is cut off.
+    """
+    kind = entry[4:8]
+    if kind in {b"encv", b"enca"}:
+        raise UnreadError(ENCRYPTED)
+    found: dict[str, object] = {"name": CODECS.get(kind, ""), "extradata": b""}
+    if video:
+        width, height = numbers(">HH", entry, 32)
+        codec, at = Codec("", width=width, height=height, rotation=rotation), _VIDEO_BYTES
+    else:
+        [version], [channels], [rate] = numbers(">H", entry, 16), numbers(">H", entry, 24), numbers(">I", entry, 32)
+        codec, at = Codec("", rate=rate >> 16, channels=channels), _AUDIO_BYTES + _LONGER.get(version, 0)
+    for inner, body in boxes(memoryview(entry)[at:]):
+        if inner == b"sinf":
+            raise UnreadError(ENCRYPTED)
+        codec = msgspec.structs.replace(codec, **_stored(inner, body, found))
+    if not found["name"]:
+        raise UnreadError(f"is encoded as {name_of(kind)}, which is not read")
+    return msgspec.structs.replace(codec, **found)
+
+
+def _stored(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[str, object]:
+    """Reads a box of an entry: name and extradata to `found`; returns other attributes."""
+    if kind in {b"avcC", b"hvcC", b"av1C"}:
+        found["extradata"] = bytes(body)
+    elif kind == b"esds":
+        number, found["extradata"] = _descriptors(bytes(body))
+        found["name"] = OBJECT_TYPES.get(number, "")
+    elif kind == b"dOps":
+        version, channels, skipped, rate, gain = numbers(">BBHIh", body)
+        head = struct.pack("<BBHIh", version + 1, channels, skipped, rate, gain)
+        found["extradata"] = b"OpusHead" + head + bytes(body[10:])
+        return {"rate": _OPUS_RATE, "channels": channels}
+    elif kind == b"dfLa":
+        found["extradata"] = bytes(body[8:42])
+    elif kind == b"wave":
+        for inner, each in boxes(body):
+            if inner in {b"esds", b"alac"}:
+                _stored(inner, each, found)
+    elif kind == b"alac":
+        # FFmpeg takes the whole box.
+        found["extradata"] = struct.pack(">I4s", len(body) + 8, kind) + bytes(body)
+    elif kind == b"colr" and bytes(body[:4]) in {b"nclx", b"nclc"}:
+        full = len(body) > 10 and bool(body[10] & 0x80)
+        return {"colour": (*numbers(">HHH", body, 4), full)}
+    return {}
+
+
+def _descriptors(body: bytes) -> tuple[int, bytes]:
+    """Reads esds: the type of object, and what the decoder is told."""
+    at, kind, specific = 4, 0, b""
+    try:
+        while at + 2 <= len(body):
+            tag, (length, at) = body[at], _length(body, at + 1)
+            if tag == _ES:
+                flags = body[at + 2]
+                at += 3 + 2 * bool(flags & 0x80) + 2 * bool(flags & 0x20)
+                at += body[at] + 1 if flags & 0x40 else 0
+            elif tag == _DECODER_CONFIG:
+                kind, at = body[at], at + 13
+            else:
+                specific = body[at : at + length] if tag == _DECODER_SPECIFIC else specific
+                at += length
+    except IndexError as error:
+        raise DamagedError("esds is cut off") from error
+    return kind, specific
+
+
+def _length(body: bytes, at: int) -> tuple[int, int]:
+    length, more = 0, True
+    while more:
+        length, more = length << 7 | body[at] & 0x7F, bool(body[at] & 0x80)
+        at += 1
+    return length, at

@@ -1,0 +1,276 @@
+"""Reads the packets of a film in Matroska or WebM (RFC 9559): all bytes once, because only blocks say where they are.
+
+Elements that contain blocks are not measured, only entered, so that files of live recorders, which do not know the
+lengths of theirs, are read as others are.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from streamer.formats.failures import DamagedError, UnreadError
+from streamer.formats.window import Window
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Answer, Need
+from streamer.media.containers.ebml import MOST_HEADER_BYTES, elements, header, number_at, real, unsigned
+from streamer.media.containers.entries import ENCRYPTED, Codec
+from streamer.media.containers.movie import prefer
+from streamer.media.containers.tables import MOST_PACKETS, Packets
+
+_EBML, _SEGMENT, _CLUSTER, _GROUP, _INFO, _TRACKS = 0x1A45DFA3, 0x18538067, 0x1F43B675, 0xA0, 0x1549A966, 0x1654AE6B
+_TIMESTAMP, _SIMPLE_BLOCK, _BLOCK, _DURATION, _REFERENCE = 0xE7, 0xA3, 0xA1, 0x9B, 0xFB
+_BLOCKS = frozenset([_SIMPLE_BLOCK, _BLOCK])
+_ENTERED, _HEADS = frozenset([_SEGMENT, _CLUSTER, _GROUP]), frozenset([_INFO, _TRACKS])
+# What is read of their bodies: of blocks the number of the track, the time and flags.
+_READ_BYTES = {_SIMPLE_BLOCK: 11, _BLOCK: 11, _TIMESTAMP: 8, _DURATION: 8, _REFERENCE: 1}
+_MOST_HEAD_BYTES = 16 << 20
+_SCALE = 0x2AD7B1
+# Of a TrackEntry.
+_ENTRY, _NUMBER, _TYPE, _CODEC, _PRIVATE, _FRAME_NANOSECONDS = 0xAE, 0xD7, 0x83, 0x86, 0x63A2, 0x23E383
+_ENCODINGS, _ENCRYPTION, _VIDEO, _WIDTH, _HEIGHT, _COLOUR = 0x6D80, 0x5035, 0xE0, 0xB0, 0xBA, 0x55B0
+_PROJECTION, _ROLL = 0x7670, 0x7675
+_PRIMARIES, _TRANSFER, _MATRIX, _RANGE = 0x55BB, 0x55BA, 0x55B1, 0x55B9
+# Numbers of ISO/IEC 23091-2, and of a range.
+_UNSPECIFIED, _MOST_COLOUR, _FULL = 2, 22, 2
+_FILM = 1
+# Flags of a block.
+_KEY, _INVISIBLE, _LACED = 0x80, 0x08, 0x06
+_CODECS = {
+    "V_MPEG4/ISO/AVC": "h264", "V_MPEGH/ISO/HEVC": "hevc", "V_AV1": "libdav1d", "V_VP8": "vp8", "V_VP9": "vp9",
+    "V_MPEG4/ISO/ASP": "mpeg4", "V_MPEG4/ISO/SP": "mpeg4", "V_MPEG2": "mpeg2video", "V_MPEG1": "mpeg1video",
+    "V_MJPEG": "mjpeg", "V_FFV1": "ffv1",
+}  # fmt: skip
+
+
+class Entry(msgspec.Struct):
+    """A track: number, type, codec, nanoseconds of a frame, and why its packets are not read, if they are not."""
+
+    number: int = 0
+    type: int = 0
+    codec: Codec = Codec("")
+    frame_nanoseconds: int = 0
+    unread: str = ""
+
+
+class Blocks:
+    """The packets of one track so far.
+
+    Attributes:
+        columns: offset, size, time, duration, key, whether it is shown.
+        cluster: time of the cluster, ticks.
+        laced_at: where a block with several frames is in the file; None: there is none.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.columns = tuple(array("q") for _ in range(6))
+        self.cluster = 0
+        self.laced_at: int | None = None
+        self._number, self._is_referring, self._is_added = number, False, False
+
+    def begin_group(self) -> None:
+        """What comes says of one block."""
+        self._is_referring = self._is_added = False
+
+    def refer(self) -> None:
+        """The block of this group refers to others, whether it was before or comes behind."""
+        self._is_referring = True
+        if self._is_added:
+            self.columns[4][-1] = False
+
+    def last(self, duration: int) -> None:
+        """The block of this group has this duration."""
+        if self._is_added:
+            self.columns[3][-1] = duration
+
+    def add(self, head: bytes, at: int, stop: int, *, simple: bool) -> None:
+        """Adds the block of which these are the first bytes, if it is of the track; it is `[at, stop)` of the file."""
+        track, used = number_at(head, 0)
+        if len(head) < used + 3:
+            raise DamagedError(f"a block of {len(head)} bytes", at)
+        if track != self._number:
+            return
+        flags = head[used + 2]
+        if flags & _LACED:
+            self.laced_at = at
+        if len(self.columns[0]) >= MOST_PACKETS:
+            raise UnreadError(f"has more than {MOST_PACKETS} packets", at)
+        time = self.cluster + int.from_bytes(head[used : used + 2], "big", signed=True)
+        key = bool(flags & _KEY) if simple else not self._is_referring
+        begin = at + used + 3
+        row = (begin, stop - begin, time, 0, key, not flags & _INVISIBLE)
+        for column, value in zip(self.columns, row, strict=True):
+            column.append(value)
+        self._is_added = not simple
+
+
+class Film:
+    """What the elements of a file have said so far: the tracks of films, and the packets of each."""
+
+    def __init__(self, stream_index: int | None) -> None:
+        self.nanoseconds = 1_000_000
+        self.tracks: list[tuple[Entry, Blocks]] = []
+        self._stream_index = stream_index
+
+    def begin_group(self) -> None:
+        """What comes says of one block."""
+        for _, blocks in self.tracks:
+            blocks.begin_group()
+
+    def take(self, kind: int, content: bytes, body: int, stop: int) -> None:
+        """Takes the beginning of the body of an element, which is `[body, stop)` of the file."""
+        if kind == _INFO:
+            scales = [unsigned(inner) for name, inner in elements(memoryview(content)) if name == _SCALE]
+            self.nanoseconds = next(filter(None, scales), self.nanoseconds)
+        elif kind == _TRACKS:
+            self.tracks = [(entry, Blocks(entry.number)) for entry in _films(memoryview(content), self._stream_index)]
+        for _, blocks in self.tracks:
+            if kind == _TIMESTAMP:
+                blocks.cluster = unsigned(content)
+            elif kind == _REFERENCE:
+                blocks.refer()
+            elif kind == _DURATION:
+                blocks.last(unsigned(content))
+            elif kind in _BLOCKS:
+                blocks.add(content, body, stop, simple=kind == _SIMPLE_BLOCK)
+
+    def chosen(self) -> tuple[Entry, Blocks]:
+        """Returns the track to take, see `prefer`; raises UnreadError if it is not read."""
+        sizes = [(len(blocks.columns[0]), entry.codec.width * entry.codec.height) for entry, blocks in self.tracks]
+        entry, blocks = self.tracks[prefer(sizes)]
+        if entry.unread:
+            raise UnreadError(entry.unread)
+        if blocks.laced_at is not None:
+            raise UnreadError("has several frames in one block, which is not read", blocks.laced_at)
+        return entry, blocks
+
+
+def read_matroska(
+    record: ObjectRecord, stream_index: int | None = None
+) -> Generator[Need, Answer, tuple[Packets, Codec, int]]:
+    """Reads a file from its beginning to its end.
+
+    Args:
+        record: the file.
+        stream_index: number of the track; None: see `prefer`.
+
+    Returns:
+        Packets and codec parameters of the track, and its ticks of a second.
+
+    Raises:
+        DamagedError: it is cut off, or its elements contradict each other.
+        UnreadError: it is not such a file, or of a kind that is not read.
+    """
+    window, size, at, film = Window(record.size), record.size, 0, Film(stream_index)
+    while at < size:
+        yield from window.reach(at, min(size, at + MOST_HEADER_BYTES))
+        kind, length, head = header(window.take(at, min(size, at + MOST_HEADER_BYTES)))
+        body = at + head
+        if (at == 0) != (kind == _EBML):
+            raise UnreadError(f"has element {kind:#x}, where Matroska and WebM have another one", at)
+        if kind in _ENTERED:
+            if kind == _GROUP:
+                film.begin_group()
+            at = body
+            continue
+        if length is None or body + length > size:
+            raise DamagedError(f"cut off: element {kind:#x} at byte {at} ends behind the file of {size} bytes", at)
+        read = length if kind in _HEADS else min(length, _READ_BYTES.get(kind, 0))
+        if read > _MOST_HEAD_BYTES:
+            raise UnreadError(f"has a head of {read} bytes, at most {_MOST_HEAD_BYTES} are read", at)
+        at = body + length
+        if read:
+            yield from window.reach(body, body + read)
+            film.take(kind, window.take(body, body + read), body, at)
+    if not film.tracks:
+        raise DamagedError("cut off: it has no tracks", size)
+    entry, blocks = film.chosen()
+    return _packets(blocks, entry, film.nanoseconds, size), entry.codec, _ticks(film.nanoseconds)[0]
+
+
+def _ticks(nanoseconds: int) -> tuple[int, int]:
+    """Ticks of a second of which a time in the file is a whole number, and this number."""
+    second = 1_000_000_000
+    return (second, nanoseconds) if second % nanoseconds else (second // nanoseconds, 1)
+
+
+def _packets(blocks: Blocks, entry: Entry, nanoseconds: int, size: int) -> Packets:
+    offset, length, time, duration, key, shown = (np.frombuffer(column, np.int64) for column in blocks.columns)
+    timescale, ticks = _ticks(nanoseconds)
+    # As FFmpeg does, and at most a thousand seconds: a wrong one is of the last frame alone.
+    usual = min(round(entry.frame_nanoseconds * timescale / 1e9), 1000 * timescale)
+    if np.abs(time).max(initial=0) * ticks >= 1 << 62:
+        raise DamagedError("times of more than 100 years")
+    packets = Packets(
+        offset,
+        length,
+        time * ticks,
+        np.where(duration, duration * ticks, usual),
+        key.astype(bool),
+        shown.astype(bool),
+        np.zeros(len(offset), np.int64),
+    )
+    packets.check(size)
+    return packets
+
+
+def _films(content: memoryview, stream_index: int | None) -> list[Entry]:
+    found = [_entry(body) for kind, body in elements(content) if kind == _ENTRY]
+    wanted = found if stream_index is None else found[stream_index : stream_index + 1] if stream_index >= 0 else []
+    films = [entry for entry in wanted if entry.type == _FILM]
+    if not films:
+        which = "" if stream_index is None else f", number {stream_index},"
+        raise UnreadError(f"has no track{which} of films: it has tracks of types {[entry.type for entry in found]}")
+    if len(films) == 1 and films[0].unread:
+        raise UnreadError(films[0].unread)
+    return films
+
+
+def _entry(content: memoryview) -> Entry:
+    found, name = Entry(), ""
+    codec: dict[str, Any] = {}
+    for kind, body in elements(content):
+        if kind == _NUMBER:
+            found.number = unsigned(body)
+        elif kind == _TYPE:
+            found.type = unsigned(body)
+        elif kind == _CODEC:
+            name = bytes(body).decode("latin-1").rstrip("\0")
+        elif kind == _PRIVATE:
+            codec["extradata"] = bytes(body)
+        elif kind == _FRAME_NANOSECONDS:
+            found.frame_nanoseconds = unsigned(body)
+        elif kind == _ENCODINGS:
+            found.unread = ENCRYPTED if _has(body, _ENCRYPTION) else "has packets that are compressed once more"
+        elif kind == _VIDEO:
+            codec |= _picture(body, found)
+    if name not in _CODECS:
+        found.unread = found.unread or f"is encoded as {name!r}, which is not read"
+    found.codec = Codec(_CODECS.get(name, ""), **codec)
+    return found
+
+
+def _has(content: memoryview, wanted: int) -> bool:
+    return any(inner == wanted for _, body in elements(content) for inner, _ in elements(body))
+
+
+def _picture(content: memoryview, entry: Entry) -> dict[str, Any]:
+    """What Video says, as `Codec` has it."""
+    found: dict[str, Any] = {}
+    for kind, body in elements(content):
+        if kind in {_WIDTH, _HEIGHT}:
+            found["width" if kind == _WIDTH else "height"] = unsigned(body)
+        elif kind == _COLOUR:
+            numbers = {name: unsigned(inner) for name, inner in elements(body)}
+            known = [numbers.get(name, _UNSPECIFIED) for name in (_PRIMARIES, _TRANSFER, _MATRIX)]
+            if max(known) <= _MOST_COLOUR:
+                found["colour"] = (*known, numbers.get(_RANGE) == _FULL)
+        elif kind == _PROJECTION:
+            turns = [real(inner) for name, inner in elements(body) if name == _ROLL]
+            if any(turns):
+                entry.unread = f"is turned by {turns[0]} degrees, which is not read"
+    return found

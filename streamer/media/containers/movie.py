@@ -1,0 +1,217 @@
+"""Reads the index of mp4, mov and m4a: the box moov, and in fragmented files each moof. Nothing else is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from streamer.formats.failures import DamagedError, UnreadError
+from streamer.formats.reading import Reading, read_range
+from streamer.manifest.model import ObjectRecord
+from streamer.media.containers import fragments
+from streamer.media.containers.boxes import HEADER_BYTES, LONG_HEADER_BYTES, boxes, header, name_of, numbers
+from streamer.media.containers.edits import EMPTY, Edit, read_edits, rescaled, shift_of
+from streamer.media.containers.entries import TURNS, Codec, read_codec
+from streamer.media.containers.fragment_index import HEAD_BYTES, check_whole, read_moofs
+from streamer.media.containers.tables import Packets, Tables
+
+_MOST_ENTRIES = 64
+_NOTHING = memoryview(b"")
+_FIRST_BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot"])
+VIDEO, AUDIO = "vide", "soun"
+
+
+class Track(msgspec.Struct):
+    """A track of a movie.
+
+    Attributes:
+        number: its id.
+        kind: "vide", "soun" or another.
+        timescale: ticks of a second.
+        rotation: degrees counterclockwise by which pictures have to be turned.
+        pixels: of a picture, as moov has it.
+        edits: its edit list.
+        entries: the sample entries, as stored.
+        tables: where its packets are; of fragmented files `runs` says that.
+    """
+
+    number: int = 0
+    kind: str = ""
+    timescale: int = 1
+    rotation: int = 0
+    pixels: int = 0
+    edits: list[Edit] = msgspec.field(default_factory=list)
+    entries: list[bytes] = msgspec.field(default_factory=list)
+    tables: Tables = msgspec.field(default_factory=Tables)
+    runs: fragments.Runs | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of its packets."""
+        return self.tables.count or (self.runs.count if self.runs else 0)
+
+    def codec(self, entry: int = 0) -> Codec:
+        """Returns what a decoder has to be told; raises UnreadError for codecs that are not read."""
+        if not 0 <= entry < len(self.entries):
+            raise DamagedError(f"track {self.number} has {len(self.entries)} sample entries, not number {entry + 1}")
+        return read_codec(self.entries[entry], video=self.kind == VIDEO, rotation=self.rotation)
+
+
+class Movie(msgspec.Struct):
+    """The index of a file.
+
+    Attributes:
+        size: bytes of the file.
+        timescale: ticks of a second, of the edit lists.
+        tracks: in the order stored.
+    """
+
+    size: int
+    timescale: int = 1000
+    tracks: list[Track] = msgspec.field(default_factory=list)
+
+    def track(self, kind: str, stream_index: int | None = None) -> Track:
+        """Returns the track of that number; None: the first one of this kind, of films see `prefer`.
+
+        Raises:
+            UnreadError: there is none.
+        """
+        found = self.tracks
+        if stream_index is not None:
+            found = self.tracks[stream_index : stream_index + 1] if stream_index >= 0 else []
+        found = [track for track in found if track.kind == kind and track.entries]
+        if not found:
+            which = "" if stream_index is None else f", number {stream_index},"
+            raise UnreadError(f"has no track{which} of kind {kind!r}: it has {[t.kind for t in self.tracks]}")
+        return found[prefer([(track.count, track.pixels) for track in found]) if kind == VIDEO else 0]
+
+    def packets(self, track: Track) -> Packets:
+        """Returns the packets of a track.
+
+        Raises:
+            DamagedError: its tables contradict each other, or packets are outside of the file.
+            UnreadError: its edit list is not read.
+        """
+        fragmented = track.runs is not None and not track.tables.count
+        try:
+            columns = track.runs.columns() if track.runs and fragmented else track.tables.columns(self.size)
+            shift = shift_of(track.edits, track.timescale, self.timescale, fragmented=fragmented)
+            if track.kind == VIDEO and track.edits and not fragmented:
+                shift = shift.at_first(columns[2])
+            packets = Packets.of(columns, shift)
+            packets.check(self.size)
+        except DamagedError as error:
+            raise type(error)(f"track {track.number}: {error}", error.offset) from error
+        return packets
+
+    def shown(self, track: Track) -> tuple[int, int]:
+        """When a track begins to be shown, and how long it is; ticks, 0: to its end."""
+        empty = sum(edit.duration for edit in track.edits if edit.media_time == EMPTY)
+        length = sum(edit.duration for edit in track.edits) - empty
+        return rescaled(empty, track.timescale, self.timescale), rescaled(length, track.timescale, self.timescale)
+
+
+def prefer(tracks: Sequence[tuple[int, int]]) -> int:
+    """Returns the number of the track to take, of tracks with so many packets of so many pixels.
+
+    It is the first one with most pixels among those with at least half as many packets as the longest has: covers and
+    previews have large pictures, and few.
+    """
+    most = max(count for count, _ in tracks)
+    return max(range(len(tracks)), key=lambda number: (2 * tracks[number][0] >= most, tracks[number][1], -number))
+
+
+def is_movie(head: memoryview) -> bool:
+    """Whether a file begins as mp4 and mov do."""
+    return bytes(head[4:8]) in _FIRST_BOXES
+
+
+def read_movie(record: ObjectRecord, held: memoryview = _NOTHING) -> Reading[Movie]:
+    """Reads the index of an object, of which the first bytes may be held already.
+
+    Raises:
+        DamagedError: it is cut off, or its boxes contradict each other.
+        UnreadError: it is not such a file.
+    """
+    size, at, held_at = record.size, 0, 0
+    while at + HEADER_BYTES <= size:
+        if held_at + len(held) < min(size, at + LONG_HEADER_BYTES):
+            held, held_at = (yield from read_range(at, min(size, at + HEAD_BYTES), record)), at
+        kind, head, length = header(held, at - held_at, size - at)
+        if at == 0 and kind not in _FIRST_BOXES:
+            raise UnreadError(f"does not begin as mp4 and mov files do, but with {name_of(kind)}")
+        check_whole(kind, at, at + length, size, "; its index (moov) is missing")
+        if kind == b"moov":
+            kept = held[at - held_at : at - held_at + length]
+            rest = yield from read_range(at + len(kept), at + length, record)
+            movie = _read_moov((memoryview(bytes(kept) + bytes(rest)) if rest else kept)[head:], size)
+            if runs := {track.number: track.runs for track in movie.tracks if track.runs}:
+                for place, body in (yield from read_moofs(record, at + length, (held_at, held))):
+                    fragments.read_moof(body, place, size, runs)
+            return movie
+        at += length
+    raise DamagedError(f"cut off, or still being written: it has no index (moov) in its {size} bytes", size)
+
+
+def _read_moov(content: memoryview, size: int) -> Movie:
+    movie = Movie(size)
+    for kind, body in boxes(content):
+        if kind == b"mvhd":
+            [scale] = numbers(">I", body, 20 if numbers("B", body)[0] else 12)
+            movie.timescale = scale or movie.timescale
+        elif kind == b"trak":
+            movie.tracks.append(_read_track(body))
+        elif kind == b"cmov":
+            raise UnreadError("has a compressed moov, which is not read")
+    for kind, body in boxes(content):
+        if kind == b"mvex":
+            defaults = {d.track: d for inner, each in boxes(body) if inner == b"trex" for d in [fragments.trex(each)]}
+            for track in movie.tracks:
+                track.runs = fragments.Runs(defaults.get(track.number, fragments.Defaults(track.number)))
+    return movie
+
+
+def _read_track(content: memoryview) -> Track:
+    track = Track()
+    for kind, body in boxes(content):
+        if kind == b"tkhd":
+            long = 12 if numbers("B", body)[0] else 0
+            [track.number] = numbers(">I", body, 20 if long else 12)
+            a, b, _, c, d = numbers(">5i", body, 40 + long)
+            track.rotation = TURNS.get(tuple((v > 0) - (v < 0) for v in (a, b, c, d)), 0)
+        elif kind == b"edts":
+            track.edits = [edit for inner, each in boxes(body) if inner == b"elst" for edit in read_edits(each)]
+        elif kind == b"mdia":
+            _read_media(track, body)
+    return track
+
+
+def _read_media(track: Track, content: memoryview) -> None:
+    for kind, body in boxes(content):
+        if kind == b"mdhd":
+            track.timescale = numbers(">I", body, 20 if numbers("B", body)[0] else 12)[0] or 1
+        elif kind == b"hdlr":
+            track.kind = bytes(body[8:12]).decode("latin-1")
+        elif kind == b"minf":
+            tables = [each for inner, each in boxes(body) if inner == b"stbl"]
+            for name, table in (found for each in tables for found in boxes(each)):
+                if name == b"stsd":
+                    track.entries = _read_entries(table)
+                else:
+                    track.tables.read(name, table)
+    if track.kind == VIDEO and track.entries:
+        track.pixels = int(np.prod(numbers(">HH", track.entries[0], 32)))
+
+
+def _read_entries(body: memoryview) -> list[bytes]:
+    [count], at = numbers(">I", body, 4), 8
+    found = []
+    for _ in range(min(count, _MOST_ENTRIES)):
+        _, _, length = header(body, at, len(body) - at)
+        if at + length > len(body):
+            raise DamagedError(f"a sample entry of {length} bytes is longer than its box", at)
+        found.append(bytes(body[at : at + length]))
+        at += length
+    return found

@@ -1,0 +1,132 @@
+"""Writes a clip as a small mp4: its packets as they are, and an edit list by which players show the clip alone."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from streamer.media.containers.entries import CODECS, OBJECT_TYPES, TURNS, Codec
+from streamer.media.containers.records import open_record
+
+# Types of entries by decoder, the first of several; boxes of their parameters; types of objects of esds.
+_KINDS = {name: kind for kind, name in reversed(CODECS.items())}
+_PARAMETERS = {"h264": b"avcC", "hevc": b"hvcC", "libdav1d": b"av1C"}
+_OBJECTS = {name: number for number, name in reversed(OBJECT_TYPES.items())}
+_ONE = 1 << 16
+_MOST_TICKS = 1 << 31
+
+
+def clip_mp4(record: memoryview) -> bytes:
+    """Returns a film whose frames are those of the clip, from 0 s on; of a clip that is drawn, that in the middle.
+
+    Each frame is shown until the next one of the clip. All other packets are decoded and hidden by the edit list.
+
+    Raises:
+        ValueError, struct.error, msgspec.MsgspecError: bytes that are no record; or one of a codec or with times that
+            mp4 does not have, or without GOPs between its frames, behind which decoders would have to begin anew.
+    """
+    opened = open_record(record)
+    wanted, duration = opened.head.drawn(None)
+    first, stop = opened.span(wanted)
+    pts = np.array(opened.pts[first:stop])
+    shown, at = np.unique(wanted, return_index=True)
+    order = np.argsort(pts, kind="stable")
+    places = order[np.searchsorted(pts[order], shown)]
+    # FFmpeg guesses the duration of frames of VP8 and VP9 from the steps of decoding times, which are therefore usual.
+    lengths = np.empty_like(pts)
+    lengths[order] = np.diff(pts[order], append=pts.max() + 1)
+    lengths[places] = duration[at]
+    # Behind the last one that is shown none is needed.
+    count = int(places.max()) + 1
+    if any(first < gap < first + count for gap in opened.gaps):
+        raise ValueError("a clip whose frames are whole GOPs apart is not a film of its own")
+    contents, lengths = opened.packets[first : first + count], lengths[:count]
+    # Hidden packets have times before the edit, a tick each; those of shown ones are not before their decoding times.
+    hidden = order[(order < count) & ~np.isin(order, places)]
+    decoded, shown = np.cumsum(lengths) - lengths, shown - shown[0]
+    begin = max(len(hidden), int((decoded[places] - shown).max()))
+    edit = begin, int(shown[-1] + duration[at[-1]])
+    offsets = np.empty(count, np.int64)
+    offsets[hidden], offsets[places] = np.arange(len(hidden)), begin + shown
+    offsets -= decoded
+    if max(np.abs(offsets).max(), lengths.max()) >= _MOST_TICKS:
+        raise ValueError(f"a clip whose frames are more than {_MOST_TICKS} ticks apart")
+    ones = np.ones(count, np.int64)
+    tables = [
+        full(b"stsd", 0, struct.pack(">I", 1), _entry(opened.codec)),
+        full(b"stts", 0, rows(ones, lengths)),
+        full(b"ctts", 1, rows(ones, offsets)),
+        full(b"stsc", 0, rows(ones[:1], ones[:1] * count, ones[:1])),
+        full(b"stsz", 0, bytes(4), rows(np.array(list(map(len, contents))))),
+        # With further key frames torchcodec 0.13 counts hidden frames (17 of 79 clips, 2026-11-24).
+        full(b"stss", 0, rows(ones[:1])),
+    ]
+    kind = box(b"ftyp", b"isom", struct.pack(">I", 512), b"isomiso2mp41")
+    before = len(kind) + len(movie_box(tables, edit, opened.codec, opened.head.timescale, 0)) + 8
+    movie = movie_box(tables, edit, opened.codec, opened.head.timescale, before)
+    return b"".join([kind, movie, struct.pack(">I4s", 8 + sum(map(len, contents)), b"mdat"), *contents])
+
+
+def box(kind: bytes, *parts: bytes) -> bytes:
+    """Returns a box of these parts."""
+    return struct.pack(">I4s", 8 + sum(map(len, parts)), kind) + b"".join(parts)
+
+
+def full(kind: bytes, version: int, *parts: bytes, flags: int = 0) -> bytes:
+    """Returns a box with a version and flags."""
+    return box(kind, struct.pack(">I", version << 24 | flags), *parts)
+
+
+def rows(*columns: np.ndarray) -> bytes:
+    """Returns the number of rows, and the rows of these columns."""
+    return struct.pack(">I", len(columns[0])) + np.stack(columns, -1).astype(">i4").tobytes()
+
+
+def movie_box(tables: list[bytes], edit: tuple[int, int], codec: Codec, timescale: int, *chunks: int) -> bytes:
+    """Returns the box moov, whose track has chunks at these bytes of the file; the edit begins and is so long."""
+    first, shown = edit
+    a, b, c, d = next(matrix for matrix, turn in TURNS.items() if turn == codec.rotation)
+    matrix = struct.pack(">9i", a * _ONE, b * _ONE, 0, c * _ONE, d * _ONE, 0, 0, 0, 1 << 30)
+    plain = struct.pack(">9i", _ONE, 0, 0, 0, _ONE, 0, 0, 0, 1 << 30)
+    places = full(b"stco", 0, rows(np.array(chunks)))
+    source = box(b"dinf", full(b"dref", 0, struct.pack(">I", 1), full(b"url ", 0, flags=1)))
+    media = box(
+        b"mdia",
+        full(b"mdhd", 1, struct.pack(">16xIQHH", timescale, first + shown, 0x55C4, 0)),
+        full(b"hdlr", 0, struct.pack(">4x4s13x", b"vide")),
+        box(b"minf", full(b"vmhd", 0, bytes(8), flags=1), source, box(b"stbl", *tables, places)),
+    )
+    edits = full(b"elst", 1, struct.pack(">IQqI", 1, shown, first, _ONE))
+    size = struct.pack(">II", codec.width << 16, codec.height << 16)
+    track = full(b"tkhd", 1, struct.pack(">16xI4xQ16x", 1, shown), matrix, size, flags=3)
+    head = full(b"mvhd", 1, struct.pack(">16xIQIH10x", timescale, shown, _ONE, 256), plain, bytes(24), b"\0\0\0\2")
+    return box(b"moov", head, box(b"trak", track, box(b"edts", edits), media))
+
+
+def _entry(codec: Codec) -> bytes:
+    """The sample entry of these parameters."""
+    kind = _KINDS.get(codec.name)
+    if kind is None and codec.name not in _OBJECTS:
+        raise ValueError(f"{codec.name} is not a codec of mp4")
+    head = struct.pack(">6xH16xHHIIIH32xHh", 1, codec.width, codec.height, 72 << 16, 72 << 16, 0, 1, 24, -1)
+    boxes = []
+    if codec.name in _PARAMETERS:
+        boxes.append(box(_PARAMETERS[codec.name], codec.extradata))
+    elif kind in {None, b"mp4v"}:
+        boxes.append(_esds(_OBJECTS[codec.name], codec.extradata))
+    if codec.colour is not None:
+        boxes.append(box(b"colr", b"nclx", struct.pack(">HHHB", *codec.colour[:3], codec.colour[3] << 7)))
+    return box(kind or b"mp4v", head, *boxes)
+
+
+def _esds(number: int, specific: bytes) -> bytes:
+    inner = _descriptor(5, specific) if specific else b""
+    decoder = _descriptor(4, struct.pack(">BB11x", number, 0x11) + inner)
+    return full(b"esds", 0, _descriptor(3, struct.pack(">HB", 1, 0) + decoder + _descriptor(6, b"\2")))
+
+
+def _descriptor(tag: int, body: bytes) -> bytes:
+    """A descriptor, with its length in four bytes of seven bits."""
+    length = len(body)
+    return bytes([tag, *(length >> shift & 0x7F | (0x80 if shift else 0) for shift in (21, 14, 7, 0))]) + body

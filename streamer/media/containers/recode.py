@@ -1,0 +1,92 @@
+"""Takes the packets of clips out of what was fetched: the part that runs in a recoder. Decodes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from streamer.errors import RecodeError
+from streamer.formats.base import Records
+from streamer.formats.failures import needing
+from streamer.media.containers.blocks import Hint, Needed, read_hint
+from streamer.media.containers.keys import check_key, check_order
+from streamer.media.containers.records import Head, SoundHead, encode_head, encode_part
+from streamer.media.containers.tables import Integers
+
+Sounds: TypeAlias = Callable[[memoryview, bytes], tuple[list[bytes], Integers, list[SoundHead]]]
+
+
+class ClipRecoder:
+    """Makes heads of samples, and parts that they share; of a table of segments, its rows.
+
+    Args:
+        names: of the fields that clips have, so that columns have others.
+        sounds: finds the sound of a block, see `formats.video.sound`; None: clips have none.
+    """
+
+    def __init__(self, names: Sequence[str] = (), sounds: Sounds | None = None) -> None:
+        self._names, self._sounds = names, sounds
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Makes the records of a block, or reads the table that a survey asks for; see `Recoder.recode`."""
+        if samples < 0:
+            with needing("Tables of segments are read with pyarrow", "parquet"):
+                from streamer.media.containers.segment_table import read_segments
+            return read_segments(content, hint.decode(), self._names)
+        try:
+            described, needed = read_hint(hint)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise RecodeError(f"the hint of a block is damaged: {error}") from error
+        if len(needed.rows) != samples or not _is_inside(needed, len(content)):
+            raise RecodeError(f"a hint of {len(needed.rows)} samples, whose packets are not in {len(content)} bytes")
+        edges = zip(needed.start.tolist(), (needed.start + needed.size).tolist(), strict=True)
+        packets = [content[start:stop] for start, stop in edges]
+        for first in np.unique(needed.first).tolist():
+            check_key(packets[first], described.codec)
+        check_order(packets, needed.pts.tolist(), described.codec)
+        cuts = needed.parts()
+        parts = _parts(described, needed, packets, cuts)
+        ranges = np.stack(
+            [np.searchsorted(cuts, needed.first, "right") - 1, np.searchsorted(cuts, needed.stop, "left")], axis=-1
+        )[:, None]
+        sounds: Sequence[SoundHead | None] = [None] * samples
+        if self._sounds:
+            pieces, used, sounds = self._sounds(content, described.sound)
+            if len(sounds) != samples:
+                raise RecodeError(f"a hint of {samples} samples, of which {len(sounds)} have sound")
+            ranges = np.concatenate([ranges, used + len(parts)], axis=1)
+            parts += pieces
+        heads = [_head(described, needed, number, sound) for number, sound in enumerate(sounds)]
+        return Records(
+            heads,
+            np.array(list(map(len, heads)), np.int64),
+            parts,
+            np.array(list(map(len, parts)), np.int64),
+            ranges.astype(np.int64),
+        )
+
+
+def _is_inside(needed: Needed, content_bytes: int) -> bool:
+    return bool(needed.start.min() >= 0 and (needed.start + needed.size).max() <= content_bytes)
+
+
+def _parts(described: Hint, needed: Needed, packets: list[memoryview], cuts: np.ndarray) -> list[bytes]:
+    pts, key, behind_gap = needed.pts.tolist(), needed.key.tolist(), needed.behind_gap.tolist()
+    return [
+        encode_part(
+            pts[first:stop], packets[first:stop], described.codec if key[first] else None, behind_gap=behind_gap[first]
+        )
+        for first, stop in pairwise(cuts.tolist())
+    ]
+
+
+def _head(described: Hint, needed: Needed, number: int, sound: SoundHead | None) -> bytes:
+    row = needed.rows[number]
+    draws = needed.draws[number].tobytes() if needed.draws else b""
+    pts, duration = needed.pts[row].tobytes(), needed.duration[row].tobytes()
+    extra = needed.extra[number] if needed.extra else b""
+    return encode_head(Head(described.key, described.timescale, pts, duration, described.pattern, draws, extra, sound))

@@ -1,0 +1,200 @@
+"""The record of a sample: its head, and the parts of its packets, which clips share in the chunk file.
+
+    head   u32 bytes | MessagePack of `Head`
+    part   u32 packets | u32 bytes of codec | packets x (u32 size, i64 pts) | MessagePack of `Codec` | packets
+    sound  pieces of `formats.audio.sounds`, if the head says so
+
+Only parts that begin with a key packet have codec parameters. The highest bit of their number of packets says that
+packets before them are left out. Numbers are little-endian, times ticks of the track.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+
+from streamer.media.containers.clips import Pattern, drawn
+from streamer.media.containers.entries import Codec
+from streamer.media.containers.tables import Integers
+
+_LENGTH, _PART, _PACKET = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<Iq")
+_GAP = 1 << 31
+# Of the numbers of a head: at most 5 bytes where MessagePack has a length, 9 where it has a number.
+_HEAD_BYTES = 64
+
+
+class SoundHead(msgspec.Struct, frozen=True, array_like=True):
+    """What the head of a record has of the sound of its clips.
+
+    Attributes:
+        codec: how it is encoded.
+        total: samples of the track, of all channels.
+        length: samples of a clip.
+        played_at: when sample 0 is played, seconds.
+        first: the number of the first sample that the packets decode to.
+        stored: bytes of the packets, at the end of the record.
+    """
+
+    codec: Codec
+    total: int
+    length: int
+    played_at: float
+    first: int = 0
+    stored: int = 0
+
+    def begin(self, seconds: float) -> int:
+        """The first sample of a clip whose first frame is shown then."""
+        return round((seconds - self.played_at) * self.codec.rate)
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """What a sample has besides packets.
+
+    Attributes:
+        key: path of the film.
+        timescale: ticks of a second.
+        pts: int64 of the frames of its clips one after the other; if clips are drawn, of those that they may have.
+        duration: likewise.
+        pattern: of a clip.
+        draws: of clips that are drawn, int64 (clips, 2): place of the first possible beginning in `pts`, their number;
+            else empty.
+        extra: the record of its row of a table, see `formats.table.records`; of other samples empty.
+        sound: of its clips, if they have any.
+    """
+
+    key: str
+    timescale: int
+    pts: bytes
+    duration: bytes
+    pattern: Pattern
+    draws: bytes = b""
+    extra: bytes = b""
+    sound: SoundHead | None = None
+
+    def drawn(self, rng: np.random.Generator | None) -> tuple[Integers, Integers]:
+        """Returns times and durations of the frames, ticks: of clips that `rng` draws, or in the middle of their cells.
+
+        Fields of one sample agree where they get equal generators.
+        """
+        pts, duration = np.frombuffer(self.pts, "<i8"), np.frombuffer(self.duration, "<i8")
+        if not self.draws:
+            return pts, duration
+        base, number = np.frombuffer(self.draws, "<i8").reshape(-1, 2).T
+        chosen = self.pattern.of(pts, base + drawn(number, rng)).ravel()
+        return pts[chosen], duration[chosen]
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A record whose bytes are not copied.
+
+    Attributes:
+        head: of the sample.
+        codec: parameters of its packets.
+        packets: in the order stored.
+        pts: of each packet, ticks.
+        keys: numbers of the key packets.
+        gaps: numbers of those before which packets are left out.
+    """
+
+    head: Head
+    codec: Codec
+    packets: Sequence[memoryview]
+    pts: Sequence[int]
+    keys: Sequence[int]
+    gaps: Sequence[int]
+
+    def span(self, wanted: Integers) -> tuple[int, int]:
+        """The packets `[first, stop)` that are decoded for the frames of these times; see `Frames`.
+
+        Raises:
+            ValueError: a frame is not in the record.
+        """
+        if not self.head.draws:
+            return 0, len(self.packets)
+        pts = np.array(self.pts)
+        order = np.argsort(pts, kind="stable")
+        places = order[np.minimum(np.searchsorted(pts[order], wanted), len(pts) - 1)]
+        if not np.array_equal(pts[places], wanted):
+            raise ValueError("a clip without the packets of its frames")
+        first, stop = int(places.min()), int(places.max()) + 1
+        keys = [key for key in self.keys if key <= first and pts[key] <= wanted.min()]
+        return (keys[-1] if keys else 0), stop
+
+
+_encode = msgspec.msgpack.encode
+_HEAD = msgspec.msgpack.Decoder(Head)
+
+
+@lru_cache(maxsize=64)
+def _codec(content: bytes) -> Codec:
+    return msgspec.msgpack.decode(content, type=Codec)
+
+
+def heads_bytes(key: str, samples: int, numbers: int, sound: SoundHead | None = None) -> int:
+    """The most bytes of the heads of these samples; `numbers`: of their frames and of what is drawn."""
+    more = _HEAD_BYTES + len(_encode(sound)) if sound else 0
+    return samples * (_HEAD_BYTES + len(key.encode()) + more) + 16 * numbers
+
+
+def part_bytes(packets: int, codec: Codec | None) -> int:
+    """The bytes of a part besides its packets; None: it does not begin with a key packet."""
+    return _PART.size + _PACKET.size * packets + (len(_encode(codec)) if codec else 0)
+
+
+def encode_head(head: Head) -> bytes:
+    """Returns the bytes of a head."""
+    content = _encode(head)
+    return _LENGTH.pack(len(content)) + content
+
+
+def encode_part(pts: Sequence[int], content: Sequence[memoryview], codec: Codec | None, *, behind_gap: bool) -> bytes:
+    """Returns the bytes of a part, of packets that are shown at `pts`."""
+    described = _encode(codec) if codec else b""
+    head = _PART.pack(len(pts) | _GAP * behind_gap, len(described))
+    return b"".join([head, *map(_PACKET.pack, map(len, content), pts), described, *content])
+
+
+def read_head(record: memoryview) -> tuple[Head, memoryview]:
+    """Reads the head of a record; returns it and the parts.
+
+    Raises:
+        ValueError, struct.error, msgspec.MsgspecError: bytes that are no record.
+    """
+    [length] = _LENGTH.unpack_from(record)
+    body = record[_LENGTH.size : _LENGTH.size + length]
+    return _HEAD.decode(body), record[_LENGTH.size + length :]
+
+
+def open_record(record: memoryview) -> Opened:
+    """Reads a record.
+
+    Raises:
+        ValueError, struct.error, msgspec.MsgspecError: bytes that are no record.
+    """
+    head, rest = read_head(record)
+    rest = rest[: len(rest) - (head.sound.stored if head.sound else 0)]
+    codec: Codec | None = None
+    packets, pts, keys, gaps, at = list[memoryview](), list[int](), list[int](), list[int](), 0
+    while at < len(rest):
+        count, codec_bytes = _PART.unpack_from(rest, at)
+        if count & _GAP:
+            gaps.append(len(packets))
+            count ^= _GAP
+        at += _PART.size
+        table, at = rest[at : at + _PACKET.size * count], at + _PACKET.size * count
+        if codec is None:
+            codec = _codec(bytes(rest[at : at + codec_bytes]))
+        if codec_bytes:
+            keys.append(len(packets))
+        at += codec_bytes
+        for size, time in _PACKET.iter_unpack(table):
+            packets.append(rest[at : at + size])
+            at += size
+            pts.append(time)
+    if codec is None or at != len(rest):
+        raise ValueError(f"packets up to byte {at} of {len(rest)}")
+    return Opened(head, codec, packets, pts, keys, gaps)

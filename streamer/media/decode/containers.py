@@ -1,0 +1,215 @@
+"""Whole films by FFmpeg: containers other than mp4 and mov, and what is not read of those."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Collection, Iterator, Sequence
+from fractions import Fraction
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from streamer.media.containers.entries import Codec
+from streamer.media.containers.frames import Frames
+from streamer.media.containers.tables import Packets
+from streamer.media.decode.contexts import check_installed, limit
+from streamer.media.decode.films import Film
+
+if TYPE_CHECKING:
+    from av import Packet, VideoCodecContext, VideoFrame
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+# FFmpeg's demuxers of files that are whole by themselves: others open ports and further files, or guess pictures.
+_READ = (
+    "aac,ac3,ac4,aiff,amr,amrnb,amrwb,ape,apng,asf,au,av1,avi,avr,avs2,avs3,bink,caf,cavsvideo,"
+    "dirac,dnxhd,dsf,dts,dtshd,dv,eac3,flac,flic,flv,gif,gsm,gxf,h261,h263,h264,hevc,iff,ircam,"
+    "ivf,loas,m4v,matroska,mjpeg,mlp,mov,mp3,mpc,mpc8,mpeg,mpegts,mpegvideo,mxf,nistsphere,nsv,"
+    "nut,nuv,obu,ogg,oma,pva,pvf,qcp,rm,shn,smjpeg,smk,sox,swf,tak,truehd,tta,vc1,voc,vvc,"
+    "w64,wav,webm,wtv,wv,xwma,yuv4mpegpipe"
+)
+# Those that store when each picture is shown. FFmpeg guesses it for others, and wrongly where pictures are reordered.
+_TIMED = frozenset(["asf", "flv", "gif", "ivf", "matroska", "mov", "mpegts", "mxf", "nut", "ogg", "webm", "wtv"])
+# Frames of a film whose order is only known when it is decoded are kept up to so much; others are decoded once more.
+_MOST_KEPT_BYTES = 128 << 20
+# AV_CODEC_PROP_REORDER: pictures may be stored in another order than shown.
+_REORDER = 1 << 3
+_USUAL_RATE = 25
+
+
+class _Opened(msgspec.Struct):
+    """A container, its film, and the packets of this that are not empty."""
+
+    box: InputContainer
+    stream: VideoStream
+    packets: Sequence[Packet[Any]]
+
+
+class _Played(msgspec.Struct):
+    """Frames of a film by their places in a full decode.
+
+    Attributes:
+        content: the file.
+        places: of each frame, by its time.
+        frames: those that are decoded already, from the first one on.
+    """
+
+    content: memoryview
+    places: dict[int, int]
+    frames: list[VideoFrame]
+
+    def find(self, wanted: Collection[int]) -> dict[int, VideoFrame]:
+        """Finds the frames of these times."""
+        times = {self.places[time]: time for time in wanted}
+        last = max(times)
+        frames = self.frames if last < len(self.frames) else _decode_all(_open(self.content))
+        return {times[place]: frame for place, frame in enumerate(islice(frames, last + 1)) if place in times}
+
+
+def open_container(content: memoryview) -> InputContainer:
+    """Opens a file that is whole by itself with FFmpeg; nothing else is opened for it.
+
+    Raises:
+        ConfigError: PyAV is not installed.
+        ValueError: it is of another container.
+        av.FFmpegError: it is damaged.
+    """
+    check_installed()
+    import av
+
+    options = {"format_whitelist": _READ, "protocol_whitelist": ""}
+    try:
+        return av.open(io.BytesIO(content), "r", container_options=options)
+    except av.FFmpegError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise ValueError(f"it is none of the containers that are read: {_READ.replace(',', ', ')}") from error
+
+
+def read_container(content: memoryview, *, by_number: bool = False) -> tuple[Film, Frames]:
+    """Finds packets and frames of a film, by the times that are stored, or by their numbers in a full decode.
+
+    Args:
+        content: the file.
+        by_number: whether times are not to be believed.
+
+    Raises:
+        ValueError: it is not a film, or damaged.
+    """
+    import av
+
+    try:
+        opened = _open(content)
+        pts = [packet.pts for packet in opened.packets]
+        names = frozenset(opened.box.format.name.split(","))
+        is_reordered = bool(opened.stream.codec_context.codec.properties & _REORDER)
+        is_timed = not is_reordered or not names.isdisjoint(_TIMED)
+        # Frames behind another palette or other parameters are decoded with them, though packets from a key frame on
+        # do not have them.
+        is_timed = is_timed and not any(map(_brings_parameters, opened.packets[1:]))
+        if by_number or not is_timed or None in pts or len(set(pts)) < len(pts):
+            return _by_number(content, opened)
+        film, frames = _by_times(content, opened)
+        if len(frames) < sum(not packet.is_discard for packet in opened.packets):
+            # It begins between key frames, or with pictures of an open GOP, of which some may be shown.
+            return _by_number(content, _open(content))
+        return film, frames
+    except av.FFmpegError as error:
+        raise ValueError(f"FFmpeg: {error}") from error
+
+
+def _brings_parameters(packet: Packet[Any]) -> bool:
+    # PyAV before 16 does not say it.
+    has = getattr(packet, "has_sidedata", None)
+    return has is not None and any(map(has, ("palette", "new_extradata")))
+
+
+def _open(content: memoryview) -> _Opened:
+    import av
+    from av.stream import Disposition
+
+    box = open_container(content)
+    stream = box.streams.best("video")
+    if stream is None:
+        raise ValueError("it has no film")
+    if not isinstance(stream.codec_context, av.VideoCodecContext):
+        raise ValueError("the FFmpeg of PyAV has no decoder of its film: its head is damaged, or its codec unknown")
+    if stream.disposition & Disposition.attached_pic:
+        raise ValueError("it has no film, but a cover")
+    limit(stream.codec_context)
+    assert isinstance(stream, av.video.stream.VideoStream)
+    return _Opened(box, stream, [packet for packet in box.demux(stream) if packet.size])
+
+
+def _by_times(content: memoryview, opened: _Opened) -> tuple[Film, Frames]:
+    stream, found, context = opened.stream, opened.packets, opened.stream.codec_context
+    if (base := stream.time_base) is None:
+        raise ValueError("its times have no unit")
+    codec = Codec(context.codec.name, context.extradata or b"", context.width, context.height)
+    # Ticks of a whole number of a second.
+    pts = np.array([packet.pts for packet in found], np.int64) * base.numerator
+    duration = np.array([packet.duration or 0 for packet in found], np.int64) * base.numerator
+    key = np.array([packet.is_keyframe for packet in found], bool)
+    shown = np.array([not packet.is_discard for packet in found], bool)
+    size = np.array([packet.size for packet in found], np.int64)
+    packets = Packets(pts, size, pts, duration, key, shown, np.zeros_like(pts))
+    film = Film(
+        codec,
+        [memoryview(packet) for packet in found],
+        pts.tolist(),
+        base.denominator,
+        stored=found,
+        open=_Contexts(content, context),
+    )
+    return film, Frames.of(packets)
+
+
+class _Contexts:
+    """Contexts with all that a container says of its film: codec tag, bits of a pixel, palette; each used once."""
+
+    def __init__(self, content: memoryview, first: VideoCodecContext) -> None:
+        self._content = content
+        self._first: VideoCodecContext | None = first
+
+    def __call__(self) -> VideoCodecContext:
+        found, self._first = self._first, None
+        return found if found is not None else _open(self._content).stream.codec_context
+
+
+def _by_number(content: memoryview, opened: _Opened) -> tuple[Film, Frames]:
+    """Decodes the whole film, which alone says in which order its pictures are shown, and how many there are."""
+    stream, name = opened.stream, opened.stream.codec_context.codec.name
+    kept, kept_bytes, count = list["VideoFrame"](), 0, 0
+    for frame in _decode_all(opened):
+        if kept_bytes < _MOST_KEPT_BYTES:
+            kept.append(frame)
+            kept_bytes += sum(plane.buffer_size for plane in frame.planes)
+        count += 1
+    # Pictures are shown at the times of decoding, in another order.
+    times = sorted({packet.dts for packet in opened.packets if packet.dts is not None})
+    base, rate = stream.time_base, Fraction(stream.average_rate or stream.guessed_rate or _USUAL_RATE)
+    if base is not None and len(times) == count:
+        pts, timescale = np.array(times, np.int64) * base.numerator, base.denominator
+    else:
+        pts, timescale = np.arange(count) * rate.denominator, rate.numerator
+    usual = max(1, round(timescale / rate))
+    place = np.arange(count)
+    frames = Frames(place, pts, np.diff(pts, append=pts[-1:] + usual), place)
+    played = _Played(content, {time: number for number, time in enumerate(pts.tolist())}, kept)
+    return Film(Codec(name), (), pts.tolist(), timescale, play=played.find), frames
+
+
+def _decode_all(opened: _Opened) -> Iterator[VideoFrame]:
+    """Decodes all packets as FFmpeg plays them: those that it cannot decode have no frame."""
+    import av
+
+    context = opened.stream.codec_context
+    for packet in [*opened.packets, None]:
+        try:
+            yield from context.decode(packet)
+        except av.FFmpegError:
+            # A film that begins between key frames, and a damaged one, go on with the next picture.
+            continue

@@ -1,0 +1,161 @@
+"""How much of the decoding of clips is thrown away, and what would be cheaper: computed from the index alone."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.manifest.blocks import decode_hints
+from streamer.manifest.table import Manifest
+from streamer.media.containers.blocks import Needed, read_hint
+from streamer.media.containers.clips import Pattern
+from streamer.media.containers.frames import Frames
+from streamer.media.containers.tables import Integers, Packets
+
+# Where less is thrown away, other settings gain little.
+_WASTED_SHARE = 0.7
+# Clips of one sample, for the estimate.
+_GROUP = 4
+# A mean is taken of so many chunks: 0.1 s for 16 chunks of 8 MiB (2026-11-26).
+_MOST_CHUNKS = 16
+
+Numbers = NDArray[np.float64]
+
+
+class DecodeCost(msgspec.Struct, frozen=True):
+    """What decoding a sample takes, or the means of several samples.
+
+    Attributes:
+        packets: decoded, from a key frame on.
+        wanted: frames of the sample, each counted once.
+        span: frames from the first to the last of them.
+        pixels: of a picture.
+        grouped: packets per clip if four clips that follow each other were one sample; 0: unknown.
+        key_seconds: median time between key frames; 0: unknown.
+    """
+
+    packets: float
+    wanted: float
+    span: float
+    pixels: float
+    grouped: float
+    key_seconds: float
+
+    @property
+    def wasted(self) -> float:
+        """The share of the decoded packets whose pictures are not in the sample."""
+        return 1 - self.wanted / self.packets
+
+    def __str__(self) -> str:
+        keys = f"; key frames are {self.key_seconds:.2g} s apart" if self.key_seconds else ""
+        return (
+            f"{self.packets:.0f} packets for {self.wanted:.0f} of {self.span:.0f} frames, {self.wasted:.0%} thrown "
+            f"away{keys}"
+        )
+
+    @property
+    def cheaper(self) -> str:
+        """The ways to decode fewer packets, with their numbers; "" if there are none."""
+        ways = [
+            ('start="key": {:.0f} packets', self.span),
+            (f"clips_per_sample={_GROUP}: {{:.0f}} a clip", self.grouped),
+            # A clip begins in the middle of a GOP on average.
+            (f"films encoded with ffmpeg -g {self.span:.0f}: about {{:.0f}}", self.span + (self.span - 1) / 2),
+        ]
+        return ", ".join(text.format(packets) for text, packets in ways if 0 < packets < self.packets - 0.5)
+
+    @property
+    def advice(self) -> str:
+        """What to do where decoding is too slow; "" where too little is thrown away."""
+        return f"clips: {self}; cheaper: {self.cheaper}" if self.wasted > _WASTED_SHARE else ""
+
+
+def cost_of(manifest: Manifest, ordinal: int) -> DecodeCost | None:
+    """Returns what decoding a sample takes; None: it is not a clip of a film."""
+    if manifest.format != "video":
+        return None
+    chunk = manifest.chunk(int(manifest.locate(np.array([ordinal]))[0][0]))
+    place = ordinal - chunk.first_sample
+    return _mean(_costs_in(chunk.hint)[place : place + 1])
+
+
+def mean_cost(manifest: Manifest) -> DecodeCost | None:
+    """Returns the means of a dataset, of some of its chunks if it has many; None: its samples are no clips of films."""
+    if manifest.format != "video":
+        return None
+    numbers = np.unique(np.linspace(0, manifest.chunks - 1, _MOST_CHUNKS).astype(int)).tolist()
+    return _mean(np.concatenate([_costs_in(manifest.chunk(number).hint) for number in numbers]))
+
+
+def _mean(costs: Numbers) -> DecodeCost:
+    known = ~np.isnan(costs)
+    means = np.where(known, costs, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    return DecodeCost(*means.tolist())
+
+
+def _costs_in(hint: bytes) -> Numbers:
+    """The costs of the samples of a chunk."""
+    return np.concatenate([block_costs(block.hint) for block in decode_hints(hint)])
+
+
+def block_costs(content: bytes) -> Numbers:
+    """The costs of the samples of a block, from its hint: (samples, 6), as `DecodeCost` has them, NaN for unknown.
+
+    Where clips are drawn, those in the middle count.
+    """
+    hint, needed = read_hint(content)
+    rows = _rows(hint.pattern, needed)
+    flat, lengths = np.concatenate(rows), np.array(list(map(len, rows)))
+    begins = np.cumsum(lengths) - lengths
+    sample = np.repeat(np.arange(len(rows)), lengths)
+    distinct = np.unique(sample * len(needed.size) + flat) // len(needed.size)
+    frames = _frames(needed, flat)
+    starts = np.zeros(len(needed.size), np.int64)
+    starts[frames.packet] = frames.start
+    start, stop = np.minimum.reduceat(starts[flat], begins), np.maximum.reduceat(flat, begins) + 1
+    earliest, latest = (of.reduceat(needed.pts[flat], begins) for of in (np.minimum, np.maximum))
+    costs = np.full((len(rows), 6), np.nan)
+    costs[:, 0] = stop - start
+    costs[:, 1] = np.bincount(distinct, minlength=len(rows))
+    costs[:, 2] = np.searchsorted(frames.pts, latest, "right") - np.searchsorted(frames.pts, earliest)
+    costs[:, 3] = hint.codec.width * hint.codec.height
+    if len(rows) >= _GROUP and int(lengths[0]) == hint.pattern.count:
+        # The clips from this one on, or the last ones.
+        first = np.minimum(np.arange(len(rows)), len(rows) - _GROUP)
+        together = first[:, None] + np.arange(_GROUP)
+        taken = stop[together].max(axis=1) - start[together].min(axis=1)
+        missing = _missing(needed, frames, earliest[together].min(axis=1), latest[together].max(axis=1))
+        costs[:, 4] = (taken + missing / max(1.0, np.median(needed.duration[frames.packet]))) / _GROUP
+    keys = np.unique(needed.pts[needed.key])
+    apart = np.diff(keys)
+    # There may be key frames in what is missing.
+    apart = apart[_missing(needed, frames, keys[:-1], keys[1:]) < apart / 2]
+    costs[:, 5] = np.median(apart) / hint.timescale if len(apart) else np.nan
+    return costs
+
+
+def _rows(pattern: Pattern, needed: Needed) -> list[Integers]:
+    """The packets of the frames of each sample."""
+    if not needed.draws:
+        return needed.rows
+    chosen = []
+    for row, draws in zip(needed.rows, needed.draws, strict=True):
+        base, number = draws.T
+        chosen.append(row[pattern.of(needed.pts[row], base + number // 2).ravel()])
+    return chosen
+
+
+def _frames(needed: Needed, wanted: Integers) -> Frames:
+    """The frames that the packets of a block show."""
+    shown = needed.duration > 0
+    shown[wanted] = True
+    entry = np.zeros(len(shown), np.int64)
+    return Frames.of(Packets(needed.start, needed.size, needed.pts, needed.duration, needed.key, shown, entry))
+
+
+def _missing(needed: Needed, frames: Frames, start: Integers, stop: Integers) -> Integers:
+    """Ticks between these times whose frames no clip needs, so that the block does not have them."""
+    before = np.append(0, np.cumsum(np.maximum(frames.duration - needed.duration[frames.packet], 0)))
+    ticks: Integers = before[np.searchsorted(frames.pts, stop)] - before[np.searchsorted(frames.pts, start)]
+    return ticks

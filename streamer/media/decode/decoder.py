@@ -1,0 +1,67 @@
+"""What decoders of films and sounds have in common. Imports no library, so that every worker may."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError
+from streamer.media.decode.contexts import check_codecs
+
+Array = NDArray[Any]
+# Returns a generator that depends on seed, epoch and sample alone; each call one that begins anew.
+Draws = Callable[[], np.random.Generator]
+
+
+class MediaDecoder(ABC):
+    """Decodes a field, an array in the memory that is given where it fits."""
+
+    needs_pyav: ClassVar[bool] = True
+
+    @abstractmethod
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> object:
+        """Decodes a field.
+
+        Args:
+            content: its bytes.
+            out: written and returned if the array has its shape and type.
+            draws: where something is drawn; None: the middle is taken.
+
+        Raises:
+            ValueError: other bytes.
+            ConfigError: a library is not installed.
+        """
+
+    def check(self, codecs: Collection[str] = ()) -> None:
+        """Raises ConfigError if PyAV is needed and not installed, or does not decode one of these codecs.
+
+        Imports it for them alone.
+        """
+        if self.needs_pyav:
+            check_codecs(codecs)
+
+    def __call__(self, content: bytes | memoryview) -> object:
+        """Decodes a field of a sample that is in no epoch."""
+        return self.decode(memoryview(content))
+
+
+def check_seconds(decoder: str, name: str, value: object, *, zero: bool = False) -> None:
+    """Raises ConfigError unless the value is a finite number of seconds, positive or, if `zero`, 0."""
+    if (
+        not isinstance(value, int | float | np.integer | np.floating)
+        or not 0 <= value < math.inf
+        or (value == 0 and not zero)
+    ):
+        rule = "a time from 0 on" if zero else "a positive number"
+        raise ConfigError(f"{decoder}: {name}={value!r} is not {rule}, finite and in seconds", field="decode")
+
+
+def memory_for(shape: tuple[int, ...], dtype: type[np.generic], out: Array | None) -> Array:
+    """Returns `out` if it has this shape and type, else new memory."""
+    fits = out is not None and out.shape == shape and out.dtype == dtype
+    return out if fits and out is not None else np.empty(shape, dtype)

@@ -1,0 +1,114 @@
+"""Films to decode: packets, and what a decoder has to be told; those of whole mp4 and mov by their own index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from streamer.formats.reading import read_in_memory
+from streamer.manifest.model import ObjectRecord
+from streamer.media.containers.entries import Codec
+from streamer.media.containers.frames import Frames
+from streamer.media.containers.movie import VIDEO, read_movie
+from streamer.media.decode.contexts import context_of, packet_of
+
+if TYPE_CHECKING:
+    from av import Packet, VideoCodecContext, VideoFrame
+
+
+_REORDERED = frozenset(["h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video"])
+# B-frames are behind the second or third packet.
+_TRIED_PACKETS = 8
+
+
+class DisorderError(ValueError):
+    """Raised where pictures are shown in another order than the times of their packets say."""
+
+
+class Film(msgspec.Struct, frozen=True):
+    """Packets to decode.
+
+    Attributes:
+        codec: their parameters.
+        packets: in the order stored.
+        pts: of each packet, ticks.
+        timescale: ticks of a second.
+        gaps: numbers of the packets before which others are left out.
+        stored: the packets as FFmpeg's demuxer gives them, with what is beside their bytes.
+        open: opens a context that has decoded nothing; None: one of `codec`.
+        play: decodes the frames of these times without `packets`, from the beginning of the file on.
+    """
+
+    codec: Codec
+    packets: Sequence[memoryview]
+    pts: Sequence[int]
+    timescale: int
+    gaps: Sequence[int] = ()
+    stored: Sequence[Packet[Any]] = ()
+    open: Callable[[], VideoCodecContext] | None = None
+    play: Callable[[Collection[int]], dict[int, VideoFrame]] | None = None
+
+    def piece(self, first: int, stop: int) -> Film:
+        """Returns the film of the packets `[first, stop)`."""
+        return msgspec.structs.replace(
+            self, packets=self.packets[first:stop], pts=self.pts[first:stop], stored=self.stored[first:stop]
+        )
+
+    def context(self) -> VideoCodecContext:
+        """Opens a context that has decoded nothing; raises ValueError if it is one of sounds."""
+        import av
+
+        context = self.open() if self.open else context_of(self.codec)
+        if not isinstance(context, av.VideoCodecContext):
+            raise ValueError(f"{self.codec.name} is a codec of sounds")
+        return context
+
+    def rotation(self, frame: VideoFrame) -> int:
+        """Returns the degrees counterclockwise by which a frame is turned: 0, 90, 180, 270."""
+        if not self.open and not self.play:
+            return self.codec.rotation
+        return 0 if frame.rotation % 90 else frame.rotation % 360
+
+    def packet(self, number: int) -> Packet[Any]:
+        """Returns a packet for a context."""
+        return self.stored[number] if self.stored else packet_of(self.packets[number])
+
+
+def read_own(content: memoryview) -> tuple[Film, Frames, bool]:
+    """Finds packets and frames of a whole mp4 or mov, and whether all of them can be shown at these times.
+
+    Raises:
+        UnreadError: it is of a kind that is not read.
+        DamagedError: its boxes contradict each other.
+    """
+    movie = read_in_memory(read_movie(ObjectRecord("", len(content), "")), content)
+    track = movie.track(VIDEO)
+    packets, timescale = movie.packets(track).with_own_times(track.timescale)
+    edges = zip(packets.offset.tolist(), (packets.offset + packets.size).tolist(), strict=True)
+    views = [content[start:stop] for start, stop in edges]
+    film, frames = Film(track.codec(), views, packets.pts.tolist(), timescale), Frames.of(packets)
+    is_whole = len(frames) == int((packets.shown & (packets.size > 0)).sum())
+    return film, frames, is_whole and (track.tables.has_times or _is_shown_as_timed(film))
+
+
+def _is_shown_as_timed(film: Film) -> bool:
+    """Returns whether pictures may be shown at the times of their packets.
+
+    Times that only ascend are those of decoding, where a file says none of showing. Its first packets are decoded then,
+    of which the decoder learns whether pictures are reordered.
+    """
+    if film.codec.name not in _REORDERED or any(later < pts for pts, later in pairwise(film.pts)):
+        return True
+    import av
+
+    context = film.context()
+    # Damage is the error of the clip that needs its packets.
+    with suppress(av.FFmpegError):
+        for number in range(min(len(film.packets), _TRIED_PACKETS)):
+            if len(film.packets[number]):
+                context.decode(film.packet(number))
+    return not context.has_b_frames

@@ -1,0 +1,313 @@
+"""Clips as RGB: of records of `streamer.media.containers`, and of whole films."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from fractions import Fraction
+from numbers import Integral
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from streamer.errors import ConfigError
+from streamer.formats.failures import UnreadError
+from streamer.media.audio.sounds import packets_of
+from streamer.media.containers.clips import Pattern
+from streamer.media.containers.entries import ENCRYPTED
+from streamer.media.containers.frames import Frames as FramesOfFilm
+from streamer.media.containers.keys import unreferenced
+from streamer.media.containers.movie import is_movie
+from streamer.media.containers.records import Head, open_record, read_head
+from streamer.media.containers.tables import Integers
+from streamer.media.decode.audio import decoded
+from streamer.media.decode.containers import read_container
+from streamer.media.decode.decoder import Array, Draws, MediaDecoder, check_seconds, memory_for
+from streamer.media.decode.films import DisorderError, Film, read_own
+from streamer.media.decode.pictures import turned, write_rgb
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+
+_ORDERS = ("NCHW", "NHWC")
+_STARTS = ("first", "middle", "random")
+_POLICIES = ("error", "repeat_last")
+
+
+@dataclass(frozen=True)
+class Frames(MediaDecoder):
+    """Decodes the clips of `Video`: uint8, RGB, [frames, 3, height, width].
+
+        StreamingDataset(url, format=Video(), decode={"frames": Frames((224, 224))})
+
+    Attributes:
+        size: height and width to which pictures are resized (bicubic); None: as they are.
+        dimension_order: "NCHW", or "NHWC": [frames, height, width, 3].
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    size: tuple[int, int] | None = None
+    dimension_order: Literal["NCHW", "NHWC"] = "NCHW"
+
+    def __post_init__(self) -> None:
+        _check_output(type(self).__name__, self.size, self.dimension_order)
+
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
+        """Decodes a record; see `MediaDecoder`."""
+        try:
+            record = open_record(content)
+        except struct.error as error:
+            raise ValueError(f"a clip is cut off: {error}") from error
+        pts, _ = record.head.drawn(draws() if draws else None)
+        first, stop = record.span(pts)
+        gaps = [gap - first for gap in record.gaps if first < gap < stop]
+        film = Film(record.codec, record.packets[first:stop], record.pts[first:stop], record.head.timescale, gaps)
+        return self.of(film, pts, _clips(record.head, len(pts)), out)
+
+    def of(self, film: Film, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
+        """Decodes the frames of these times, which get this shape."""
+        frames = _decoded(film, pts.tolist())
+        first, planar = frames[0], self.dimension_order == "NCHW"
+        rotation = film.rotation(first)
+        height, width = self.size or turned((first.height, first.width), rotation) or (0, 0)
+        picture = (3, height, width) if planar else (height, width, 3)
+        made = memory_for((*shape, *picture), np.uint8, out)
+        for frame, target in zip(frames, made.reshape(-1, *picture), strict=True):
+            if (frame.height, frame.width) != (first.height, first.width):
+                raise ValueError(
+                    f"its pictures change from {first.width}x{first.height} to {frame.width}x{frame.height}"
+                )
+            write_rgb(frame, self.size, rotation, target, planar=planar)
+        return made
+
+
+@dataclass(frozen=True)
+class VideoClip(MediaDecoder):
+    """Decodes a clip of a whole film, in any container that FFmpeg reads: uint8, RGB, [frames, 3, height, width].
+
+        StreamingDataset(url, decode={"mp4": VideoClip(16, start="random", size=(224, 224))})
+
+    Attributes:
+        num_frames_per_clip: frames of the clip.
+        num_indices_between_frames: one of so many frames.
+        seconds_between_frames: instead of it: the frames shown at these distances from the first one.
+        start: where the clip begins: with the "first" frame, so that it is in the "middle", or at "random", drawn anew
+            in each epoch.
+        policy: of films shorter than a clip: "error", or "repeat_last" repeats the last frame.
+        size: height and width to which pictures are resized (bicubic); None: as they are.
+        dimension_order: "NCHW", or "NHWC": [frames, height, width, 3].
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+
+    num_frames_per_clip: int = 16
+    _: KW_ONLY
+    num_indices_between_frames: int = 1
+    seconds_between_frames: float | None = None
+    start: Literal["first", "middle", "random"] = "middle"
+    policy: Literal["error", "repeat_last"] = "error"
+    size: tuple[int, int] | None = None
+    dimension_order: Literal["NCHW", "NHWC"] = "NCHW"
+
+    def __post_init__(self) -> None:
+        _check_output("VideoClip", self.size, self.dimension_order)
+        for name, value, known in (("start", self.start, _STARTS), ("policy", self.policy, _POLICIES)):
+            if value not in known:
+                raise ConfigError(f"VideoClip: {name}={value!r} is none of {', '.join(known)}", field="decode")
+        for name in ("num_frames_per_clip", "num_indices_between_frames"):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
+                raise ConfigError(f"VideoClip: {name}={value!r} is not a whole number of at least 1", field="decode")
+        if self.seconds_between_frames is None:
+            return
+        check_seconds("VideoClip", "seconds_between_frames", self.seconds_between_frames)
+        if self.num_indices_between_frames != 1:
+            raise ConfigError(
+                f"VideoClip: seconds_between_frames={self.seconds_between_frames} and num_indices_between_frames="
+                f"{self.num_indices_between_frames} exclude each other: leave one out",
+                field="decode",
+            )
+
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
+        """Decodes a clip of a film; see `MediaDecoder`."""
+        try:
+            return self._clip(*read_film(content), out, draws)
+        except DisorderError:
+            return self._clip(*read_container(content, by_number=True), out, draws)
+
+    def _clip(self, film: Film, frames: FramesOfFilm, out: Array | None, draws: Draws | None) -> Array:
+        between = self.seconds_between_frames
+        every = 0 if between is not None else self.num_indices_between_frames
+        pattern = Pattern(self.num_frames_per_clip, every, (between or 0.0) * film.timescale)
+        begins = pattern.fits(frames.pts, int((frames.pts + frames.duration).max(initial=0)))
+        if not begins and (self.policy == "error" or not len(frames)):
+            raise ValueError(
+                f"the film has {len(frames)} frames, a clip needs more; policy='repeat_last' repeats the last one"
+            )
+        chosen = pattern.of(frames.pts, np.array([self._begin(max(begins, 1), draws)]))[0]
+        piece = film.piece(int(frames.start[chosen].min()), int(frames.packet[chosen].max()) + 1)
+        output = Frames(self.size, self.dimension_order)
+        return output.of(piece, frames.pts[chosen], (self.num_frames_per_clip,), out)
+
+    def _begin(self, begins: int, draws: Draws | None) -> int:
+        if self.start == "random" and draws is not None:
+            return int(draws().integers(begins))
+        return 0 if self.start == "first" else (begins - 1) // 2
+
+
+@dataclass(frozen=True)
+class SoundOfClips(MediaDecoder):
+    """Decodes the sound of clips: float32 [channels, samples], zeros where the film has none."""
+
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
+        """Decodes a record; see `MediaDecoder`."""
+        head, rest = read_head(content)
+        if (sound := head.sound) is None or not 0 < sound.stored <= len(rest):
+            raise ValueError("a clip without sound")
+        pts, _ = head.drawn(draws() if draws else None)
+        wave = decoded(packets_of(rest[len(rest) - sound.stored :]), sound.codec)
+        made = memory_for((*_clips(head, len(pts))[:-1], len(wave), sound.length), np.float32, out)
+        made[...] = 0
+        begins = [sound.begin(time / head.timescale) for time in pts[:: head.pattern.count].tolist()]
+        for begin, target in zip(begins, made.reshape(-1, *made.shape[-2:]), strict=True):
+            start = max(begin, 0)
+            stop = max(start, min(begin + sound.length, sound.total))
+            if stop > start and wave.shape[1] < stop - sound.first:
+                raise ValueError(f"{wave.shape[1]} samples are decoded of {stop - sound.first}")
+            target[:, start - begin : stop - begin] = wave[:, start - sound.first : stop - sound.first]
+        return made
+
+
+@dataclass(frozen=True)
+class ClipTimes(MediaDecoder):
+    """Decodes the times of frames, seconds: float64, as many as frames."""
+
+    needs_pyav = False
+    durations: bool = False
+
+    def decode(self, content: memoryview, out: Array | None = None, draws: Draws | None = None) -> Array:
+        """Reads times of a record; see `MediaDecoder`."""
+        head, _ = read_head(content)
+        found = head.drawn(draws() if draws else None)[self.durations]
+        made = memory_for(_clips(head, len(found)), np.float64, out)
+        made[...] = (found / head.timescale).reshape(made.shape)
+        return made
+
+
+def _check_output(name: str, size: object, order: object) -> None:
+    if order not in _ORDERS:
+        raise ConfigError(f"{name}: dimension_order={order!r} is none of {', '.join(_ORDERS)}", field="decode")
+    is_pair = isinstance(size, tuple) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
+    if size is not None and not is_pair:
+        raise ConfigError(f"{name}: size={size!r} is not (height, width)", field="decode")
+
+
+def _clips(head: Head, frames: int) -> tuple[int, ...]:
+    """The shape of the frames of a sample."""
+    if not head.pattern.count:
+        return ()
+    clips = frames // head.pattern.count
+    return (frames,) if clips == 1 else (clips, head.pattern.count)
+
+
+def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
+    """The frames shown at these times, of packets that are decoded from the first on."""
+    import av
+
+    missing = set(wanted)
+    try:
+        if film.play:
+            found = film.play(missing)
+        else:
+            # Pictures to which no other refers are skipped where they are not wanted: half of the packets of x264, and
+            # 30 % of the CPU of a clip of 16 frames, every second one, of 1280x720; 58 % of x265's packets, and 17 % at
+            # 640x272 (2026-11-26).
+            skippable = unreferenced(film.packets, film.codec)
+            found = _found(film, missing, skippable)
+            if len(found) < len(missing) or any(frame.interlaced_frame for frame in found.values()):
+                # Where a film does not say how far pictures are reordered, the decoder has to learn it from all of
+                # them. The second field of a frame may be a packet of its own, at a time that no clip wants.
+                found = _found(film, missing, [False] * len(skippable))
+    except av.FFmpegError as error:
+        raise ValueError(f"FFmpeg: {error}") from error
+    if missing := missing - found.keys():
+        raise ValueError(
+            f"{len(missing)} of {len(set(wanted))} frames cannot be decoded, the first at "
+            f"{min(missing) / film.timescale:.3f} s, from {len(film.packets)} packets"
+        )
+    return [found[pts] for pts in wanted]
+
+
+def _found(film: Film, wanted: set[int], skippable: Sequence[bool]) -> dict[int, VideoFrame]:
+    """The wanted frames that the packets have, by time; others are skipped where they are `skippable`."""
+    context, found = film.context(), _Found(wanted)
+    base, gaps = Fraction(1, film.timescale), set(film.gaps)
+    for number, (content, pts) in enumerate(zip(film.packets, film.pts, strict=True)):
+        # FFmpeg takes a packet without a byte for the end.
+        if not len(content):
+            continue
+        if number in gaps:
+            found.take(context.decode(None))
+            context.flush_buffers()
+        context.skip_frame = "NONREF" if skippable[number] and pts not in wanted else "DEFAULT"
+        packet = film.packet(number)
+        packet.pts, packet.time_base = pts, base
+        found.take(context.decode(packet))
+        if len(found.frames) == len(wanted):
+            return found.frames
+    found.take(context.decode(None))
+    return found.frames
+
+
+class _Found:
+    """Frames of the wanted times, as a decoder shows them."""
+
+    def __init__(self, wanted: set[int]) -> None:
+        self.frames: dict[int, VideoFrame] = {}
+        self._wanted = wanted
+        self._last: int | None = None
+
+    def take(self, frames: Sequence[VideoFrame]) -> None:
+        """Takes the next frames; raises DisorderError if one of them is shown before its time."""
+        for frame in frames:
+            pts = frame.pts
+            if pts is None:
+                continue
+            if self._last is not None and pts < self._last:
+                raise DisorderError(
+                    "its pictures are shown in another order than its times say, as where they are times of decoding "
+                    "(no ctts): encode it anew, or decode whole films (VideoClip)"
+                )
+            self._last = pts
+            if pts in self._wanted:
+                self.frames[pts] = frame
+
+
+def read_film(content: memoryview) -> tuple[Film, FramesOfFilm]:
+    """Finds packets and frames of a whole film: of mp4 and mov by their own index, of what else there is by FFmpeg.
+
+    Raises:
+        ValueError: it is not a film, or damaged.
+    """
+    if not is_movie(content):
+        return read_container(content)
+    try:
+        film, frames, is_timed = read_own(content)
+    except UnreadError as error:
+        if ENCRYPTED in str(error):
+            raise
+        return read_container(content, by_number=True)
+    return (film, frames) if is_timed else read_container(content, by_number=True)
+
+
+# By kind of a field.
+CLIP_DECODERS: dict[str, Callable[[], MediaDecoder]] = {
+    "clip": Frames,
+    "clip-pts": ClipTimes,
+    "clip-sound": SoundOfClips,
+    "clip-duration": lambda: ClipTimes(durations=True),
+}

@@ -1,0 +1,152 @@
+"""Blocks of LeRobot: rows, and the packets of all cameras that their windows need, fetched together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+
+import msgspec
+import numpy as np
+
+from streamer.manifest.blocks import LONGEST_HINT, Block
+from streamer.manifest.model import ObjectRecord
+from streamer.media.containers.blocks import Described, block_of
+from streamer.media.containers.tables import Integers
+from streamer.media.lerobot.windows import Film, Run
+
+# Hints of more are seldom short enough.
+_MOST_FRAMES = 8192
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of a block that another recoder reads: of rows, or of a camera."""
+
+    length: int
+    samples: int
+    hint: bytes
+
+    @classmethod
+    def of(cls, block: Block) -> Piece:
+        """Returns the piece of an inner block."""
+        return cls(block.fetch_bytes, block.samples, block.hint)
+
+
+class Hint(msgspec.Struct, frozen=True, array_like=True):
+    """What the recoder needs besides the bytes.
+
+    Attributes:
+        rows: pieces of rows, whose rows count on.
+        films: a piece of each camera.
+        spans: the samples.
+    """
+
+    rows: list[Piece]
+    films: list[Piece]
+    spans: list[Run]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Episodes of a file of rows whose films are the same.
+
+    Attributes:
+        record: the file of rows.
+        rows: its blocks.
+        films: of each camera, with the frame of each row of the file (-1: it is not of these episodes).
+        windows: of each camera, frames from its row to those of the window.
+        reach: the most frames from a row to any row of a window, to either side.
+        sample_bytes: of the record of a sample besides packets.
+    """
+
+    record: ObjectRecord
+    rows: list[Block]
+    films: Sequence[tuple[Film, Integers]]
+    windows: Sequence[Sequence[int]]
+    reach: tuple[int, int]
+    sample_bytes: int
+
+    def blocks(self, spans: Sequence[Run], chunk_bytes: int) -> Iterator[Block]:
+        """Yields the samples of these episodes in blocks of about `chunk_bytes`, or as long as their rows.
+
+        Rows that cannot be cut are fetched with each block, so they are not more than half of it.
+        """
+        # How many bytes are before each sample.
+        rows = np.concatenate([span.rows for span in spans])
+        each = sum(block.fetch_bytes for block in self.rows) / max(1, sum(block.samples for block in self.rows))
+        places = np.arange(len(rows)) * each
+        for film, frames in self.films:
+            ends = np.cumsum(film.packets.size)
+            places = places + ends[film.frames.packet[frames[rows]]]
+        most = max([chunk_bytes, *(block.fetch_bytes for block in self.rows)])
+        # Films may have episodes in another order than rows.
+        number = np.cumsum(np.abs(np.diff(places, prepend=places[:1]))) // most
+        limit = _MOST_FRAMES // max(1, len(self.films))
+        cuts = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(rows)]
+        for first, stop in pairwise(cuts):
+            for begin in range(first, stop, limit):
+                yield from self._fitting(spans, begin, min(begin + limit, stop))
+
+    def _fitting(self, spans: Sequence[Run], first: int, stop: int) -> Iterator[Block]:
+        """Yields these samples in blocks whose hints are short enough."""
+        block = self._block(_cut(spans, first, stop))
+        if len(block.hint) > LONGEST_HINT and stop - first > 1:
+            middle = (first + stop) // 2
+            yield from self._fitting(spans, first, middle)
+            yield from self._fitting(spans, middle, stop)
+        else:
+            yield block
+
+    def _block(self, spans: Sequence[Run]) -> Block:
+        pieces, moved = self._rows_of(spans)
+        films = []
+        for (film, frames), window in zip(self.films, self.windows, strict=True):
+            samples = film.samples(np.concatenate([frames[span.window(window)] for span in spans]))
+            # Their keys are not those of the samples.
+            described = Described("", [film.codec], film.timescale)
+            films.append(block_of(film.packets, film.frames, samples, slice(0, len(samples.rows)), described))
+        count = sum(span.stop - span.first for span in spans)
+        inner = [(self.record, block) for block in pieces]
+        inner += [(film.record, block) for (film, _), block in zip(self.films, films, strict=True)]
+        return Block(
+            tuple(span for _, block in inner for span in block.ranges),
+            count,
+            sum(block.record_bytes for block in films) + count * self.sample_bytes,
+            msgspec.msgpack.encode(Hint(list(map(Piece.of, pieces)), list(map(Piece.of, films)), moved)),
+            tuple(record for record, block in inner for _ in block.ranges),
+            parts=sum(block.parts for block in films),
+            part_ranges=len(films),
+        )
+
+    def _rows_of(self, spans: Sequence[Run]) -> tuple[list[Block], list[Run]]:
+        """The blocks that have the rows of all windows, and the samples in rows that are counted in these blocks."""
+        edges = list(accumulate((block.samples for block in self.rows), initial=0))
+        before, after = self.reach
+        taken: dict[int, int] = {}
+        moved, at = [], 0
+        for span in spans:
+            low = max(span.begin, span.first - before)
+            high = min(span.end, span.stop + after)
+            [first, stop] = np.searchsorted(edges, [low, high - 1], "right").tolist()
+            for number in range(first - 1, stop):
+                if number not in taken:
+                    taken[number] = at
+                    at += self.rows[number].samples
+            moved.append(span.shifted(taken[first - 1] - edges[first - 1]))
+        return [self.rows[number] for number in taken], moved
+
+
+def _cut(spans: Sequence[Run], first: int, stop: int) -> list[Run]:
+    """The samples [first, stop) of spans."""
+    found, at = [], 0
+    for span in spans:
+        length = span.stop - span.first
+        low, high = max(first - at, 0), min(stop - at, length)
+        if low < high:
+            found.append(msgspec.structs.replace(span, first=span.first + low, stop=span.first + high))
+        at += length
+    return found
+
+
+def reach_of(windows: Iterable[Sequence[int]]) -> tuple[int, int]:
+    """The most frames that windows go back, and forward."""
+    found = [0, *(frame for window in windows for frame in window)]
+    return -min(found), max(found)

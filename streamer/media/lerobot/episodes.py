@@ -1,0 +1,121 @@
+"""Episodes of LeRobot: which rows of which file they are, and where their films begin. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import msgspec
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.media.lerobot.info import EPISODE, TASK, Info
+
+# A row of a table in meta/.
+Row: TypeAlias = Mapping[str, Any]
+
+# Names of columns, or how they begin.
+EPISODE_COLUMNS = (EPISODE, "length", "dataset_from_index", "data/", "videos/")
+# pandas names an index without a name so.
+_TASK_NAMES = ("task", "__index_level_0__")
+TASK_COLUMNS = (TASK, *_TASK_NAMES)
+
+
+class Episode(msgspec.Struct, frozen=True, array_like=True):
+    """One episode.
+
+    Attributes:
+        number: its episode_index.
+        row: its first row in the file.
+        length: number of its rows.
+        films: for each camera the url of its film, and the time of the first row in it, seconds.
+    """
+
+    number: int
+    row: int
+    length: int
+    films: list[tuple[str, float]]
+
+
+class File(msgspec.Struct, frozen=True, array_like=True):
+    """The wanted episodes of one file of rows, and the number of all its rows."""
+
+    rows: int
+    episodes: list[Episode]
+
+    @property
+    def films(self) -> set[str]:
+        """Urls of their films."""
+        return {url for episode in self.episodes for url, _ in episode.films}
+
+
+def files_of(
+    rows: Sequence[Row], info: Info, root: str, cameras: Sequence[str], wanted: Sequence[int] | None
+) -> dict[str, File]:
+    """Returns the files that have wanted episodes, by url, in the order of the episodes.
+
+    Args:
+        rows: those of meta/episodes.
+        info: of the data set.
+        root: its url.
+        cameras: that samples have.
+        wanted: numbers of episodes; None: all.
+
+    Raises:
+        ManifestError: the rows contradict each other.
+        ConfigError: there is no episode of a wanted number.
+    """
+    with _errors_of(f"{root}meta/episodes"):
+        lengths = {int(row[EPISODE]): int(row["length"]) for row in rows}
+        chosen = lengths.keys() if wanted is None else set(wanted)
+        if unknown := chosen - lengths.keys():
+            raise ConfigError(f"episodes={sorted(unknown)}: there are {len(lengths)} episodes", field="format")
+        if len(lengths) < len(rows) or min(lengths.values(), default=0) < 0:
+            raise ValueError(f"{len(rows)} rows with {len(lengths)} numbers, the shortest of {min(lengths.values())}")
+        ordered = sorted(rows, key=lambda row: (row.get("dataset_from_index", 0), row[EPISODE]))
+        files: dict[str, File] = {}
+        for url, members in groupby(ordered, lambda row: _url(root, info, row, "data", info.data_path)):
+            if url in files:
+                raise ValueError(f"episodes of {url} are not one behind the other")
+            at, kept = 0, []
+            for row in members:
+                number = int(row[EPISODE])
+                if number in chosen and lengths[number]:
+                    films = [_film(root, info, row, camera) for camera in cameras]
+                    kept.append(Episode(number, at, lengths[number], films))
+                at += lengths[number]
+            files[url] = File(at, kept)
+    return {url: file for url, file in files.items() if file.episodes}
+
+
+def tasks_of(rows: Sequence[Row], root: str) -> dict[int, str]:
+    """Returns the tasks by number; raises ManifestError."""
+    with _errors_of(f"{root}meta/tasks"):
+        return {int(row[TASK]): next(str(row[name]) for name in _TASK_NAMES if name in row) for row in rows}
+
+
+def _url(root: str, info: Info, row: Row, place: str, template: str, **more: object) -> str:
+    """The url of the file of an episode."""
+    file = {name: row[f"{place}/{name}"] for name in ("chunk_index", "file_index") if f"{place}/{name}" in row}
+    return root + info.path(template, row[EPISODE], file | more)
+
+
+def _film(root: str, info: Info, row: Row, camera: str) -> tuple[str, float]:
+    place = f"videos/{camera}"
+    url = _url(root, info, row, place, info.video_path or "", video_key=camera)
+    # A film of v2 has one episode.
+    return url, float(row.get(f"{place}/from_timestamp", 0.0))
+
+
+@contextmanager
+def _errors_of(url: str) -> Iterator[None]:
+    """Turns errors of rows that lack a column, or have values of another kind, into ManifestError."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (LookupError, TypeError, ValueError, ArithmeticError, StopIteration) as error:
+        raise ManifestError(
+            f"{url} is not as LeRobot writes it ({type(error).__name__}: {error}); write it again", url=url
+        ) from error

@@ -1,0 +1,261 @@
+"""Data sets of LeRobot: a sample is a frame, with its windows of all cameras and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.errors import ConfigError, DecodeError, ManifestError
+from streamer.formats.base import Facts, Field, FieldSpec, Format, Recoder, SampleName
+from streamer.formats.failures import check_table, needing, refused
+from streamer.formats.reading import Asking, collected, read_range
+from streamer.formats.table.records import TableOpener, fixed_dtype, head_dtype
+from streamer.manifest.blocks import Block
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Examine, Examined, Indexing, LeftOut, Source, Span, Survey, Surveying
+from streamer.media.containers.tables import Integers
+from streamer.media.lerobot.blocks import Part, reach_of
+from streamer.media.lerobot.episodes import EPISODE_COLUMNS, TASK_COLUMNS, Episode, File, files_of, tasks_of
+from streamer.media.lerobot.info import EPISODE, FRAME, NAME, TASK, TIME, TOLERANCE, Info, frames_of, read_info
+from streamer.media.lerobot.notes import Notes, lengths_of
+from streamer.media.lerobot.windows import Film, Run, read_film
+from streamer.tables.parquet.format import Parquet
+
+
+class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
+    """Data sets of LeRobot, v3 and v2: the url is the folder that has meta/, data/ and videos/.
+
+        LeRobot(delta_timestamps={"observation.images.top": [-0.1, 0.0], "action": [0.0, 0.1, 0.2]})
+
+    A sample is a frame (a row of data/). Its fields have the names that `LeRobotDataset` gives them; pictures are uint8
+    [3, height, width], those of a window of several frames [frames, 3, height, width]. Cameras of depth are float32
+    [1, height, width], millimetres.
+
+    Attributes:
+        delta_timestamps: seconds from a row to those of its window, by feature. Outside of the episode its first or
+            last row is repeated, and "<feature>_is_pad" says where. Features without an entry are those of the row.
+        episodes: numbers of the wanted ones; None: all.
+        cameras: names of the wanted ones; None: all.
+        tolerance_s: how far a frame may be from the time of its row, and a row from that of its number, seconds, as
+            `LeRobotDataset` has it. Rows at most a quarter of a frame.
+    """
+
+    name = "lerobot"
+    endings = (".parquet", ".mp4")
+    delta_timestamps: Mapping[str, Sequence[float]] = msgspec.field(default_factory=dict)
+    episodes: tuple[int, ...] | None = None
+    cameras: tuple[str, ...] | None = None
+    tolerance_s: Annotated[float, msgspec.Meta(ge=0)] = TOLERANCE
+
+    def accepts(self, key: str) -> bool:
+        """Accepts files of rows and films, but not the tables of episodes and tasks."""
+        return super().accepts(key) and "/meta/" not in f"/{key}"
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Reads meta/, and the schema of the first file of rows."""
+        found = [record for url, record in others.items() if url.endswith(f"/{NAME}")]
+        if len(found) != 1:
+            raise ManifestError(f"{len(found)} of the files are {NAME}; the url names one data set of LeRobot")
+        info = read_info(found[0], (yield from read_range(0, found[0].size, found[0])))
+        root = found[0].url.removesuffix(NAME)
+        cameras = info.cameras if self.cameras is None else self.cameras
+        if unknown := set(cameras) - set(info.cameras):
+            raise ConfigError(f"cameras={sorted(unknown)}: there are {', '.join(info.cameras)}", field="format")
+        windows = frames_of(self.delta_timestamps, info.fps, [*cameras, *info.columns], self.tolerance_s)
+        rows = yield from self._table("episodes", root, others, EPISODE_COLUMNS)
+        files = files_of(rows, info, root, cameras, self.episodes)
+        tasks = tasks_of((yield from self._table("tasks", root, others, TASK_COLUMNS)), root)
+        if not files:
+            raise ManifestError(f"{root} has no rows in its episodes", url=root)
+        known = {record.url: record for record in accepted}
+        files, left_out = _existing(files, known, root)
+        if not files:
+            raise ManifestError(left_out[0].what, url=root)
+        films = sorted({film for file in files.values() for film in file.films})
+        sources = [
+            Source(known[url], msgspec.msgpack.encode((file, {film: known[film] for film in file.films})))
+            for url, file in files.items()
+        ]
+        try:
+            depths = info.kinds(cameras)
+        except ValueError as error:
+            raise refused(found[0], f"says of {error}; leave it out: LeRobot(cameras=...)") from error
+        notes = Notes(Facts(), windows, list(cameras), tasks, info.fps, depths, self.tolerance_s)
+        facts = yield from _facts(known[next(iter(files))], info, notes)
+        return Survey([*sources, *(Source(known[film]) for film in films)], facts, left_out=left_out)
+
+    def _table(
+        self, name: str, root: str, others: Mapping[str, ObjectRecord], columns: Sequence[str]
+    ) -> Asking[list[dict[str, Any]]]:
+        """Reads the rows of a table of meta/, as Parquet (v3) or JSON lines (v2.1)."""
+        place = f"{root}meta/{name}"
+        if record := others.get(f"{place}.jsonl"):
+            content = yield from read_range(0, record.size, record)
+            try:
+                return msgspec.json.Decoder(dict[str, Any]).decode_lines(content)
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+                raise ManifestError(f"{record.url} is not JSON lines: {error}", url=record.url) from error
+        rows: list[dict[str, Any]] = []
+        tables = [
+            others[url]
+            for url in sorted(others)
+            if url.startswith((f"{place}/", f"{place}.")) and url.endswith(".parquet")
+        ]
+        if not tables:
+            raise ManifestError(f"{place} is missing, so this is not a whole data set of LeRobot", url=place)
+        for record in tables:
+            check_table(record)
+            hint = msgspec.msgpack.encode(columns)
+            made = yield Examine(record, self.name, {}, Facts(), hint, reads=True)
+            assert isinstance(made, Examined)
+            rows += msgspec.msgpack.decode(made.records)
+        return rows
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the blocks of a file of rows; films have none of their own."""
+        if not source.notes:
+            return
+        notes = msgspec.convert(facts.notes, Notes, strict=False)
+        file, records = msgspec.msgpack.decode(source.notes, type=tuple[File, dict[str, ObjectRecord]])
+        rows = yield from _blocks_of(source, notes, file)
+        fields = notes.fields()
+        reach = reach_of(notes.windows.get(spec.name, [0]) for spec in notes.rows.fields)
+        windows = [notes.windows.get(camera, [0]) for camera in notes.cameras]
+        sample_bytes = head_dtype(fields).itemsize + sum(block.record_bytes for block in rows) // file.rows
+        films: dict[str, Film] = {}
+        for urls, members in groupby(file.episodes, lambda episode: [url for url, _ in episode.films]):
+            episodes, known = list(members), films
+            films = {}
+            for url in urls:
+                films[url] = known.get(url) or (yield from read_film(records[url]))
+            episodes, left_out = _timed(episodes, [films[url] for url in urls], notes)
+            yield from left_out
+            if not episodes:
+                continue
+            frames = [
+                (films[url], _frames(films[url], camera, file.rows, episodes, notes)) for camera, url in enumerate(urls)
+            ]
+            part = Part(source.record, rows, frames, windows, reach, sample_bytes)
+            yield from part.blocks(list(map(Run.of, episodes)), source.chunk_bytes)
+
+    def opener(self, facts: Facts) -> LeRobotOpener:
+        """Opens records."""
+        return LeRobotOpener(msgspec.convert(facts.notes, Notes, strict=False))
+
+    def recoder(self, facts: Facts) -> Recoder:
+        """Reads tables of meta/, and makes records of rows and packets."""
+        with needing("Files of LeRobot are read with pyarrow", "parquet"):
+            from streamer.media.lerobot.recode import LeRobotRecoder, TableRecoder
+        return LeRobotRecoder(msgspec.convert(facts.notes, Notes, strict=False)) if facts.notes else TableRecoder()
+
+
+def _blocks_of(source: Source, notes: Notes, file: File) -> Asking[list[Block]]:
+    """Finds the blocks of all rows of a file, as `Parquet` reads them."""
+    found: list[Span | Block] = []
+    rows = Parquet(tuple(spec.name for spec in notes.rows.fields))
+    yield from collected(rows.index(msgspec.structs.replace(source, notes=b""), notes.rows), found.append)
+    blocks = [block for block in found if isinstance(block, Block)]
+    if (count := sum(block.samples for block in blocks)) != file.rows:
+        raise ManifestError(
+            f"{source.record.url} has {count} rows, and its episodes have {file.rows} by meta/episodes; write it again",
+            url=source.record.url,
+        )
+    return blocks
+
+
+def _existing(
+    files: dict[str, File], known: Mapping[str, ObjectRecord], root: str
+) -> tuple[dict[str, File], list[LeftOut]]:
+    """Returns the files with the episodes whose rows and films exist, and the other episodes."""
+    found: dict[str, File] = {}
+    left_out: list[LeftOut] = []
+    for url, file in files.items():
+        kept = []
+        for episode in file.episodes:
+            lost = next((name for name in (url, *(film for film, _ in episode.films)) if name not in known), None)
+            if lost is None:
+                kept.append(episode)
+            else:
+                what = f"{lost} has episode {episode.number} by {root}meta/episodes, and does not exist"
+                left_out.append(LeftOut(what))
+        if kept:
+            found[url] = File(file.rows, kept)
+    return found, left_out
+
+
+def _timed(episodes: Sequence[Episode], films: Sequence[Film], notes: Notes) -> tuple[list[Episode], list[LeftOut]]:
+    """Returns the episodes that have a frame of each film for each row, and the others."""
+    found: list[Episode] = []
+    left_out: list[LeftOut] = []
+    for episode in episodes:
+        try:
+            for camera, film in enumerate(films):
+                film.frames_at(_times(episode, camera, notes), episode.number, notes.tolerance)
+        except ManifestError as error:
+            left_out.append(LeftOut(error.message))
+        else:
+            found.append(episode)
+    return found, left_out
+
+
+def _times(episode: Episode, camera: int, notes: Notes) -> NDArray[np.float64]:
+    """Returns when the frames of the rows of an episode are shown."""
+    found: NDArray[np.float64] = episode.films[camera][1] + np.arange(episode.length) / notes.fps
+    return found
+
+
+def _frames(film: Film, camera: int, rows: int, episodes: Sequence[Episode], notes: Notes) -> Integers:
+    """The frame of each row of these episodes."""
+    found = np.full(rows, -1)
+    for episode in episodes:
+        times = _times(episode, camera, notes)
+        found[episode.row : episode.row + episode.length] = film.frames_at(times, episode.number, notes.tolerance)
+    return found
+
+
+def _facts(record: ObjectRecord, info: Info, notes: Notes) -> Asking[Facts]:
+    """Describes the samples by the schema of a file of rows, and by notes without it."""
+    try:
+        found = (yield from Parquet(info.columns).survey([record], {})).facts
+    except ConfigError as error:
+        raise ManifestError(f"{record.url} contradicts {NAME}: {error.message}", url=record.url) from error
+    rows = msgspec.structs.replace(found, fields=tuple(map(info.kind, found.fields)))
+    for spec in rows.fields:
+        if spec.name in notes.windows and fixed_dtype(spec.kind) is None:
+            raise ConfigError(f"delta_timestamps: feature {spec.name!r} ({spec.kind}) has no windows", field="format")
+    numbers = {spec.name for spec in rows.fields if (dtype := fixed_dtype(spec.kind)) is not None and not dtype.shape}
+    if missing := {EPISODE, FRAME, TIME, TASK} - numbers:
+        raise ManifestError(f"{record.url} has no column of numbers {', '.join(sorted(missing))}", url=record.url)
+    notes = msgspec.structs.replace(notes, rows=rows)
+    fields = [*(FieldSpec(camera, notes.kind(camera)) for camera in notes.cameras), *notes.fields()]
+    return Facts(tuple(fields), msgspec.to_builtins(notes, str_keys=True), found.classes)
+
+
+class LeRobotOpener:
+    """Opens records: u32 lengths of the row, and of head and packets of each camera; then the row, heads, packets."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._rows = TableOpener(notes.fields())
+        self._cameras = [(camera, notes.kind(camera)) for camera in notes.cameras]
+        self._lengths = lengths_of(len(notes.cameras))
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str | None, Sequence[Field]]:
+        """Takes a record apart. Copies packets: a camera's head is not beside them."""
+        if len(content) < self._lengths.size:
+            raise DecodeError(f"a record of {len(content)} bytes; its head alone has {self._lengths.size}")
+        row, *lengths = self._lengths.unpack_from(content)
+        at, pieces = self._lengths.size + row, []
+        if at + sum(lengths) != len(content):
+            raise DecodeError(f"a record of {len(content)} bytes; its head says {at + sum(lengths)}")
+        key, fields = self._rows.open(content[self._lengths.size : at], name)
+        for length in lengths:
+            pieces.append(content[at : at + length])
+            at += length
+        count = len(self._cameras)
+        clips = [memoryview(b"".join(pair)) for pair in zip(pieces[:count], pieces[count:], strict=True)]
+        return key, [*(Field(c, clip, kind) for (c, kind), clip in zip(self._cameras, clips, strict=True)), *fields]

@@ -1,0 +1,140 @@
+"""meta/info.json of LeRobot: features, names of files; and what a sample has of them, by the options. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.manifest.model import FieldSpec, ObjectRecord
+from streamer.media.lerobot.depth import depth_of
+
+NAME = "meta/info.json"
+# As far as the nearest frame may be from the time of its row, and a time difference from whole frames, seconds.
+TOLERANCE = 1e-4
+# Columns that all data sets have, and which the recoder compares with the episodes.
+EPISODE, FRAME, TIME, TASK = "episode_index", "frame_index", "timestamp", "task_index"
+# Of a time difference.
+_LONGEST_SECONDS = 1e6
+_PLACE = re.compile(r"\{(\w+)(?::0(\d)d)?\}")
+_VIDEO, _IMAGE = "video", "image"
+
+
+class Feature(msgspec.Struct, frozen=True):
+    """A feature.
+
+    Attributes:
+        dtype: Its type ("video", "image", "float32", ...).
+        shape: Its shape.
+        info, video_info: What v3 and v2 say about its film.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    info: dict[str, Any] | None = None
+    video_info: dict[str, Any] | None = None
+
+    @property
+    def film(self) -> dict[str, Any]:
+        """What is said about its film."""
+        return {**(self.video_info or {}), **(self.info or {})}
+
+
+class Info(msgspec.Struct, frozen=True):
+    """What the file says.
+
+    Attributes:
+        codebase_version: "v3.0", "v2.1".
+        fps: frames a second of rows and films.
+        features: by name; those of type "video" are in films.
+        data_path, video_path: templates of names.
+        chunks_size: episodes in a folder (v2).
+    """
+
+    codebase_version: str
+    fps: float
+    features: dict[str, Feature]
+    data_path: str
+    video_path: str | None = None
+    chunks_size: int = 1000
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the features that are in films."""
+        return tuple(name for name, feature in self.features.items() if feature.dtype == _VIDEO)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the features that are in rows."""
+        return tuple(name for name, feature in self.features.items() if feature.dtype != _VIDEO)
+
+    def kinds(self, cameras: Sequence[str]) -> dict[str, str]:
+        """Returns the kinds of the cameras that are of depth.
+
+        Raises:
+            ValueError: One has pictures of more than 8 bits, of which is not said what they are.
+        """
+        found = {}
+        for name in cameras:
+            film = self.features[name].film
+            pixels = str(film.get("video.pix_fmt", film.get("pix_fmt", "")))
+            try:
+                depth = depth_of(film)
+            except ValueError as error:
+                raise ValueError(f"the camera {name!r} of depth: {error}") from error
+            if depth is not None:
+                found[name] = depth.kind
+            elif pixels.startswith("gray") and pixels not in {"gray", "gray8"}:
+                raise ValueError(f"the camera {name!r} has pictures {pixels} and is not marked as one of depth")
+        return found
+
+    def path(self, template: str, episode: int, file: Mapping[str, object]) -> str:
+        """Returns the name of a file of an episode; raises ValueError if the template names something unknown."""
+        values = {"episode_index": episode, "episode_chunk": episode // max(1, self.chunks_size), **file}
+        if unknown := {place[1] for place in _PLACE.finditer(template)} - values.keys():
+            raise ValueError(f"the template {template!r} has {sorted(unknown)}, which are not known")
+        return _PLACE.sub(lambda place: str(values[place[1]]).zfill(int(place[2] or 0)), template)
+
+    def kind(self, spec: FieldSpec) -> FieldSpec:
+        """Returns a field with the shape of its feature: lists in Parquet do not say how long all are."""
+        base, bracket, _ = spec.kind.partition("[")
+        shape = self.features[spec.name].shape if bracket else ()
+        return FieldSpec(spec.name, f"{base}[{','.join(map(str, shape))}]") if shape else spec
+
+
+def read_info(record: ObjectRecord, content: memoryview) -> Info:
+    """Reads the file; raises ManifestError."""
+    try:
+        info = msgspec.json.decode(content, type=Info)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{record.url} is not the info.json of LeRobot: {error}", url=record.url) from error
+    if not info.fps > 0 or not info.codebase_version.startswith(("v3.", "v2.")):
+        raise ManifestError(
+            f"{record.url} is of version {info.codebase_version!r} with {info.fps} frames a second; v3 and v2 are "
+            "read: convert it with lerobot's convert_dataset scripts",
+            url=record.url,
+        )
+    if missing := {EPISODE, FRAME, TIME, TASK} - set(info.columns):
+        raise ManifestError(f"{record.url} lacks the features {', '.join(sorted(missing))}", url=record.url)
+    return info
+
+
+def frames_of(
+    deltas: Mapping[str, Sequence[float]], fps: float, known: Sequence[str], tolerance: float
+) -> dict[str, list[int]]:
+    """Returns time differences in frames; raises ConfigError for other keys, and for parts of frames."""
+    found = {}
+    for key, seconds in deltas.items():
+        if key not in known:
+            raise ConfigError(f"delta_timestamps: no feature {key!r}; there are {', '.join(known)}", field="format")
+        wrong = [d for d in seconds if not abs(d) < _LONGEST_SECONDS or abs(d - round(d * fps) / fps) > tolerance]
+        if wrong or not seconds:
+            raise ConfigError(
+                f"delta_timestamps[{key!r}]={list(seconds)} has {wrong or 'nothing'}; give multiples of 1/{fps:g} s",
+                field="format",
+            )
+        found[key] = [round(delta * fps) for delta in seconds]
+    return found

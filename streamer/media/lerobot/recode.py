@@ -1,0 +1,176 @@
+"""Makes records of rows and packets: the part that runs in a recoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamer.errors import RecodeError
+from streamer.formats.base import Records
+from streamer.formats.table.writer import Column, decoding, join, listed_column, write_records
+from streamer.media.containers.recode import ClipRecoder
+from streamer.media.containers.tables import Integers
+from streamer.media.lerobot.blocks import Hint
+from streamer.media.lerobot.info import EPISODE, FRAME, TASK, TIME, TOLERANCE
+from streamer.media.lerobot.notes import Notes, lengths_of
+from streamer.media.lerobot.windows import Run
+from streamer.tables.parquet.recode import ParquetRecoder
+
+_NO_NULLS = np.empty(0, bool)
+
+
+class TableRecoder:
+    """Makes one record of a table: its rows, with the columns whose names begin as the hint says."""
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Reads a table; see `Recoder.recode`."""
+        with decoding(content, samples, "Parquet"):
+            wanted = tuple(msgspec.msgpack.decode(hint, type=list[str]))
+            file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(content)))
+            names = [name for name in file.schema_arrow.names if name.startswith(wanted)]
+            rows = msgspec.msgpack.encode(file.read(columns=names, use_threads=False).to_pylist())
+        return Records([rows], np.array([len(rows)], np.int64))
+
+
+class LeRobotRecoder:
+    """Makes records: the windows of rows, and the heads of cameras, whose packets are shared."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._rows, self._films = ParquetRecoder(notes.rows), ClipRecoder()
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Makes the records of a block; see `Recoder.recode`."""
+        try:
+            described = msgspec.msgpack.decode(hint, type=Hint)
+        except msgspec.MsgspecError as error:
+            raise RecodeError(f"the hint of a block is damaged: {error}") from error
+        pieces, at = [], 0
+        for piece in (*described.rows, *described.films):
+            pieces.append(content[at : at + piece.length])
+            at += piece.length
+        if at != len(content) or sum(span.stop - span.first for span in described.spans) != samples:
+            raise RecodeError(f"a hint of {at} bytes, which are not {samples} samples of {len(content)} bytes")
+        rows = self._windows(pieces[: len(described.rows)], described, samples)
+        films = [
+            self._films.recode(content, piece.samples, piece.hint)
+            for piece, content in zip(described.films, pieces[len(described.rows) :], strict=True)
+        ]
+        return _joined(rows, films, samples)
+
+    def _windows(self, pieces: Sequence[memoryview], described: Hint, samples: int) -> Records:
+        """The records of rows with their windows."""
+        read = [
+            self._rows.columns(content, piece.samples, piece.hint)
+            for content, piece in zip(pieces, described.rows, strict=True)
+        ]
+        columns = dict(
+            zip((spec.name for spec in self._notes.rows.fields), map(_one, zip(*read, strict=True)), strict=True)
+        )
+        total = sum(piece.samples for piece in described.rows)
+        if any(not 0 <= span.first < span.stop <= total for span in described.spans):
+            raise RecodeError(f"a hint of samples outside of its {total} rows")
+        self._check(columns, described.spans)
+        with decoding(memoryview(b""), samples, "LeRobot"):
+            found = [self._column(name, column, described.spans) for name, column in columns.items()]
+            pads = [
+                Column(np.concatenate([span.pads(window) for span in described.spans]))
+                for window in self._notes.windows.values()
+            ]
+            numbers = columns[TASK].values[_rows(described.spans)].tolist()
+            if unknown := set(numbers) - self._notes.tasks.keys():
+                raise RecodeError(f"rows of the tasks {sorted(unknown)}, which meta/tasks does not have")
+            tasks = listed_column([self._notes.tasks[number].encode() for number in numbers])
+            return write_records(self._notes.fields(), [*found, *pads, tasks], samples)
+
+    def _check(self, columns: dict[str, Column], spans: Sequence[Run]) -> None:
+        """Compares rows with the episodes of the index; raises RecodeError."""
+        for span in spans:
+            frames = np.arange(span.first - span.begin, span.stop - span.begin)
+            numbers, places = (columns[name].values[span.rows] for name in (EPISODE, FRAME))
+            times = columns[TIME].values[span.rows].astype(np.float64)
+            # Frames are found at the times of whole frames, so that a row is nearer to its own than to another.
+            tolerance = max(min(self._notes.tolerance, 0.25 / self._notes.fps), min(TOLERANCE, self._notes.tolerance))
+            # Times are float32.
+            near = np.abs(times - frames / self._notes.fps) <= tolerance + 1e-6 * frames / self._notes.fps
+            if not ((numbers == span.episode) & (places == frames) & near).all():
+                raise RecodeError(
+                    f"rows that should be frames {frames[0]} to {frames[-1]} of episode {span.episode} at "
+                    f"{self._notes.fps:g} frames a second are others: {EPISODE}, {FRAME} or {TIME} contradicts "
+                    f"meta/episodes by more than {tolerance:g} s; allow more (tolerance_s=), or leave the episode out "
+                    "(episodes=)"
+                )
+
+    def _column(self, name: str, column: Column, spans: Sequence[Run]) -> Column:
+        if (window := self._notes.windows.get(name)) is None:
+            return _taken(column, _rows(spans))
+        if column.nulls is not None:
+            raise RecodeError(f"feature {name!r} has rows without a value, which have no window", field=name)
+        return Column(column.values[np.concatenate([span.window(window) for span in spans])])
+
+
+def _rows(spans: Sequence[Run]) -> Integers:
+    return np.concatenate([span.rows for span in spans])
+
+
+def _whole(column: Column) -> Column:
+    """Joins the pieces of nested values, so that rows can be taken out of them."""
+    if not column.pieces:
+        return column
+    _, _, content = join(column.pieces).buffers()
+    return msgspec.structs.replace(column, values=np.frombuffer(content or b"", np.uint8), pieces=())
+
+
+def _one(columns: Sequence[Column]) -> Column:
+    """Joins a field of several pieces."""
+    columns = [_whole(column) for column in columns]
+    values = np.concatenate([column.values for column in columns])
+    fixed = columns[0].lengths is None
+    lengths = None if fixed else np.concatenate([c.lengths for c in columns if c.lengths is not None])
+    if all(column.nulls is None for column in columns):
+        return Column(values, lengths)
+    counts = [len(c.values if c.lengths is None else c.lengths) for c in columns]
+    nulls = [np.zeros(n, bool) if c.nulls is None else c.nulls for c, n in zip(columns, counts, strict=True)]
+    return Column(values, lengths, np.concatenate(nulls))
+
+
+def _taken(column: Column, rows: Integers) -> Column:
+    """The values of some rows."""
+    nulls = None if column.nulls is None else column.nulls[rows]
+    if column.lengths is None:
+        return Column(column.values[rows], nulls=nulls)
+    edges = np.append(0, np.cumsum(column.lengths))
+    pairs = zip(edges[rows].tolist(), edges[rows + 1].tolist(), strict=True)
+    values = [column.values[start:stop] for start, stop in pairs]
+    return Column(np.concatenate(values), column.lengths[rows], nulls)
+
+
+def _joined(rows: Records, films: Sequence[Records], samples: int) -> Records:
+    """The records of all: heads have rows and the heads of cameras, whose parts are one behind the other."""
+    begin, edges = lengths_of(len(films)), np.append(0, np.cumsum(rows.lengths)).tolist()
+    content = memoryview(b"".join(bytes(part) for part in rows.parts))
+    sizes = []
+    for film in films:
+        ends = np.append(0, np.cumsum(film.part_lengths))
+        sizes.append((ends[film.part_ranges[:, 0, 1]] - ends[film.part_ranges[:, 0, 0]]).tolist())
+    heads = []
+    for number in range(samples):
+        row = content[edges[number] : edges[number + 1]]
+        cameras = [bytes(film.parts[number]) for film in films]
+        lengths = [len(row), *map(len, cameras), *(size[number] for size in sizes)]
+        heads.append(b"".join([begin.pack(*lengths), row, *cameras]))
+    lengths_ = np.fromiter(map(len, heads), np.int64, samples)
+    if not films:
+        return Records(heads, lengths_)
+    before = np.append(0, np.cumsum([len(film.part_lengths) for film in films])).tolist()
+    return Records(
+        heads,
+        lengths_,
+        [part for film in films for part in film.shared_parts],
+        np.concatenate([film.part_lengths for film in films]),
+        np.concatenate([film.part_ranges + at for film, at in zip(films, before[:-1], strict=True)], axis=1),
+    )

@@ -1,0 +1,223 @@
+"""Clips out of long films: mp4, mov, Matroska and WebM, of which only the packets of clips are fetched."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ConfigError, DecodeError
+from streamer.formats.base import Facts, Field, FieldSpec, Format, SampleName
+from streamer.formats.failures import DamagedError, UnreadError, errors_of
+from streamer.formats.reading import Reading
+from streamer.formats.table.records import TableOpener
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Short, Source, Survey, Surveying
+from streamer.media.audio.recordings import Packeted
+from streamer.media.audio.tracks import sound_of_movie
+from streamer.media.containers.blocks import Described, cut_blocks
+from streamer.media.containers.clips import Pattern, Sampling, samples_of
+from streamer.media.containers.frames import Frames
+from streamer.media.containers.matroska import read_matroska
+from streamer.media.containers.movie import VIDEO, read_movie
+from streamer.media.containers.recode import ClipRecoder
+from streamer.media.containers.records import read_head
+from streamer.media.containers.segments import Segments, read_table, rows_of_films
+from streamer.media.containers.tables import Packets
+from streamer.media.video.sound import ClipSound, sound_pieces
+
+CLIP, PTS, DURATION, SOUND = "clip", "clip-pts", "clip-duration", "clip-sound"
+_FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
+_SOUND = (FieldSpec("audio", SOUND), FieldSpec("sample_rate", "<i4"))
+_RATE = struct.Struct("<i")
+_MATROSKA = (".mkv", ".webm")
+# Defaults of the options that segments take the place of, and of those that spreading frames does.
+_GRID = {"num_indices_between_clip_starts": None, "seconds_between_clip_starts": None, "clips_per_sample": 1}
+_SPACING = {"num_indices_between_frames": 1, "seconds_between_frames": None}
+_Count = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+
+
+class Video(Format, frozen=True, forbid_unknown_fields=True):
+    """Films: a sample is a clip of them, exact to the frame.
+
+        StreamingDataset(url, format=Video(16, num_indices_between_frames=2))
+
+    Its fields are "frames", uint8 [frames, 3, height, width], "pts_seconds" and "duration_seconds", float64 [frames].
+    The key is the path with the time: "a.mp4#t=12.48,13.55".
+
+    Attributes:
+        num_frames_per_clip: frames of a clip.
+        num_indices_between_frames: one of so many frames.
+        seconds_between_frames: instead of it: the frames shown at these distances from the first one, at any rate.
+        num_indices_between_clip_starts: frames from the beginning of a clip to that of the next. None: clips are one
+            behind the other.
+        seconds_between_clip_starts: instead of it.
+        start: "grid": at these beginnings. "random": anywhere from one to the next, drawn anew in each epoch. "key": at
+            the first key frame from one to the next, so that nothing before the clip is decoded; where there is none,
+            there is no clip. "spread", with `segments`: frames are spread over the segment.
+        clips_per_sample: if it is not 1, a sample is so many clips that follow each other, decoded at once: fields have
+            one more axis, [clips, frames, ...].
+        policy: "drop" leaves out clips that reach over the end of a film; "repeat_last" repeats its last frame.
+        stream_index: number of the track; None: the one with most pixels, covers and previews aside.
+        segments: path of a table, see docs/video.md, whose rows are the samples: a clip begins and ends inside of its
+            segment. The other columns are fields.
+        audio: adds the sound of a clip, "audio", float32 [channels, n] from -1 to 1, and "sample_rate"; mp4 and mov.
+
+    Raises:
+        ConfigError: options that exclude each other.
+    """
+
+    name = "video"
+    endings = (".mp4", ".m4v", ".mov", *_MATROSKA)
+    num_frames_per_clip: _Count = 16
+    num_indices_between_frames: _Count = 1
+    seconds_between_frames: _Seconds | None = None
+    num_indices_between_clip_starts: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    seconds_between_clip_starts: _Seconds | None = None
+    start: Literal["grid", "random", "key", "spread"] = "grid"
+    clips_per_sample: _Count = 1
+    policy: Literal["drop", "repeat_last"] = "drop"
+    stream_index: int | None = None
+    segments: str | None = None
+    audio: bool = False
+
+    def __post_init__(self) -> None:
+        for one, other in (
+            ("seconds_between_frames", "num_indices_between_frames"),
+            ("seconds_between_clip_starts", "num_indices_between_clip_starts"),
+        ):
+            if getattr(self, one) is not None and getattr(self, other) not in {None, 1}:
+                raise ConfigError(f"Video: {one} and {other} exclude each other", field="format")
+        excluded = {**_GRID, **_SPACING} if self.start == "spread" else _GRID
+        both = [name for name, default in excluded.items() if getattr(self, name) != default]
+        if self.segments is not None and both:
+            raise ConfigError(
+                f"Video: segments with start={self.start!r} and {both[0]} exclude each other", field="format"
+            )
+        if self.audio and self.start == "spread":
+            raise ConfigError(
+                "Video: audio and start='spread' exclude each other: frames are not a clip", field="format"
+            )
+        if self.segments is None and self.start == "spread":
+            raise ConfigError(
+                "Video: start='spread' spreads frames over segments; segments= is missing", field="format"
+            )
+
+    @property
+    def sampling(self) -> Sampling:
+        """How films are cut into samples."""
+        seconds = self.seconds_between_frames
+        every = 0 if seconds is not None else self.num_indices_between_frames
+        return Sampling(
+            Pattern(self.num_frames_per_clip, every, seconds or 0.0),
+            self.num_indices_between_clip_starts,
+            self.seconds_between_clip_starts,
+            self.start,
+            self.clips_per_sample,
+            self.policy == "repeat_last",
+        )
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Takes all films, or those that have segments; their indexes are read then."""
+        if self.segments is None:
+            notes = {"clips": self.clips_per_sample} if self.clips_per_sample != 1 else {}
+            return Survey([Source(record) for record in accepted], Facts(self._fields, notes))
+        # A table whose url is one of the dataset's is accepted.
+        films = [record for record in accepted if record.url.lower().endswith(self.endings)]
+        tables = [*others.values(), *(record for record in accepted if not record.url.lower().endswith(self.endings))]
+        record, table = yield from read_table(self.name, self.segments, tables)
+        rows, left_out = rows_of_films(record.url, table, films)
+        sources = [Source(film, msgspec.msgpack.encode(rows[film.url])) for film in films if film.url in rows]
+        # What is known of films is known with their rows.
+        facts = Facts((*self._fields, *table.fields), {"segments": record.version})
+        return Survey(sources, facts, rows=len(table.paths) - len(left_out), left_out=left_out)
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the clips of a film."""
+        record = source.record
+        with errors_of(record, "copy it anew", of_one=True):
+            packets, described, sound = yield from self._packets(source)
+            packets, timescale = packets.with_own_times(described.timescale)
+            described = msgspec.structs.replace(described, timescale=timescale)
+            if not len(packets):
+                if source.notes:
+                    raise DamagedError("its track has segments and no packets")
+                return
+            frames = Frames.of(packets)
+            if source.notes:
+                rows = msgspec.msgpack.decode(source.notes, type=Segments)
+                rows, left_out = rows.inside(self.sampling, frames, timescale, record.url)
+                yield from left_out
+                samples = rows.samples(self.sampling, packets, frames, timescale)
+            else:
+                samples = samples_of(self.sampling, packets, frames, timescale)
+                if not samples.rows:
+                    yield Short(
+                        len(frames),
+                        f"frames, clips have {self.num_frames_per_clip}",
+                        "policy='repeat_last' repeats the last one",
+                    )
+            if sound is not None and samples.rows:
+                of_clips = ClipSound.of(sound, frames, samples, timescale)
+                described = msgspec.structs.replace(described, sound=of_clips)
+            yield from cut_blocks(packets, frames, samples, described, source.chunk_bytes)
+
+    def _packets(self, source: Source) -> Reading[tuple[Packets, Described, Packeted | None]]:
+        """The packets of the track, what it is besides, and the track of sound."""
+        record, key = source.record, source.key or source.record.url
+        if record.url.lower().endswith(_MATROSKA):
+            if self.audio:
+                raise UnreadError("is Matroska, whose sound is not read: audio=True takes mp4 and mov")
+            packets, codec, timescale = yield from read_matroska(record, self.stream_index)
+            return packets, Described(key, [codec], timescale), None
+        movie = yield from read_movie(record)
+        track = movie.track(VIDEO, self.stream_index)
+        packets = movie.packets(track)
+        codecs = [track.codec(entry) for entry in range(len(track.entries))]
+        for entry in (packets.entry.min(initial=0), packets.entry.max(initial=0)):
+            track.codec(int(entry))
+        sound = sound_of_movie(movie) if self.audio else None
+        return packets, Described(key, codecs, track.timescale), sound
+
+    @property
+    def _fields(self) -> tuple[FieldSpec, ...]:
+        return (*_FIELDS, *_SOUND) if self.audio else _FIELDS
+
+    def opener(self, facts: Facts) -> ClipOpener:
+        """Opens records of clips."""
+        return ClipOpener(facts.fields[len(self._fields) :])
+
+    def recoder(self, facts: Facts) -> ClipRecoder:
+        """Takes packets out of what was fetched, and reads the table of segments."""
+        return ClipRecoder([spec.name for spec in self._fields], sound_pieces if self.audio else None)
+
+
+class ClipOpener:
+    """Opens records of clips: each field is the whole record, of which it is decoded, or one of a row of a table."""
+
+    def __init__(self, columns: Sequence[FieldSpec] = ()) -> None:
+        self._row = TableOpener(columns) if columns else None
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[str, Sequence[Field]]:
+        """Returns the key and the fields."""
+        try:
+            head, _ = read_head(content)
+            pts = np.frombuffer(head.pts, "<i8")
+            first, last = (int(value) / head.timescale for value in (pts.min(), pts.max()))
+        except (ValueError, ArithmeticError, struct.error, msgspec.MsgspecError) as error:
+            raise DecodeError(f"no record of clips: {error}") from error
+        fields = [Field(spec.name, content, spec.kind) for spec in _FIELDS]
+        if head.sound:
+            rate = memoryview(_RATE.pack(head.sound.codec.rate))
+            fields += [Field("audio", content, SOUND), Field("sample_rate", rate, "<i4")]
+        if self._row:
+            fields += self._row.open(memoryview(head.extra), name)[1]
+        return f"{head.key}#t={_text(first)},{_text(last)}", fields
+
+
+def _text(seconds: float) -> str:
+    return f"{seconds:.3f}".rstrip("0").rstrip(".")

@@ -1,0 +1,128 @@
+"""The sound of clips: which packets of a track of sound belong to the samples of a track of pictures. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from streamer.errors import RecodeError
+from streamer.formats.failures import DamagedError
+from streamer.formats.reading import Range
+from streamer.media.audio.frames import Frames as SoundFrames
+from streamer.media.audio.frames import PackedFrames
+from streamer.media.audio.recordings import Packeted
+from streamer.media.audio.windows import shared_parts
+from streamer.media.containers.clips import Samples
+from streamer.media.containers.frames import Frames
+from streamer.media.containers.records import SoundHead
+from streamer.media.containers.tables import Integers
+
+
+class SoundHint(msgspec.Struct, frozen=True, array_like=True):
+    """The sound of a block, for the recoder.
+
+    Attributes:
+        head: of all samples.
+        first: the first sample of the first packet.
+        frames: packets of sound in the bytes of the block.
+        starts, stops: samples that each sample of the block needs.
+    """
+
+    head: SoundHead
+    first: int
+    frames: PackedFrames
+    starts: list[int]
+    stops: list[int]
+
+    def pieces(self, content: memoryview) -> tuple[list[bytes], Integers, list[SoundHead]]:
+        """See `sound_pieces`."""
+        units = SoundFrames.unpacked(content, self.first, self.frames)
+        starts, stops = np.array(self.starts), np.array(self.stops)
+        if not 0 < len(starts) == len(stops) or (starts >= stops).any() or starts.min() < units.firsts[0]:
+            raise DamagedError(f"{len(starts)} clips whose sound is not in the packets of a hint")
+        lower, upper = units.between(starts, stops)
+        begin, end, ranges = shared_parts(lower, upper)
+        made = [units.piece(*edges) for edges in zip(begin.tolist(), end.tolist(), strict=True)]
+        edges = np.append(0, np.cumsum(list(map(len, made))))
+        stored = edges[ranges[:, 0, 1]] - edges[ranges[:, 0, 0]]
+        heads = [
+            msgspec.structs.replace(self.head, first=units.first(unit), stored=length)
+            for unit, length in zip(lower.tolist(), stored.tolist(), strict=True)
+        ]
+        return made, ranges, heads
+
+
+def sound_pieces(content: memoryview, hint: bytes) -> tuple[list[bytes], Integers, list[SoundHead]]:
+    """Finds the sound of a block.
+
+    Args:
+        content: the bytes of the block.
+        hint: `Hint.sound`.
+
+    Returns:
+        The pieces that samples share, the range of pieces of each, and what their heads have.
+
+    Raises:
+        RecodeError: the index did not write the hint.
+    """
+    try:
+        return msgspec.msgpack.decode(hint, type=SoundHint).pieces(content)
+    except (msgspec.MsgspecError, DamagedError, OverflowError) as error:
+        raise RecodeError(f"the hint of the sound of a block is damaged: {error}") from error
+
+
+def sound_codec(hint: bytes) -> str:
+    """Returns FFmpeg's name of the decoder."""
+    return msgspec.msgpack.decode(hint, type=SoundHint).head.codec.name
+
+
+class ClipSound(msgspec.Struct, frozen=True):
+    """The sound of a track of clips.
+
+    Attributes:
+        track: of sound.
+        head: of all samples.
+        starts, stops: samples that each sample needs, within the track.
+    """
+
+    track: Packeted
+    head: SoundHead
+    starts: Integers
+    stops: Integers
+
+    @classmethod
+    def of(cls, track: Packeted, frames: Frames, samples: Samples, timescale: int) -> ClipSound:
+        """Finds the sound of samples: as long as their frames at the usual rate, so that all clips have one length."""
+        if not track.total:
+            raise DamagedError("its track of sound is empty")
+        pattern = samples.pattern
+        ticks = pattern.count * (pattern.ticks or pattern.every * float(np.median(frames.duration)))
+        head = SoundHead(track.sound, track.total, round(ticks / timescale * track.sound.rate), track.played_at)
+        firsts = [int(row[0]) for row in samples.rows]
+        lasts = [
+            int(row[draws[-1].sum() - 1] if len(samples.draws) else row[-pattern.count])
+            for row, draws in zip(samples.rows, samples.draws or samples.rows, strict=True)
+        ]
+        begins, ends = (
+            np.array([head.begin(int(frames.pts[n]) / timescale) for n in each]) for each in (firsts, lasts)
+        )
+        # Of clips without sound a sample is taken, which their samples do not have.
+        starts = np.clip(begins, 0, track.total - 1)
+        return cls(track, head, starts, np.clip(ends + head.length, starts + 1, track.total))
+
+    def bytes_of(self, run: slice) -> tuple[Integers, Integers]:
+        """The bytes of the packets of a run of samples: their beginnings and lengths."""
+        lower, upper = self.track.bounds(self.starts[run], self.stops[run])
+        return lower, upper - lower
+
+    def hint(self, run: slice, ranges: Sequence[Range]) -> tuple[bytes, int, int]:
+        """The hint of a run of samples in these ranges; the parts that they share, and the bytes of these."""
+        frames, starts, stops = self.track.frames, self.starts[run], self.stops[run]
+        begin, end, _ = shared_parts(*frames.between(starts, stops))
+        before = np.append(0, np.cumsum(frames.sizes + 4))
+        stored = int((before[end] - before[begin] + 4).sum())
+        first = frames.first(int(frames.within(ranges)[0]))
+        hint = SoundHint(self.head, first, frames.packed(ranges), starts.tolist(), stops.tolist())
+        return msgspec.msgpack.encode(hint), len(begin), stored

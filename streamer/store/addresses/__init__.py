@@ -1,0 +1,1 @@
+"""What urls name: their grammar, hosts, patterns."""

@@ -1,0 +1,280 @@
+"""Globs and brace ranges in urls: what to list and what to keep. Pure functions."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from streamer.errors import ConfigError, ObjectNotFoundError
+from streamer.manifest.model import ObjectRecord
+from streamer.store.addresses.globs import GLOB, Automaton, GlobSet
+from streamer.store.addresses.urls import of_web_address, shown, split
+
+_BRACE = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+# Braces that stand for more urls than this are taken for a typing mistake; so are longer texts, and more braces.
+MAX_URLS = 1_000_000
+MAX_EXPANDED_LETTERS = 256 << 20
+_MOST_BRACES = 64
+_MOST_NESTED = 10_000
+# Of the ends of a range.
+_MOST_DIGITS = 18
+_MISSING_SHOWN = 5
+_MOST_SHOWN = 500
+
+
+def expand(url: str) -> list[str]:
+    """Returns all urls of `a{000..127}.tar` and `a{x,y}`, in order; the url itself if it has no braces.
+
+    Leading zeros fix the width, as in bash.
+
+    Raises:
+        ConfigError: a range that runs backwards, more than a million urls or 256 MiB of them.
+    """
+    count_expanded(url)
+    return list(_expand(url, url))
+
+
+def count_expanded(url: str) -> tuple[int, int]:
+    """Returns how many urls the braces of a url stand for, and the most letters of all together, without making them.
+
+    Raises:
+        ConfigError: a range that runs backwards, more than a million urls or 256 MiB of them, or more than 10,000 by
+            braces inside of braces.
+    """
+    count, letters = 1, len(url)
+    if "{" not in url:
+        return count, letters
+    for number, found in enumerate(_BRACE.finditer(url)):
+        choices, longest = _measure(found[1], url)
+        count *= choices
+        letters += longest - len(found[0])
+        if count > MAX_URLS or count * letters > MAX_EXPANDED_LETTERS:
+            raise _too_many(url, f"{count:,} urls or more")
+        if number >= _MOST_BRACES:
+            raise _too_many(url, f"a product of more than {_MOST_BRACES} braces")
+    if _BRACE.search(_BRACE.sub("", url)) is not None:
+        return _count_nested(url)
+    return count, count * letters
+
+
+def _count_nested(url: str) -> tuple[int, int]:
+    """Counts by expanding: what stands in outer braces is known when the inner ones are gone."""
+    if url.count("{") > _MOST_BRACES:
+        raise _too_many(url, f"a product of more than {_MOST_BRACES} braces")
+    count, letters = 0, 0
+    for one in _expand(url, url):
+        count, letters = count + 1, letters + len(one)
+        if count > _MOST_NESTED or letters > MAX_EXPANDED_LETTERS:
+            raise _too_many(url, f"more than {count - 1:,} urls by braces inside of braces")
+    return count, letters
+
+
+def one_of_all(url: str) -> str | None:
+    """Returns one of the urls that braces stand for, whose folders are like those of all others; None if there is none.
+
+    No choice makes a dot segment, another folder or an escaped letter.
+    """
+    if count_expanded(url)[0] > 1 and any(letter in url for letter in "%?#\\\0"):
+        return None
+    one, end = "", 0
+    for found in _BRACE.finditer(url):
+        choices = ["0"] if _range(found[1], url) is not None else found[1].split(",")
+        if any("/" in choice or not choice.strip(".") for choice in choices):
+            return None
+        one += url[end : found.start()] + choices[0]
+        end = found.end()
+    one += url[end:]
+    return None if "{" in one or "}" in one else one
+
+
+def _too_many(url: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"the braces of {_abridged(shown(url))} stand for {what}; a url names at most {MAX_URLS:,}, of "
+        f"{MAX_EXPANDED_LETTERS >> 20} MiB together: use * for whatever is there",
+        field="url",
+    )
+
+
+def _abridged(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def without_globs(url: str) -> str:
+    """Returns the url of a store that cannot list.
+
+    Raises:
+        ConfigError: the url has a glob, names a folder, or is signed.
+    """
+    path, query, _ = url.partition("?")
+    if query and "*" not in path and "[" not in path:
+        raise ConfigError(
+            f"{shown(url)} with a query (?...): a signed url ends, and a manifest would keep its signature; name the "
+            "object's own url, and give keys or headers in storage_options",
+            field="url",
+        )
+    if GLOB.search(url) or url.endswith("/"):
+        bucket = of_web_address(shown(url))
+        advice = (
+            "name files, or use {000..127}" if bucket is None else f"this is the address of a bucket: write {bucket}"
+        )
+        raise ConfigError(f"{shown(url)}: a web server cannot be listed; {advice}", field="url")
+    return url
+
+
+def _expand(url: str, whole: str) -> Iterator[str]:
+    found = _BRACE.search(url)
+    if found is None:
+        yield url
+        return
+    for choice in _choices(found[1], whole):
+        yield from _expand(url[: found.start()] + choice + url[found.end() :], whole)
+
+
+def _choices(inside: str, whole: str) -> list[str]:
+    numbers = _range(inside, whole)
+    if numbers is None:
+        return inside.split(",")
+    first, last, width = numbers
+    return [f"{number:0{width}d}" for number in range(first, last + 1)]
+
+
+def _measure(inside: str, whole: str) -> tuple[int, int]:
+    """Returns the number of choices, and the length of the longest."""
+    numbers = _range(inside, whole)
+    if numbers is None:
+        return inside.count(",") + 1, max(map(len, inside.split(",")))
+    first, last, width = numbers
+    return last + 1 - first, max(width, len(str(last)))
+
+
+def _range(inside: str, whole: str) -> tuple[int, int, int] | None:
+    """Returns the first and last number of a range, and their width; None if it is none."""
+    numbers = _RANGE.fullmatch(inside)
+    if numbers is None:
+        return None
+    digits = [number.lstrip("0") or "0" for number in numbers.groups()]
+    first, last = (int(number[: _MOST_DIGITS + 1]) for number in digits)
+    if not first <= last <= first + MAX_URLS or max(map(len, digits)) > _MOST_DIGITS:
+        raise ConfigError(
+            f"{{{_abridged(inside)}}} in {_abridged(shown(whole))!r} must rise and name at most {MAX_URLS:,} urls",
+            field="url",
+        )
+    return first, last, len(numbers[1]) if numbers[1].startswith("0") else 0
+
+
+async def parse(url: str) -> Pattern:
+    """Parses a url as `Pattern.of`, in a thread where braces may stand for many."""
+    return await asyncio.to_thread(Pattern.of, url) if "{" in url else Pattern.of(url)
+
+
+class Pattern(msgspec.Struct, frozen=True):
+    """The folder to list for a url, and the objects to keep.
+
+    Attributes:
+        folder: the deepest folder that contains everything, ending in "/" (or the root).
+        single: whether the url has neither glob nor braces: an object or a folder, of which everything is kept.
+        named: the urls that braces stand for, with their globs; each must exist.
+        globs: objects to keep, if there is a glob; None: the named ones.
+    """
+
+    folder: str
+    single: bool
+    named: frozenset[str] = frozenset()
+    globs: GlobSet | None = None
+
+    @classmethod
+    def of(cls, url: str) -> Pattern:
+        """Parses a url with `*`, `?`, `**`, `[...]`, `{a,b}`, `{00..99}`."""
+        special = re.search(r"[*?\[{]", url)
+        if special is None:
+            return cls(url if url.endswith("/") else url + "/", single=True)
+        folder, every = url[: special.start()].rpartition("/")[0] + "/", expand(url)
+        if GLOB.search(url) is None:
+            return cls(folder, single=False, named=frozenset(every))
+        named = frozenset(every)
+        return cls(folder, single=False, named=named if "{" in url else frozenset(), globs=GlobSet(named))
+
+    def matches(self, url: str) -> bool:
+        """Whether the object belongs to the pattern; folder markers (keys that end in "/") never do."""
+        if url.endswith("/"):
+            return False
+        if self.globs is not None:
+            return self.globs.matches(url)
+        return self.single or url in self.named
+
+    async def kept(self, records: Sequence[ObjectRecord]) -> list[ObjectRecord]:
+        """Returns the records that belong to the pattern; compares globs in a thread, because that may take long."""
+        if self.globs is None:
+            return [record for record in records if self.matches(record.url)]
+        return await asyncio.to_thread(lambda: [record for record in records if self.matches(record.url)])
+
+    def require(self, found: Iterable[str]) -> None:
+        """Checks that everything that braces name is among the listed urls, since braces are short for a list of urls.
+
+        Raises:
+            ObjectNotFoundError: objects that braces name are missing, or one of their globs matches nothing; names the
+                first of them.
+        """
+        missing = sorted(self._missing(found))
+        if not missing:
+            return
+        what = "objects that the braces name are missing"
+        if self.globs is not None:
+            what = "patterns that the braces stand for match nothing"
+        example = ", ".join(missing[:_MISSING_SHOWN]) + (", ..." if len(missing) > _MISSING_SHOWN else "")
+        raise ObjectNotFoundError(
+            f"{len(missing)} of the {len(self.named)} {what}: {example}; correct the braces, or use * for whatever is "
+            "there",
+            url=missing[0],
+            missing=len(missing),
+            named=len(self.named),
+        )
+
+    def _missing(self, found: Iterable[str]) -> Iterable[str]:
+        if self.globs is None:
+            return self.named.difference(found)
+        return self.globs.unmatched(found) if self.named else []
+
+
+def brace_order(url: str) -> Callable[[str], int] | None:
+    """Returns the place of an object's url among those that braces stand for; None: there are no braces.
+
+    `b{8..11}.tar` is b8, b9, b10, b11; of `{b,a}/*.tar` all objects below b come first. An object that none of them
+    names is behind all others.
+    """
+    if "{" not in url:
+        return None
+    address = split(url)
+    every = expand(address.key if address.scheme == "file" else url)
+    # By what is before the first wildcard: of a thousand patterns a url is compared with one or two.
+    named: dict[str, int] = {}
+    globs: defaultdict[str, list[tuple[int, Automaton]]] = defaultdict(list)
+    # Equal rests share what follows them: `{0000..9999}/*.tar` has one.
+    shared: dict[str, Automaton] = {}
+    for place, each in enumerate(every):
+        magic = GLOB.search(each)
+        if magic is None:
+            named.setdefault(each, place)
+            continue
+        rest = each[magic.start() :]
+        if rest not in shared:
+            shared[rest] = Automaton([rest])
+        globs[each[: magic.start()]].append((place, shared[rest]))
+    lengths = sorted({len(stem) for stem in globs})
+
+    def place_of(object_url: str) -> int:
+        found = named.get(object_url, len(every))
+        if object_url.endswith("/"):
+            return found
+        for length in lengths:
+            for place, automaton in globs.get(object_url[:length], ()):
+                if place < found and automaton.accepted(object_url[length:]):
+                    found = place
+        return found
+
+    return place_of

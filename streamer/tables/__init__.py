@@ -1,0 +1,1 @@
+"""Formats of tables, records, tokens and arrays."""

@@ -1,0 +1,281 @@
+"""Arrays that are stored in tiles, and the samples of their rows. HDF5 and zarr call a tile a chunk.
+
+A tile is a box of items that is stored, and compressed, as a whole. The arrays of a dataset have one length along axis
+0, and a row of all of them is a sample. Rows of one array whose bytes are stored one after the other are spans. All
+others are blocks: runs of rows, with every tile that has a part of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.formats.base import Block, Facts, FieldSpec, ObjectRecord, Opener, Span
+from streamer.formats.table.records import TableOpener, head_bytes
+from streamer.tables.arrays.rows import RowOpener, Rows, kind_of_rows
+
+Int64Array = NDArray[np.int64]
+
+# A hint has 15 bytes for each tile (see `blocks.LONGEST_HINT`), and a manifest has the hints of all.
+_TILES_PER_BLOCK = 2000
+# A recoder holds the records of a block.
+_RECORD_BYTES = 64 << 20
+# Rows without a tile are part of the block before them.
+_MOST_UNWRITTEN_BYTES = 128 << 20
+
+
+class ArraysError(ValueError):
+    """Raised for arrays whose rows cannot be read."""
+
+
+class TileHint(msgspec.Struct, frozen=True, array_like=True):
+    """A tile of a block, for the recoder.
+
+    Attributes:
+        origin: place of its first item; along axis 0 counted from the first row of the block.
+        length: bytes as stored.
+        mask: filters that were left out for it, one bit each (HDF5).
+    """
+
+    origin: tuple[int, ...]
+    length: int
+    mask: int = 0
+
+
+class ColumnHint(msgspec.Struct, frozen=True, array_like=True):
+    """An array in a block, for the recoder.
+
+    Attributes:
+        kind: kind of the field: the same objects may be those of an array of another shape later.
+        tile: shape of all tiles.
+        codecs: how tiles are stored, in the words of the format.
+        fill: an item that is in no tile.
+        tiles: the tiles in the order of the bytes.
+    """
+
+    kind: str
+    tile: tuple[int, ...]
+    codecs: Any
+    fill: bytes
+    tiles: tuple[TileHint, ...]
+
+
+class Tiles(msgspec.Struct, frozen=True):
+    """The places of the tiles of an array.
+
+    Attributes:
+        origins: int64, shape (tiles, axes): the first item of each; sorted.
+        starts, lengths: int64, shape (tiles,): bytes of the object.
+        masks: int64, shape (tiles,): see `TileHint`.
+        objects: object of each tile; empty: all are in the object that is indexed.
+    """
+
+    origins: Int64Array
+    starts: Int64Array
+    lengths: Int64Array
+    masks: Int64Array
+    objects: Sequence[ObjectRecord] = ()
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+_NONE = np.empty(0, np.int64)
+NO_TILES = Tiles(_NONE.reshape(0, 1), _NONE, _NONE, _NONE)
+
+
+class Column(msgspec.Struct, frozen=True):
+    """An array whose rows are fields.
+
+    Attributes:
+        dtype: dtype as stored.
+        shape: rows first.
+        tile: shape of the tiles, with as many axes; of an array without tiles its shape.
+        tiles: the tiles that were written.
+        start: first byte of an array without tiles; -1: it has tiles.
+        codecs, fill: see `ColumnHint`.
+    """
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    tile: tuple[int, ...]
+    tiles: Tiles
+    start: int = -1
+    codecs: Any = None
+    fill: bytes = b""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.dtype.itemsize * math.prod(self.shape[1:])
+
+    @property
+    def kind(self) -> str:
+        """Kind of the field."""
+        return kind_of_rows(self.dtype, self.shape[1:])
+
+    def check(self) -> None:
+        """Refuses an array without rows; raises ArraysError."""
+        if self.dtype.kind not in "biufc":
+            raise ArraysError(f"it holds {self.dtype}, not numbers")
+        if not self.shape or min(self.shape[1:], default=1) < 1:
+            raise ArraysError(f"its shape {self.shape} has no rows of a byte or more")
+        if self.start < 0 and (
+            len(self.tile) != len(self.shape) or min(self.tile) < 1 or math.prod(self.tile) >= 1 << 40
+        ):
+            raise ArraysError(f"tiles of shape {self.tile} in an array of shape {self.shape}")
+
+    def plain_rows(self) -> list[Rows] | None:
+        """Returns the runs of rows whose bytes are stored one after the other; None: some are not."""
+        rows = self.shape[0]
+        if self.start >= 0:
+            return [Rows(self.start, self.row_bytes, rows)]
+        step, tiles = self.tile[0], self.tiles
+        if self.codecs or self.tile[1:] != self.shape[1:] or len(tiles) != -(-rows // step):
+            return None
+        counts = np.minimum(step, rows - tiles.origins[:, 0])
+        stops = tiles.starts + counts * self.row_bytes
+        if (tiles.origins[:, 0] != np.arange(len(tiles)) * step).any() or (tiles.lengths < stops - tiles.starts).any():
+            return None
+        if not tiles.objects and (tiles.starts[1:] < stops[:-1]).any():
+            return None
+        places = zip(tiles.starts.tolist(), counts.tolist(), strict=True)
+        return [Rows(start, self.row_bytes, count) for start, count in places]
+
+    def part(self, first: int, stop: int) -> tuple[ColumnHint, list[_Piece]]:
+        """Returns the tiles that have a part of the rows `[first, stop)`, and their bytes."""
+        if self.start >= 0:
+            begin, length = self.start + first * self.row_bytes, (stop - first) * self.row_bytes
+            whole = TileHint((0,) * len(self.shape), length)
+            hint = ColumnHint(self.kind, (stop - first, *self.shape[1:]), None, self.fill, (whole,))
+            return hint, [(None, begin, begin + length)]
+        tiles, above = self.tiles, self.tiles.origins[:, 0]
+        among = slice(*np.searchsorted(above, [first - self.tile[0] + 1, stop]).tolist())
+        origins, lengths = tiles.origins[among].copy(), tiles.lengths[among].tolist()
+        origins[:, 0] -= first
+        places = zip(origins.tolist(), lengths, tiles.masks[among].tolist(), strict=True)
+        hints = tuple(TileHint(tuple(origin), length, mask) for origin, length, mask in places)
+        owners: Sequence[ObjectRecord | None] = tiles.objects[among] or [None] * len(lengths)
+        starts = tiles.starts[among].tolist()
+        pieces: list[_Piece] = [
+            (owner, start, start + length) for owner, start, length in zip(owners, starts, lengths, strict=True)
+        ]
+        return ColumnHint(self.kind, self.tile, self.codecs, self.fill, hints), pieces
+
+
+# An object (None: the one that is indexed), and a range of its bytes.
+_Piece = tuple[ObjectRecord | None, int, int]
+
+
+def common_rows(columns: dict[str, Column]) -> int:
+    """Returns the number of rows of all arrays; raises ArraysError if it differs, or an array has no rows."""
+    for name, column in columns.items():
+        try:
+            column.check()
+        except ArraysError as error:
+            raise ArraysError(f"array {name!r}: {error}") from error
+    lengths = {name: column.shape[0] for name, column in columns.items()}
+    first = next(iter(lengths))
+    if other := next((name for name in lengths if lengths[name] != lengths[first]), None):
+        raise ArraysError(
+            f"array {first!r} has {lengths[first]} rows, array {other!r} {lengths[other]}; a sample is a row of all of "
+            "them"
+        )
+    return lengths[first]
+
+
+def facts_of_columns(columns: dict[str, Column]) -> Facts:
+    """Returns facts with a field for each array."""
+    return Facts(fields=tuple(FieldSpec(name, column.kind) for name, column in columns.items()))
+
+
+def opener_of(facts: Facts) -> Opener:
+    """Opens rows: those of one array are the field itself."""
+    if len(facts.fields) == 1:
+        return RowOpener(facts.fields[0].kind, facts.fields[0].name)
+    return TableOpener(facts.fields)
+
+
+def samples_of(columns: dict[str, Column], chunk_bytes: int) -> Iterator[Span | Block]:
+    """Yields the rows of one object that holds whole arrays, in blocks of about `chunk_bytes` if they are tiled."""
+    rows = common_rows(columns)
+    if not rows:
+        return
+    runs = next(iter(columns.values())).plain_rows() if len(columns) == 1 else None
+    if runs is None:
+        yield from blocks_of(columns, (0, rows), chunk_bytes)
+        return
+    for run in runs:
+        yield from run.spans(0)
+
+
+def blocks_of(columns: dict[str, Column], rows: tuple[int, int], chunk_bytes: int) -> Iterator[Block]:
+    """Yields blocks of about `chunk_bytes`, as fetched, that hold the rows `[rows[0], rows[1])`.
+
+    They are cut where tiles of the array with the longest rows begin; a tile of another array that goes on in the next
+    block is fetched twice. Long runs of rows that were never written are an ArraysError.
+    """
+    fields = facts_of_columns(columns).fields
+    row_bytes = sum(column.row_bytes for column in columns.values())
+    record_bytes = row_bytes + (head_bytes(fields) if len(fields) > 1 else 0)
+    for first, stop in pairwise(_edges(list(columns.values()), rows, chunk_bytes)):
+        parts = [column.part(first, stop) for column in columns.values()]
+        # Of rows that were never written nothing is fetched but a byte of the object with which they are indexed.
+        pieces = _joined([piece for _, found in parts for piece in found]) or [(None, 0, 1)]
+        owners = tuple(owner for owner, _, _ in pieces if owner is not None)
+        hint = msgspec.msgpack.encode([part for part, _ in parts])
+        ranges = tuple((start, stop) for _, start, stop in pieces)
+        yield Block(ranges, stop - first, (stop - first) * record_bytes, hint, owners)
+
+
+def _edges(columns: Sequence[Column], rows: tuple[int, int], chunk_bytes: int) -> list[int]:
+    """Returns the first row of each block, and the end."""
+    total = sum(column.row_bytes for column in columns)
+    longest = max(columns, key=lambda column: (column.start >= 0 or len(column.tiles) > 0, column.row_bytes))
+    if longest.start >= 0:
+        return [*range(*rows, max(1, chunk_bytes // total)), rows[1]]
+    step, most = longest.tile[0], chunk_bytes * longest.row_bytes // total
+    tops, lengths, counts = _runs_of_tiles(longest, rows)
+    _check_written(tops, step, rows, total)
+    edges, fetched, tiles = [rows[0]], 0, 0
+    for top, length, count in zip(tops.tolist(), lengths.tolist(), counts.tolist(), strict=True):
+        is_full = fetched + length > most or tiles + count > _TILES_PER_BLOCK
+        if fetched and (is_full or (top + step - edges[-1]) * total > _RECORD_BYTES):
+            edges.append(top)
+            fetched = tiles = 0
+        fetched, tiles = fetched + length, tiles + count
+    return [*edges, rows[1]]
+
+
+def _runs_of_tiles(column: Column, rows: tuple[int, int]) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Returns the tiles that begin in one row: the row, their bytes, and how many."""
+    among = slice(*np.searchsorted(column.tiles.origins[:, 0], rows).tolist())
+    tops, places, counts = np.unique(column.tiles.origins[among, 0], return_index=True, return_counts=True)
+    lengths = np.add.reduceat(column.tiles.lengths[among], places) if len(tops) else places
+    return tops, lengths, counts
+
+
+def _check_written(tops: Int64Array, step: int, rows: tuple[int, int], row_bytes: int) -> None:
+    gaps = np.append(tops, rows[1]) - np.append(rows[0], tops + step)
+    widest = int(gaps.argmax())
+    if int(gaps[widest]) * row_bytes > _MOST_UNWRITTEN_BYTES:
+        first = int(tops[widest - 1]) + step if widest else rows[0]
+        raise ArraysError(
+            f"{int(gaps[widest])} rows from row {first} on, {int(gaps[widest]) * row_bytes} bytes, were never written"
+        )
+
+
+def _joined(pieces: Sequence[_Piece]) -> list[_Piece]:
+    joined: list[_Piece] = []
+    for owner, start, stop in pieces:
+        if joined and joined[-1][2] == start and joined[-1][0] == owner:
+            joined[-1] = (owner, joined[-1][1], stop)
+        else:
+            joined.append((owner, start, stop))
+    return joined

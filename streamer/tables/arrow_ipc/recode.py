@@ -1,0 +1,148 @@
+"""Makes records of record batches: the part that runs in a recoder, which has pyarrow."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from streamer.formats.base import Facts, Records
+from streamer.formats.table.writer import decoding, write_records
+from streamer.tables.arrow_ipc.messages import OWN_SCHEMA
+from streamer.tables.arrow_ipc.schema import read_schema
+from streamer.tables.parquet.columns import column_of
+
+_TIMES = {32: pa.int32(), 64: pa.int64()}
+
+
+class BatchRecoder:
+    """Makes records of record batches."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._message = memoryview(b64decode(facts.notes["schema"]))
+        schema = read_schema(self._message)
+        self._specs = facts.fields
+        self._nodes = [schema.root.at(field.path) for field in schema.fields]
+        self._meanings = {path: meaning for field in schema.fields for path, meaning in field.meanings}
+        self._primitives = schema.root.primitives
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Decodes record batches; see `messages.DICTIONARIES` for the hint."""
+        with decoding(content, samples, "Arrow"):
+            dictionaries, _, own = hint.partition(OWN_SCHEMA)
+            message = memoryview(own) if own else self._message
+            return joined(read_batches(message, content, dictionaries=bool(dictionaries)), samples, self._records)
+
+    def _records(self, batch: pa.RecordBatch) -> Records:
+        rows = batch.num_rows
+        plain = pa.table([_plain_values(column) for column in batch.columns], batch.schema.names)
+        columns = [
+            column_of(spec, node, node, tables=[plain] * self._primitives, rows=rows, meanings=self._meanings)
+            for spec, node in zip(self._specs, self._nodes, strict=True)
+        ]
+        return write_records(self._specs, columns, rows)
+
+
+def _plain_values(values: pa.Array) -> pa.Array:
+    """Returns the same values in the layout that columns of Parquet have.
+
+    What pyarrow cannot cast is taken apart: dictionaries of views, as polars writes them, also inside of others.
+    """
+    kind = values.type
+    if not _has_dictionary(kind):
+        return values.cast(_plain(kind))
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain_values(values.storage)
+    if pa.types.is_dictionary(kind):
+        return _plain_values(values.dictionary).take(values.indices)
+    if pa.types.is_struct(kind):
+        parts = [_plain_values(values.field(number)) for number in range(kind.num_fields)]
+        mask = values.is_null() if values.null_count else None
+        return pa.StructArray.from_arrays(parts, [field.name for field in kind], mask=mask)
+    if pa.types.is_map(kind):
+        parts = [_plain_values(values.keys), _plain_values(values.items)]
+        items = pa.StructArray.from_arrays(parts, ["key", "value"])
+        plain = pa.map_(parts[0].type, parts[1].type)
+    else:
+        values = values if pa.types.is_list(kind) else values.cast(pa.list_(kind.value_type))
+        items = _plain_values(values.values)
+        plain = pa.list_(items.type)
+    buffers = values.buffers()[:2]
+    return pa.Array.from_buffers(plain, len(values), buffers, offset=values.offset, children=[items])
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_dictionary(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Returns the type whose values are the same, in the layout that columns of Parquet have."""
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return pa.large_string() if pa.types.is_string_view(kind) else pa.large_binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if isinstance(kind, pa.BaseExtensionType):
+        return _plain(kind.storage_type)
+    if pa.types.is_null(kind):
+        return pa.int32()
+    if pa.types.is_temporal(kind):
+        return _TIMES[kind.bit_width]
+    return kind
+
+
+def joined(batches: Sequence[pa.RecordBatch], samples: int, write: Callable[[pa.RecordBatch], Records]) -> Records:
+    """Joins the records that `write` makes of each batch; raises ValueError if they are not `samples` rows."""
+    if (rows := sum(batch.num_rows for batch in batches)) != samples:
+        raise ValueError(f"{rows} rows, expected {samples}")
+    made = [write(batch) for batch in batches]
+    return Records(
+        [part for records in made for part in records.parts],
+        np.concatenate([np.empty(0, np.int64), *(records.lengths for records in made)]),
+    )
+
+
+def read_batches(schema: memoryview, content: memoryview, *, dictionaries: bool = False) -> list[pa.RecordBatch]:
+    """Reads the record batches of messages that follow each other, and checks all places in them.
+
+    Nothing of the content is copied unless there are messages with dictionaries in it. Bytes that are not such messages
+    raise ValueError, OSError or pyarrow.ArrowException.
+    """
+    if dictionaries:
+        with pa.ipc.open_stream(pa.py_buffer(bytes(schema) + bytes(content))) as stream:
+            batches = list(stream)
+    else:
+        columns, source = pa.ipc.read_schema(pa.py_buffer(schema)), pa.BufferReader(pa.py_buffer(content))
+        batches = []
+        while source.tell() < source.size():
+            batches.append(pa.ipc.read_record_batch(pa.ipc.read_message(source), columns))
+    for batch in batches:
+        # Nothing is read out of a batch before it is known that all places in it are inside of it.
+        batch.validate(full=True)
+        for column in batch.columns:
+            _check_views(column)
+    return batches
+
+
+def _check_views(values: pa.Array) -> None:
+    """Refuses null views of negative length: `validate` lets them pass, `cast` crashes over them (pyarrow 26.0.1)."""
+    kind = values.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        if len(values) and (np.frombuffer(values.buffers()[1], "<i4")[::4] < 0).any():
+            raise ValueError("a view of negative length")
+    elif pa.types.is_dictionary(kind):
+        _check_views(values.dictionary)
+    elif pa.types.is_struct(kind):
+        for number in range(kind.num_fields):
+            _check_views(values.field(number))
+    elif hasattr(values, "values"):  # lists and maps
+        _check_views(values.values)

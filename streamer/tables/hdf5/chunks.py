@@ -1,0 +1,260 @@
+"""Finds the chunks of an HDF5 dataset.
+
+Source: HDF5 File Format Specification Version 3.0, III.A.1, VII, VIII.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.formats.failures import DamagedError
+from streamer.formats.reading import Reading
+from streamer.tables.arrays.tiles import Int64Array, Tiles
+from streamer.tables.hdf5 import messages
+from streamer.tables.hdf5.held import UNDEFINED, Cursor, Held
+from streamer.tables.hdf5.messages import Layout
+from streamer.tables.hdf5.objects import CHUNKS, read_btree
+
+# Addresses, lengths and masks of chunks, by their number in the grid.
+Elements = NDArray[np.void]
+_ELEMENT = np.dtype([("address", "<u8"), ("length", "<u8"), ("mask", "<u4")])
+_CHECKSUM_BYTES = 4
+# Signature, version, kind, address of the array's head.
+_BLOCK_HEAD_BYTES = 14
+_MOST_BITS = 64
+_UNFILTERED, _FILTERED = 0, 1
+# More than a manifest holds.
+_MOST_CHUNKS = 1 << 28
+_FEW_CHUNKS = 1 << 16
+
+
+def find_chunks(
+    held: Held, layout: Layout, shape: tuple[int, ...], item_bytes: int, *, filtered: bool
+) -> Reading[Tiles]:
+    """Finds the chunks of a dataset that were written; if it has filters, their lengths differ."""
+    chunk, grid = layout.chunk, tuple(-(-size // step) for size, step in zip(shape, layout.chunk, strict=True))
+    count = math.prod(grid)
+    # An array of all chunks is made of the other indexes.
+    if count > (_MOST_CHUNKS if layout.index == messages.BTREE else held.record.size // 8 + _FEW_CHUNKS):
+        raise DamagedError(f"{count} chunks of shape {chunk}, more than the file has", layout.address)
+    chunk_bytes = item_bytes * math.prod(chunk)
+    if layout.address == UNDEFINED or not count:
+        return _tiles(held, layout, shape, np.empty((0, len(shape)), np.int64), np.empty(0, _ELEMENT))
+    if layout.index == messages.BTREE:
+        key = np.dtype([("length", "<u4"), ("mask", "<u4"), ("offset", "<i8", (len(shape) + 1,))])
+        entries = yield from read_btree(held, layout.address, CHUNKS, key)
+        elements = np.empty(len(entries), _ELEMENT)
+        elements["address"], elements["length"] = entries["child"], entries["key"]["length"]
+        elements["mask"] = entries["key"]["mask"]
+        origins: Int64Array = entries["key"]["offset"][:, :-1].astype(np.int64)
+    else:
+        elements = yield from _elements(held, layout, count, chunk_bytes, filtered=filtered)
+        numbers = np.flatnonzero(elements["address"] != UNDEFINED)
+        elements = elements[numbers]
+        origins = np.stack(np.unravel_index(numbers, grid), axis=1) * np.array(chunk)
+    if not filtered and (elements["length"] != chunk_bytes).any():
+        raise DamagedError(f"chunks that are not {chunk_bytes} bytes long, and have no filters", layout.address)
+    return _tiles(held, layout, shape, origins, elements)
+
+
+def _tiles(held: Held, layout: Layout, shape: tuple[int, ...], origins: Int64Array, elements: Elements) -> Tiles:
+    """Returns the chunks, sorted by their places in the dataset, and checked."""
+    size = np.uint64(held.record.size - held.base)
+    stops = elements["address"] + elements["length"]
+    if ((elements["length"] == 0) | (stops > size) | (elements["address"] > size)).any():
+        raise DamagedError("a chunk outside of the file", layout.address)
+    if ((origins < 0) | (origins >= shape) | (origins % layout.chunk != 0)).any():
+        raise DamagedError("a chunk outside of the dataset", layout.address)
+    order = np.lexsort(origins.T[::-1])
+    elements = elements[order]
+    return Tiles(
+        origins[order],
+        elements["address"].astype(np.int64) + held.base,
+        elements["length"].astype(np.int64),
+        elements["mask"].astype(np.int64),
+    )
+
+
+def _elements(held: Held, layout: Layout, count: int, chunk_bytes: int, *, filtered: bool) -> Reading[Elements]:
+    """Finds all chunks by number; those that were not written have no address."""
+    elements = np.empty(count, _ELEMENT)
+    elements["address"], elements["length"], elements["mask"] = UNDEFINED, chunk_bytes, 0
+    if layout.index == messages.SINGLE:
+        elements[0] = (layout.address, layout.length if filtered else chunk_bytes, layout.mask)
+    elif layout.index == messages.IMPLICIT:
+        elements["address"] = layout.address + np.arange(count, dtype=np.uint64) * np.uint64(chunk_bytes)
+    elif layout.index == messages.FIXED_ARRAY:
+        yield from _fixed_array(held, layout.address, elements)
+    else:
+        yield from _extensible_array(held, layout.address, elements)
+    return elements
+
+
+def _entry(client: int, entry_bytes: int, offset: int) -> np.dtype[np.void]:
+    """Returns the type of an array's elements: an address, and the length and mask of filtered chunks."""
+    if client == _UNFILTERED and entry_bytes == 8:
+        return np.dtype([("address", "<u8")])
+    if client == _FILTERED and 13 <= entry_bytes <= 20:
+        return np.dtype([("address", "<u8"), ("length", "u1", (entry_bytes - 12,)), ("mask", "<u4")])
+    raise DamagedError(f"an array of elements of {entry_bytes} bytes, of kind {client}", offset)
+
+
+def _put(elements: Elements, first: int, raw: memoryview, entry: np.dtype[np.void]) -> None:
+    """Copies a run of elements, of which the first has number `first`."""
+    found = np.frombuffer(raw, entry)[: max(0, len(elements) - first)]
+    among = elements[first : first + len(found)]
+    among["address"] = found["address"]
+    if "length" in (entry.names or ()):
+        lengths = np.zeros((len(found), 8), np.uint8)
+        lengths[:, : found["length"].shape[1]] = found["length"]
+        among["length"], among["mask"] = lengths.view("<u8")[:, 0], found["mask"]
+
+
+def _fixed_array(held: Held, address: int, elements: Elements) -> Reading[None]:
+    head = Cursor((yield from held.read(address, 28)), address)
+    head.expect(b"FAHD", (0,))
+    client, entry_bytes, page_bits, count = head.number(1), head.number(1), head.number(1), head.number()
+    entry, place = _entry(client, entry_bytes, address), head.number()
+    if not len(elements) <= count <= _MOST_CHUNKS or page_bits > _MOST_BITS:
+        raise DamagedError(f"an array of {count} elements for {len(elements)} chunks", address)
+    per_page = 1 << page_bits
+    if count <= per_page:
+        yield from _read_runs(held, elements, entry, [_Run(0, place + _BLOCK_HEAD_BYTES, count)])
+        return
+    pages = -(-count // per_page)
+    bitmap_bytes = -(-pages // 8)
+    start = Cursor((yield from held.read(place, _BLOCK_HEAD_BYTES + bitmap_bytes)), place)
+    start.take(_BLOCK_HEAD_BYTES)
+    first_page = place + _BLOCK_HEAD_BYTES + bitmap_bytes + _CHECKSUM_BYTES
+    yield from _read_runs(
+        held, elements, entry, _pages(0, first_page, _bits(start.take(bitmap_bytes)), per_page, entry)
+    )
+
+
+class _Extensible(msgspec.Struct, frozen=True):
+    """The head of an extensible array: its elements are in data blocks, which double in size and in number by turns."""
+
+    entry: np.dtype[np.void]
+    bits: int
+    own: int
+    least: int
+    pointers: int
+    page_bits: int
+    index: int
+
+    @classmethod
+    def read(cls, head: Cursor) -> _Extensible:
+        """Reads the head."""
+        head.expect(b"EAHD", (0,))
+        client, entry_bytes, bits, own, least, pointers, page_bits = (head.number(1) for _ in range(7))
+        if not (0 < bits <= _MOST_BITS and least > 0 and pointers > 1 and page_bits <= _MOST_BITS):
+            raise DamagedError("an extensible array of no known shape", head.offset)
+        head.take(48)
+        return cls(_entry(client, entry_bytes, head.offset), bits, own, least, pointers, page_bits, head.number())
+
+    @property
+    def block_head_bytes(self) -> int:
+        """Bytes of the head of a data block, and of a block of addresses."""
+        return _BLOCK_HEAD_BYTES + -(-self.bits // 8)
+
+    @property
+    def direct(self) -> int:
+        """Number of groups of data blocks of one size whose addresses are in the index block."""
+        return 2 * (self.pointers.bit_length() - 1)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index block: its own elements, then addresses of data blocks, then of blocks of addresses."""
+        indirect = 1 + self.bits - (self.least.bit_length() - 1) - self.direct
+        return _BLOCK_HEAD_BYTES + self.own * self.entry.itemsize + 8 * (2 * (self.pointers - 1) + max(0, indirect))
+
+    def groups(self, elements: int) -> Iterator[tuple[int, int, int]]:
+        """Yields the groups of data blocks of one size: first element, number of blocks, elements of each."""
+        first = self.own
+        for number in range(1 + self.bits - (self.least.bit_length() - 1)):
+            if first >= elements:
+                return
+            count, size = 1 << number // 2, self.least << (number + 1) // 2
+            yield first, count, size
+            first += count * size
+
+    def pages(self, size: int) -> int:
+        """Returns the number of pages of a data block with this many elements; 0: it is not divided."""
+        return size >> self.page_bits if size > 1 << self.page_bits else 0
+
+    def runs(self, first: int, addresses: Sequence[int], size: int, written: NDArray[np.uint8]) -> list[_Run]:
+        """Returns the runs of a group of data blocks; `written` has a bit for each page that was written."""
+        found = []
+        for number, address in enumerate(addresses):
+            start, place = first + number * size, address + self.block_head_bytes
+            if address == UNDEFINED:
+                continue
+            if pages := self.pages(size):
+                bits = written[number * pages : (number + 1) * pages]
+                found += _pages(start, place + _CHECKSUM_BYTES, bits, 1 << self.page_bits, self.entry)
+            else:
+                found.append(_Run(start, place, size))
+        return found
+
+
+def _extensible_array(held: Held, address: int, elements: Elements) -> Reading[None]:
+    array = _Extensible.read(Cursor((yield from held.read(address, 72)), address))
+    index = Cursor((yield from held.read(array.index, array.index_bytes)), array.index)
+    index.expect(b"EAIB", (0,))
+    index.take(_BLOCK_HEAD_BYTES - 5)
+    _put(elements, 0, index.take(array.own * array.entry.itemsize), array.entry)
+    runs: list[_Run] = []
+    places: list[tuple[int, int]] = []
+    indirect: list[tuple[int, int, int, int]] = []
+    for number, (first, count, size) in enumerate(array.groups(len(elements))):
+        if number < array.direct:
+            runs += array.runs(first, [index.number() for _ in range(count)], size, _NO_BITS)
+        elif (place := index.number()) != UNDEFINED:
+            bitmap_bytes = count * -(-array.pages(size) // 8)
+            indirect.append((first, count, size, bitmap_bytes))
+            places.append((place, array.block_head_bytes + bitmap_bytes + 8 * count))
+    contents = yield from held.read_all(places)
+    for (first, count, size, bitmap_bytes), (place, _), content in zip(indirect, places, contents, strict=True):
+        block = Cursor(content, place)
+        block.expect(b"EASB", (0,))
+        block.take(array.block_head_bytes - 5)
+        written = _bits(block.take(bitmap_bytes))
+        runs += array.runs(first, np.frombuffer(block.take(8 * count), "<u8").tolist(), size, written)
+    yield from _read_runs(held, elements, array.entry, runs)
+
+
+_NO_BITS = np.empty(0, np.uint8)
+
+
+def _bits(bitmap: memoryview) -> NDArray[np.uint8]:
+    """Returns a bit for each page; the highest bit of the first byte is that of page 0."""
+    return np.unpackbits(np.frombuffer(bitmap, np.uint8))
+
+
+def _pages(first: int, place: int, written: NDArray[np.uint8], per_page: int, entry: np.dtype[np.void]) -> list[_Run]:
+    """Returns the pages that were written."""
+    step = per_page * entry.itemsize + _CHECKSUM_BYTES
+    return [_Run(first + n * per_page, place + n * step, per_page) for n in np.flatnonzero(written).tolist()]
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """Elements one after the other: number of the first, its address, and how many."""
+
+    first: int
+    place: int
+    count: int
+
+
+def _read_runs(held: Held, elements: Elements, entry: np.dtype[np.void], runs: Sequence[_Run]) -> Reading[None]:
+    """Reads elements; those behind the last chunk are left out."""
+    wanted = [run for run in runs if run.first < len(elements)]
+    lengths = [min(run.count, len(elements) - run.first) * entry.itemsize for run in wanted]
+    places = [(run.place, length) for run, length in zip(wanted, lengths, strict=True)]
+    contents = yield from held.read_all(places)
+    for run, length, content in zip(wanted, lengths, contents, strict=True):
+        _put(elements, run.first, Cursor(content, run.place).take(length), entry)

@@ -1,0 +1,269 @@
+"""HDF5: rows of datasets are samples, the index is the metadata of each file.
+
+Rows of one dataset without filters are read where they lie. Those of several datasets, and of filtered ones, are put
+together once, before the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+import msgspec
+import numpy as np
+
+from streamer.formats.base import Block, Facts, Opener, Recoder
+from streamer.formats.failures import DamagedError, UnreadError, damaged, needing, refused
+from streamer.formats.reading import Reading
+from streamer.formats.windows.format import RowFormat
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
+from streamer.tables.arrays import tiles
+from streamer.tables.arrays.recode import Decode, TileRecoder
+from streamer.tables.arrays.tiles import NO_TILES, ArraysError, Column, ColumnHint, Tiles
+from streamer.tables.hdf5 import messages
+from streamer.tables.hdf5.chunks import find_chunks
+from streamer.tables.hdf5.filters import UNDO, FilteredChunks, filters_of
+from streamer.tables.hdf5.held import UNDEFINED, Held
+from streamer.tables.hdf5.objects import Header, Links, Path, read_group, read_header, read_root
+
+_CHOOSE = 'name the datasets that you want: HDF5(datasets={"image": "/images"})'
+# For a message.
+_MOST_NAMED, _MOST_LOOKED_AT = 20, 100
+# As many libhdf5 follows.
+_MOST_LINKS = 16
+# Index of a chunk, with room for what is read beside it.
+_BYTES_PER_CHUNK = 200
+_BYTES_PER_DATASET = 16 << 10
+
+
+class _Dataset(msgspec.Struct, frozen=True):
+    """The header of a dataset."""
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]
+    layout: messages.Layout
+    filters: tuple[messages.Filter, ...]
+    fill: bytes
+
+    def column(self, tiles: Tiles = NO_TILES, base: int = 0) -> Column:
+        """Returns the rows of the dataset as a column."""
+        if not self.layout.chunk:
+            return Column(self.dtype, self.shape, self.shape, tiles, base + self.layout.address, fill=self.fill)
+        return Column(self.dtype, self.shape, self.layout.chunk, tiles, codecs=self.filters, fill=self.fill)
+
+
+class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
+    """HDF5 files: a sample is a row along axis 0 of one dataset, or of several ones of the same length.
+
+    Attributes:
+        datasets: paths by the name of their field, {"image": "/images"}; empty: all datasets of the root group but
+            scalars, by their names.
+    """
+
+    name = "hdf5"
+    # Also of NetCDF 4 and of MATLAB 7.3.
+    endings = (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4", ".mat")
+    datasets: dict[str, str] = msgspec.field(default_factory=dict)
+
+    def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Reads the headers of the first file's datasets."""
+        if not accepted:
+            return Survey([])
+        first = accepted[0]
+        there: list[str] = []
+        with _errors_of(first, there):
+            found = yield from self._datasets(Held(first), there)
+            columns = {name: dataset.column() for name, dataset in found.items()}
+            tiles.common_rows(columns)
+        sizes = sum(record.size for record in accepted)
+        chunks = sum(dataset.layout.chunks(dataset.shape) for dataset in found.values())
+        expected = _BYTES_PER_DATASET * len(found) * len(accepted) + _BYTES_PER_CHUNK * chunks * sizes // first.size
+        sources = [Source(record) for record in accepted]
+        return Survey(sources, tiles.facts_of_columns(columns), read_bytes=min(sizes, expected))
+
+    def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
+        """Finds the rows of one file, whose dtypes and shapes must be those of the first one."""
+        record, held = source.record, Held(source.record)
+        there: list[str] = []
+        with _errors_of(record, there):
+            found = yield from self._datasets(held, there)
+            columns: dict[str, Column] = {}
+            for name, dataset in found.items():
+                columns[name] = yield from _column(held, dataset)
+            kinds = [(field.name, field.kind) for field in facts.fields]
+            if (own := [(name, column.kind) for name, column in columns.items()]) != kinds:
+                raise refused(
+                    record, f"has rows of {own}, the first file of {kinds}; name the others as another dataset"
+                )
+            for item in tiles.samples_of(columns, source.chunk_bytes):
+                if isinstance(item, Block) or item.start >= start:
+                    yield item
+
+    def open_rows(self, facts: Facts) -> Opener:
+        """Opens rows."""
+        return tiles.opener_of(facts)
+
+    def recode_rows(self, facts: Facts) -> Recoder:
+        """Decodes chunks."""
+        return TileRecoder(facts, _decoder)
+
+    def _datasets(self, held: Held, there: list[str]) -> Reading[dict[str, _Dataset]]:
+        """Reads the wanted datasets, by the name of their field; if one is not read, puts all paths `there`."""
+        root = yield from read_root(held)
+        header = yield from read_header(held, root)
+        links = yield from read_group(held, header)
+        if links is None:
+            raise DamagedError("its root is not a group", root)
+        try:
+            return (yield from self._chosen(held, links))
+        except (UnreadError, ArraysError):
+            there += yield from _paths(held, links)
+            raise
+
+    def _chosen(self, held: Held, links: Links) -> Reading[dict[str, _Dataset]]:
+        found: dict[str, _Dataset] = {}
+        if self.datasets:
+            for name, path in self.datasets.items():
+                header, inside = yield from _walk(held, links, path)
+                if inside is not None:
+                    raise ArraysError(f"at {path!r} it has no dataset, but a group{_episodes(path, inside)}")
+                found[name] = _dataset(path, header)
+            return found
+        for name in sorted(links):
+            try:
+                header, _ = yield from _walk(held, links, name)
+            except _MissingError:
+                # A soft link to nothing.
+                continue
+            space = header.of(messages.DATASPACE)
+            if space is not None and messages.read_dataspace(space):
+                found[name] = _dataset(name, header)
+        if not found:
+            raise ArraysError("it has no arrays in its root group")
+        return found
+
+
+class _MissingError(ArraysError):
+    """Raised for a path that a file does not have."""
+
+
+def _walk(held: Held, root: Links, path: str) -> Reading[tuple[Header, Links | None]]:
+    """Reads the header of the object at a path, and what it has if it is a group; follows soft links."""
+    parts = _parts(path)
+    for _ in range(_MOST_LINKS):
+        inside: Links | None = root
+        header = None
+        for place, part in enumerate(parts):
+            target = None if inside is None else inside.get(part)
+            if target is None:
+                raise _MissingError(f"it has no dataset {path!r}")
+            if isinstance(target, Path):
+                if not target.path:
+                    raise UnreadError(f"at {path!r} a link to another file (an external link)")
+                before = [] if target.path.startswith("/") else parts[:place]
+                parts = [*before, *_parts(target.path), *parts[place + 1 :]]
+                break
+            header = yield from read_header(held, target)
+            inside = yield from read_group(held, header)
+        else:
+            if header is None:
+                raise ArraysError(f"at {path!r} it has no dataset, but its root group")
+            return header, inside
+    raise _MissingError(f"at {path!r} it has soft links that lead to each other")
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in {"", "."}]
+
+
+def _episodes(path: str, inside: Links) -> str:
+    """Says what to do about groups that are episodes, as those of robomimic (data/demo_0, data/demo_1, ...)."""
+    numbered = [name for name in inside if name[-1:].isdigit()]
+    if len(numbered) < 2:
+        return ""
+    return (
+        f" of {len(numbered)} numbered objects ({numbered[0]!r}, ...); a field is a dataset at one path, so groups "
+        "that are episodes are not joined: name the datasets of one, or convert them to LeRobot"
+    )
+
+
+def _paths(held: Held, links: Links) -> Reading[list[str]]:
+    """Returns the paths of the first datasets of a file, for a message."""
+    found: list[str] = []
+    queue, left = _addresses("", links), _MOST_LOOKED_AT
+    while queue and left and len(found) < _MOST_NAMED:
+        (path, address), left = queue.pop(0), left - 1
+        with suppress(DamagedError):
+            header = yield from read_header(held, address)
+            if header.of(messages.DATASPACE) is not None:
+                found.append(path)
+            inside = (yield from read_group(held, header)) or {}
+            queue += _addresses(path, inside)[:_MOST_LOOKED_AT]
+    return found
+
+
+def _addresses(path: str, inside: Links) -> list[tuple[str, int]]:
+    return [(f"{path}/{name}", target) for name, target in sorted(inside.items()) if isinstance(target, int)]
+
+
+def _dataset(path: str, header: Header) -> _Dataset:
+    """Parses the header of a dataset; errors name the dataset."""
+    space, kind, layout = (header.of(each) for each in (messages.DATASPACE, messages.DATATYPE, messages.LAYOUT))
+    if space is None or kind is None or layout is None:
+        raise DamagedError(f"dataset {path!r} has no shape, type or layout", header.address)
+    try:
+        if header.of(messages.EXTERNAL) is not None:
+            raise UnreadError("its data in other files")
+        shape, dtype = messages.read_dataspace(space), messages.read_datatype(kind)
+        filters, fill = header.of(messages.FILTERS), header.of(messages.FILL)
+        return _Dataset(
+            dtype,
+            shape or (),
+            messages.read_layout(layout, dtype.itemsize),
+            messages.read_filters(filters) if filters else (),
+            messages.read_fill(fill, dtype.itemsize) if fill else b"",
+        )
+    except UnreadError as error:
+        raise UnreadError(f"dataset {path!r} with {error}", header.address) from error
+
+
+def _column(held: Held, dataset: _Dataset) -> Reading[Column]:
+    """Finds the rows of a dataset, and the places of its chunks."""
+    column, layout = dataset.column(base=held.base), dataset.layout
+    column.check()
+    if not layout.chunk:
+        length = column.shape[0] * column.row_bytes
+        if length and (layout.address == UNDEFINED or column.start + length > held.record.size):
+            raise ArraysError(f"{length} bytes of it were never written, or the file is cut off")
+        return column
+    if len(layout.chunk) != len(dataset.shape):
+        raise DamagedError(f"chunks of shape {layout.chunk} in a dataset of shape {dataset.shape}", layout.address)
+    found = yield from find_chunks(held, layout, dataset.shape, dataset.dtype.itemsize, filtered=bool(dataset.filters))
+    return dataset.column(found)
+
+
+def _decoder(dtype: np.dtype[np.generic], column: ColumnHint) -> Decode:
+    if all(each.number in UNDO for each in filters_of(column)):
+        return FilteredChunks(dtype, column)
+    with needing("this HDF5 dataset has filters that only h5py decodes", "hdf5"):
+        from streamer.tables.hdf5.recode import ChunkDecoder
+    return ChunkDecoder(dtype, column)
+
+
+@contextmanager
+def _errors_of(record: ObjectRecord, there: Sequence[str]) -> Iterator[None]:
+    """Names the file of an error, and the datasets that are there."""
+    try:
+        yield
+    except UnreadError as error:
+        what = f"has {error}, which streamer does not read"
+        raise refused(record, f"{what}; {_choice_of(there)}", error.offset) from error
+    except DamagedError as error:
+        raise damaged(record, str(error), error.offset) from error
+    except ArraysError as error:
+        raise refused(record, f"cannot be read by rows: {error}; {_choice_of(there)}") from error
+
+
+def _choice_of(there: Sequence[str]) -> str:
+    return f"{_CHOOSE}; there are {', '.join(there)}" if there else _CHOOSE

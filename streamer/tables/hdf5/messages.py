@@ -1,0 +1,213 @@
+"""Parses the messages of an HDF5 object header that describe a dataset; raises `DamagedError` for other bytes.
+
+Source: HDF5 File Format Specification Version 3.0, IV.A.2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from streamer.formats.failures import DamagedError, UnreadError
+from streamer.tables.hdf5.held import Cursor
+
+DATASPACE, LINK_INFO, DATATYPE, FILL, LINK, EXTERNAL = 1, 2, 3, 5, 6, 7
+LAYOUT, FILTERS, CONTINUATION, SYMBOL_TABLE = 8, 11, 16, 17
+# Classes of a datatype.
+_INTEGER, _FLOAT, _COMPOUND, _ENUM = 0, 1, 6, 8
+_CLASSES = (
+    *("integer", "float", "time", "string", "bit field", "opaque"),
+    *("compound", "reference", "enum", "vlen", "array"),
+)
+_IEEE = {(2, 5, 10): "f2", (4, 8, 23): "f4", (8, 11, 52): "f8"}
+# How a dataset is stored.
+_COMPACT, _CONTIGUOUS, _CHUNKED = 0, 1, 2
+# Where the chunks are; the first one is that of layouts of version 3, the others have the numbers of version 4 and 5.
+BTREE, SINGLE, IMPLICIT, FIXED_ARRAY, EXTENSIBLE_ARRAY, BTREE_2 = range(6)
+_MOST_AXES = 32
+_MOST_LENGTH = 1 << 48
+_BOOL = {b"FALSE": 0, b"TRUE": 1}
+
+
+class Filter(msgspec.Struct, frozen=True, array_like=True):
+    """A filter of all chunks of a dataset: its registered number, its flags, its parameters."""
+
+    number: int
+    flags: int
+    values: tuple[int, ...]
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The storage of a dataset.
+
+    Attributes:
+        address: address of the data, or of the index of the chunks.
+        chunk: shape of the chunks; empty: contiguous.
+        index: kind of that index.
+        length, mask: those of a single chunk that is filtered.
+    """
+
+    address: int
+    chunk: tuple[int, ...] = ()
+    index: int = BTREE
+    length: int = 0
+    mask: int = 0
+
+    def chunks(self, shape: tuple[int, ...]) -> int:
+        """Returns the number of chunks of a dataset of this shape."""
+        return math.prod(-(-size // step) for size, step in zip(shape, self.chunk, strict=False)) if self.chunk else 0
+
+
+def read_dataspace(message: Cursor) -> tuple[int, ...] | None:
+    """Returns the shape; None: no data at all."""
+    version, axes = message.number(1), message.number(1)
+    message.take(1)
+    if version not in {1, 2} or axes > _MOST_AXES:
+        raise DamagedError(f"a dataspace of version {version} with {axes} axes", message.offset)
+    if version == 1:
+        message.take(5)
+    elif message.number(1) == 2:
+        return None
+    shape = tuple(message.number() for _ in range(axes))
+    if max(shape, default=0) >= _MOST_LENGTH:
+        raise DamagedError(f"a dataspace of shape {shape}", message.offset)
+    return shape
+
+
+def read_datatype(message: Cursor) -> np.dtype[np.generic]:
+    """Returns the dtype of numbers, booleans and complex numbers; raises UnreadError for other types."""
+    head, bits, size = message.number(1), message.number(3), message.number(4)
+    kind, version = head & 15, head >> 4
+    order = ">" if bits & 1 else "<"
+    if kind == _INTEGER:
+        offset, precision = message.number(2), message.number(2)
+        if (offset, precision) != (0, 8 * size) or size not in {1, 2, 4, 8}:
+            raise UnreadError(f"integers of {precision} bits in {size} bytes")
+        return np.dtype(f"{order}{'i' if bits & 8 else 'u'}{size}")
+    if kind == _FLOAT:
+        message.take(5)
+        exponent, _, mantissa = message.number(1), message.number(1), message.number(1)
+        message.take(4)
+        if bits & 64 or (size, exponent, mantissa) not in _IEEE:
+            parts = f"{exponent} of exponent and {mantissa} of mantissa"
+            raise UnreadError(f"floating-point numbers of {size} bytes, {parts}")
+        return np.dtype(order + _IEEE[size, exponent, mantissa])
+    if kind == _ENUM:
+        return _enum(message, version, bits & 0xFFFF)
+    if kind == _COMPOUND:
+        return _complex(message, version, bits & 0xFFFF, size)
+    raise UnreadError(f"values of type {_CLASSES[kind] if kind < len(_CLASSES) else kind}")
+
+
+def _enum(message: Cursor, version: int, count: int) -> np.dtype[np.generic]:
+    base = read_datatype(message)
+    names = [_name(message, version) for _ in range(count)] if count == len(_BOOL) else []
+    values = [message.number(base.itemsize) for _ in names]
+    if base.itemsize == 1 and dict(zip(names, values, strict=True)) == _BOOL:
+        return np.dtype(bool)
+    return base
+
+
+def _complex(message: Cursor, version: int, count: int, size: int) -> np.dtype[np.generic]:
+    parts = []
+    for _ in range(count if count == 2 else 0):
+        name = _name(message, version)
+        offset = message.number(4 if version < 3 else max(1, (size.bit_length() + 7) // 8))
+        if version == 1:
+            message.take(28)
+        parts.append((name, offset, read_datatype(message)))
+    if len(parts) == 2:
+        (real, at, dtype), (imaginary, following, other) = parts
+        expected = (b"r", 0, b"i", dtype.itemsize, dtype, 2 * dtype.itemsize)
+        if (real, at, imaginary, following, other, size) == expected and dtype.kind == "f" and size > 4:
+            return np.dtype(f"{dtype.byteorder}c{size}")
+    raise UnreadError(f"compounds of {count} fields")
+
+
+def _name(message: Cursor, version: int) -> bytes:
+    """Takes a name that ends with a zero byte; older versions fill it up to a multiple of 8."""
+    start = message.at
+    while message.number(1):
+        pass
+    name = bytes(message.content[start : message.at - 1])
+    if version < 3:
+        message.take(-(message.at - start) % 8)
+    return name
+
+
+def read_layout(message: Cursor, item_bytes: int) -> Layout:
+    """Returns the place of the data; raises UnreadError if they are in the header, or in other datasets."""
+    version = message.number(1)
+    if not 1 <= version <= 5:
+        raise UnreadError(f"a layout of version {version}")
+    # Files from before 1.6.3 (2004) have the axes first.
+    axes = message.number(1) if version < 3 else 0
+    kind = message.number(1)
+    message.take(5 if version < 3 else 0)
+    if kind == _CONTIGUOUS:
+        return Layout(message.number())
+    if kind != _CHUNKED:
+        raise UnreadError("data in its header" if kind == _COMPACT else "data in other datasets (a virtual dataset)")
+    if version >= 4:
+        return _chunks_4(message, item_bytes)
+    axes, address = axes or message.number(1), message.number()
+    return Layout(address, _chunk([message.number(4) for _ in range(axes)], item_bytes, message))
+
+
+def _chunks_4(message: Cursor, item_bytes: int) -> Layout:
+    flags, axes, width = message.number(1), message.number(1), message.number(1)
+    chunk = _chunk([message.number(width) for _ in range(axes)], item_bytes, message)
+    index = message.number(1)
+    length = mask = 0
+    if index == SINGLE and flags & 2:
+        length, mask = message.number(), message.number(4)
+    elif index in {FIXED_ARRAY, EXTENSIBLE_ARRAY}:
+        # Repeated where the array is.
+        message.take(1 if index == FIXED_ARRAY else 5)
+    elif index not in {SINGLE, IMPLICIT}:
+        raise UnreadError("chunks that can grow along several axes (a B-tree of version 2)")
+    return Layout(message.number(), chunk, index, length, mask)
+
+
+def _chunk(lengths: list[int], item_bytes: int, message: Cursor) -> tuple[int, ...]:
+    """Returns the shape of a chunk, which is followed by the length of an item."""
+    if (
+        not 2 <= len(lengths) <= _MOST_AXES + 1
+        or lengths[-1] != item_bytes
+        or not 1 <= min(lengths) <= max(lengths) < 1 << 32
+    ):
+        raise DamagedError(f"chunks of shape {lengths} for items of {item_bytes} bytes", message.offset)
+    return tuple(lengths[:-1])
+
+
+def read_filters(message: Cursor) -> tuple[Filter, ...]:
+    """Returns the filters of all chunks, in the order in which they were applied."""
+    version, count = message.number(1), message.number(1)
+    if version == 1:
+        message.take(6)
+    found = []
+    for _ in range(count):
+        number = message.number(2)
+        named = version == 1 or number >= 256
+        name_bytes = message.number(2) if named else 0
+        flags, values = message.number(2), message.number(2)
+        message.take(-(-name_bytes // 8) * 8 if version == 1 else name_bytes)
+        found.append(Filter(number, flags, tuple(message.number(4) for _ in range(values))))
+        if version == 1 and values % 2:
+            message.take(4)
+    return tuple(found)
+
+
+def read_fill(message: Cursor, item_bytes: int) -> bytes:
+    """Returns an item that was never written; empty: zeros."""
+    version = message.number(1)
+    if version not in {1, 2, 3}:
+        raise DamagedError(f"a fill value of version {version}", message.offset)
+    flags = message.take(1 if version == 3 else 3)
+    defined = flags[0] & 32 if version == 3 else flags[2]
+    length = message.number(4) if defined or version == 1 else 0
+    if length not in {0, item_bytes}:
+        raise DamagedError(f"a fill value of {length} bytes for items of {item_bytes}", message.offset)
+    return bytes(message.take(length))

@@ -1,0 +1,245 @@
+"""Reads superblock, object headers, groups and B-trees of an HDF5 file; raises `DamagedError` for other bytes.
+
+Source: HDF5 File Format Specification Version 3.0, II, III.A to III.D, IV.A.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from streamer.formats.failures import DamagedError, UnreadError
+from streamer.formats.reading import Reading
+from streamer.tables.hdf5 import messages
+from streamer.tables.hdf5.held import HEAD_BYTES, UNDEFINED, Cursor, Held
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+# MATLAB has 512 bytes of its own before it.
+_PLACES = (0, 512, 1024, 2048)
+# First read of an object header; most are shorter.
+_HEADER_BYTES = 1 << 10
+_MOST_HEADER_BYTES = 1 << 20
+_HEAP_HEAD_BYTES = 32
+# 64 entries; usual are up to 8.
+_TABLE_BYTES = 8 + 64 * 40
+_NAME = np.dtype("<u8")
+# Kind of an entry in a table of symbols, and of a link.
+_SOFT_ENTRY, _SOFT_LINK = 2, 1
+
+GROUPS, CHUNKS = 0, 1
+_NODE_HEAD_BYTES = 24
+# Entries that are read of a node at first: as many as it has if nothing else was asked for.
+_USUAL_ENTRIES = 64
+
+Message: TypeAlias = tuple[int, Cursor]
+
+
+class Path(msgspec.Struct, frozen=True):
+    """A soft link: the path of another object, or "" where that is in another file (an external link)."""
+
+    path: str
+
+
+# What a group has by name: the addresses of objects, and soft links.
+Links: TypeAlias = dict[str, int | Path]
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The messages of one object."""
+
+    address: int
+    found: tuple[Message, ...]
+
+    def of(self, kind: int) -> Cursor | None:
+        """Returns the first message of a kind."""
+        return next((Cursor(message.content, message.offset) for number, message in self.found if number == kind), None)
+
+
+def read_root(held: Held) -> Reading[int]:
+    """Returns the address of the root group's header."""
+    head = yield from held.read(0, HEAD_BYTES)
+    place = next((place for place in _PLACES if head[place : place + 8] == SIGNATURE), -1)
+    if place < 0:
+        raise DamagedError("it does not begin as HDF5 does")
+    block = Cursor(head[place + 8 :], place + 8)
+    version = block.number(1)
+    if version > 3:
+        raise UnreadError(f"a superblock of version {version}; write it with libver='v110'")
+    if version < 2:
+        block.take(4)
+    widths = block.number(1), block.number(1)
+    if widths != (8, 8):
+        raise UnreadError(f"addresses and lengths of {widths} bytes, 8 are usual; write it again")
+    block.take(1 if version >= 2 else {0: 9, 1: 13}[version])
+    # Something was put before the file, where it does not say so itself.
+    moved = place - block.number()
+    held.base = place
+    # Its extension, or where free space is.
+    block.take(8)
+    stop = block.number() + moved
+    if stop > held.record.size:
+        raise DamagedError(f"it should have {stop} bytes, so it is cut off")
+    if version < 2:
+        block.take(16)
+    return block.number()
+
+
+def read_header(held: Held, address: int) -> Reading[Header]:
+    """Returns the messages of an object header, of all its blocks."""
+    start = yield from held.read(address, _HEADER_BYTES)
+    prefix = Cursor(start, address)
+    # With flag 4, messages of version 2 say in which order they were made.
+    if bytes(start[:4]) == b"OHDR":
+        prefix.expect(b"OHDR", (2,))
+        flags = prefix.number(1)
+        prefix.take((16 if flags & 32 else 0) + (4 if flags & 16 else 0))
+        length = prefix.number(1 << (flags & 3))
+        version, head_bytes = 2, 6 if flags & 4 else 4
+    else:
+        if prefix.number(1) != 1:
+            raise DamagedError("no object header is there", address)
+        prefix.take(7)
+        length = prefix.number(4)
+        prefix.take(4)
+        version, head_bytes = 1, 8
+    blocks, total, found = [(address + prefix.at, length)], 0, []
+    while blocks:
+        place, length = blocks.pop(0)
+        total += length
+        if total > _MOST_HEADER_BYTES:
+            raise DamagedError(f"an object header of {total} bytes and more", address)
+        content = yield from held.read(place, length)
+        block = Cursor(content, place)
+        if version == 2 and place != address + prefix.at:
+            block.expect(b"OCHK")
+        for kind, message in _messages_of(block, version, head_bytes):
+            if kind == messages.CONTINUATION:
+                blocks.append((message.number(), message.number()))
+            else:
+                found.append((kind, message))
+    return Header(address, tuple(found))
+
+
+def _messages_of(block: Cursor, version: int, head_bytes: int) -> list[Message]:
+    """Returns the kinds and bodies of the messages of a block."""
+    # Blocks behind the first one end with a checksum.
+    end = 4 if version == 2 and block.at else 0
+    found = []
+    while block.left - end >= head_bytes:
+        kind = block.number(1 if version == 2 else 2)
+        length, flags = block.number(2), block.number(1)
+        block.take(head_bytes - (4 if version == 2 else 5))
+        offset = block.offset + block.at
+        body = block.take(length)
+        if flags & 2 and kind in {messages.DATATYPE, messages.DATASPACE, messages.FILTERS, messages.FILL}:
+            raise UnreadError("a type that has a name of its own (a committed datatype)", offset)
+        found.append((kind, Cursor(body, offset)))
+    return found
+
+
+def read_group(held: Held, header: Header) -> Reading[Links | None]:
+    """Returns the addresses of a group's objects, by name; None: the object is not a group."""
+    table = header.of(messages.SYMBOL_TABLE)
+    if table is not None:
+        return (yield from _read_symbols(held, table.number(), table.number()))
+    info = header.of(messages.LINK_INFO)
+    if info is None:
+        return None
+    _, flags = info.number(1), info.number(1)
+    info.take(8 if flags & 1 else 0)
+    if info.number() != UNDEFINED:
+        raise UnreadError(
+            "a group of many objects in the newer layout (dense links); write it with libver='earliest', or "
+            "without track_order",
+            header.address,
+        )
+    found = [Cursor(each.content, each.offset) for kind, each in header.found if kind == messages.LINK]
+    return dict(map(_link, found))
+
+
+def _link(message: Cursor) -> tuple[str, int | Path]:
+    """Returns the name and the target of a link."""
+    _, flags = message.number(1), message.number(1)
+    kind = message.number(1) if flags & 8 else 0
+    message.take((8 if flags & 4 else 0) + (1 if flags & 16 else 0))
+    name = _text(message.take(message.number(1 << (flags & 3))))
+    if kind == 0:
+        return name, message.number()
+    return name, Path(_text(message.take(message.number(2))) if kind == _SOFT_LINK else "")
+
+
+def _read_symbols(held: Held, tree: int, heap: int) -> Reading[Links]:
+    """Returns the links of a group in the older layout: a B-tree of tables of symbols, and a heap of names."""
+    head = Cursor((yield from held.read(heap, _HEAP_HEAD_BYTES)), heap)
+    head.expect(b"HEAP", (0,))
+    head.take(3)
+    length = head.number()
+    head.take(8)
+    names = bytes((yield from held.read(head.number(), min(length, _MOST_HEADER_BYTES))))
+    tables = (yield from read_btree(held, tree, GROUPS, _NAME))["child"].tolist()
+    contents = yield from held.read_all([(table, _TABLE_BYTES) for table in tables])
+    links: Links = {}
+    for table, content in zip(tables, contents, strict=True):
+        links |= _symbols(Cursor(content, table), names)
+    return links
+
+
+def _symbols(table: Cursor, names: bytes) -> Links:
+    """Returns the entries of one table of symbols."""
+    table.expect(b"SNOD", (1,))
+    table.take(1)
+    found: Links = {}
+    for _ in range(table.number(2)):
+        name, address, cached = _name_at(names, table.number()), table.number(), table.number(4)
+        table.take(4)
+        path_at = table.number(4)
+        table.take(12)
+        found[name] = Path(_name_at(names, path_at)) if cached == _SOFT_ENTRY else address
+    return found
+
+
+def _name_at(names: bytes, at: int) -> str:
+    return _text(names[at : names.find(b"\0", at)])
+
+
+def _text(raw: memoryview | bytes) -> str:
+    return str(bytes(raw), "utf-8", "surrogateescape")
+
+
+def read_btree(held: Held, root: int, kind: int, key: np.dtype[np.generic]) -> Reading[NDArray[np.void]]:
+    """Reads the leaves of a B-tree of version 1, a level at once: entries with a "key" and the address of a "child"."""
+    entry = np.dtype([("key", key), ("child", "<u8")])
+    nodes, level = [root], -1
+    while True:
+        contents = yield from held.read_all(
+            [(node, _NODE_HEAD_BYTES + _USUAL_ENTRIES * entry.itemsize) for node in nodes]
+        )
+        heads = [_node_head(Cursor(content, node), kind) for node, content in zip(nodes, contents, strict=True)]
+        levels = {found for found, _ in heads}
+        if len(levels) > 1 or (level >= 0 and levels != {level - 1}):
+            raise DamagedError(f"nodes of levels {sorted(levels)} below one of level {level}", root)
+        level = levels.pop()
+        lengths = [_NODE_HEAD_BYTES + count * entry.itemsize for _, count in heads]
+        if any(count > _USUAL_ENTRIES for _, count in heads):
+            contents = yield from held.read_all(list(zip(nodes, lengths, strict=True)))
+        found = [
+            np.frombuffer(Cursor(content[_NODE_HEAD_BYTES:], node).take(count * entry.itemsize), entry)
+            for node, content, (_, count) in zip(nodes, contents, heads, strict=True)
+        ]
+        entries = np.concatenate(found)
+        if level == 0:
+            return entries
+        nodes = entries["child"].tolist()
+        if not nodes or len(set(nodes)) < len(nodes):
+            raise DamagedError(f"{len(nodes)} nodes below a level, of which some are the same", root)
+
+
+def _node_head(node: Cursor, kind: int) -> tuple[int, int]:
+    """Returns the level of a node, and how many entries it has."""
+    node.expect(b"TREE")
+    if (found := node.number(1)) != kind:
+        raise DamagedError(f"a node of another kind, {found}", node.offset)
+    return node.number(1), node.number(2)

@@ -1,0 +1,68 @@
+"""Decodes chunks with h5py, which has all filters: only recoders import this."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import count
+
+import h5py
+import numpy as np
+
+from streamer.errors import RecodeError
+from streamer.tables.arrays.recode import Array
+from streamer.tables.arrays.tiles import ColumnHint
+from streamer.tables.hdf5.filters import filters_of
+
+with suppress(ImportError):
+    # Registers blosc, bitshuffle, Zstandard and others.
+    import hdf5plugin  # noqa: F401
+
+# Parameters that LZF and bitshuffle put before the user's when a dataset is made.
+_MADE = {32000: 3, 32008: 3}
+# Scale-offset, of which one parameter says whether the dataset has a fill value: items that have it are not scaled.
+_SCALE_OFFSET, _HAS_FILL = 6, 7
+_names = count()
+
+
+class ChunkDecoder:
+    """Decodes chunks of one shape, through datasets in memory with one chunk; raises RecodeError without a filter."""
+
+    def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
+        self._dtype, self._shape, self._fill = dtype, column.tile, column.fill
+        self._filters = filters_of(column)
+        for each in self._filters:
+            if each.number == _SCALE_OFFSET and each.values[_HAS_FILL : _HAS_FILL + 1] != (1,):
+                raise RecodeError(
+                    "chunks are packed by scale-offset in a dataset whose fill value is undefined; write it with one"
+                )
+            if not h5py.h5z.filter_avail(each.number):
+                raise RecodeError(
+                    f"chunks have HDF5 filter {each.number}, which is not installed for h5py where the engine runs; "
+                    "hdf5plugin has the usual ones"
+                )
+        self._file = h5py.File(f"chunks-{next(_names)}", "w", driver="core", backing_store=False)
+        # Datasets by the filters that were left out.
+        self._datasets: dict[int, h5py.h5d.DatasetID] = {}
+
+    def __call__(self, stored: memoryview, mask: int) -> Array:
+        """Returns the items of a chunk."""
+        if mask not in self._datasets:
+            self._datasets[mask] = self._dataset(mask)
+        dataset = self._datasets[mask]
+        dataset.write_direct_chunk((0,) * len(self._shape), bytes(stored))
+        items: Array = np.empty(self._shape, self._dtype)
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, items)
+        return items
+
+    def _dataset(self, mask: int) -> h5py.h5d.DatasetID:
+        # HDF5 2.0 reads a chunk with all filters after it was written with a mask.
+        filters = [each for place, each in enumerate(self._filters) if not mask >> place & 1]
+        settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        settings.set_chunk(self._shape)
+        for each in filters:
+            values = each.values[_MADE.get(each.number, 0) :]
+            settings.set_filter(each.number, each.flags, values)
+        if self._fill:
+            settings.set_fill_value(np.frombuffer(self._fill, self._dtype, 1).reshape(()))
+        kind, space = h5py.h5t.py_create(self._dtype, logical=True), h5py.h5s.create_simple(self._shape)
+        return h5py.h5d.create(self._file.id, str(mask).encode(), kind, space, settings)

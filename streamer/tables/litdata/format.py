@@ -1,0 +1,209 @@
+"""LitData's chunks, in the layouts that its versions write; `index.json` lists them.
+
+| layout | bytes | samples |
+| --- | --- | --- |
+| items | uint32 items, uint32 starts, items | plain; an item is a uint32 length of each leaf, then the leaves |
+| packed items | the same, each item compressed with Zstandard | plain, unpacked by the opener |
+| packed | the first, as a whole compressed with Zstandard | one block |
+| frames | a table, and runs of items compressed with Zstandard | blocks are runs |
+| arrow | the head of the first without items, an Arrow file, its length, a magic | blocks are record batches |
+
+The names and the ends of chunks decide, not a version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from streamer.formats.base import Block, Facts, FieldSpec, Format, Opener, Recoder
+from streamer.formats.failures import damaged, needing
+from streamer.formats.packed.unpack import check_installed
+from streamer.formats.reading import read_range, spans_between
+from streamer.formats.table.records import TableOpener
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Span, Survey, Surveying
+from streamer.tables.index_json import Listed, head_bytes, index_offsets, read_indexes
+from streamer.tables.litdata.arrow_chunks import ARROW_END, arrow_blocks, tail_bytes
+from streamer.tables.litdata.frames import frame_blocks, table_bytes
+from streamer.tables.litdata.items import ItemOpener, ItemRecoder, RunRecoder
+from streamer.tables.litdata.leaves import column_specs, item_specs
+
+_CHUNK = re.compile(r"(?:.*/)?chunk-\d+-\d+(\.[\w:]+)?\.bin")
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_RUN = 256
+_TOKENS = "TokensLoader"
+# Texts of 2.3 KB become 3.9 times as long (2026-11-22).
+_GROWTH = 4
+
+
+class _Config(msgspec.Struct):
+    data_format: list[str] | None = None
+    data_spec: str | None = None
+    compression: str | None = None
+    compression_level: str | None = None
+    compression_batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    ipc_compression: str | None = None
+    encryption: Any = None
+    item_loader: str | None = None
+    types: Any = None
+
+
+class _Chunk(msgspec.Struct):
+    filename: str
+    chunk_size: _Count
+    chunk_bytes: _Count
+
+
+class _Index(msgspec.Struct):
+    chunks: list[_Chunk]
+    config: _Config
+
+
+# Notes of a chunk: its items, and its bytes before it was compressed as a whole.
+_NOTES = msgspec.json.Decoder(tuple[int, int])
+_INDEX = msgspec.json.Decoder(_Index)
+
+
+class LitData(Format, frozen=True, forbid_unknown_fields=True):
+    """LitData's chunks.
+
+    Attributes:
+        block_size: tokens in a sample, for data that `TokensLoader` wrote; None: a sample is what was written as one.
+    """
+
+    name = "litdata"
+    block_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    def accepts(self, key: str) -> bool:
+        """Accepts chunks, compressed or not."""
+        return _CHUNK.fullmatch(key) is not None
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Reads `index.json`, and, where that does not tell the layout, the end of the first chunk."""
+        indexes = yield from read_indexes(
+            accepted, others, _INDEX.decode, lambda index: (chunk.filename for chunk in index.chunks)
+        )
+        found = [(listed, chunk, _record_of(listed, chunk)) for listed, index in indexes for chunk in index.chunks]
+        layout = _named_layout(indexes[0][1].config, found[0][1]) if found else "items"
+        if not layout:
+            first = found[0][2]
+            end = yield from read_range(max(0, first.size - len(ARROW_END)), first.size, first)
+            layout = "arrow" if end == ARROW_END else "items"
+        facts = [_facts(listed, index.config, layout, self.block_size) for listed, index in indexes]
+        for (listed, _), other in zip(indexes, facts, strict=True):
+            if other != facts[0]:
+                raise listed.refusal("its items have other fields, or another layout, than those of the first index")
+        sources = {
+            record.url: Source(record, msgspec.json.encode((chunk.chunk_size, chunk.chunk_bytes)))
+            for _, chunk, record in found
+        }
+        return Survey([*sources.values()], facts[0], sum(_read_bytes(facts[0], chunk) for _, chunk, _ in found))
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the items of a chunk; of compressed chunks and of tokens nothing is read."""
+        record = source.record
+        items, raw_bytes = _NOTES.decode(source.notes)
+        layout, token_bytes = facts.notes["layout"], facts.notes["sample_bytes"]
+        if layout != "packed" and record.size != raw_bytes:
+            raise damaged(record, f"{record.size} bytes, index.json says {raw_bytes}", 0)
+        records = raw_bytes - head_bytes(items)
+        if records < 0:
+            raise damaged(record, f"{raw_bytes} bytes are too few for {items} items", 0)
+        if layout == "arrow":
+            yield from arrow_blocks(record, items, facts.notes["growth"])
+        elif layout == "frames":
+            yield from frame_blocks(record, items, facts.notes["run"])
+        elif layout == "packed":
+            if not record.size:
+                raise damaged(record, f"no bytes, index.json says {items} items", 0)
+            samples = records // token_bytes if token_bytes else items
+            yield Block(((0, record.size),), samples, records, source.notes)
+        elif token_bytes:
+            for place in range(head_bytes(items), raw_bytes - token_bytes + 1, token_bytes):
+                if place >= start:
+                    yield Span(place, place + token_bytes)
+        else:
+            yield from spans_between((yield from index_offsets(record, items)), start)
+
+    def opener(self, facts: Facts) -> Opener:
+        """Splits items into their leaves, or rows into their columns."""
+        if facts.notes["layout"] == "arrow":
+            return TableOpener(facts.fields)
+        packed = facts.notes["layout"] == "packed items"
+        return ItemOpener(facts.fields, whole=facts.notes["whole"], packed=packed)
+
+    def recoder(self, facts: Facts) -> Recoder:
+        """Unpacks chunks, or makes records of the rows of Arrow's batches."""
+        if facts.notes["layout"] == "arrow":
+            with needing("Arrow chunks of LitData are decoded with pyarrow", "parquet"):
+                from streamer.tables.litdata.arrow_rows import ArrowRecoder
+            return ArrowRecoder(facts.fields)
+        check_installed("zstd")
+        return RunRecoder() if facts.notes["layout"] == "frames" else ItemRecoder(facts.notes["sample_bytes"])
+
+
+def _record_of(listed: Listed, chunk: _Chunk) -> ObjectRecord:
+    record = listed.find(chunk.filename)
+    if record is None:
+        raise listed.refusal(f"{chunk.filename} is not among the {len(listed.objects)} chunks below its folder")
+    return record
+
+
+def _named_layout(config: _Config, chunk: _Chunk) -> str:
+    """Returns the layout as far as names tell it; "": its chunks must be looked at."""
+    if (match := _CHUNK.fullmatch(chunk.filename)) is not None and match[1]:
+        return "packed"
+    if config.item_loader == _TOKENS:
+        return "items"
+    return {"batch": "frames", "sample": "packed items"}.get(config.compression_level or "", "")
+
+
+def _facts(listed: Listed, config: _Config, layout: str, block_size: int | None) -> Facts:
+    if config.encryption:
+        raise listed.refusal("its chunks are encrypted, which is not read")
+    if config.data_format is None or config.data_spec is None:
+        raise listed.refusal("it does not say what its items consist of (data_format, data_spec)")
+    tokens = config.item_loader == _TOKENS
+    try:
+        if layout == "arrow":
+            fields = column_specs(config.types, config.data_spec, config.data_format)
+        else:
+            fields = item_specs(config.data_spec, config.data_format)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise listed.refusal(f"its items cannot be read: {error}") from error
+    notes = {
+        "layout": layout,
+        "whole": tokens,
+        "sample_bytes": _sample_bytes(listed, fields, tokens, block_size),
+        "run": config.compression_batch_size or _RUN,
+        "growth": _GROWTH if config.ipc_compression else 1,
+    }
+    return Facts(fields, notes)
+
+
+def _sample_bytes(listed: Listed, fields: Sequence[FieldSpec], tokens: bool, block_size: int | None) -> int:
+    """Returns the bytes of a sample of `block_size` tokens; 0: samples are the written items."""
+    if block_size is None:
+        return 0
+    if not tokens or len(fields) != 1 or not fields[0].kind.endswith("[]"):
+        raise listed.refusal(
+            f"block_size={block_size} cuts what LitData's TokensLoader has written; this dataset has "
+            f"{', '.join(f'{field.name}: {field.kind}' for field in fields)}"
+        )
+    return block_size * np.dtype(fields[0].kind.removesuffix("[]")).itemsize
+
+
+def _read_bytes(facts: Facts, chunk: _Chunk) -> int:
+    match facts.notes["layout"]:
+        case "arrow":
+            return tail_bytes(chunk.chunk_size)
+        case "frames":
+            return table_bytes(chunk.chunk_size, facts.notes["run"])
+        case "packed":
+            return 0
+    return 0 if facts.notes["sample_bytes"] else head_bytes(chunk.chunk_size)

@@ -1,0 +1,241 @@
+"""MDS, the shards of MosaicML Streaming: uint32 samples, uint32 starts, the columns as JSON, the samples.
+
+`index.json` lists the shards with their lengths, so that only their heads are read. A compressed shard is one block. A
+sample is a uint32 length of each column that has no fixed one, then the columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from streamer.errors import RecodeError
+from streamer.formats.base import Block, Facts, FieldSpec, Format, Records
+from streamer.formats.failures import damaged
+from streamer.formats.packed.unpack import COMPRESSIONS, check_installed, unpack_shard
+from streamer.formats.reading import spans_between
+from streamer.manifest.beside import is_hidden
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
+from streamer.tables.index_json import LengthsOpener, Listed, head_bytes, index_offsets, read_indexes, read_offsets
+
+_VERSION = 2
+_SUFFIXES = (".mds", *(f".mds.{ending}" for ending in COMPRESSIONS))
+_NUMBERS = {
+    **{f"uint{8 * size}": f"<u{size}" for size in (1, 2, 4, 8)},
+    **{f"int{8 * size}": f"<i{size}" for size in (1, 2, 4, 8)},
+    **{f"float{8 * size}": f"<f{size}" for size in (2, 4, 8)},
+}
+_KINDS = {
+    "bytes": "bytes",
+    "str": "txt",
+    "int": "<i8",
+    **_NUMBERS,
+    "str_int": "int-text",
+    "str_float": "float-text",
+    "str_decimal": "decimal-text",
+    "jpeg": "jpg",
+    "png": "png",
+    "pil": "pil",
+    "jpeg_array": "jpeg_array",
+    "jpegarray": "jpeg_array",
+    "list[pil]": "mds-list:pil",
+    "list[jpeg]": "mds-list:jpg",
+    "list[png]": "mds-list:png",
+    "pkl": "pickle",
+    "json": "json",
+    "ndarray": "mds-ndarray",
+}
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class _File(msgspec.Struct):
+    basename: str
+    bytes: _Count
+    hashes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Shard(msgspec.Struct):
+    """An entry of index.json."""
+
+    version: int
+    format: str
+    samples: _Count
+    raw_data: _File
+    zip_data: _File | None = None
+    compression: str | None = None
+    column_names: list[str] = msgspec.field(default_factory=list)
+    column_encodings: list[str] = msgspec.field(default_factory=list)
+    column_sizes: list[_Count | None] = msgspec.field(default_factory=list)
+
+    @property
+    def columns(self) -> list[list[Any]]:
+        """Name, encoding and fixed length (0: none) of each column."""
+        sizes = [size or 0 for size in self.column_sizes]
+        return [list(row) for row in zip(self.column_names, self.column_encodings, sizes, strict=True)]
+
+
+class _Index(msgspec.Struct):
+    version: int
+    shards: list[_Shard]
+
+
+class _Notes(msgspec.Struct, frozen=True, array_like=True):
+    """The index's facts about a shard that is to be read; `raw_bytes` is its unpacked length."""
+
+    samples: int
+    object_bytes: int
+    raw_bytes: int
+    compression: str
+    blocked: bool
+    hashes: dict[str, str]
+
+
+_NOTES = msgspec.json.Decoder(_Notes)
+_INDEX = msgspec.json.Decoder(_Index)
+
+
+class Mds(Format, frozen=True, forbid_unknown_fields=True):
+    """MDS shards, compressed or not. Several streams are several urls."""
+
+    name = "mds"
+
+    def accepts(self, key: str) -> bool:
+        """Accepts shards, compressed or not."""
+        return key.endswith(_SUFFIXES) and not is_hidden(key)
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Reads `index.json`; of a shard that is there both compressed and not, the uncompressed one is taken."""
+        indexes = yield from read_indexes(accepted, others, _INDEX.decode, _names)
+        found = [(listed, shard) for listed, index in indexes for shard in _checked(listed, index)]
+        columns = found[0][1].columns if found else []
+        for listed, shard in found:
+            if shard.columns != columns:
+                raise listed.refusal(
+                    f"the columns of {shard.raw_data.basename} are {_described(shard.columns)}, those of the first "
+                    f"shard {_described(columns)}; shards of different columns are different datasets"
+                )
+        chosen = {record.url: (record, file, shard) for record, file, shard in map(_file_of, found)}
+        packed = {_compression(shard) for _, file, shard in chosen.values() if file is not shard.raw_data}
+        # Where there is one, the shards that are not compressed are blocks, too.
+        sources = [_source(*one, blocked=bool(packed)) for one in chosen.values()]
+        notes = {"sizes": [size for *_, size in columns], "packed": sorted(packed)}
+        heads = 0 if packed else sum(head_bytes(shard.samples) for *_, shard in chosen.values())
+        return Survey(sources, Facts(_fields(indexes[0][0], columns), notes), heads)
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the samples of a shard by its head; of a compressed one nothing is read."""
+        notes, record = _NOTES.decode(source.notes), source.record
+        if record.size != notes.object_bytes:
+            raise damaged(record, f"{record.size} bytes, index.json says {notes.object_bytes}", 0)
+        if not notes.blocked:
+            yield from spans_between((yield from index_offsets(record, notes.samples)), start)
+        elif notes.raw_bytes < head_bytes(notes.samples):
+            raise damaged(record, f"{notes.raw_bytes} bytes are too few for {notes.samples} samples", 0)
+        else:
+            records = notes.raw_bytes - head_bytes(notes.samples)
+            yield Block(((0, record.size),), notes.samples, records, source.notes)
+
+    def opener(self, facts: Facts) -> LengthsOpener:
+        """Splits samples into their columns."""
+        return LengthsOpener(facts.fields, facts.notes["sizes"], "an MDS sample")
+
+    def recoder(self, facts: Facts) -> _Recoder:
+        """Unpacks shards."""
+        for compression in facts.notes["packed"]:
+            check_installed(compression)
+        return _Recoder()
+
+
+class _Recoder:
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        try:
+            notes = _NOTES.decode(hint)
+            _check_hash(content, notes.hashes)
+            shard = unpack_shard(notes.compression, content, notes.raw_bytes)
+            offsets = read_offsets(shard, samples, len(shard))
+        except ValueError as error:  # msgspec's errors are such, too
+            raise RecodeError(f"not the MDS shard that its index.json describes: {error}") from error
+        return Records([shard[offsets[0] : offsets[-1]]], np.diff(offsets))
+
+
+def _names(index: _Index) -> Iterator[str]:
+    for shard in index.shards:
+        yield shard.raw_data.basename
+        if shard.zip_data:
+            yield shard.zip_data.basename
+
+
+def _checked(listed: Listed, index: _Index) -> Iterator[_Shard]:
+    for shard in index.shards:
+        name = shard.raw_data.basename
+        if index.version != _VERSION or shard.version != _VERSION:
+            version = shard.version if index.version == _VERSION else index.version
+            raise listed.refusal(f"version {version} of MDS; {_VERSION} is read, which MosaicML Streaming writes")
+        if shard.format != "mds":
+            raise listed.refusal(f"{name} is of format {shard.format!r}, not 'mds'; name that format")
+        if not len(shard.column_names) == len(shard.column_encodings) == len(shard.column_sizes):
+            raise listed.refusal(f"{name} has not as many names of columns as encodings or lengths")
+        yield shard
+
+
+def _file_of(found: tuple[Listed, _Shard]) -> tuple[ObjectRecord, _File, _Shard]:
+    """Returns the object that a shard is read from."""
+    listed, shard = found
+    for file in (shard.raw_data, shard.zip_data):
+        record = listed.find(file.basename) if file else None
+        if file is None or record is None:
+            continue
+        if file is not shard.raw_data and _compression(shard) not in COMPRESSIONS:
+            raise listed.refusal(
+                f"{file.basename} is compressed with {shard.compression!r}, not with one of {', '.join(COMPRESSIONS)}"
+            )
+        return record, file, shard
+    raise listed.refusal(f"{shard.raw_data.basename} is not among the {len(listed.objects)} shards below its folder")
+
+
+def _compression(shard: _Shard) -> str:
+    """Returns the name of the compression without its level."""
+    return (shard.compression or "").partition(":")[0]
+
+
+def _source(record: ObjectRecord, file: _File, shard: _Shard, *, blocked: bool) -> Source:
+    compression = "" if file is shard.raw_data else _compression(shard)
+    notes = _Notes(
+        shard.samples, file.bytes, shard.raw_data.bytes, compression, blocked, file.hashes if blocked else {}
+    )
+    return Source(record, msgspec.json.encode(notes))
+
+
+def _fields(listed: Listed, columns: Sequence[Sequence[Any]]) -> tuple[FieldSpec, ...]:
+    try:
+        return tuple(FieldSpec(name, _kind(encoding)) for name, encoding, _ in columns)
+    except KeyError as error:
+        raise listed.refusal(
+            f"a column is encoded as {error.args[0]!r}, which MosaicML Streaming does not have"
+        ) from None
+
+
+def _kind(encoding: str) -> str:
+    """Returns the kind of a column's values, as the decoders know it."""
+    if encoding.startswith("ndarray:"):
+        _, dtype, *shape = encoding.split(":", 2)
+        return f"{_NUMBERS[dtype]}[{shape[0]}]" if shape else f"mds-ndarray:{_NUMBERS[dtype]}"
+    return _KINDS[encoding]
+
+
+def _described(columns: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(f"{name}: {encoding}" for name, encoding, _ in columns)
+
+
+def _check_hash(content: memoryview, hashes: Mapping[str, str]) -> None:
+    """Checks the first of the hashes that hashlib has: not those of xxhash; raises ValueError."""
+    known = [name for name in hashes if name in hashlib.algorithms_available and not name.startswith("shake_")]
+    for name in known[:1]:
+        actual = hashlib.new(name, content, usedforsecurity=False).hexdigest()
+        if actual != hashes[name]:
+            raise ValueError(f"its {name} is {actual}, index.json says {hashes[name]}")

@@ -1,0 +1,210 @@
+"""Finds the facts about a dataset of Parquet files: its fields, and the wanted part of their schemas.
+
+The fields are those of all files (`unify`), and the `key=value` of their paths (`partitions`). What a file has of them
+is its own part, `Own`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from streamer.errors import ConfigError
+from streamer.formats.base import Facts, FieldSpec
+from streamer.formats.failures import DamagedError, UnreadError
+from streamer.tables.parquet.footer import ColumnChunk
+from streamer.tables.parquet.schema import Element, Field, Node, classes_of, fields_of, has_nested, pruned, tree
+from streamer.tables.parquet.unify import check_same, has_no_values
+
+
+class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Notes of the facts.
+
+    Attributes:
+        schema: the wanted part of the schema.
+        paths: for each field of a column, that of the node with its values; fields of partitions follow these.
+        meanings: of all fields, see `Field.meanings`.
+        logicals: `Node.logical` of the schema, with the places of the nodes.
+        leading: number of columns of the schema that the first file has; -1: all.
+    """
+
+    schema: list[Element]
+    paths: list[tuple[str, ...]]
+    meanings: tuple[tuple[tuple[str, ...], str], ...] = ()
+    logicals: tuple[tuple[int, str], ...] = ()
+    leading: int = -1
+
+
+def describe(
+    root: Node,
+    features: object,
+    columns: Sequence[str],
+    *,
+    partitions: Sequence[FieldSpec],
+    names: Iterable[str],
+    leading: int,
+) -> Facts:
+    """Returns the facts of a dataset.
+
+    Args:
+        root: wanted part of the schema of its files.
+        features: what `features_of` returns.
+        columns: names of the wanted fields, or of structs of them; empty: all.
+        partitions: fields that the paths of the files have.
+        names: all fields of the files.
+        leading: number of columns that come first because the first file has them.
+
+    Raises:
+        ConfigError: there is no field of a name.
+        UnreadError: two columns, or a column and a partition, are one field.
+    """
+    known = [*names, *(field.name for field in partitions)]
+    unknown = [column for column in columns if not any(_names(column, name) for name in known)]
+    if unknown:
+        raise ConfigError(
+            f"columns={', '.join(unknown)}: no such field; it has {', '.join(known)}",
+            field="columns",
+        )
+    wanted = [field for field in fields_of(root, features) if is_wanted(field.name, columns)]
+    parts = [field for field in partitions if is_wanted(field.name, columns)]
+    _check_unique(wanted, parts)
+    notes = Notes(
+        root.elements(),
+        [field.path for field in wanted],
+        tuple(meaning for field in wanted for meaning in field.meanings),
+        tuple(root.logicals().items()),
+        leading if leading < len(root.children) else -1,
+    )
+    return Facts((*(field.spec for field in wanted), *parts), msgspec.to_builtins(notes), classes_of(wanted))
+
+
+def is_wanted(name: str, columns: Sequence[str]) -> bool:
+    """Whether a field is one of the columns, or a part of one; all are if there are none."""
+    return not columns or any(_names(column, name) for column in columns)
+
+
+def _names(column: str, field: str) -> bool:
+    return field == column or field.startswith(f"{column}.")
+
+
+def _check_unique(wanted: Sequence[Field], partitions: Sequence[FieldSpec]) -> None:
+    """Refuses two fields of one name."""
+    counts = Counter(field.name for field in wanted)
+    if double := next((field for field in partitions if counts[field.name]), None):
+        raise UnreadError(
+            f"a column {double.name!r} and a partition {double.name!r} in its path ({double.name}=...), and a sample "
+            "has one field of a name: name the other columns (columns=)"
+        )
+    if twice := next((name for name, count in counts.items() if count > 1), None):
+        raise UnreadError(
+            f"a column {twice!r} beside a struct with a part that is the field {twice!r}, too, and a sample has one "
+            "field of a name: rename one of them, or name the other columns (columns=)"
+        )
+
+
+class Own(msgspec.Struct, frozen=True):
+    """The wanted part of the schema of one file, or of all.
+
+    Attributes:
+        root: that part.
+        nodes: for each field of a column, the node that has its values; None: the file has none.
+        ways: to each wanted primitive, the nodes from the column down to it.
+        widths: for each primitive, the bytes of a value (0: as long as it is), and whether it is part of a nested one.
+    """
+
+    root: Node
+    nodes: list[Node | None]
+    ways: list[tuple[Node, ...]]
+    widths: list[tuple[int, bool]]
+
+    @classmethod
+    def of(cls, root: Node, paths: Sequence[tuple[str, ...]], fields: Sequence[FieldSpec]) -> Own:
+        """Finds the nodes of fields in a schema, of which it may have some."""
+        nodes = [_values_at(root, path) for path in paths]
+        ways = root.ways()
+        nested = [False] * len(ways)
+        for spec, node in zip(fields, nodes, strict=True):
+            if node is not None and has_nested(spec, node):
+                nested[node.primitive : node.primitive + node.primitives] = [True] * node.primitives
+        widths = [(way[-1].element.width, is_nested) for way, is_nested in zip(ways, nested, strict=True)]
+        return cls(root, nodes, ways, widths)
+
+    def check(self, columns: Sequence[ColumnChunk], rows: int) -> None:
+        """Compares values and places of the wanted primitives with the rows of their group; raises DamagedError."""
+        for way, column in zip(self.ways, columns, strict=True):
+            is_flat = not any(node.is_repeated for node in way)
+            if column.values != rows if is_flat else column.values < rows:
+                name = ".".join(way[-1].path)
+                raise DamagedError(f"column {name!r} has {column.values} values in a row group of {rows} rows")
+        places = sorted((column.start, column.stop) for column in columns)
+        if any(stop > start for (_, stop), (start, _) in pairwise(places)):
+            raise DamagedError("two columns have bytes in common")
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """The facts, unpacked.
+
+    Attributes:
+        fields: fields of the samples that are columns.
+        partitions: those that are in the paths, which follow them.
+        paths: for each field of a column, the path of its node.
+        all: what the files have together.
+        meanings: see `Field.meanings`.
+    """
+
+    fields: Sequence[FieldSpec]
+    partitions: Sequence[FieldSpec]
+    paths: list[tuple[str, ...]]
+    all: Own
+    meanings: Mapping[tuple[str, ...], str]
+
+    @classmethod
+    def of(cls, facts: Facts) -> Wanted:
+        """Unpacks what `describe` has made."""
+        notes = msgspec.convert(facts.notes, Notes)
+        fields, partitions = facts.fields[: len(notes.paths)], facts.fields[len(notes.paths) :]
+        whole = Own.of(tree(notes.schema, dict(notes.logicals)), notes.paths, fields)
+        return cls(fields, partitions, notes.paths, whole, dict(notes.meanings))
+
+    def of_schema(self, root: Node) -> Own:
+        """Returns what a file has of the wanted columns; `all` if that is all of them, as they are described there.
+
+        Raises:
+            DifferentError: it has a column of another type.
+        """
+        if _is_equal(self.all.root, root):
+            return self.all
+        for path in self.paths:
+            if (own := _values_at(root, path)) is not None:
+                check_same(self.all.root.at(path), own)
+        found = [path for path in self.paths if _values_at(root, path) is not None]
+        # A block has bytes: those of some column, if the file has none that is wanted.
+        part = pruned(root, found or [next(iter(root.children)).path])
+        return Own.of(part, self.paths, self.fields)
+
+    def of_block(self, schema: Sequence[Element], logicals: Sequence[tuple[int, str]]) -> Own:
+        """Returns the part of a file whose wanted part of the schema is given; `all` for none."""
+        return Own.of(tree(schema, dict(logicals)), self.paths, self.fields) if schema else self.all
+
+
+def _values_at(root: Node, path: Sequence[str]) -> Node | None:
+    """Returns the node of a path; None if there is none, or it has no values."""
+    node: Node | None = root
+    for name in path:
+        node = node.child(name) if node and node.items() is None and not node.is_map else None
+    return None if node is None or has_no_values(node) else node
+
+
+def _is_equal(known: Node, root: Node) -> bool:
+    """Whether a schema has all columns of another one, laid out in the same way."""
+    for child in known.children:
+        own = root.child(child.element.name)
+        if own is None or own.logical != child.logical or bool(own.children) != bool(child.children):
+            return False
+        bare = msgspec.structs.replace(own.element, children=child.element.children)
+        if bare != child.element or not _is_equal(child, own):
+            return False
+    return True

@@ -1,0 +1,174 @@
+"""Reads the footer of a Parquet file: its schema, and where the bytes of its columns are.
+
+Chunks are cut by the places of page indexes, the lengths of byte arrays and the encodings of pages; pyarrow's metadata
+(26.0.1) have none of them. A footer that is damaged, or contradicts itself, raises `DamagedError`.
+
+Source: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from streamer.formats.failures import DamagedError
+from streamer.tables.parquet.arrow_schema import annotate
+from streamer.tables.parquet.schema import Element, Node, read_element, read_logical, tree
+from streamer.tables.parquet.thrift import Struct, read_struct
+
+MAGIC = b"PAR1"
+ENCRYPTED_MAGIC = b"PARE"
+# After the footer: its length, and the magic.
+TAIL_BYTES = 8
+# Numbers of fields of FileMetaData.
+_SCHEMA, _ROWS, _GROUPS = 2, 3, 4
+CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
+# PLAIN_DICTIONARY and RLE_DICTIONARY.
+_DICTIONARY_ENCODINGS = frozenset([2, 8])
+_DATA_PAGES = frozenset([0, 3])
+# Where a file does not say how long the entries of a dictionary are.
+_USUAL_VALUE_BYTES = 16
+
+
+class ColumnChunk(msgspec.Struct, frozen=True):
+    """The values of one primitive in one row group.
+
+    Attributes:
+        start, stop: place of its pages in the file, the dictionary first.
+        codec: see `CODECS`.
+        values: number of values, nulls included.
+        value_bytes: length of its byte arrays, each as often as it occurs; estimated where the writer did not say it.
+        dictionary_pages: number of its first pages that need the dictionary; None: not known. Writers that give up a
+            dictionary that has become too large do so once.
+        page_index: place of its offset index in the file; None: it has none.
+        is_encrypted: whether its pages are.
+    """
+
+    start: int
+    stop: int
+    codec: int
+    values: int
+    value_bytes: int
+    dictionary_pages: int | None
+    page_index: tuple[int, int] | None
+    is_encrypted: bool
+
+
+class RowGroup(msgspec.Struct, frozen=True):
+    """Rows that are written together; one chunk for each primitive of the schema."""
+
+    rows: int
+    columns: list[ColumnChunk]
+
+
+class Footer(msgspec.Struct, frozen=True):
+    """The footer of a file: the schema, the row groups in the order of the rows, and the writer's metadata by name."""
+
+    root: Node
+    groups: list[RowGroup]
+    metadata: Mapping[bytes, bytes]
+
+
+def read_footer(content: bytes, data_stop: int) -> Footer:
+    """Reads a FileMetaData; `data_stop` is where it begins in the file."""
+    struct, _ = read_struct(content)
+    metadata = {each.binary(1): each.binary(2, b"") for each in struct.structs(5)}
+    root = _schema(struct, metadata)
+    primitives = [way[-1].element for way in root.ways()]
+    groups = [_row_group(each, primitives, data_stop) for each in struct.structs(4)]
+    return Footer(root, groups, metadata)
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a footer says of the file as a whole: the schema, the number of rows, and the writer's metadata by name."""
+
+    root: Node
+    rows: int
+    metadata: Mapping[bytes, bytes]
+
+
+class Descriptions:
+    """Reads the descriptions in the footers of many files; those that are written alike are parsed once."""
+
+    def __init__(self) -> None:
+        # What stands before the number of rows, and behind the row groups.
+        self._known: dict[bytes, list[tuple[bytes, Description]]] = {}
+
+    def read(self, content: bytes) -> Description:
+        """Reads a FileMetaData, but for its row groups if a file before had the rest."""
+        _, stop = read_struct(content, _SCHEMA)
+        rows = read_struct(content, _ROWS)[0].integer(_ROWS)
+        known = self._known.setdefault(content[:stop], [])
+        for rest, description in known:
+            if content.endswith(rest):
+                return msgspec.structs.replace(description, rows=rows)
+        struct, _ = read_struct(content)
+        metadata = {each.binary(1): each.binary(2, b"") for each in struct.structs(5)}
+        found = Description(_schema(struct, metadata), rows, metadata)
+        known.append((content[read_struct(content, _GROUPS)[1] :], found))
+        return found
+
+
+def _schema(struct: Struct, metadata: Mapping[bytes, bytes]) -> Node:
+    elements = struct.structs(_SCHEMA)
+    logicals = {number: logical for number, each in enumerate(elements) if (logical := read_logical(each))}
+    root = tree([read_element(each) for each in elements], logicals)
+    annotate(root, metadata)
+    return root
+
+
+def _row_group(struct: Struct, primitives: Sequence[Element], data_stop: int) -> RowGroup:
+    rows, columns = struct.integer(3), struct.structs(1)
+    if rows < 0 or len(columns) != len(primitives):
+        raise DamagedError(f"a row group of {rows} rows has {len(columns)} columns, the schema {len(primitives)}")
+    if not rows:
+        return RowGroup(0, [])
+    return RowGroup(rows, [_column(*pair, data_stop) for pair in zip(columns, primitives, strict=True)])
+
+
+def _column(struct: Struct, primitive: Element, data_stop: int) -> ColumnChunk:
+    if 1 in struct:
+        raise DamagedError(f"column {primitive.name!r} is in another file, {struct.binary(1)!r}")
+    if 3 not in struct and 8 in struct:
+        return ColumnChunk(0, 0, 0, 0, 0, None, None, is_encrypted=True)
+    details = struct.struct(3)
+    if details.integer(1) != primitive.type:
+        raise DamagedError(
+            f"column {primitive.name!r} has values of type {details.integer(1)}, the schema says {primitive.type}"
+        )
+    pages = details.integer(9)
+    dictionary = details.integer(11, 0)
+    start = dictionary if 0 < dictionary < pages else pages
+    stop = start + details.integer(7)
+    values, codec = details.integer(5), details.integer(4)
+    if not len(MAGIC) <= start <= stop <= data_stop or min(values, details.integer(6)) < 0:
+        raise DamagedError(f"column {primitive.name!r} at bytes {start}..{stop} of {data_stop} has {values} values")
+    if not 0 <= codec < len(CODECS):
+        raise DamagedError(f"column {primitive.name!r} is compressed with codec {codec}, which is not known")
+    counts = [each for each in details.structs(13) if each.integer(1) in _DATA_PAGES]
+    encoded = [each.integer(3) for each in counts if each.integer(2) in _DICTIONARY_ENCODINGS]
+    dictionary_pages = sum(encoded) if counts else None
+    index = struct.integer(4, 0), struct.integer(4, 0) + struct.integer(5, 0)
+    return ColumnChunk(
+        start,
+        stop,
+        codec,
+        values,
+        _value_bytes(details),
+        dictionary_pages,
+        index if 0 < index[0] < index[1] <= data_stop else None,
+        is_encrypted=8 in struct,
+    )
+
+
+def _value_bytes(details: Struct) -> int:
+    if 16 in details and 1 in (sizes := details.struct(16)):
+        return max(0, sizes.integer(1))
+    plain_bytes = details.integer(6)
+    if not _DICTIONARY_ENCODINGS.intersection(details.items(2, int)):
+        return plain_bytes
+    # The pages have numbers of dictionary entries: the least and the largest value tell how long they are.
+    statistics = details.struct(12) if 12 in details else Struct({})
+    longest = max(len(statistics.binary(number, b"")) for number in (1, 2, 5, 6))
+    return max(plain_bytes, details.integer(5) * (longest or _USUAL_VALUE_BYTES))

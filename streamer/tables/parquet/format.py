@@ -1,0 +1,177 @@
+"""Parquet: rows are samples, the index is the footer of each file.
+
+The fields are those that the files have together (`survey.py`). A chunk is one or several row groups; a row group that
+is much larger is cut where pages begin, if it has a page index (`write_page_index=True` of pyarrow, and what Hugging
+Face's datasets write since 5.0). Only the bytes of the wanted columns are fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from streamer.errors import ManifestError
+from streamer.formats.base import Block, Facts, Recoder
+from streamer.formats.failures import DamagedError, damaged, needing, refused
+from streamer.formats.reading import Range, Reading, near_needs, read_ranges
+from streamer.formats.table.layouts import refuse_table, table_log
+from streamer.formats.table.partitions import partition_values
+from streamer.formats.table.records import TableOpener, head_bytes
+from streamer.formats.windows.format import RowFormat
+from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Indexing, Source, Survey, Surveying
+from streamer.tables.parquet.ends import FIRST_READ, Tail, encrypted, read_end
+from streamer.tables.parquet.facts import Own, Wanted
+from streamer.tables.parquet.footer import ColumnChunk
+from streamer.tables.parquet.pages import FileHint, Group, Pages, Primitive, blocks_of, needs_pages, read_pages
+from streamer.tables.parquet.survey import FileNotes, describe_files, is_bare, leave_out_others
+from streamer.tables.parquet.unify import DifferentError
+
+# "df.parquet.gzip" is how pandas' documentation calls files whose pages are compressed.
+SUFFIXES = (".parquet", ".pq", ".parq", *(f".parquet.{codec}" for codec in ("gzip", "gz", "snappy", "zstd", "brotli")))
+# Two ranges are read as one if less is between them.
+_NEAR = 64 << 10
+_NOTES = msgspec.msgpack.Decoder(FileNotes)
+
+
+class Parquet(RowFormat, frozen=True, forbid_unknown_fields=True):
+    """Parquet files.
+
+    Attributes:
+        columns: names of the fields that samples have ("image", "meta.caption"; "meta" for all parts of a struct), in
+            any order; empty: all. No other bytes are fetched.
+    """
+
+    name = "parquet"
+    reads_tables = True
+    columns: tuple[str, ...] = ()
+
+    def accepts(self, key: str) -> bool:
+        """Accepts Parquet files, but not those in folders like `.cache/`, `_temporary/` and `_delta_log/`.
+
+        Files without an ending are accepted, as Athena, Trino and Hive write them; the survey leaves out those that are
+        something else.
+        """
+        parts = key.lower().split("/")
+        # "_run=1/" is a partition.
+        if any(part[:1] == "." or (part[:1] == "_" and "=" not in part) for part in parts):
+            return False
+        return parts[-1].endswith(SUFFIXES) or is_bare(parts[-1])
+
+    def survey_rows(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Reads the schemas of all files.
+
+        Raises:
+            ConfigError: `columns` names one that no file has.
+            ManifestError: it is a table of a format that says elsewhere which rows are valid.
+        """
+        if found := table_log(others):
+            raise ManifestError(refuse_table(*found), url=found[1])
+        if not accepted:
+            return Survey([])
+        files = yield from leave_out_others(accepted)
+        facts, notes = yield from describe_files(files, self.columns)
+        sources = [Source(record, notes.get(record.url, b"")) for record in files]
+        expected = 2 * FIRST_READ * len(files)
+        return Survey(sources, facts, read_bytes=min(expected, sum(record.size for record in files)))
+
+    def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
+        """Finds the blocks of one file; a column that it lacks has no values in its rows."""
+        record = source.record
+        # Larger chunks are of several blocks.
+        chunk_bytes = min(source.chunk_bytes, MOST_FETCH_BYTES // 2)
+        notes = _NOTES.decode(source.notes) if source.notes else FileNotes()
+        if notes.problem:
+            raise refused(record, notes.problem, of_one=True)
+        tail, footer = yield from read_end(record, notes.end)
+        if not any(group.rows for group in footer.groups):
+            return
+        try:
+            wanted = Wanted.of(facts)
+            own = wanted.of_schema(footer.root)
+            hint = _file_hint(wanted, own, source)
+            primitives = [footer.root.at(way[-1].path).primitive for way in own.ways]
+            for number, group in enumerate(footer.groups):
+                if not group.rows:
+                    continue
+                columns = [group.columns[primitive] for primitive in primitives]
+                if any(column.is_encrypted for column in columns):
+                    raise encrypted(record)
+                own.check(columns, group.rows)
+                pages = yield from _read_pages(record, tail, columns, group.rows, chunk_bytes)
+                parts = [
+                    Primitive(column, page, *width)
+                    for column, page, width in zip(columns, pages, own.widths, strict=True)
+                ]
+                cut = Group(group.rows, parts, head_bytes(facts.fields), hint)
+                for block in blocks_of(cut, chunk_bytes, MOST_FETCH_BYTES):
+                    _check_size(record, number, block)
+                    yield block
+        except DifferentError as error:
+            first, own_type = error.types
+            what = f"has a column {error.name!r} that is {own_type}, in the other files it is {first}"
+            raise refused(record, what, tail.footer_start, of_one=True) from error
+        except DamagedError as error:
+            raise damaged(record, str(error), tail.footer_start) from error
+
+    def open_rows(self, facts: Facts) -> TableOpener:
+        """Opens records of a table."""
+        return TableOpener(facts.fields)
+
+    def recode_rows(self, facts: Facts) -> Recoder:
+        """Decodes pages with pyarrow."""
+        with needing("Parquet is decoded with pyarrow", "parquet"):
+            from streamer.tables.parquet.recode import ParquetRecoder
+        return ParquetRecoder(facts)
+
+    def has_tables(self, facts: Facts) -> bool:
+        """All records are those of a table."""
+        return True
+
+
+def _file_hint(wanted: Wanted, own: Own, source: Source) -> FileHint | None:
+    """Returns what the recoder has to know of a file besides the facts; None: nothing."""
+    try:
+        values = partition_values(wanted.partitions, source.record.url)
+    except ValueError as error:
+        raise refused(source.record, str(error), of_one=True) from error
+    if own is wanted.all:
+        return FileHint([], partitions=values) if wanted.partitions else None
+    return FileHint([], own.root.elements(), tuple(own.root.logicals().items()), values)
+
+
+def _read_pages(
+    record: ObjectRecord, tail: Tail, columns: Sequence[ColumnChunk], rows: int, chunk_bytes: int
+) -> Reading[Sequence[Pages | None]]:
+    """Reads the page indexes of a row group that is to be cut, those that are near each other together."""
+    indexes = [column.page_index for column in columns if column.page_index]
+    fetch_bytes = sum(column.stop - column.start for column in columns)
+    if len(indexes) < len(columns) or not needs_pages(fetch_bytes, chunk_bytes):
+        return [None] * len(columns)
+    needs = near_needs(record, [span for span in indexes if span[0] < tail.start], _NEAR)
+    answers = yield from read_ranges(needs)
+    pieces = [(tail.start, tail.content), *zip((need.start for need in needs), map(bytes, answers), strict=True)]
+    contents = [_among(pieces, span) for span in indexes]
+    return [read_pages(content, column, rows) for content, column in zip(contents, columns, strict=True)]
+
+
+def _among(pieces: Sequence[tuple[int, bytes]], span: Range) -> bytes:
+    """Returns the bytes of a range that one of the pieces has."""
+    start, stop = span
+    return next(
+        content[start - base : stop - base] for base, content in pieces if base <= start and stop <= base + len(content)
+    )
+
+
+def _check_size(record: ObjectRecord, number: int, block: Block) -> None:
+    if block.fetch_bytes > MOST_FETCH_BYTES or block.record_bytes > MOST_RECORD_BYTES:
+        size = f"{block.fetch_bytes} bytes (about {block.record_bytes} decoded) of the wanted columns"
+        raise refused(
+            record,
+            f"row group {number} has {size} that cannot be cut (it has no page index, or too few pages), and "
+            f"at most {MOST_FETCH_BYTES} ({MOST_RECORD_BYTES}) can be decoded together: write it with "
+            "write_page_index=True or smaller row groups (pyarrow: row_group_size=), or name fewer columns=",
+            block.ranges[0][0] if block.ranges else 0,
+        )

@@ -1,0 +1,203 @@
+"""Makes records of Parquet's pages: the part that runs in a recoder, and the only one that needs pyarrow.
+
+pyarrow reads the pages where they lie: it is given the metadata of a file that has only these pages. Where all columns
+have the same rows that is one file, otherwise (runs of pages) one for each primitive column, whose rows are sliced.
+Long lists of numbers do without pyarrow (number_lists.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import accumulate, pairwise
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamer.formats.base import Facts, Records
+from streamer.formats.table.writer import Column, decoding, write_records
+from streamer.tables.parquet import thrift
+from streamer.tables.parquet.columns import column_of, constant_column, lists_column
+from streamer.tables.parquet.facts import Own, Wanted
+from streamer.tables.parquet.footer import MAGIC
+from streamer.tables.parquet.number_lists import number_list, read_lists
+from streamer.tables.parquet.pages import FileHint, PrimitiveHint
+from streamer.tables.parquet.schema import Element, Node, has_nested, pruned
+
+_HINT = msgspec.msgpack.Decoder(list[PrimitiveHint] | FileHint)
+# Schemas of files whose plans are kept.
+_MOST_PLANS = 64
+_CONVERTED = {
+    "text": 0,
+    "map": 1,
+    "list": 3,
+    "decimal": 5,
+    **dict(zip(["u1", "<u2", "<u4", "<u8", "i1", "<i2"], range(11, 17), strict=True)),
+}
+
+
+class ParquetRecoder:
+    """Makes records of the blocks of one dataset."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._fields = facts.fields
+        self._wanted = Wanted.of(facts)
+        self._plans = {b"": _Plan(self._wanted, self._wanted.all)}
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Decodes one block."""
+        with decoding(content, samples, "Parquet"):
+            return write_records(self._fields, self.columns(content, samples, hint), samples)
+
+    def columns(self, content: memoryview, samples: int, hint: bytes) -> list[Column]:
+        """Decodes one block, a column for each field."""
+        with decoding(content, samples, "Parquet"):
+            decoded = _HINT.decode(hint)
+            file = decoded if isinstance(decoded, FileHint) else FileHint(decoded)
+            columns = self._plan(file).columns(content, file.primitives, samples)
+            values = file.partitions or [None] * len(self._wanted.partitions)
+            pairs = zip(self._wanted.partitions, values, strict=True)
+            return [*columns, *(constant_column(spec, value, samples) for spec, value in pairs)]
+
+    def _plan(self, file: FileHint) -> _Plan:
+        """Returns how the file of a block is read."""
+        key = msgspec.msgpack.encode((file.schema, file.logicals)) if file.schema else b""
+        if key not in self._plans:
+            if len(self._plans) > _MOST_PLANS:
+                del self._plans[next(name for name in self._plans if name)]
+            self._plans[key] = _Plan(self._wanted, self._wanted.of_block(file.schema, file.logicals))
+        return self._plans[key]
+
+
+class _Plan:
+    """Decodes the blocks of files of one schema."""
+
+    def __init__(self, wanted: Wanted, own: Own) -> None:
+        self._wanted, self._ways = wanted, own.ways
+        known = [wanted.all.root.at(path) for path in wanted.paths]
+        self._fields = list(zip(wanted.fields, own.nodes, known, strict=True))
+        present = [(spec, node) for spec, node in zip(wanted.fields, own.nodes, strict=True) if node is not None]
+        # Lists by the number of their primitive.
+        found = {node.primitive: number_list(spec, node, self._ways[node.primitive]) for spec, node in present}
+        self._lists = {primitive: lists for primitive, lists in found.items() if lists is not None}
+        nested_paths = {node.path for spec, node in present if has_nested(spec, node)}
+        self._schema = _schema(own.root, nested_paths)
+        trees = [pruned(own.root, [way[-1].path]) for way in self._ways]
+        self._way_schemas = [_schema(tree, nested_paths) for tree in trees]
+
+    def columns(self, content: memoryview, primitives: Sequence[PrimitiveHint], samples: int) -> list[Column]:
+        """Decodes the columns of one block."""
+        edges = list(accumulate((primitive.length for primitive in primitives), initial=0))
+        if edges[-1] != len(content) or len(primitives) != len(self._ways):
+            raise ValueError(f"{len(primitives)} primitives of {edges[-1]} bytes; there are {len(content)}")
+        places = list(pairwise(edges))
+        lists = self._read_lists(content, primitives, places, samples)
+        tables = self._tables(content, primitives, places, samples, lists.keys())
+        return [
+            constant_column(spec, None, samples)
+            if node is None
+            else lists.get(node.primitive)
+            or column_of(spec, node, known, tables=tables, rows=samples, meanings=self._wanted.meanings)
+            for spec, node, known in self._fields
+        ]
+
+    def _read_lists(
+        self, content: memoryview, primitives: Sequence[PrimitiveHint], places: Sequence[tuple[int, int]], samples: int
+    ) -> dict[int, Column]:
+        """Reads the fields that are taken from the pages as they are, by the number of their primitive."""
+        columns = {}
+        for number, field in self._lists.items():
+            start, stop = places[number]
+            if found := read_lists(content[start:stop], primitives[number], field, samples):
+                columns[number] = lists_column(found[0], field.kind, found[1])
+        return columns
+
+    def _tables(
+        self,
+        content: memoryview,
+        primitives: Sequence[PrimitiveHint],
+        places: Sequence[tuple[int, int]],
+        samples: int,
+        left_out: Collection[int],
+    ) -> list[pa.Table]:
+        """Returns for each primitive a table that it is a part of, with the rows of the block; None: it is left out."""
+        chunks = [
+            _column_chunk(way, primitive, start)
+            for way, primitive, (start, _) in zip(self._ways, primitives, places, strict=True)
+        ]
+        if not left_out and all(primitive.rows == samples for primitive in primitives):
+            return [_read(content, self._schema, chunks, samples)] * len(primitives)
+        return [
+            None
+            if number in left_out
+            else _read(content, schema, [chunk], primitive.rows).slice(primitive.skipped, samples)
+            for number, (schema, chunk, primitive) in enumerate(zip(self._way_schemas, chunks, primitives, strict=True))
+        ]
+
+
+# ---------------------------------------------------------------- the metadata of a file of these pages
+
+
+def _schema(node: Node, nested_paths: set[tuple[str, ...]]) -> list[thrift.Fields]:
+    return [
+        _element(node.element, plain=any(node.path[: len(path)] == path for path in nested_paths)),
+        *(element for child in node.children for element in _schema(child, nested_paths)),
+    ]
+
+
+def _element(element: Element, *, plain: bool) -> thrift.Fields:
+    """Returns a SchemaElement. `plain`: groups as they are written, lists are not unpacked."""
+    fields: dict[int, tuple[int, object]] = {
+        3: (thrift.I32, element.repetition),
+        4: (thrift.BINARY, element.name.encode()),
+    }
+    if element.children:
+        fields[5] = (thrift.I32, element.children)
+    else:
+        fields[1] = (thrift.I32, element.type)
+        fields[2] = (thrift.I32, element.length)
+    if element.meaning in _CONVERTED and not (plain and element.children):
+        fields[6] = (thrift.I32, _CONVERTED[element.meaning])
+        fields[7] = (thrift.I32, element.scale)
+        fields[8] = (thrift.I32, element.precision)
+    return fields
+
+
+def _column_chunk(way: Sequence[Node], primitive: PrimitiveHint, start: int) -> thrift.Fields:
+    names = [node.element.name.encode() for node in way]
+    details = {
+        1: (thrift.I32, way[-1].element.type),
+        2: (thrift.LIST, (thrift.I32, [0, 3])),
+        3: (thrift.LIST, (thrift.BINARY, names)),
+        4: (thrift.I32, primitive.codec),
+        5: (thrift.I64, primitive.values),
+        6: (thrift.I64, primitive.length),
+        7: (thrift.I64, primitive.length),
+        # The dictionary is the first page; pyarrow finds that out itself.
+        9: (thrift.I64, start),
+    }
+    return {2: (thrift.I64, 0), 3: (thrift.STRUCT, details)}
+
+
+def _read(content: memoryview, schema: Sequence[thrift.Fields], chunks: Sequence[thrift.Fields], rows: int) -> pa.Table:
+    length = sum(chunk[3][1][7][1] for chunk in chunks)  # type: ignore[index]
+    group = {1: (thrift.LIST, (thrift.STRUCT, chunks)), 2: (thrift.I64, length), 3: (thrift.I64, rows)}
+    footer = thrift.write_struct(
+        {
+            1: (thrift.I32, 2),
+            2: (thrift.LIST, (thrift.STRUCT, schema)),
+            3: (thrift.I64, rows),
+            4: (thrift.LIST, (thrift.STRUCT, [group])),
+        }
+    )
+    metadata = pq.read_metadata(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(4, "little") + MAGIC))
+    file = pq.ParquetFile(
+        pa.BufferReader(pa.py_buffer(content)),
+        metadata=metadata,
+        coerce_int96_timestamp_unit="us",
+        page_checksum_verification=True,
+    )
+    table: pa.Table = file.read(use_threads=False)
+    if table.num_rows != rows:
+        raise ValueError(f"pages of {table.num_rows} rows, the footer says {rows}")
+    return table

@@ -1,0 +1,196 @@
+"""Surveys Parquet files: the fields that they have together, and which files cannot be one dataset.
+
+All footers are read. A file without rows says nothing of the columns, and neither does one that is damaged: its index
+says so, or leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from streamer.errors import ConfigError, ManifestError
+from streamer.formats.base import Facts
+from streamer.formats.failures import DamagedError, UnreadError, damaged, refused
+from streamer.formats.names import base_name
+from streamer.formats.reading import Reading, read_ranges
+from streamer.formats.table.layouts import refuse_table, written_by
+from streamer.formats.table.partitions import partition_fields
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Need
+from streamer.tables.parquet.ends import Tail, read_tails
+from streamer.tables.parquet.facts import describe, is_wanted
+from streamer.tables.parquet.footer import ENCRYPTED_MAGIC, MAGIC, Description, Descriptions
+from streamer.tables.parquet.schema import Element, Node, features_of, fields_of, pruned
+from streamer.tables.parquet.unify import DifferentError, unify
+
+_MAGICS = (MAGIC, ENCRYPTED_MAGIC)
+_HUGGING_FACE = b"huggingface"
+# Ends of files that are read at the same time, and those that are kept for the index.
+_BATCH_FILES = 256
+_MOST_KEPT_BYTES = 64 << 20
+
+
+class FileNotes(msgspec.Struct, frozen=True, array_like=True):
+    """What the survey tells the index of a file: its end, if that is kept, and why it is no part of the dataset."""
+
+    end: bytes = b""
+    problem: str = ""
+
+
+def describe_files(records: Sequence[ObjectRecord], columns: Sequence[str]) -> Reading[tuple[Facts, dict[str, bytes]]]:
+    """Reads the schemas of files.
+
+    Args:
+        records: the files.
+        columns: names of the wanted fields; empty: all.
+
+    Returns:
+        The facts, and notes for the index by the urls of files: see `FileNotes`.
+
+    Raises:
+        ConfigError: no file has a column of a name.
+        ManifestError: no file can be read.
+    """
+    united = _United(columns)
+    kept: dict[str, bytes] = {}
+    kept_bytes = 0
+    for first in range(0, len(records), _BATCH_FILES):
+        some = records[first : first + _BATCH_FILES]
+        tails = yield from read_tails(some)
+        for record, tail in zip(some, tails, strict=True):
+            problem = united.add(record, tail)
+            content = tail.content if isinstance(tail, Tail) else b""
+            content = content if kept_bytes + len(content) <= _MOST_KEPT_BYTES else b""
+            kept_bytes += len(content)
+            if content or problem:
+                kept[record.url] = msgspec.msgpack.encode(FileNotes(content, problem))
+    return united.facts(partition_keys(records)), kept
+
+
+def is_bare(name: str) -> bool:
+    """Whether the name of a file has no ending."""
+    return bool(name) and "." not in name
+
+
+def leave_out_others(records: Sequence[ObjectRecord]) -> Reading[list[ObjectRecord]]:
+    """Returns the records but for those without an ending that are not Parquet, as LICENSE is, if others are left."""
+    bare = [record for record in records if is_bare(base_name(record.url)) and record.size]
+    others = set[str]()
+    for first in range(0, len(bare), _BATCH_FILES):
+        some = bare[first : first + _BATCH_FILES]
+        starts = yield from read_ranges([Need(0, min(len(MAGIC), record.size), record) for record in some])
+        others.update(record.url for record, start in zip(some, starts, strict=True) if start not in _MAGICS)
+    return [record for record in records if record.url not in others] or list(records)
+
+
+def partition_keys(records: Sequence[ObjectRecord]) -> list[str]:
+    """Returns the paths of files, without their bucket."""
+    return [record.url.partition("://")[2] or record.url for record in records]
+
+
+class _United:
+    """The schema of the files so far."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._descriptions = Descriptions()
+        self._root: Node | None = None
+        self._leading = 0
+        # A column for blocks of files of which only partitions are wanted.
+        self._other: Node | None = None
+        self._features: dict[str, object] = {}
+        # By the number of the schema: why it does not fit.
+        self._problems: dict[int, str] = {}
+        self._kept: list[Node] = []
+        self._first: ObjectRecord | None = None
+        # The first file that has a column, for messages.
+        self._owners: dict[str, ObjectRecord] = {}
+        self._names: dict[str, None] = {}
+        self._empty: tuple[ObjectRecord, Description] | None = None
+        self._failure: ManifestError | None = None
+
+    def add(self, record: ObjectRecord, tail: Tail | ManifestError) -> str:
+        """Adds a file; returns why it is not a part of the dataset, "" if it is, or if its index says it."""
+        if isinstance(tail, ManifestError):
+            self._failure = self._failure or tail
+            return ""
+        try:
+            found = self._descriptions.read(tail.footer)
+        except UnreadError as error:
+            self._failure = self._failure or refused(record, f"has {error}", tail.footer_start, of_one=True)
+            return ""
+        except DamagedError as error:
+            where = tail.footer_start + error.offset
+            self._failure = self._failure or damaged(record, f"in the footer, {error}", where)
+            return ""
+        if (writer := written_by([child.element.name for child in found.root.children])) is not None:
+            raise ManifestError(refuse_table(writer, record.url), url=record.url)
+        if found.rows:
+            return self._unite(record, found)
+        self._empty = self._empty or (record, found)
+        return ""
+
+    def facts(self, keys: Sequence[str]) -> Facts:
+        """Returns the facts about all files."""
+        if self._root is None and self._empty is not None:
+            self._unite(*self._empty)
+        if self._first is None:
+            assert self._failure is not None, "there is a file"
+            raise self._failure
+        try:
+            root = self._root or self._other or Node(Element("schema"), (), 0)
+            return describe(
+                root,
+                self._features,
+                self._columns,
+                partitions=partition_fields(keys),
+                names=self._names,
+                leading=self._leading,
+            )
+        except UnreadError as error:
+            raise refused(self._first, f"has {error}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{self._first.url}: {error}", **error.details) from error
+
+    def _unite(self, record: ObjectRecord, found: Description) -> str:
+        """Adds the columns of a file; returns why they do not fit to the others, "" if they do."""
+        if (known := self._problems.get(id(found.root))) is not None:
+            return known
+        # Kept, so that no other schema has its number.
+        self._kept.append(found.root)
+        features = features_of(found.metadata.get(_HUGGING_FACE, b"null"))
+        fields = fields_of(found.root, features)
+        wanted = pruned(found.root, [field.path for field in fields if is_wanted(field.name, self._columns)])
+        problem = ""
+        if not wanted.children:
+            # It has none of the columns, and none of its own that contradicts them.
+            self._first = self._first or record
+            self._other = self._other or _narrow_column(found.root)
+        elif self._root is None:
+            self._first, self._root, self._leading = record, wanted, len(wanted.children)
+        else:
+            try:
+                self._root = unify(self._root, wanted, self._leading)
+            except DifferentError as error:
+                first, own = error.types
+                owner = self._owners[error.name.split(".")[0]].url
+                problem = (
+                    f"has a column {error.name!r} that is {own}, in {owner} it is {first}: name the files that agree, "
+                    "or the columns that do (columns=)"
+                )
+        self._problems[id(found.root)] = problem
+        if not problem:
+            self._names |= dict.fromkeys(field.name for field in fields)
+            for child in wanted.children:
+                self._owners.setdefault(child.element.name, record)
+            if isinstance(features, dict):
+                self._features = {**features, **self._features}
+        return problem
+
+
+def _narrow_column(root: Node) -> Node:
+    """Returns the part of a schema that has one column, of numbers if there is any."""
+    chosen = next((child for child in root.children if not child.is_nested and child.element.width), root.children[0])
+    return pruned(root, [chosen.path])

@@ -1,0 +1,208 @@
+"""Unifies the schemas of files: one field for each column that any of them has, or an error about two that differ.
+
+A column may be missing in a file, have no values there (Arrow's type null), or be required in one file and optional in
+another; items of lists may be called otherwise. Types, units and shapes may not differ. The result does not depend on
+the order of the files, but for the order of the columns: those of the first file, then the others by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from streamer.tables.parquet.schema import (
+    FIXED,
+    NO_VALUES,
+    OPTIONAL,
+    Element,
+    Node,
+    number_dtype,
+    tree,
+)
+
+
+class DifferentError(ValueError):
+    """Raised for a column that two files describe in different ways.
+
+    Attributes:
+        name: of the column.
+        types: what each of them says.
+    """
+
+    def __init__(self, name: str, types: tuple[str, str]) -> None:
+        super().__init__(f"column {name!r} is {types[0]} and {types[1]}")
+        self.name, self.types = name, types
+
+
+def unify(first: Node, other: Node, leading: int | None = None) -> Node:
+    """Returns the schema that has the columns of both.
+
+    Args:
+        first: schema whose columns come first.
+        other: another one.
+        leading: how many columns of `first` keep their places; those behind them are in the order of their names. None:
+            all.
+
+    Raises:
+        DifferentError: a column has another type.
+    """
+    merged = _merged(first, other)
+    kept = len(first.children) if leading is None else leading
+    rest = sorted(merged.children[kept:], key=lambda node: node.element.name)
+    merged.children = [*merged.children[:kept], *rest]
+    return renumbered(merged)
+
+
+def renumbered(root: Node) -> Node:
+    """Returns a tree anew: counts the children, sets paths, and numbers the primitives."""
+    elements = [
+        msgspec.structs.replace(node.element, children=len(node.children)) if node.children else node.element
+        for node in root.walk()
+    ]
+    return tree(elements, root.logicals())
+
+
+def check_same(known: Node, own: Node) -> None:
+    """Compares two descriptions of one column, of which `own` may lack parts; raises DifferentError."""
+    _merged(known, own)
+
+
+def has_no_values(node: Node) -> bool:
+    """Whether it is of Arrow's type null."""
+    return node.logical == NO_VALUES and not node.children
+
+
+def describe_type(node: Node) -> str:
+    """Returns the type of a node, for messages."""
+    if node.items() is not None:
+        return f"list ({node.logical})" if node.logical else "list"
+    if node.is_map:
+        return "map"
+    if node.children:
+        return "struct"
+    return f"{node.element} ({node.logical})" if node.logical else str(node.element)
+
+
+def _merged(first: Node, other: Node) -> Node:
+    if has_no_values(first) or has_no_values(other):
+        chosen = other if has_no_values(first) else first
+        return _copy(chosen, _optional(chosen.element))
+    lists = first.items(), other.items()
+    if lists[0] or lists[1]:
+        return _merged_list(first, other)
+    if first.is_map or other.is_map:
+        return _merged_map(first, other)
+    if bool(first.children) != bool(other.children):
+        raise _different(first, other)
+    if first.children:
+        parts = {child.element.name: child for child in other.children}
+        children = [
+            _merged(child, parts.pop(child.element.name)) if child.element.name in parts else child
+            for child in first.children
+        ]
+        return _copy(first, _widest(first, other), [*children, *parts.values()])
+    if _layout(first) != _layout(other):
+        raise _different(first, other)
+    return _copy(first, _widest(first, other))
+
+
+def _merged_list(first: Node, other: Node, inside: bool = False) -> Node:
+    """Merges two lists; the groups around the items are those of one of them."""
+    own, others = first.items(inside), other.items(inside)
+    if own is None or others is None or first.logical != other.logical:
+        raise _different(first, other)
+    item = _merged_item(own, others)
+    if own[1] == others[1] and [each.element.name for each in _around(first)] == [
+        each.element.name for each in _around(other)
+    ]:
+        base, bare = first, own[1]
+    else:
+        # The same one, whichever comes first.
+        base, bare = min(((first, own[1]), (other, others[1])), key=lambda each: _names(each[0]))
+    return _with_item(base, item, bare)
+
+
+def _merged_item(own: tuple[Node, bool], others: tuple[Node, bool]) -> Node:
+    is_null = has_no_values(own[0]) or has_no_values(others[0])
+    if not is_null and (own[0].items(own[1]) or others[0].items(others[1])):
+        if own[1] or others[1]:
+            # Lists of repeated groups that are lists themselves: compared as they are.
+            if _names(own[0]) != _names(others[0]):
+                raise _different(own[0], others[0])
+            return own[0]
+        return _merged_list(own[0], others[0])
+    return _merged(_bare(own), _bare(others))
+
+
+def _bare(item: tuple[Node, bool]) -> Node:
+    """Returns the node of items as one that is not repeated."""
+    node, repeated = item
+    return _copy(node, msgspec.structs.replace(node.element, repetition=0)) if repeated else node
+
+
+def _around(node: Node) -> list[Node]:
+    """Returns the nodes between a list and its items."""
+    return [node.children[0]] if node.children and not node.is_repeated else []
+
+
+def _with_item(base: Node, item: Node, bare: bool) -> Node:
+    """Returns the list with another item; `bare`: the repeated node is the item."""
+    if base.is_repeated:
+        return _copy(item, msgspec.structs.replace(item.element, name=base.element.name, repetition=2))
+    repeated = base.children[0]
+    if bare:
+        element = msgspec.structs.replace(item.element, name=repeated.element.name, repetition=2)
+        return _copy(base, base.element, [_copy(item, element)])
+    name = repeated.children[0].element.name
+    inner = _copy(item, msgspec.structs.replace(item.element, name=name))
+    return _copy(base, base.element, [_copy(repeated, repeated.element, [inner])])
+
+
+def _merged_map(first: Node, other: Node) -> Node:
+    if not (first.is_map and other.is_map):
+        raise _different(first, other)
+    entries, others = first.children[0], other.children[0]
+    if len(entries.children) != len(others.children):
+        raise _different(first, other)
+    parts = [
+        _copy(merged, msgspec.structs.replace(merged.element, name=own.element.name))
+        for own, merged in (
+            (own, _merged(own, each)) for own, each in zip(entries.children, others.children, strict=True)
+        )
+    ]
+    return _copy(first, _widest(first, other), [_copy(entries, entries.element, parts)])
+
+
+def _copy(node: Node, element: Element, children: Sequence[Node] | None = None) -> Node:
+    kept = node.children if children is None else list(children)
+    return Node(element, node.path, node.primitive, kept, node.logical)
+
+
+def _optional(element: Element) -> Element:
+    return msgspec.structs.replace(element, repetition=OPTIONAL) if element.repetition == 0 else element
+
+
+def _widest(first: Node, other: Node) -> Element:
+    """Returns one of two elements of the same meaning, the same whichever comes first; optional, if one is."""
+    one, two = first.element, other.element
+    repetition = max(one.repetition, two.repetition)
+    chosen = min(one, two, key=lambda each: (each.type, each.length, each.meaning, each.scale, each.precision))
+    return msgspec.structs.replace(chosen, repetition=repetition)
+
+
+def _layout(node: Node) -> tuple[object, ...]:
+    """Returns what must be equal in two descriptions of a column of values."""
+    element = node.element
+    if dtype := number_dtype(element):
+        return dtype, element.meaning == "decimal", node.logical
+    length = element.length if element.type == FIXED else 0
+    return element.type, length, element.meaning if element.meaning in {"text", "json"} else "", node.logical
+
+
+def _names(node: Node) -> list[str]:
+    return [each.element.name for each in node.walk()]
+
+
+def _different(first: Node, other: Node) -> DifferentError:
+    return DifferentError(".".join(first.path), (describe_type(first), describe_type(other)))

@@ -1,0 +1,228 @@
+"""TFRecord: a sample is a record with its length and checksums."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from streamer.errors import ConfigError, DecodeError, ManifestError, RecodeError
+from streamer.formats.base import Facts, Field, Format, Opener, Records, SampleName
+from streamer.formats.failures import DamagedError, refused
+from streamer.formats.names import base_name, kind_of_bytes
+from streamer.formats.packed.unpack import UnpackError, unpack
+from streamer.formats.packed.whole import PackedRecoder, index_packed, is_packed, packing_of
+from streamer.formats.reading import Asking, read_range
+from streamer.formats.sidecars import listed_samples, with_sidecars
+from streamer.manifest.beside import is_hidden
+from streamer.manifest.blocks import MOST_FETCH_BYTES, MOST_RECORD_BYTES
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import Examine, Examined, Indexing, Source, Surveying
+from streamer.tables.tfrecord import example, framing
+
+_NAME = re.compile(r".*\.(tfrecords?|tfrec)((-|\.)\d+-of-\d+|-\d+)?(\.(gz|gzip|zlib|zst))?|.+-\d{5}-of-\d{5}(\.gz)?")
+_INDEX_ENDINGS = (".idx", "/.idx", ".index", "/.index")
+# The words of `features=`, with the shape behind them.
+_WORDS = {"int": "<i8", "float": "<f4"}
+_RULE = re.compile(r"(int|float)(\[[-\d,]*\])?")
+_LIST_RULE = re.compile(r"(bytes|image|txt|json|npy)\[\]")
+# How kinds of lists of byte strings begin; see `streamer.decode.kinds`.
+_STRINGS = "tf-list:"
+# How much of the first file says which features are lists, in the notes of the facts and for a recoder.
+_PROBE_BYTES = 256 << 10
+_LISTS = "lists"
+
+
+class TFRecord(Format, frozen=True, forbid_unknown_fields=True):
+    """TFRecord files, also compressed ones (gzip, Zstandard).
+
+    An index file beside one (`x.tfrecord.idx` or `x.idx`, as DALI and PyPI's `tfrecord` write it) is read instead.
+
+    Attributes:
+        example: the records are tf.train.Example messages; False: their bytes are the field "record".
+        features: kinds of some features: "int" or "float" (one number), "int[3]", "float[-1,4]" (arrays of a shape, of
+            which one length may be open), and of bytes any kind of a field: "image", "bytes", "txt", "json", "npy",
+            "<f4[64,64]" (numbers as numpy's `tobytes` gives them), and "bytes[]", "image[]", "txt[]", "json[]", "npy[]"
+            of lists of them. Others are arrays of one dimension; or bytes, decoded if they begin as a picture; or a
+            list of bytes in each sample, also of one, where a record at the beginning of the first file has several.
+    """
+
+    name = "tfrecord"
+    example: bool = True
+    features: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+    def accepts(self, key: str) -> bool:
+        """Accepts `.tfrecord` and its spellings, numbered shards, and packed ones."""
+        return _NAME.fullmatch(base_name(key).lower()) is not None and not is_hidden(key)
+
+    def survey(self, accepted: Sequence[ObjectRecord], others: Mapping[str, ObjectRecord]) -> Surveying:
+        """Finds the index files, and which features are lists of byte strings."""
+        survey = with_sidecars(accepted, others, _INDEX_ENDINGS, 2 * framing.HEAD.size)
+        filled = next((record for record in accepted if record.size), None)
+        if not self.example or filled is None:
+            return survey
+        lists = yield from self._lists_in(filled)
+        # Datasets without lists have no notes, as those that earlier versions indexed.
+        return msgspec.structs.replace(survey, facts=Facts(notes={_LISTS: lists})) if lists else survey
+
+    def _lists_in(self, record: ObjectRecord) -> Asking[list[str]]:
+        """Returns the features that have several byte strings, or none, in a record at the beginning of a file."""
+        if not is_packed(record.url):
+            head = yield from read_range(0, min(record.size, _PROBE_BYTES), record)
+            if (first := framing.LEAST_BYTES + int.from_bytes(head[:8], "little")) > len(head):
+                # A long record; an absurd length is told by the index.
+                stop = min(record.size, first) if framing.begins_frame(head[: framing.HEAD.size]) else 0
+                head = yield from read_range(0, stop, record)
+            return lists_in(head)
+        if record.size > MOST_FETCH_BYTES:
+            return []
+        hint = f"{_LISTS} {packing_of(record.url)}".encode()
+        try:
+            found = yield Examine(record, self.name, self.options, Facts(), hint, reads=True)
+        except ManifestError:
+            # The index tells what is wrong with the file, and may leave it out.
+            return []
+        assert isinstance(found, Examined)
+        return msgspec.json.decode(found.records, type=list[str])
+
+    def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
+        """Finds the records, by the index file or by their lengths."""
+        record = source.record
+        if is_packed(record.url):
+            yield from index_packed(self, source, facts)
+        elif record.url.lower().endswith(".zlib"):
+            raise refused(record, "is compressed with zlib; unpack it, or write it without compression")
+        elif source.sidecar is None:
+            yield from framing.walk(record, start)
+        else:
+            yield from listed_samples(source, start, _edges, framing.HEAD.size, framing.begins_frame)
+
+    def recoder(self, facts: Facts) -> PackedRecoder:
+        """Unpacks compressed files."""
+        return _Recoder(self, facts)
+
+    def opener(self, facts: Facts) -> Opener:
+        """Takes Examples apart, or leaves records as they are."""
+        lists = msgspec.convert(facts.notes.get(_LISTS, ()), tuple[str, ...])
+        return ExampleOpener(self.features, lists) if self.example else self
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
+        """Returns the content of a record as the field "record"."""
+        return None, [Field("record", payload_of(content), "bytes")]
+
+
+class _Recoder(PackedRecoder):
+    """Unpacks compressed files, and finds which of their features are lists."""
+
+    def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
+        """Makes records of the samples of one file, or one of the names of lists."""
+        word, _, packing = hint.decode("ascii", "replace").partition(" ")
+        if word != _LISTS:
+            return super().recode(content, samples, hint)
+        try:
+            unpacked = unpack(packing, content, MOST_RECORD_BYTES)
+        except UnpackError as error:
+            raise RecodeError(f"{error}; unpack it, or pack it as several files") from error
+        found = msgspec.json.encode(lists_in(unpacked[:_PROBE_BYTES]))
+        return Records([found], np.array([len(found)], np.int64))
+
+
+def lists_in(content: memoryview) -> list[str]:
+    """Returns the names of the features that have several byte strings, or none, in one of these records."""
+    found, at = set[str](), 0
+    while at + framing.HEAD.size <= len(content):
+        stop = at + framing.LEAST_BYTES + int.from_bytes(content[at : at + 8], "little")
+        if stop > len(content):
+            break
+        try:
+            features = example.parse_example(content[at + 12 : stop - 4])
+            strings = [(name, content) for name, (tag, content) in features.items() if tag == example.BYTES]
+            found |= {name for name, values in strings if len(example.byte_strings(values)) != 1}
+        except DamagedError:
+            # What is no Example is told when it is opened.
+            break
+        at = stop
+    return sorted(found)
+
+
+class ExampleOpener:
+    """Opens tf.train.Example messages, with the features of `TFRecord`; raises ConfigError if a rule has no meaning."""
+
+    def __init__(self, features: Mapping[str, str], lists: Sequence[str] = ()) -> None:
+        self._kinds = dict.fromkeys(lists, f"{_STRINGS}bytes")
+        self._kinds |= {name: _kind(name, rule) for name, rule in features.items()}
+
+    def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
+        """Returns a field for each feature."""
+        kinds = self._kinds
+        payload = payload_of(content)
+        try:
+            return None, [
+                _field(feature_name, feature, kinds.get(feature_name, ""))
+                for feature_name, feature in example.parse_example(payload).items()
+            ]
+        except DamagedError as error:
+            raise DecodeError(
+                f"{error} (at byte {error.offset}); records that are not Examples: TFRecord(example=False)",
+                offset=error.offset,
+            ) from error
+
+
+def payload_of(content: memoryview) -> memoryview:
+    """Returns the content of a frame; raises DecodeError if the frame says another length."""
+    size = len(content)
+    length = int.from_bytes(content[:8], "little")
+    if size < framing.LEAST_BYTES or length != size - framing.LEAST_BYTES:
+        raise DecodeError(f"not a TFRecord frame: {length} bytes of payload in {size}", offset=0)
+    return content[12:-4]
+
+
+def _field(name: str, feature: example.Feature, kind: str) -> Field:
+    tag, content = feature
+    if tag == example.BYTES:
+        if kind.startswith(_STRINGS):
+            return Field(name, content, kind)
+        values = example.byte_strings(content)
+        if len(values) == 1:
+            return Field(name, values[0], kind or kind_of_bytes(values[0]))
+        reason = f"as {kind!r} would need" if kind else "as at the beginning of the first file"
+        raise DecodeError(
+            f"feature {name!r} has {len(values)} byte strings, not one, {reason}; lists in all samples: "
+            f"TFRecord(features={{{name!r}: 'bytes[]'}})",
+            field=name,
+        )
+    if tag == example.NOTHING:
+        return Field(name, content, "null")
+    if tag == example.FLOATS:
+        numbers, found = example.floats(content), "<f4[]"
+    else:
+        numbers, found = example.integers(content), "<i8[]"
+    if kind and kind[:3] != found[:3]:
+        raise DecodeError(f"feature {name!r} has numbers of type {found[:3]!r}, not {kind!r}")
+    return Field(name, numbers, kind or found)
+
+
+def _kind(name: str, rule: str) -> str:
+    """Returns the kind of a field, from a rule of `features=`."""
+    if not rule:
+        raise ConfigError(f"features[{name!r}] is empty; it is a kind, such as 'int' or 'float[-1,4]'", field="format")
+    if found := _LIST_RULE.fullmatch(rule):
+        return f"{_STRINGS}{found[1]}"
+    if found := _RULE.fullmatch(rule):
+        return f"{_WORDS[found[1]]}{found[2] or ''}"
+    return rule
+
+
+def _edges(content: bytes, size: int) -> list[int]:
+    """Returns where the records begin, and the end, from lines "offset size"."""
+    try:
+        numbers = [tuple(map(int, line.split())) for line in content.splitlines() if line.strip()]
+        starts, sizes = [start for start, _ in numbers], [length for _, length in numbers]
+    except ValueError as error:
+        raise ValueError(f"a line is not 'offset size' ({error})") from error
+    stops = [start + length for start, length in numbers]
+    if [*starts, size] != [0, *stops] or min(sizes, default=0) < framing.LEAST_BYTES:
+        raise ValueError("its records do not follow each other from the first byte to the last")
+    return [*starts, size]

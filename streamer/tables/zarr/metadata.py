@@ -1,0 +1,265 @@
+"""Parses the metadata of a zarr array, in the terms of version 3; raises `ArraysError`.
+
+Source: https://zarr-specs.readthedocs.io, "Zarr core specification (version 3)", "sharding-indexed", "Zarr storage
+specification version 2".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from streamer.formats.table.records import is_dtype
+from streamer.tables.arrays.tiles import ArraysError
+
+ZARR_3, ARRAY_2, GROUP_2 = "zarr.json", ".zarray", ".zgroup"
+NAMES = (ZARR_3, ARRAY_2, GROUP_2)
+# "c/0/1" and "c.0.1" of version 3, "0/1" and "0.1" of version 2.
+_NUMBER = re.compile(r"\d{1,15}", re.ASCII)
+CHUNK_NAME = re.compile(r"(?:c\.)?\d+(?:\.\d+)*")
+_DTYPES = {
+    "bool": "?",
+    **{f"{kind}int{bits}": f"{kind[:1] or 'i'}{bits // 8}" for kind in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"f{bits // 8}" for bits in (16, 32, 64)},
+    **{f"complex{bits}": f"c{bits // 8}" for bits in (64, 128)},
+}
+_MOST_AXES = 32
+_CHECKSUM, _SHARDS, _TRANSPOSE, _BYTES = "crc32c", "sharding_indexed", "transpose", "bytes"
+# Codecs of bytes to bytes.
+PACKINGS = ("blosc", "bz2", _CHECKSUM, "gzip", "lz4", "zlib", "zstd")
+
+
+class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+    """How bytes, or items, are stored."""
+
+    name: str
+    configuration: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """Chunks of one shape that share an object; their index is at its start or end, and may end with its CRC-32C."""
+
+    chunk: tuple[int, ...]
+    at_end: bool
+    has_checksum: bool
+
+
+class ZarrArray(msgspec.Struct, frozen=True):
+    """An array.
+
+    Attributes:
+        dtype: dtype of the items as stored.
+        shape: rows first.
+        object_shape: items of an object: of a chunk, or of a shard.
+        start: beginning of the names of its objects, below the array.
+        separator: between the numbers in these names.
+        codecs: codecs of a chunk; empty: its items, one after the other.
+        fill: an item that was never written.
+        shard: layout of the shards; None: every object is a chunk.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    object_shape: tuple[int, ...]
+    start: str
+    separator: str
+    codecs: tuple[Codec, ...]
+    fill: bytes
+    shard: Shard | None = None
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        """Shape of a chunk."""
+        return self.shard.chunk if self.shard else self.object_shape
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index of a shard."""
+        if self.shard is None:
+            return 0
+        axes = zip(self.object_shape, self.shard.chunk, strict=True)
+        return 16 * math.prod(length // step for length, step in axes) + 4 * self.shard.has_checksum
+
+    def origin(self, name: str) -> tuple[int, ...] | None:
+        """Returns the first item of the object of this name; None: the object has no part of the array."""
+        numbers = name.removeprefix(self.start).split(self.separator)
+        if (
+            not name.startswith(self.start)
+            or len(numbers) != len(self.shape)
+            or not all(map(_NUMBER.fullmatch, numbers))
+        ):
+            return None
+        axes = zip(map(int, numbers), self.object_shape, self.shape, strict=True)
+        origin = [(number * step, length) for number, step, length in axes]
+        return tuple(first for first, _ in origin) if all(first < length for first, length in origin) else None
+
+
+class _Array3(msgspec.Struct, frozen=True):
+    shape: tuple[int, ...]
+    data_type: Any
+    chunk_grid: Codec
+    fill_value: Any
+    codecs: list[Codec | str]
+    chunk_key_encoding: Codec
+    storage_transformers: list[Any] = msgspec.field(default_factory=list)
+
+
+class _Array2(msgspec.Struct, frozen=True):
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: Any
+    fill_value: Any
+    compressor: dict[str, Any] | None = None
+    order: str = "C"
+    filters: list[Any] | None = None
+    dimension_separator: str = "."
+
+
+class _Node(msgspec.Struct, frozen=True):
+    zarr_format: Any = None
+    node_type: str = ""
+
+
+def read_metadata(name: str, content: memoryview) -> ZarrArray | None:
+    """Parses an object called `name`, one of `NAMES`; returns an array, or None for a group."""
+    try:
+        node = msgspec.json.decode(content, type=_Node)
+        if node.zarr_format != (3 if name == ZARR_3 else 2):
+            raise ArraysError(f"it is of zarr_format {node.zarr_format!r}")
+        if name == GROUP_2 or (name == ZARR_3 and node.node_type == "group"):
+            return None
+        if name == ARRAY_2:
+            return _array_2(msgspec.json.decode(content, type=_Array2))
+        return _array_3(msgspec.json.decode(content, type=_Array3))
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ArraysError(f"its metadata cannot be read: {error}") from error
+
+
+def _array_3(found: _Array3) -> ZarrArray:
+    if found.storage_transformers:
+        raise ArraysError("it has storage transformers")
+    if found.chunk_grid.name != "regular":
+        raise ArraysError(f"its chunk grid is {found.chunk_grid.name!r}")
+    if not isinstance(found.data_type, str) or found.data_type not in _DTYPES:
+        raise ArraysError(f"it holds {found.data_type!r}, not numbers")
+    shape, encoding = found.shape, found.chunk_key_encoding
+    outer = _lengths(found.chunk_grid.configuration.get("chunk_shape"), shape)
+    codecs = [Codec(each) if isinstance(each, str) else each for each in found.codecs]
+    shard = None
+    if codecs and codecs[0].name == _SHARDS:
+        shard, codecs = _shard(codecs, outer)
+    codecs, order = _checked(codecs, len(shape))
+    dtype = np.dtype(order + _DTYPES[found.data_type])
+    separator = encoding.configuration.get("separator", "/" if encoding.name == "default" else ".")
+    if encoding.name not in {"default", "v2"} or separator not in {"/", "."}:
+        raise ArraysError(f"its objects are named as {encoding} says")
+    start = f"c{separator}" if encoding.name == "default" else ""
+    return ZarrArray(dtype.str, shape, outer, start, separator, tuple(codecs), _fill(found.fill_value, dtype), shard)
+
+
+def _array_2(found: _Array2) -> ZarrArray:
+    if not isinstance(found.dtype, str) or not is_dtype(found.dtype, "biufc"):
+        raise ArraysError(f"it holds {found.dtype!r}, not numbers")
+    dtype = np.dtype(found.dtype)
+    if found.filters or found.order not in {"C", "F"} or found.dimension_separator not in {".", "/"}:
+        raise ArraysError(f"it has filters={found.filters}, order={found.order!r}")
+    codecs = []
+    if found.order == "F" and len(found.shape) > 1:
+        codecs.append(Codec(_TRANSPOSE, {"order": [*range(len(found.shape))][::-1]}))
+    if found.compressor:
+        codecs.append(Codec(str(found.compressor.get("id")), found.compressor))
+    if unknown := next((each.name for each in codecs if each.name not in {*PACKINGS, _TRANSPOSE}), None):
+        raise ArraysError(f"it is stored by codec {unknown!r}; {', '.join(PACKINGS)} are read")
+    outer, fill = _lengths(found.chunks, found.shape), _fill(found.fill_value, dtype)
+    return ZarrArray(dtype.str, found.shape, outer, "", found.dimension_separator, tuple(codecs), fill)
+
+
+def _lengths(found: object, shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the shape of a chunk."""
+    try:
+        chunk = msgspec.convert(found, tuple[int, ...])
+    except msgspec.ValidationError:
+        chunk = ()
+    if len(chunk) != len(shape) or len(shape) > _MOST_AXES or not _are_lengths(chunk) or not _are_lengths(shape, 0):
+        raise ArraysError(f"its shape is {shape}, that of its chunks {found}")
+    return chunk
+
+
+def _are_lengths(numbers: Sequence[int], least: int = 1) -> bool:
+    return all(least <= number < 1 << 48 for number in numbers)
+
+
+def _shard(codecs: Sequence[Codec], outer: tuple[int, ...]) -> tuple[Shard, list[Codec]]:
+    """Returns the shards, and the codecs of the chunks in them."""
+    try:
+        settings = msgspec.convert(codecs[0].configuration, _Sharding)
+    except msgspec.ValidationError as error:
+        raise ArraysError(f"its shards are not described as they should be: {error}") from error
+    inner = _lengths(settings.chunk_shape, outer)
+    names = [codec.name for codec in settings.index_codecs]
+    if len(codecs) > 1 or names not in ([_BYTES], [_BYTES, _CHECKSUM]) or _order(settings.index_codecs[0]) != "<":
+        raise ArraysError("its shards, or their indexes, are compressed")
+    if any(length % step for length, step in zip(outer, inner, strict=True)):
+        raise ArraysError(f"its shards of shape {outer} are not a multiple of its chunks of shape {inner}")
+    shard = Shard(inner, settings.index_location != "start", len(names) == 2)
+    return shard, list(settings.codecs)
+
+
+class _Sharding(msgspec.Struct, frozen=True):
+    chunk_shape: tuple[int, ...]
+    codecs: list[Codec]
+    index_codecs: list[Codec]
+    index_location: str = "end"
+
+
+def _checked(codecs: Sequence[Codec], axes: int) -> tuple[list[Codec], str]:
+    """Returns the codecs of a chunk without the one that makes bytes of items, and the byte order, "<" or ">"."""
+    names = [codec.name for codec in codecs]
+    place = names.index(_BYTES) if _BYTES in names else -1
+    unknown = [name for name in names[:place] if name != _TRANSPOSE] + [
+        name for name in names[place + 1 :] if name not in PACKINGS
+    ]
+    if place < 0 or unknown:
+        raise ArraysError(f"it is stored by codecs {names}; {', '.join((_BYTES, _TRANSPOSE, *PACKINGS))} are read")
+    for codec in codecs[:place]:
+        if sorted(_numbers(codec.configuration.get("order"))) != [*range(axes)]:
+            raise ArraysError(f"its axes are transposed by {codec.configuration}")
+    return [*codecs[:place], *codecs[place + 1 :]], _order(codecs[place])
+
+
+def _numbers(found: object) -> list[int]:
+    return found if isinstance(found, list) and all(isinstance(each, int) for each in found) else []
+
+
+def _order(codec: Codec) -> str:
+    return ">" if codec.configuration.get("endian") == "big" else "<"
+
+
+def _fill(value: object, dtype: np.dtype[np.generic]) -> bytes:
+    """Returns the bytes of an item."""
+    try:
+        if isinstance(value, list) and dtype.kind == "c":
+            value = complex(*map(float, value))
+        if isinstance(value, str) and value.startswith("0x"):
+            return int(value, 16).to_bytes(dtype.itemsize, "little" if dtype.str[0] != ">" else "big")
+        if isinstance(value, str):
+            value = float(value)
+        return np.array(0 if value is None else value, dtype).tobytes()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ArraysError(f"its fill value {value!r} is not one of {dtype}: {error}") from error
+
+
+def nodes_of(urls: Mapping[str, object]) -> dict[str, str]:
+    """Returns the name of the metadata of each node, by the address of the node, which ends with "/"."""
+    found: dict[str, str] = {}
+    for url in urls:
+        folder, slash, name = url.rpartition("/")
+        # A group of version 2 that is an array, too, is the array.
+        if name in NAMES and NAMES.index(name) <= NAMES.index(found.get(folder + slash, GROUP_2)):
+            found[folder + slash] = name
+    return found

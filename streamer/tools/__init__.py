@@ -1,0 +1,1 @@
+"""Commands that measure, check, plan and demonstrate; no other package imports them, but for the command line."""

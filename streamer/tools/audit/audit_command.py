@@ -1,0 +1,91 @@
+"""`streamer audit`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.cli.exit_codes import Exit
+from streamer.cli.options import add_cache_dir
+from streamer.cli.terminal import Terminal
+
+if TYPE_CHECKING:
+    from streamer.order.audit.tallies import Record
+    from streamer.order.state import State
+
+HELP = "prove from states and logs that each sample came exactly once"
+
+DESCRIPTION = """\
+Each rank of a StreamingDataLoader adds up a hash of every sample that the trainer has received, some bytes per epoch.
+The sums are in its `state_dict()`, and with STREAMER_LOG_FORMAT=json (or logging at INFO) in its log: at the end of an
+epoch, and wherever `state_dict()` is called. This adds those of all ranks, compares the result with the order of
+the epoch, and says what came too often, not at all, or in place of another sample. Runs that were resumed, with any
+number of ranks, add up: give the files of all of them. Where a part of an epoch, a mix or a selection is compared, the
+order is computed anew from the manifests in the cache folder; one whole dataset needs none.
+"""
+
+EXAMPLES = """\
+examples:
+  streamer audit rank-0.log rank-1.log rank-2.log rank-3.log
+  streamer audit checkpoints/step-*/loader-*.json        states, as `json.dump(loader.state_dict(), file)` writes them
+  streamer audit last.pt                                 a checkpoint of torch that has states in it
+  streamer audit before/*.log after/*.log                a run of 4 ranks that 2 ranks went on with
+
+The exit code is 0 where each sample came once as far as the records reach, and 1 where one did not, or where records
+are missing. Samples that on_error="skip" left out are named.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="logs, states as JSON, or checkpoints of torch; of all ranks",
+    )
+    add_cache_dir(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Prints the result for each epoch of each order."""
+    from streamer.order.audit.epoch_audit import audit_epoch, shown
+    from streamer.tools.audit.expected import StateOrder
+
+    orders, without = _records(arguments.files)
+    if without:
+        terminal.note(f"{without} states have no digests: of an earlier version, of a stock DataLoader, or of no batch")
+    if not orders:
+        terminal.line("not proven: no digests in these files; a log has them at INFO (STREAMER_LOG_FORMAT=json)")
+    proven = bool(orders)
+    for order_id, (state, records) in sorted(orders.items()):
+        terminal.line(f"order {order_id}")
+        order = StateOrder(state, arguments.cache_dir)
+        for epoch, found in sorted(records.items()):
+            expected = partial(order.tallies, epoch)
+            result = audit_epoch(found, expected, order.codes(epoch, found[0].samples), order.names)
+            proven = proven and not result.faults and not result.gaps
+            for line in shown(result):
+                terminal.line(line)
+    return Exit.DONE if proven else Exit.FAILED
+
+
+def _records(files: Sequence[Path]) -> tuple[dict[str, tuple[State, dict[int, list[Record]]]], int]:
+    """The records of each order by epoch, with a state of the order; and the number of states without any."""
+    from streamer.order.audit.tallies import read_records
+    from streamer.order.state import State
+    from streamer.tools.audit.states import states_in
+
+    orders: dict[str, tuple[State, dict[int, list[Record]]]] = {}
+    without = 0
+    for saved in (state for path in files for state in states_in(path)):
+        state, records = State.from_dict(saved), read_records(saved)
+        without += not records
+        for record in records:
+            _, epochs = orders.setdefault(state.spec.order_id, (state, {}))
+            epochs.setdefault(record.epoch, []).append(record)
+    return orders, without

@@ -1,0 +1,104 @@
+"""What an order has: computed anew from a state and the manifests of the cache folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from streamer.batches.samples.codes import StreamCodes
+from streamer.batches.samples.opened import Members, OpenedDataset
+from streamer.batches.samples.plans import BatchRecipe, Plans
+from streamer.config import Environment
+from streamer.errors import ManifestError
+from streamer.manifest.selection import Selection
+from streamer.manifest.table import Manifest
+from streamer.order.audit.tallies import Codes, Tallies, added, tallies
+from streamer.order.spec import OrderSpec
+from streamer.order.state import State
+
+# Positions whose samples are computed together.
+_BLOCK = 1 << 18
+
+
+class StateOrder:
+    """The order of a state.
+
+    Args:
+        state: of any rank.
+        cache_dir: the folder with the manifests; None: that of the environment.
+    """
+
+    def __init__(self, state: State, cache_dir: Path | None) -> None:
+        environment = Environment.read()
+        self._state = state
+        spare = sorted(environment.runtime_dir.glob("selections/*"))
+        self._folders = [(cache_dir or environment.cache_dir) / "manifests", *spare]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the members of a mix."""
+        spec = self._state.spec
+        return [] if isinstance(spec, OrderSpec) else [member.name for member in spec.members]
+
+    def codes(self, epoch: int, samples: int) -> list[Codes]:
+        """The codes of each member; of a dataset alone those of the manifest, or `samples`."""
+        spec = self._state.spec
+        if self._state.growth is not None:
+            return []
+        if not isinstance(spec, OrderSpec):
+            passes = zip(spec.members, spec.passes(epoch), strict=True)
+            return [Codes(member.samples, member.samples * (int(most) + 2)) for member, most in passes]
+        rows = spec.rows is not msgspec.UNSET
+        found = None if rows else self._dataset(spec.manifest_digest)
+        count = samples if found is None else found.manifest.samples
+        return [Codes(count, count)]
+
+    def tallies(self, epoch: int, stop: int) -> Tallies | str:
+        """The tallies of the samples before a position of an epoch; a text: why they cannot be computed."""
+        spec = self._state.spec
+        orders = [spec] if isinstance(spec, OrderSpec) else [member.order for member in spec.members]
+        if self._state.growth is not None or any(order.rows is not msgspec.UNSET for order in orders):
+            kind = "rows of packed documents" if self._state.growth is None else "a growing dataset"
+            return f"of {kind} only the number is compared, not which samples came"
+        datasets = [self._dataset(order.manifest_digest) for order in orders]
+        if None in datasets:
+            digest = orders[datasets.index(None)].manifest_digest
+            return (
+                f"the order cannot be computed: no manifest or selection {digest} in {self._folders[0]}; name the "
+                "cache folder of the job with --cache-dir"
+            )
+        return added(*self._blocks(Members([data for data in datasets if data is not None]), epoch, stop))
+
+    def _blocks(self, members: Members, epoch: int, stop: int) -> Iterator[Tallies]:
+        recipe = BatchRecipe(
+            members=(),
+            spec=self._state.spec,
+            rank=0,
+            world_size=1,
+            global_batch=1,
+            last_batch="fill",
+            roots=(),
+            entry=(epoch, 0),
+        )
+        order = Plans(recipe, members).plan(epoch).order
+        codes = StreamCodes(recipe.spec, members, growing=recipe.epoch_samples > 0)
+        for first in range(0, stop, _BLOCK):
+            positions = np.arange(first, min(stop, first + _BLOCK), dtype=np.int64)
+            fresh = positions[~order.repeats(positions)]
+            yield {tally.member: tally for tally in tallies(epoch, codes.of(order.ordinals(fresh)))}
+
+    def _dataset(self, digest: str) -> OpenedDataset | None:
+        """The dataset of that digest: a manifest, or a selection of one."""
+        for folder in self._folders:
+            try:
+                if (folder / digest).is_dir():
+                    return OpenedDataset(Manifest.open(folder / digest), None)
+                for path in folder.glob(f"*.{digest}.arrows"):
+                    manifest = Manifest.open(self._folders[0] / path.name.partition(".")[0])
+                    return OpenedDataset(manifest, Selection.open(manifest, digest, folder))
+            except ManifestError:
+                continue
+        return None

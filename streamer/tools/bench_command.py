@@ -1,0 +1,300 @@
+"""`streamer bench`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamer.base.cgroup import usable_cores
+from streamer.cli.exit_codes import Exit
+from streamer.cli.options import add_storage_options, check_places, count, size
+from streamer.cli.terminal import Progress, Terminal, write_figures
+from streamer.config import MiB
+from streamer.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamer.manifest.model import ObjectRecord
+    from streamer.store import ObjectStore
+    from streamer.tools.link.meter import Cell, Way
+    from streamer.tools.link.report import LinkFigures
+
+HELP = "measure the link to a store, or how many accelerators can be fed"
+
+DESCRIPTION = """\
+Reads ranges of the objects below a url, with more and more connections, and throws the bytes away: latency, rate of one
+connection and of many, CPU per GB, and the clients that the url has (curl, obstore, fsspec) side by side. Each
+combination is read for --seconds; the reading is real, and so are its requests and, across regions, its price.
+--max-bytes bounds it. With --like it measures the whole path instead: emulated accelerators, fed from the store (cold)
+and from the local disk (warm).
+"""
+
+EXAMPLES = """\
+examples:
+  streamer bench s3://bucket/train/
+  streamer bench s3://bucket/train/ --connections 16 64 256 --ranges 8MiB 16MiB --seconds 5
+  streamer bench s3://bucket/train/ --storage-options @minio.json --other-endpoint http://minio:9001
+  streamer bench https://host/shard-000000.tar --plot link.png --json link.json
+  streamer bench --like retinanet                            how many accelerators can this machine feed?
+  streamer bench --like resnet50 --data s3://bucket/like/ --accelerators 2 4 8
+"""
+
+_LATENCY_REQUESTS = 20
+_SECONDS = 2.0
+# fsspec reads what these read, too: they are compared.
+_NATIVE = ("curl", "obstore")
+# Seconds for each endpoint, in turns, because the machine changes meanwhile.
+_TURNS = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    from streamer.tools.bench import like
+
+    parser.add_argument("url", nargs="?", metavar="URL", help="a prefix or an object; a few large objects do")
+    parser.add_argument(
+        "--connections", type=count, nargs="+", default=[4, 16, 64, 128], metavar="N", help="default: 4 16 64 128"
+    )
+    parser.add_argument(
+        "--ranges", type=size, nargs="+", default=[MiB, 8 * MiB], metavar="SIZE", help="default: 1MiB 8MiB"
+    )
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="for each combination (default: 2; with --like 10 for each number)"
+    )
+    parser.add_argument(
+        "--max-bytes", type=size, default=20_000_000_000, metavar="SIZE", help="stop after so much (default: 20GB)"
+    )
+    parser.add_argument(
+        "--other-endpoint",
+        metavar="URL",
+        help="the same store over http where its endpoint is https, or the other way: shows what TLS costs",
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write curves (needs matplotlib)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    add_storage_options(parser)
+    like.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Measures and advises."""
+    if arguments.seconds is not None and arguments.seconds <= 0:
+        raise ConfigError(f"--seconds {arguments.seconds}: must be above 0", field="seconds")
+    check_places(arguments.plot, arguments.json)
+    if arguments.like is not None:
+        from streamer.tools.bench import like
+
+        return like.run(arguments, terminal)
+    if arguments.url is None:
+        raise ConfigError("name a URL to measure, or --like NAME", field="url")
+    return _measure_link(arguments, terminal)
+
+
+def _measure_link(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    import uvloop
+
+    from streamer.loader.options.dataset_options import absolute
+    from streamer.tools.doctor.reach import access_findings
+    from streamer.tools.link import report as link_report
+
+    for finding in access_findings(absolute(arguments.url), arguments.storage_options):
+        terminal.line(f"{finding.subject}: {finding.fact}")
+    figures = uvloop.run(_Bench(arguments, terminal).run())
+    latency = figures.latency
+    terminal.line(
+        f"first byte: median {latency.median_seconds * 1e3:.1f} ms, p95 {latency.p95_seconds * 1e3:.1f} ms, "
+        f"max {latency.max_seconds * 1e3:.1f} ms ({latency.requests} requests)"
+    )
+    terminal.line()
+    terminal.table(link_report.CELL_HEADERS, [link_report.cell_row(c) for c in (figures.single, *figures.grid)])
+    if figures.clients:
+        terminal.line()
+        terminal.table(
+            ("client", *link_report.CELL_HEADERS), [(c.client, *link_report.cell_row(c)) for c in figures.clients]
+        )
+    if figures.ways:
+        terminal.line()
+        terminal.table(
+            ("scheme", *link_report.CELL_HEADERS), [(w.scheme, *link_report.cell_row(w.cell)) for w in figures.ways]
+        )
+    terminal.line()
+    for line in link_report.advice(figures, usable_cores()):
+        terminal.line(line)
+    write_figures(arguments, terminal, asdict(figures), partial(link_report.save_plot, figures))
+    return Exit.DONE
+
+
+class _Bench:
+    """One run of the command."""
+
+    def __init__(self, arguments: argparse.Namespace, terminal: Terminal) -> None:
+        self._arguments = arguments
+        self._terminal = terminal
+        self._received_bytes = 0
+
+    async def run(self) -> LinkFigures:
+        from streamer.loader.options.dataset_options import absolute
+        from streamer.tools.link.meter import find_objects, measure_latency
+        from streamer.tools.link.report import LinkFigures, best
+
+        url = absolute(self._arguments.url)
+        store, client = self._open(url, "auto")
+        try:
+            objects = await find_objects(store, url)
+            latency = await measure_latency(store, objects, _LATENCY_REQUESTS)
+            with self._terminal.progress("measuring", "combinations") as bar:
+                single = await self._cell(store, objects, (client, 1, max(self._arguments.ranges)))
+                grid = await self._grid(store, objects, client, bar)
+        finally:
+            await store.aclose()
+        clients = await self._compare(url, objects, best(grid)) if client in _NATIVE else ()
+        ways: Sequence[Way] = ()
+        if self._arguments.other_endpoint:
+            try:
+                ways = await self._ways(url, objects, best(grid))
+            except StoreError as error:
+                self._terminal.note(f"{self._arguments.other_endpoint} is left out: {error}")
+        return LinkFigures(
+            url=url, latency=latency, single=single, grid=tuple(grid), clients=tuple(clients), ways=tuple(ways)
+        )
+
+    async def _grid(
+        self, store: ObjectStore, objects: Sequence[ObjectRecord], client: str, bar: Progress
+    ) -> list[Cell]:
+        """Measures every combination until the bytes are used up."""
+        shapes = [(n, length) for length in self._arguments.ranges for n in sorted(self._arguments.connections)]
+        cells: list[Cell] = []
+        for number, (connections, length) in enumerate(shapes, 1):
+            if cells and self._received_bytes >= self._arguments.max_bytes:
+                self._terminal.note(f"--max-bytes: {len(shapes) - len(cells)} combinations are left out")
+                break
+            try:
+                cells.append(await self._cell(store, objects, (client, connections, length)))
+            except StoreError as error:
+                # the measurements so far are worth their price
+                if not cells:
+                    raise
+                self._terminal.note(f"{len(shapes) - len(cells)} combinations are left out: {error}")
+                break
+            bar.update(number, len(shapes))
+        return cells
+
+    async def _compare(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Cell]:
+        """Measures the chosen combination with each client that can read the url, one after the other."""
+        from streamer.tools.link.meter import measure_latency
+
+        found = []
+        for name in (*_NATIVE, "fsspec"):
+            try:
+                store, client = self._open(url, name)
+            except (ImportError, ConfigError, StoreError) as error:
+                self._terminal.note(f"{name} is left out: {error}")
+                continue
+            if client != name:  # libcurl reads s3 and http alone
+                continue
+            try:
+                # The first request imports, signs in and connects, which is not compared.
+                await measure_latency(store, objects, 1)
+                found.append(await self._cell(store, objects, (client, chosen.connections, chosen.range_bytes)))
+            except (ImportError, StoreError) as error:
+                self._terminal.note(f"{name} is left out: {error}")
+            finally:
+                await store.aclose()
+        return found
+
+    async def _ways(self, url: str, objects: Sequence[ObjectRecord], chosen: Cell) -> list[Way]:
+        """Measures the chosen combination at both endpoints, in turns."""
+        from msgspec.structs import replace
+
+        from streamer.tools.link.meter import Way, joined, measure_latency
+
+        here = endpoint_of(url, self._arguments.storage_options)
+        shape = (chosen.client, chosen.connections, chosen.range_bytes)
+        found = []
+        async with AsyncExitStack() as stack:
+            for endpoint in (here, self._arguments.other_endpoint):
+                moved, options = at_endpoint(url, self._arguments.storage_options, endpoint)
+                store, _ = self._open(moved, chosen.client, options)
+                stack.push_async_callback(store.aclose)
+                there = [
+                    replace(record, url=record.url.replace(url_root(url), url_root(moved), 1)) for record in objects
+                ]
+                found.append((endpoint, store, there, await measure_latency(store, there, _LATENCY_REQUESTS)))
+            turns = [[await self._cell(store, there, shape) for _, store, there, _ in found] for _ in range(_TURNS)]
+        return [
+            Way(scheme=endpoint.partition("://")[0], latency=latency, cell=joined([turn[place] for turn in turns]))
+            for place, (endpoint, _, _, latency) in enumerate(found)
+        ]
+
+    async def _cell(self, store: ObjectStore, objects: Sequence[ObjectRecord], shape: tuple[str, int, int]) -> Cell:
+        from streamer.tools.link.meter import measure_cell, ranges
+
+        cell = await measure_cell(store, ranges(objects, shape[2]), shape, self._arguments.seconds or _SECONDS)
+        self._received_bytes += cell.received_bytes
+        return cell
+
+    def _open(self, url: str, client: str, options: Mapping[str, object] | None = None) -> tuple[ObjectStore, str]:
+        """Opens a store, with the options of the command unless others are given; returns it with its client's name."""
+        from streamer.store import open_store
+
+        store = open_store(
+            url,
+            self._arguments.storage_options if options is None else options,
+            client=client,  # type: ignore[arg-type]
+        )
+        return store, client_of(store)
+
+
+def client_of(store: ObjectStore) -> str:
+    """The name of a store's client."""
+    from streamer.store.curl.store import CurlStore
+    from streamer.store.local_store import LocalStore
+    from streamer.store.obstore_store import ObstoreStore
+
+    # A store of libcurl is also one of obstore.
+    kinds = {LocalStore: "file", CurlStore: "curl", ObstoreStore: "obstore"}
+    return kinds.get(type(store), "fsspec")
+
+
+def url_root(url: str) -> str:
+    """Scheme and host or bucket."""
+    from streamer.store.addresses.urls import split
+
+    return split(url).root
+
+
+def endpoint_of(url: str, options: Mapping[str, object]) -> str:
+    """The endpoint of a url.
+
+    Raises:
+        ConfigError: the endpoint is the cloud's own, which has no name here.
+    """
+    if url.startswith(("http://", "https://")):
+        return url_root(url)
+    nested = options.get("client_kwargs")
+    named = options.get("endpoint_url") or (nested.get("endpoint_url") if isinstance(nested, Mapping) else None)
+    if not isinstance(named, str):
+        raise ConfigError(
+            "--other-endpoint needs endpoint_url in --storage-options, to compare with", field="other_endpoint"
+        )
+    return named
+
+
+def at_endpoint(url: str, options: Mapping[str, object], endpoint: str) -> tuple[str, dict[str, object]]:
+    """The same url at another endpoint, with the options that lead there.
+
+    Raises:
+        ConfigError: it is not a url of http or https.
+    """
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"--other-endpoint {endpoint!r}: write http://host:port or https://...", field="other_endpoint"
+        )
+    if url.startswith(("http://", "https://")):
+        return url.replace(url_root(url), endpoint.rstrip("/"), 1), dict(options)
+    return url, {**options, "endpoint_url": endpoint}

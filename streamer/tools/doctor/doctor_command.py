@@ -1,0 +1,73 @@
+"""`streamer doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from streamer.cli.exit_codes import Exit
+from streamer.cli.options import add_cache_dir, add_storage_options
+from streamer.cli.terminal import Terminal
+from streamer.config import counted
+
+if TYPE_CHECKING:
+    from streamer.tools.doctor.finding import Finding
+
+HELP = "what this machine has and lacks, and whether a url can be read"
+
+DESCRIPTION = """\
+Checks Python and torch, memory and limits, the cache folder and its disk, starts an engine (or asks the one that
+STREAMER_ENGINE names), and lists the optional libraries. With a URL it also checks the credentials (their source and
+end, never the keys), the endpoint and its clock, and reads a byte of an object. Each line that is not "ok" says what to
+do. The cache folder is made where it does not exist; nothing else is changed, and the engine ends by itself.
+"""
+
+EXAMPLES = """\
+examples:
+  streamer doctor
+  streamer doctor s3://bucket/train/
+  streamer doctor s3://bucket/train/ --storage-options @minio.json --json | jq '.[] | select(.state != "ok")'
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("url", nargs="?", metavar="URL", help="a prefix, an object, or a pattern")
+    parser.add_argument("--json", action="store_true", help="one JSON array, for programs")
+    add_storage_options(parser)
+    add_cache_dir(parser)
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Makes all checks; the exit code is 1 if a finding is a problem."""
+    import asyncio
+
+    from streamer.cli.dataset import client_settings
+    from streamer.tools.doctor.libraries import library_findings
+    from streamer.tools.doctor.machine import machine_findings
+    from streamer.tools.doctor.reach import url_findings
+
+    found = list(machine_findings(client_settings(arguments)))
+    found += library_findings()
+    if arguments.url is not None:
+        found += asyncio.run(url_findings(arguments.url, arguments.storage_options))
+    if arguments.json:
+        terminal.line(json.dumps([finding._asdict() for finding in found]))
+    else:
+        _show(found, terminal)
+    return Exit.FAILED if any(finding.state == "problem" for finding in found) else Exit.DONE
+
+
+def _show(found: Sequence[Finding], terminal: Terminal) -> None:
+    width = max(len(finding.subject) for finding in found)
+    for finding in found:
+        terminal.line(f"{finding.state:<8}  {finding.subject:<{width}}  {finding.fact}")
+        if finding.advice:
+            terminal.line(f"{'':<8}  {'':<{width}}  -> {finding.advice}")
+    counts = (
+        counted(sum(finding.state == state for finding in found), f"{state}s") for state in ("problem", "warning")
+    )
+    terminal.line()
+    terminal.line(", ".join(counts))

@@ -1,0 +1,191 @@
+"""Checks of a url: credentials, address, time of an answer, and difference of the clocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, closing
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from streamer.config import format_bytes
+from streamer.errors import StreamerError
+from streamer.store import open_store, places
+from streamer.store.addresses.urls import Address, shown, split
+from streamer.store.credentials.boto_keys import Keys
+from streamer.store.credentials.key_ring import Issued
+from streamer.store.credentials.rings import finder_of
+from streamer.store.options import Translation, family, translate
+from streamer.tools.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from streamer.manifest.model import ObjectRecord
+    from streamer.store import ObjectStore
+
+# S3 refuses requests signed with a time that differs by more than 15 minutes.
+_SKEW_SECONDS = 60.0
+_CLOCK_SECONDS = 5.0
+_STS_SECONDS = 3.0
+_GOOD_SECONDS = 600.0
+_AWS_DOMAINS = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
+_PAGE = "docs/deploy/credentials.md"
+
+
+async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
+    """Lists the first objects below a url and reads a byte of one."""
+    kind = family(split(url).scheme)
+    found, store = access_findings(url, options), open_store(url, options)
+    try:
+        found += await _objects(store, url)
+    except (StreamerError, OSError) as error:
+        found.append(
+            Finding("problem", "url", str(error), "docs/trouble.md" if kind is None else f"{_PAGE} and docs/trouble.md")
+        )
+    finally:
+        await store.aclose()
+    return found
+
+
+def access_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
+    """Reports the credentials, their end, and the server; empty for urls that only fsspec reads."""
+    address = split(url)
+    if (kind := family(address.scheme)) is None:
+        return []
+    translation = translate(address, options)
+    try:
+        found = [] if kind == "http" else list(credential_findings(address, translation))
+        return [*found, *_clock(_endpoint(address, translation))]
+    except StreamerError as error:  # options and configuration do not make an address
+        return [Finding("problem", "endpoint", str(error), _PAGE)]
+
+
+def credential_findings(address: Address, translation: Translation) -> Iterator[Finding]:
+    """The origin and the end of the credentials; their values are not shown."""
+    find = finder_of(address, translation)
+    if find is None:
+        anonymous = translation.config.get("skip_signature")
+        fact = "none: anonymous, as the storage options say" if anonymous else "of the options or the environment"
+        yield Finding("ok", "credentials", fact)
+        return
+    try:
+        issued = find()
+    except StreamerError as error:
+        yield Finding("problem", "credentials", str(error), _PAGE)
+        return
+    if issued.credentials is None:
+        fact = "the cloud's own library is not installed, or has nothing to do; obstore looks by itself"
+        yield Finding("warning", "credentials", fact, _PAGE)
+        return
+    yield _found(issued)
+    # Another store's keys are not for AWS, whether options, environment or profile name its endpoint.
+    if isinstance(issued.credentials, Keys):
+        host = urlsplit(places.find(address, translation, issued.region).base).hostname
+        if f".{host}".endswith(_AWS_DOMAINS):
+            yield _identity(issued.credentials, issued.region)
+
+
+def _identity(keys: Keys, region: str | None) -> Finding:
+    """Asks STS for the owner of the keys, which every identity may do (GetCallerIdentity needs no permission)."""
+    try:
+        from botocore.config import Config
+        from botocore.session import Session
+    except ImportError:
+        return Finding("optional", "identity", "no botocore to ask with", "pip install 'streamer-data[aws]'")
+    config = Config(connect_timeout=_STS_SECONDS, read_timeout=_STS_SECONDS, retries={"total_max_attempts": 1})
+    try:
+        sts = Session().create_client(
+            "sts",
+            region_name=region or "us-east-1",
+            aws_access_key_id=keys.key,
+            aws_secret_access_key=keys.secret,
+            aws_session_token=keys.token,
+            config=config,
+        )
+        with closing(sts):
+            return Finding("ok", "identity", str(sts.get_caller_identity()["Arn"]))
+    except Exception as error:  # noqa: BLE001 - the edge: whatever boto raises is one line of the report
+        return Finding("warning", "identity", f"STS does not say whose keys they are ({type(error).__name__})", _PAGE)
+
+
+def _found(issued: Issued[object]) -> Finding:
+    region = f", region {issued.region}" if issued.region else ""
+    fact, end = f"{issued.source}{region}", issued.ends
+    if end is None:
+        return Finding("ok", "credentials", f"{fact}, without an end")
+    left = issued.seconds_left()
+    fact += f", until {end:%H:%M:%S} UTC ({left / 60:.0f} min)"
+    if left < _GOOD_SECONDS:
+        return Finding(
+            "warning", "credentials", fact, "they end within ten minutes; they are renewed where they can be"
+        )
+    return Finding("ok", "credentials", fact)
+
+
+def _endpoint(address: Address, translation: Translation) -> str:
+    """A server of the store, whose answers have a date."""
+    kind = family(address.scheme)
+    if kind == "http":
+        return address.root
+    if kind == "s3":
+        return places.find(address, translation, None).base
+    if given := translation.config.get("endpoint") or translation.config.get("base_url"):
+        return str(given)
+    account = address.root.partition("@")[2] or f"{translation.config.get('account_name')}.blob.core.windows.net"
+    return "https://storage.googleapis.com" if kind == "gs" else f"https://{account}"
+
+
+def _clock(endpoint: str) -> Iterator[Finding]:
+    """The difference between this machine's clock and the store's, which refuses signatures of another time."""
+    host = urlsplit(endpoint).netloc.rpartition("@")[2]
+    try:
+        with urlopen(Request(endpoint, method="HEAD"), timeout=_CLOCK_SECONDS) as answer:
+            date = answer.headers["Date"]
+    except HTTPError as refusal:  # also an answer, and it has the time
+        date = refusal.headers["Date"]
+        refusal.close()
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error
+        yield Finding("problem", "endpoint", f"{host}: {reason}", "check the endpoint, the proxy and the network")
+        return
+    if not date:
+        yield Finding("ok", "endpoint", f"{host} answers")
+        return
+    skew = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
+    fact = (
+        f"{host} answers; this machine's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's"
+    )
+    if abs(skew) > _SKEW_SECONDS:
+        yield Finding(
+            "problem", "endpoint", fact, "set the clock (chrony, systemd-timesyncd): signatures carry the time"
+        )
+    else:
+        yield Finding("ok", "endpoint", fact)
+
+
+async def _objects(store: ObjectStore, url: str) -> list[Finding]:
+    started = time.monotonic()
+    page = await _first_page(store, url)
+    listed = time.monotonic() - started
+    if not page:
+        return [Finding("problem", "url", f"{shown(url)}: nothing is there", "check the prefix")]
+    record = max(page, key=lambda record: record.size)
+    fact = f"{shown(url)}: {len(page):,} objects in the first page, listed in {listed:.2f} s"
+    found = [Finding("ok", "url", fact)]
+    if record.size:
+        started = time.monotonic()
+        await store.get(record, 0, 1, lambda piece: None)
+        read = time.monotonic() - started
+        name = shown(record.url)
+        found.append(Finding("ok", "read", f"{name} ({format_bytes(record.size)}): first byte after {read:.3f} s"))
+    return found
+
+
+async def _first_page(store: ObjectStore, url: str) -> list[ObjectRecord]:
+    async with aclosing(store.list(url)) as pages:
+        async for page in pages:
+            return list(page)
+    return []

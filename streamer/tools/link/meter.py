@@ -1,0 +1,205 @@
+"""Measures a link: latency, one connection, many connections, CPU. Asynchronous; prints nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from streamer.base.bounded_map import plain_errors
+from streamer.errors import ConfigError, ObjectNotFoundError, StoreError
+from streamer.manifest.model import ObjectRecord
+from streamer.store import ObjectStore
+
+# A range that every store sends at once: its time is that of the round trip and of the store itself.
+_PROBE_BYTES = 1024
+# Number of objects used: enough for any number of connections, few enough for a prefix of millions.
+_LISTED_OBJECTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Seconds until the first byte of a small range, one request at a time.
+
+    Attributes:
+        requests: number of measured requests, on an open connection.
+        first_seconds: time of the request before them, which resolves the name, connects and makes the TLS handshake.
+    """
+
+    requests: int
+    first_seconds: float
+    median_seconds: float
+    p95_seconds: float
+    max_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """The measurement of one combination.
+
+    Attributes:
+        client: name of the client: "curl", "obstore", "fsspec" or "file".
+        connections: requests in flight.
+        cpu_seconds: CPU time of this process meanwhile, including TLS.
+        errors: failed requests, by the name of their class (throttled, timed out, ...).
+    """
+
+    client: str
+    connections: int
+    range_bytes: int
+    received_bytes: int
+    seconds: float
+    cpu_seconds: float
+    requests: int
+    errors: tuple[str, ...] = ()
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes received per second."""
+        return self.received_bytes / self.seconds
+
+    @property
+    def cpu_seconds_per_gb(self) -> float:
+        """CPU time per gigabyte."""
+        return self.cpu_seconds / max(self.received_bytes, 1) * 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One endpoint of a store that has two: plain, or with TLS."""
+
+    scheme: str
+    latency: Latency
+    cell: Cell
+
+
+def ranges(objects: Sequence[ObjectRecord], range_bytes: int) -> Iterator[tuple[ObjectRecord, int, int]]:
+    """Yields ranges of the objects without end; each of them has its turn before one is repeated."""
+    return itertools.cycle(
+        (target, start, min(start + range_bytes, target.size))
+        for target in objects
+        for start in range(0, target.size, range_bytes)
+    )
+
+
+def joined(parts: Sequence[Cell]) -> Cell:
+    """Joins the parts of a combination that was measured several times."""
+    return replace(
+        parts[0],
+        received_bytes=sum(part.received_bytes for part in parts),
+        seconds=sum(part.seconds for part in parts),
+        cpu_seconds=sum(part.cpu_seconds for part in parts),
+        requests=sum(part.requests for part in parts),
+        errors=tuple(error for part in parts for error in part.errors),
+    )
+
+
+async def find_objects(store: ObjectStore, url: str) -> list[ObjectRecord]:
+    """The first non-empty objects below a url, the largest first.
+
+    Raises:
+        ConfigError: there are none.
+        StoreError: the store refuses.
+    """
+    found: list[ObjectRecord] = []
+    async for page in store.list(url):
+        found += [record for record in page if record.size]
+        if len(found) >= _LISTED_OBJECTS:
+            break
+    if not found:
+        raise ConfigError(f"{url} has no object with a byte in it to measure with", field="url")
+    return sorted(found, key=lambda record: -record.size)
+
+
+async def measure_latency(store: ObjectStore, objects: Sequence[ObjectRecord], requests: int) -> Latency:
+    """Requests one small range after the other; every connection but the first is open."""
+    walk = itertools.cycle(objects)
+    first, *waits = [await _one_byte(store, next(walk)) for _ in range(requests + 1)]
+    ordered = sorted(waits)
+    return Latency(
+        requests=requests,
+        first_seconds=first,
+        median_seconds=statistics.median(ordered),
+        p95_seconds=ordered[min(int(0.95 * len(ordered)), len(ordered) - 1)],
+        max_seconds=ordered[-1],
+    )
+
+
+async def measure_cell(
+    store: ObjectStore, walk: Iterator[tuple[ObjectRecord, int, int]], shape: tuple[str, int, int], seconds: float
+) -> Cell:
+    """Keeps a number of requests in flight for a time and counts the bytes; unfinished requests are abandoned.
+
+    Args:
+        store: opened by the caller.
+        walk: yields the next range.
+        shape: the client's name, requests in flight, bytes of a range.
+        seconds: duration.
+    """
+    client, connections, range_bytes = shape
+    meter = _Meter(store, walk)
+    started, cpu = time.perf_counter(), time.process_time()
+    try:
+        with plain_errors():
+            async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
+                for _ in range(connections):
+                    tasks.create_task(meter.keep_reading())
+    except TimeoutError as end:
+        if isinstance(end, StoreError):
+            raise
+        elapsed, spent = time.perf_counter() - started, time.process_time() - cpu
+    else:
+        raise AssertionError("readers end only with the time")
+    return Cell(
+        client=client,
+        connections=connections,
+        range_bytes=range_bytes,
+        received_bytes=meter.received_bytes,
+        seconds=elapsed,
+        cpu_seconds=spent,
+        requests=meter.requests,
+        errors=tuple(meter.errors),
+    )
+
+
+class _Meter:
+    """Counts what the readers of one cell receive."""
+
+    # A store that refuses everything is not asked ten thousand times.
+    MAX_ERRORS = 100
+
+    def __init__(self, store: ObjectStore, walk: Iterator[tuple[ObjectRecord, int, int]]) -> None:
+        self._store = store
+        self._walk = walk
+        self.received_bytes = 0
+        self.requests = 0
+        self.errors: list[str] = []
+
+    async def keep_reading(self) -> None:
+        """Requests range after range until cancelled."""
+        while True:
+            target, start, stop = next(self._walk)
+            self.requests += 1
+            try:
+                await self._store.get(target, start, stop, self._count)
+            except (ObjectNotFoundError, PermissionError):
+                raise
+            except StoreError as error:
+                self.errors.append(type(error).__name__)
+                if len(self.errors) > self.MAX_ERRORS:
+                    raise
+            # A store that answers at once (a local file) would never let the loop run.
+            await asyncio.sleep(0)
+
+    def _count(self, piece: bytes | memoryview) -> None:
+        self.received_bytes += len(piece)
+
+
+async def _one_byte(store: ObjectStore, target: ObjectRecord) -> float:
+    started = time.perf_counter()
+    moments: list[float] = []
+    await store.get(target, 0, min(_PROBE_BYTES, target.size), lambda piece: moments.append(time.perf_counter()))
+    return moments[0] - started

@@ -1,0 +1,360 @@
+"""`streamer plan`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from streamer.cli.exit_codes import Exit
+from streamer.cli.options import add_cache_dir, add_dataset, add_join, add_storage_options, check_places, size
+from streamer.cli.terminal import Terminal, write_figures
+from streamer.config import MiB, counted, format_bytes
+from streamer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamer.batches.samples.opened import OpenedDataset
+    from streamer.client.engine_client import EngineClient
+    from streamer.manifest.table import Manifest
+    from streamer.tools.planning.decoding import Decoding
+    from streamer.tools.planning.model import EpochPlan, Job, Link, Plan, Prices, Setting
+    from streamer.tools.planning.search import Limits, Needed
+
+HELP = "predict what a job fetches, costs and waits for"
+
+DESCRIPTION = """\
+Simulates a job before it runs: the real order of the samples and the engine's own cache rule, on a link and
+ranks that are computed. For each epoch it prints the bytes and requests from the store, their price, the hits and the
+share of the time that the training waits; then the smallest cache and the slowest link with which it does not wait.
+Without --link, the link from this machine is measured for some seconds.
+"""
+
+EXAMPLES = """\
+examples:
+  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2
+  streamer plan s3://bucket/big/ --cache-bytes 2TB --nodes 4 --ranks 8 --batch-size 256 --step-seconds 0.2 --link 3GB/s
+  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 --sample-seconds 0.004
+  streamer plan s3://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 \\
+    --join s3://bucket/latents/ --on __key__
+  streamer plan gs://bucket/train/ --cache-bytes 200GB --batch-size 256 --step-seconds 0.2 --price-per-gb 0.02
+"""
+
+_HEADERS = ("epoch", "from the store", "requests", "USD", "hits", "seconds", "waiting")
+_JOINED = ("of it rows", "in requests")
+_LATENCY_REQUESTS = 20
+_MEASURED_SECONDS = 2.0
+_MEASURED_RANGE_BYTES = 8 * MiB
+_MEASURED_CONNECTIONS = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    add_dataset(parser)
+    add_join(parser)
+    parser.add_argument("--cache-bytes", type=size, required=True, metavar="SIZE", help="of each node")
+    parser.add_argument("--batch-size", type=int, required=True, metavar="N", help="samples of a batch on one rank")
+    parser.add_argument(
+        "--step-seconds", type=float, required=True, metavar="S", help="a training step, when its batch is there"
+    )
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines, each with its cache (default: 1)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="of each node (default: 1)")
+    parser.add_argument("--workers", type=int, default=4, metavar="N", help="of each rank (default: 4)")
+    parser.add_argument(
+        "--sample-seconds",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="a worker's time for one sample: reading, decoding, transform (default: 0, of clips of films measured; "
+        "loader.stats() has it)",
+    )
+    parser.add_argument("--epochs", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--seed", type=int, default=17, metavar="N", help="of the order (default: 17)")
+    parser.add_argument("--link", type=_rate, metavar="SIZE/s", help="from the store to one node (default: measured)")
+    parser.add_argument(
+        "--first-byte", type=float, metavar="S", help="of a request (default: measured; with --link 0.03)"
+    )
+    parser.add_argument(
+        "--fetch-processes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of each node's engine (default: 0, its loop fetches itself, as on machines below four cores)",
+    )
+    parser.add_argument(
+        "--price-per-gb", type=float, default=0.0, metavar="USD", help="that leaves the store (default: 0)"
+    )
+    parser.add_argument(
+        "--price-per-million-gets", type=float, default=0.4, metavar="USD", help="default: 0.4, as S3 standard has it"
+    )
+    parser.add_argument("--no-search", action="store_true", help="leave out the smallest cache and link: much faster")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="write waiting over cache and link (needs matplotlib)"
+    )
+    add_storage_options(parser)
+    add_cache_dir(parser)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Figures:
+    """The inputs and results of a plan."""
+
+    data: OpenedDataset
+    setting: Setting
+    prices: Prices
+    plan: Plan
+    limits: Limits | None
+    decoding: Decoding | None
+
+    def plain(self) -> dict[str, object]:
+        return {
+            "dataset": self.data.digest,
+            "setting": asdict(self.setting),
+            "prices": asdict(self.prices),
+            "decoding": None if self.decoding is None else msgspec.to_builtins(self.decoding),
+            "plan": asdict(self.plan),
+            "limits": None if self.limits is None else asdict(self.limits),
+        }
+
+
+def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
+    """Simulates the job and shows the figures.
+
+    Raises:
+        CacheFullError: the open chunks do not fit into the cache.
+    """
+    from streamer.cli.dataset import client_settings, open_manifest, opened
+    from streamer.client.engine_client import EngineClient
+    from streamer.tools.planning.model import EngineCost, Prices, Setting
+    from streamer.tools.planning.search import limits
+    from streamer.tools.planning.simulate import simulate
+
+    check_places(arguments.plot, arguments.json)
+    if arguments.fetch_processes < 0:
+        raise ConfigError(f"--fetch-processes {arguments.fetch_processes} is below 0", field="fetch_processes")
+    if arguments.plot is not None and arguments.no_search:
+        raise ConfigError("--plot shows what --no-search leaves out", field="plot")
+    with EngineClient(client_settings(arguments)) as client:
+        manifest = open_manifest(client, arguments, terminal)
+        data = opened(arguments, manifest)
+        decoding = None if arguments.sample_seconds else _decoding(manifest, client, terminal)
+    setting = Setting(
+        job=_job(arguments, decoding),
+        link=_link(manifest, arguments, terminal),
+        engine=EngineCost(fetch_processes=arguments.fetch_processes),
+        cache_bytes=arguments.cache_bytes,
+    )
+    prices = Prices(per_gb=arguments.price_per_gb, per_million_gets=arguments.price_per_million_gets)
+    plan, found = simulate(data, setting), None
+    if not arguments.no_search:
+        with terminal.progress("searching", "simulations") as bar:
+            found = limits(data, setting, bar.update)
+    figures = _Figures(data=data, setting=setting, prices=prices, plan=plan, limits=found, decoding=decoding)
+    _show(figures, arguments, terminal)
+    return Exit.DONE
+
+
+def _show(figures: _Figures, arguments: argparse.Namespace, terminal: Terminal) -> None:
+    for line in _assumptions(figures):
+        terminal.line(line)
+    terminal.line()
+    terminal.table(_HEADERS + _JOINED * bool(figures.data.joins), _rows(figures))
+    terminal.line()
+    for line in _conclusions(figures):
+        terminal.line(line)
+    write_figures(arguments, terminal, figures.plain(), partial(_save_plot, figures))
+
+
+def _decoding(manifest: Manifest, client: EngineClient, terminal: Terminal) -> Decoding | None:
+    """Measures the decoding of clips of films, where PyAV is installed."""
+    from streamer.loader.members.single_reads import StreamedBytes
+    from streamer.tools.planning.decoding import measure_decoding
+
+    try:
+        return measure_decoding(manifest, StreamedBytes(client, manifest))
+    except ConfigError as error:
+        terminal.note(f"decoding is not measured: {error}")
+        return None
+
+
+def _job(arguments: argparse.Namespace, decoding: Decoding | None) -> Job:
+    from streamer.tools.planning.model import Job
+
+    return Job(
+        nodes=arguments.nodes,
+        ranks_per_node=arguments.ranks,
+        batch_size=arguments.batch_size,
+        step_seconds=arguments.step_seconds,
+        workers=arguments.workers,
+        sample_seconds=decoding.seconds if decoding else arguments.sample_seconds,
+        epochs=arguments.epochs,
+        seed=arguments.seed,
+        shuffle=not arguments.no_shuffle,
+    )
+
+
+def _link(manifest: Manifest, arguments: argparse.Namespace, terminal: Terminal) -> Link:
+    """Returns the link of the options, or measures it from this machine."""
+    import uvloop
+
+    from streamer.tools.planning.model import Link
+
+    if arguments.link is None:
+        terminal.note(f"measuring the link for {2 * _MEASURED_SECONDS:g} s; --link says it instead")
+        return uvloop.run(_measured(manifest, arguments))
+    given = Link(bytes_per_second=arguments.link)
+    return given if arguments.first_byte is None else replace(given, first_byte_seconds=arguments.first_byte)
+
+
+async def _measured(manifest: Manifest, arguments: argparse.Namespace) -> Link:
+    from streamer.store import open_store
+    from streamer.tools.link.meter import measure_cell, measure_latency, ranges
+    from streamer.tools.planning.model import Link
+
+    objects = [manifest.object(number) for number in range(min(manifest.objects, 1000))]
+    store = open_store(objects[0].url, arguments.storage_options)
+    try:
+        latency = await measure_latency(store, objects, _LATENCY_REQUESTS)
+        one, many = [
+            await measure_cell(
+                store,
+                ranges(objects, _MEASURED_RANGE_BYTES),
+                ("auto", connections, _MEASURED_RANGE_BYTES),
+                _MEASURED_SECONDS,
+            )
+            for connections in (1, _MEASURED_CONNECTIONS)
+        ]
+    finally:
+        await store.aclose()
+    first_byte = latency.median_seconds if arguments.first_byte is None else arguments.first_byte
+    return Link(
+        bytes_per_second=max(many.bytes_per_second, 1.0),
+        first_byte_seconds=first_byte,
+        connection_bytes_per_second=max(one.bytes_per_second, 1.0),
+    )
+
+
+def _rate(text: str) -> int:
+    return size(text.removesuffix("/s"))
+
+
+def _rows(figures: _Figures) -> list[tuple[str, ...]]:
+    return [
+        (
+            "1, cold" if number == 1 else str(number),
+            format_bytes(epoch.fetched_bytes),
+            f"{epoch.requests:,}",
+            f"{epoch.price(figures.prices):.2f}",
+            f"{epoch.hit_share:.1%}",
+            f"{epoch.seconds:,.1f}",
+            f"{epoch.waiting_share:.1%}",
+            *_of_joins(epoch),
+        )
+        for number, epoch in enumerate(figures.plan.epochs, 1)
+    ]
+
+
+def _of_joins(epoch: EpochPlan) -> tuple[str, ...]:
+    """What an epoch fetches of the datasets that samples are joined to."""
+    if not epoch.of_joins:
+        return ()
+    sizes, requests = zip(*epoch.of_joins, strict=True)
+    return format_bytes(sum(sizes)), f"{sum(requests):,}"
+
+
+def _assumptions(figures: _Figures) -> Iterator[str]:
+    """Describes the data, the job, and the figures that are assumed."""
+    data, setting, job = figures.data, figures.setting, figures.setting.job
+    world, link = job.nodes * job.ranks_per_node, setting.link
+    yield (
+        f"{counted(data.samples, 'samples')} in {counted(int((data.chunk_samples > 0).sum()), 'chunks')}, "
+        f"{format_bytes(data.manifest.total_bytes)}; {counted(world, 'ranks')} on {counted(job.nodes, 'nodes')}, "
+        f"{job.batch_size * world:,} samples and {job.step_seconds:g} s a step"
+    )
+    yield (
+        f"each node: a cache of {format_bytes(setting.cache_bytes)}, a link of "
+        f"{format_bytes(link.bytes_per_second)}/s, {link.first_byte_seconds * 1e3:.0f} ms to the first byte"
+    )
+    for join in data.joins:
+        from streamer.batches.samples.join_cost import in_words
+
+        yield in_words(join, data, setting.cache_bytes)
+    cold, processes = figures.plan.epochs[0], setting.engine.fetch_processes
+    carried = cold.fetched_bytes / setting.engine.seconds(cold.fetched_bytes, cold.requests)
+    if carried < link.bytes_per_second:
+        yield (
+            f"each node's engine carries {format_bytes(carried)}/s of this data with fetch_processes = {processes}, "
+            "less than its link; --fetch-processes plans with others"
+        )
+    if figures.decoding is not None:
+        yield from _about_decoding(figures.decoding, job)
+    elif not job.sample_seconds:
+        yield "reading and decoding are taken to be free; --sample-seconds counts them"
+
+
+def _about_decoding(found: Decoding, job: Job) -> Iterator[str]:
+    """Describes what decoding takes, the workers that it needs, and what would need fewer."""
+    yield f"decoding: {found.cost}"
+    workers = math.ceil(job.batch_size * found.seconds / job.step_seconds)
+    yield (
+        f"  {found.seconds * 1e3:.3g} ms of CPU a sample at full size, measured here: {counted(workers, 'workers')} of "
+        f"each rank for a batch in {job.step_seconds:g} s, which has {format_bytes(found.nbytes * job.batch_size)}"
+    )
+    if found.cost.cheaper:
+        yield f"  cheaper: {found.cost.cheaper}"
+
+
+def _conclusions(figures: _Figures) -> Iterator[str]:
+    from streamer.tools.planning.model import WAITING_BOUND
+
+    yield f"first batch after {figures.plan.first_batch_seconds:.1f} s"
+    if figures.limits is None:
+        return
+    cache, link = figures.limits.cache_bytes, figures.limits.link_bytes_per_second
+    if cache.least is None and link.least is None:
+        yield "neither a larger cache nor a faster link ends the waiting: the workers are too few or too slow"
+        return
+    bound = f"at most {WAITING_BOUND:.0%} waiting after the first epoch"
+    yield f"{bound}: a cache of {_bytes(cache)} on each node with this link"
+    yield f"{bound}: a link of {_bytes(link, '/s')} to each node with this cache"
+
+
+def _bytes(needed: Needed, unit: str = "") -> str:
+    return "no size" if needed.least is None else format_bytes(needed.least) + unit
+
+
+def _save_plot(figures: _Figures, path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from streamer.tools.planning.model import WAITING_BOUND
+
+    limits, setting = figures.limits, figures.setting
+    assert limits is not None
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    caches, links = figure.subplots(1, 2, sharey=True)
+    curves = (
+        (caches, limits.cache_bytes, setting.cache_bytes, 1e9, "cache of each node, GB"),
+        (links, limits.link_bytes_per_second, setting.link.bytes_per_second, 1e6, "link of each node, MB/s"),
+    )
+    for axes, needed, chosen, unit, label in curves:
+        axes.plot(
+            [point.value / unit for point in needed.points],
+            [100 * point.waiting_share for point in needed.points],
+            marker="o",
+        )
+        axes.axvline(chosen / unit, linestyle="--", color="0.4", label="as planned")
+        axes.axhline(100 * WAITING_BOUND, linestyle=":", color="0.4")
+        axes.set(xlabel=label)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    links.set(xscale="log")
+    caches.set(ylabel="waiting in the second epoch, %", ylim=(0, 100))
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,55 @@
+"""What a worker takes for a clip of a film: a few are decoded here, the index says how the others compare."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from streamer.batches.samples.maker import SampleMaker, SampleRules
+from streamer.loader.members.single_reads import StreamedBytes
+from streamer.manifest.table import Manifest
+from streamer.media.decode.cost import DecodeCost, cost_of, mean_cost
+
+_CLIPS, _TIMES = 3, 2
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Decoding of the samples of a dataset of clips.
+
+    Attributes:
+        cost: mean of the samples.
+        seconds: of CPU for one sample.
+        nbytes: of the arrays of one sample.
+    """
+
+    cost: DecodeCost
+    seconds: float
+    nbytes: int
+
+
+def measure_decoding(manifest: Manifest, content: StreamedBytes) -> Decoding | None:
+    """Decodes three clips on this machine, as they are; None: the samples are no clips of films.
+
+    Raises:
+        ConfigError: PyAV is not installed.
+        DecodeError: a clip cannot be decoded.
+    """
+    if (mean := mean_cost(manifest)) is None or not manifest.samples:
+        return None
+    maker = SampleMaker(manifest, content, SampleRules())
+    seconds, work, nbytes = 0.0, 0.0, 0
+    for place in maker.places(np.unique(np.linspace(0, manifest.samples - 1, _CLIPS).astype(np.int64))):
+        record, spent = content.read(place), []
+        # The first time opens a decoder, which workers keep.
+        for _ in range(_TIMES):
+            begun = time.process_time()
+            sample = maker.decode(place, record)
+            spent.append(time.process_time() - begun)
+        seconds += min(spent)
+        nbytes = max(nbytes, sum(value.nbytes for value in sample.values() if isinstance(value, np.ndarray)))
+        if (cost := cost_of(manifest, place.ordinal)) is not None:
+            work += cost.packets * cost.pixels
+    return Decoding(mean, seconds * mean.packets * mean.pixels / work, nbytes)

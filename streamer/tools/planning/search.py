@@ -1,0 +1,134 @@
+"""The smallest cache and the slowest link with which a job does not wait, by halving."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from streamer.batches.samples.opened import OpenedDataset
+from streamer.errors import CacheFullError
+from streamer.tools.planning.model import WAITING_BOUND, Setting
+from streamer.tools.planning.simulate import simulate
+
+# Two epochs show how the job goes on: the first one fills the cache.
+_EPOCHS = 2
+# The range of a search is halved so often: to 2 % of the data, and to 7 % of a link.
+_HALVINGS = 6
+# Chunk files have heads, and the cache sets some room aside.
+_WHOLE_SHARE = 1.1
+# Of what the training reads: the slowest and the fastest link that are looked at.
+_SLOWEST, _FASTEST = 1 / 64, 2.0
+
+Progress = Callable[[int, int], None]
+SIMULATIONS = 2 * (_HALVINGS + 1)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One simulated value.
+
+    Attributes:
+        value: cache in bytes, or link in bytes per second, of each node.
+        waiting_share: waiting share of the second epoch; 1.0 if the open chunks do not fit.
+    """
+
+    value: float
+    waiting_share: float
+
+    @property
+    def waits(self) -> bool:
+        """Whether the data limits the training."""
+        return self.waiting_share > WAITING_BOUND
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The result of a search.
+
+    Attributes:
+        least: the smallest value without waiting; None: the job waits with the largest one, too.
+        points: the simulated values, in ascending order.
+    """
+
+    least: float | None
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The cache and the link that end the waiting, one changed and the other as it is."""
+
+    cache_bytes: Needed
+    link_bytes_per_second: Needed
+
+
+def limits(data: OpenedDataset, setting: Setting, progress: Progress = lambda done, total: None) -> Limits:
+    """Searches both, given what does not change; reports the simulations that are done, and their number."""
+    brief = replace(setting, job=replace(setting.job, epochs=_EPOCHS))
+    done = 0
+
+    def waiting(changed: Setting) -> float:
+        nonlocal done
+        progress(done := done + 1, SIMULATIONS)
+        try:
+            return simulate(data, changed).epochs[-1].waiting_share
+        except CacheFullError:
+            return 1.0
+
+    def with_cache(share: float) -> float:
+        return waiting(replace(brief, cache_bytes=int(share * whole_bytes)))
+
+    def with_link(power: float) -> float:
+        return waiting(replace(brief, link=replace(brief.link, bytes_per_second=rate * power)))
+
+    whole_bytes = int(_epoch_bytes(data) * _WHOLE_SHARE)
+    rate = needed_bytes_per_second(data, setting)
+    return Limits(
+        cache_bytes=_scaled(smallest(with_cache, 0.0, 1.0, lambda low, high: (low + high) / 2), whole_bytes),
+        link_bytes_per_second=_scaled(
+            smallest(with_link, _SLOWEST, _FASTEST, lambda low, high: math.sqrt(low * high)), rate
+        ),
+    )
+
+
+def _epoch_bytes(data: OpenedDataset) -> int:
+    """The bytes of the chunks that an epoch uses, each once."""
+    own = int(data.manifest.chunk_local_bytes[data.chunk_samples > 0].sum())
+    joined = (join.manifest.chunk_local_bytes[np.unique(join.table.use_chunk)] for join in data.joins)
+    return own + sum(int(sizes.sum()) for sizes in joined)
+
+
+def needed_bytes_per_second(data: OpenedDataset, setting: Setting) -> float:
+    """Returns the rate at which one node reads if it never waits, from cache and store together."""
+    job = setting.job
+    samples_per_second = job.ranks_per_node * job.batch_size / max(job.step_seconds, 1e-6)
+    return samples_per_second * _epoch_bytes(data) / max(1, data.samples)
+
+
+def smallest(
+    waiting: Callable[[float], float], low: float, high: float, middle: Callable[[float, float], float]
+) -> Needed:
+    """Halves the range between a value that is too small and one that is large enough.
+
+    Args:
+        waiting: the share of waiting with a value; it falls as the value grows.
+        low: a value that is too small, or irrelevant.
+        high: the largest value.
+        middle: returns a value between two.
+    """
+    points = [Point(high, waiting(high))]
+    if points[0].waits:
+        return Needed(None, tuple(points))
+    for _ in range(_HALVINGS):
+        value = middle(low, high)
+        points.append(Point(value, waiting(value)))
+        low, high = (value, high) if points[-1].waits else (low, value)
+    return Needed(high, tuple(sorted(points, key=lambda point: point.value)))
+
+
+def _scaled(needed: Needed, unit: float) -> Needed:
+    points = tuple(Point(point.value * unit, point.waiting_share) for point in needed.points)
+    return Needed(None if needed.least is None else needed.least * unit, points)

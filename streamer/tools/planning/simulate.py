@@ -1,0 +1,359 @@
+"""Simulates a job on one of its nodes: the real order, the cache policy that ships, and times that follow from sizes.
+
+The ranks of a node step together, so that one sequence of batches stands for all of them, and a batch's times follow
+from those before it: no events, no clock. The other nodes are like this one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from streamer.batches.samples.opened import Members, OpenedDataset
+from streamer.cache.disk_space import FIXED_BYTES
+from streamer.cache.folder import used_bytes
+from streamer.cache.policy.answers import Admit, Hit
+from streamer.cache.policy.cache_policy import CachePolicy
+from streamer.cache.policy.sessions import Opening
+from streamer.cache.policy.table import charged_bytes
+from streamer.client.session import EpochSchedule
+from streamer.config import CacheConfig, EngineConfig, FetchConfig, enough_bytes, format_bytes
+from streamer.engine.collection import Collection, PartRequest, Parts
+from streamer.engine.datasets import Dataset
+from streamer.engine.scheduler import OPEN_SHARE
+from streamer.engine.session_progress import SessionProgress
+from streamer.engine.uses import Columns, Use, affordable_lookahead, open_bytes
+from streamer.errors import CacheFullError, ConfigError
+from streamer.fetch.ranges import plan_ranges
+from streamer.order.epoch import EpochOrder
+from streamer.order.plan import RankPlan, check_last_batch
+from streamer.order.spec import OrderSpec
+from streamer.tools.planning.model import EpochPlan, Job, Plan, Setting
+
+# From the trainer's first request to the engine's first: processes start, a manifest is opened, a connection is made
+# (benchmarks/plan.py).
+START_SECONDS = 0.3
+# As the loader has them (loader/options/loader_options.py): batches that are begun and not yet taken.
+_SPAN_PER_WORKER = 8
+_SPAN_MAX = 48
+# As its session has it (loader/kinds/step_session.py): the next epoch is planned when so much of one is asked for.
+_PLANNED_SHARE = 3 / 4
+_SESSION = "node"
+
+
+def simulate(data: OpenedDataset, setting: Setting) -> Plan:
+    """Runs the job's epochs, from an empty cache on.
+
+    Args:
+        data: the selected samples, with what they are joined to.
+        setting: the job and its machines.
+
+    Raises:
+        CacheFullError: the open chunks do not fit into the cache.
+        ConfigError: the ranks cannot share a batch, or a number is not above 0.
+    """
+    _check(setting)
+    return _Ranks(setting.job, _Node(data, setting)).run()
+
+
+class _Node:
+    """The cache of a node, with one session that reads what all its ranks read, and the link that fills it.
+
+    Attributes:
+        fetched_bytes, requests: bytes and requests from the store, by the epoch that needs them, and the part.
+        missed_bytes, needed_bytes: bytes of the chunks' files, by epoch.
+    """
+
+    def __init__(self, data: OpenedDataset, setting: Setting) -> None:
+        job, self._setting, self._members = setting.job, setting, Members([data])
+        manifests = self._members.manifests
+        self._collection = Collection([Dataset(each, {}) for each in manifests], [""] * len(manifests))
+        requests = [
+            PartRequest(each.digest, value=value)
+            for each, value in zip(manifests, self._members.part_values([1.0]), strict=True)
+        ]
+        self._parts = Parts(_SESSION, self._collection, requests)
+        self._numbers: dict[bytes, list[int]] = {}
+        for chunk in range(len(self._collection.file_bytes)):
+            self._numbers.setdefault(self._collection.key(chunk), []).append(chunk)
+        self._ranks, self._world = range(job.ranks_per_node), job.nodes * job.ranks_per_node
+        self._batch_samples = job.batch_size * self._world
+        spec = OrderSpec.auto(data.digest, data.chunk_samples, self._batch_samples, job.seed, job.shuffle)
+        self._order = EpochOrder(spec, data.chunk_samples, 0)
+        self.batches = self._plan(0, 0).batches
+        self.fetched_bytes, self.requests = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+        self.missed_bytes, self.needed_bytes = Counter[int](), Counter[int]()
+        self._planned = 0
+        self._running = [0] * len(manifests)
+        self._link_free_at = 0.0
+        self._in_flight: list[tuple[float, int]] = []
+        tables = [each.path for each in manifests] + [join.table.path for join in data.joins]
+        overhead_bytes = FIXED_BYTES + sum(map(used_bytes, tables))
+        self._policy = CachePolicy(max(0, setting.cache_bytes - overhead_bytes))
+        for dataset in self._collection.datasets:
+            self._policy.add_dataset(dataset.manifest.digest, dataset.file_bytes, dataset.manifest.chunk_keys)
+        self.progress = SessionProgress(self._collection.file_bytes)
+        try:
+            self._open_session()
+        except CacheFullError as error:
+            raise _too_small(setting.cache_bytes, overhead_bytes, int(str(error.details["wanted_bytes"]))) from error
+
+    def _open_session(self) -> None:
+        """Opens one session with the open chunks and the look-ahead of all ranks."""
+        collection, parts, limit_bytes = self._collection, self._parts, self._policy.limit_bytes
+        engine = EngineConfig(cache=CacheConfig(directory=collection.datasets[0].manifest.path))
+        total_bytes = sum(dataset.total_bytes for dataset in collection.datasets)
+        ahead = affordable_lookahead(engine.lookahead_bytes, limit_bytes, total_bytes)
+        sharers = max(len(self._ranks), min(self._world, 8))
+        most_bytes = int(collection.file_bytes.max(initial=0))
+        self._lookahead_bytes = len(self._ranks) * max(ahead // sharers, 2 * most_bytes)
+        opened = np.sum([self._open_bytes(rank) for rank in self._ranks], axis=0)
+        self._most_open_bytes = max(int(opened.sum()) + self._lookahead_bytes, int(OPEN_SHARE * limit_bytes))
+        rates, values = collection.byte_rates(parts.values), parts.relative_values()
+        columns = zip(parts.names, collection.datasets, opened.tolist(), rates, strict=True)
+        self._policy.open_sessions(
+            "planned",
+            [
+                Opening(name, dataset.manifest.digest, most, int(rate * self._lookahead_bytes), values[name])
+                for name, dataset, most, rate in columns
+            ],
+        )
+        self._extend()
+        for part in range(len(parts.names)):
+            self._start_epoch(part, 0)
+
+    def _open_bytes(self, rank: int) -> npt.NDArray[np.int64]:
+        """(parts,) the most bytes that a rank has open at once."""
+        chunk, first, last = self._columns(rank, 0)
+        sizes, part_of = charged_bytes(self._collection.file_bytes), self._collection.parts_of(chunk)
+        here = [part_of == part for part in range(len(self._collection))]
+        return np.array([open_bytes((chunk[mine], first[mine], last[mine]), sizes) for mine in here])
+
+    def of_parts(self, counted: Counter[tuple[int, int]], epoch: int) -> list[int]:
+        """Returns a count of an epoch for each part."""
+        return [counted[epoch, part] for part in range(len(self._collection))]
+
+    def next_arrival(self) -> float | None:
+        """Returns when the next chunk in flight arrives."""
+        return self._in_flight[0][0] if self._in_flight else None
+
+    def schedule(self, now: float, done: int, want: int) -> None:
+        """Does what the engine's scheduler does: releases read chunks, opens local ones, fetches the next ones."""
+        while want >= self.batches * (self._planned - 1 + _PLANNED_SHARE):
+            self._extend()
+        while self._in_flight and self._in_flight[0][0] <= now:
+            arrived = heapq.heappop(self._in_flight)[1]
+            key = self._collection.key(arrived)
+            for chunk in self._numbers[key]:
+                self.progress.arrived(chunk)
+            self._lose(self._policy.published(key).victims)
+        self.progress.advance(done, want)
+        for use in self.progress.take_finished():
+            self._lose(self._policy.release(*self._place(use.chunk)).victims)
+        self._open_local()
+        self._ask_ahead(now)
+        self._open_local()
+
+    def _ask_ahead(self, now: float) -> None:
+        progress = self.progress
+        while True:
+            if (request := progress.take_request()) is not None:
+                if not self._ask(request, now):
+                    progress.ask_later(request)
+                    return
+                continue
+            use = progress.next_use()
+            if use is None or (use.first > progress.want and progress.ahead_bytes >= self._lookahead_bytes):
+                return
+            self._policy.look_ahead(*self._place(use.chunk))
+            progress.hold(use)
+            if progress.is_local(use.chunk) and not self._ask(use, now):
+                progress.ask_later(use)
+
+    def _ask(self, use: Use, now: float) -> bool:
+        """Asks for one chunk; returns False if there is no space now."""
+        answer = self._policy.need(*self._place(use.chunk), blocking=self.progress.is_blocking(use))
+        if isinstance(answer, Hit):
+            self.progress.arrived(use.chunk)
+        elif isinstance(answer, Admit):
+            self._lose(answer.victims)
+            self._fetch(use, now)
+        else:
+            return answer.fetching
+        return True
+
+    def _fetch(self, use: Use, now: float) -> None:
+        """Fetches a chunk. Requests share the link, so together they take the time of their bytes.
+
+        Unless their number is the limit, of the link's window or of the engine's cores.
+        """
+        link, engine, epoch = self._setting.link, self._setting.engine, use.first // self.batches
+        part, local = self._collection.locate(use.chunk)
+        extents = self._collection.datasets[part].manifest.chunk(local).extents
+        ranges = plan_ranges(extents, FetchConfig().range_bytes)
+        size_bytes, requests = sum(extent.length for extent in ranges), len(ranges)
+        one = link.first_byte_seconds + size_bytes / requests / link.connection_bytes_per_second
+        by_engine = engine.seconds(size_bytes, requests)
+        taken = max(size_bytes / link.bytes_per_second, requests * one / link.requests, by_engine)
+        self._link_free_at = max(self._link_free_at, now) + taken
+        arrival = self._link_free_at + max(link.first_byte_seconds, one - taken)
+        heapq.heappush(self._in_flight, (arrival, use.chunk))
+        self.fetched_bytes[epoch, part] += size_bytes
+        self.requests[epoch, part] += requests
+        self.missed_bytes[epoch] += int(self._collection.file_bytes[use.chunk])
+
+    def _open_local(self) -> None:
+        progress = self.progress
+        for use in progress.openable():
+            opened = progress.open_chunks() * self._parts.mean_bytes
+            if opened >= self._most_open_bytes and not progress.is_blocking(use):
+                return
+            part, _ = self._collection.locate(use.chunk)
+            if use.epoch > self._running[part]:
+                self._start_epoch(part, use.epoch)
+            if self._policy.opened(*self._place(use.chunk)):
+                progress.opened(use)
+            else:
+                progress.lost(use.chunk)
+
+    def _lose(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            for chunk in self._numbers[key]:
+                self.progress.lost(chunk)
+
+    def _place(self, chunk: int) -> tuple[str, int]:
+        """The policy's session of a chunk, and its number there."""
+        part, local = self._collection.locate(chunk)
+        return self._parts.names[part], local
+
+    def _start_epoch(self, part: int, epoch: int) -> None:
+        self._running[part] = epoch
+        remaining = self.progress.remaining(self._collection.span(part), epoch)
+        self._policy.start_epoch(self._parts.names[part], remaining - np.uint32(self._collection.starts[part]))
+
+    # ------------------------------------------------------------ what the ranks read
+
+    def _extend(self) -> None:
+        """Adds the schedule of the next epoch, of all ranks."""
+        columns = zip(*(self._columns(rank, self._planned) for rank in self._ranks), strict=True)
+        chunk, first, last = map(np.concatenate, columns)
+        order = np.argsort(first, kind="stable")
+        self.progress.extend(self._planned, (chunk[order], first[order], last[order]), complete=True)
+        self.needed_bytes[self._planned] = int(self._collection.file_bytes[chunk].sum())
+        self._planned += 1
+
+    def _columns(self, rank: int, epoch: int) -> Columns:
+        plan = self._plan(rank, epoch)
+        own, base = plan.schedule(), epoch * plan.batches
+        schedule = self._members.with_joins(EpochSchedule(epoch, own.chunk, own.first, own.last))
+        return schedule.chunk, schedule.first + base, schedule.last + base
+
+    def _plan(self, rank: int, epoch: int) -> RankPlan:
+        last_batch = check_last_batch(None, self._world)
+        return RankPlan(self._order.at(epoch), self._batch_samples, self._world, rank, last_batch)
+
+
+class _Ranks:
+    """The loaders and the training loop of a node's ranks, which are alike."""
+
+    def __init__(self, job: Job, node: _Node) -> None:
+        self._job, self._node, self._batches = job, node, node.batches
+        self._span = min(_SPAN_PER_WORKER * job.workers, _SPAN_MAX)
+        self._idle_at = [0.0] * job.workers
+        self._made_at: list[float] = []
+        self._taken_at: list[float] = []
+        self._done = 0
+
+    def run(self) -> Plan:
+        """Runs all epochs."""
+        job, node, waited = self._job, self._node, [0.0] * self._job.epochs
+        epoch_ends, end = [0.0] * job.epochs, 0.0
+        for step in range(job.epochs * self._batches):
+            self._taken_at.append(max(end, self._make(step)))
+            if step:
+                waited[step // self._batches] += self._taken_at[step] - end
+            epoch_ends[step // self._batches] = end = self._taken_at[step] + job.step_seconds
+        # Of the epoch after the last one, as far as the window reaches.
+        for step in range(len(self._taken_at), len(self._taken_at) + min(self._span, self._batches)):
+            if self._make(step) > end:  # after the last batch nothing begins
+                break
+        seconds = np.diff([self._taken_at[0], *epoch_ends]).tolist()
+        return Plan(
+            first_batch_seconds=START_SECONDS + self._taken_at[0],
+            epochs=tuple(map(self._epoch, range(job.epochs), seconds, waited)),
+            ahead_bytes=sum(node.of_parts(node.fetched_bytes, job.epochs)) * job.nodes,
+            ahead_requests=sum(node.of_parts(node.requests, job.epochs)) * job.nodes,
+        )
+
+    def _make(self, step: int) -> float:
+        """Returns when a worker has made the batch of a step.
+
+        It begins when it is idle, the chunks are here, and, as in the loader's window, at most `span` batches before
+        the trainer and at most in the epoch after the trainer's.
+        """
+        now, epoch_before = heapq.heappop(self._idle_at), (step // self._batches - 1) * self._batches
+        for needed in (step - self._span, epoch_before):
+            now = max(now, self._taken_at[needed]) if needed >= 0 else now
+        self._schedule(now, step)
+        while self._node.progress.through() < step:
+            now = max(now, self._next_event(step))
+            self._schedule(now, step)
+        made_at = now + self._job.batch_size * self._job.sample_seconds
+        heapq.heappush(self._idle_at, made_at)
+        self._made_at.append(made_at)
+        return made_at
+
+    def _schedule(self, now: float, step: int) -> None:
+        while self._done < step and self._made_at[self._done] <= now:
+            self._done += 1
+        self._node.schedule(now, self._done, step + self._span)
+
+    def _next_event(self, step: int) -> float:
+        """Returns when the next chunk arrives, or the next batch is made."""
+        events = [self._made_at[self._done]] if self._done < step else []
+        if (arrival := self._node.next_arrival()) is not None:
+            events.append(arrival)
+        assert events, f"the simulation stands still at step {step}"
+        return min(events)
+
+    def _epoch(self, number: int, seconds: float, waited: float) -> EpochPlan:
+        node, nodes = self._node, self._job.nodes
+        size_bytes = [size * nodes for size in node.of_parts(node.fetched_bytes, number)]
+        requests = [count * nodes for count in node.of_parts(node.requests, number)]
+        return EpochPlan(
+            fetched_bytes=sum(size_bytes),
+            requests=sum(requests),
+            of_joins=tuple(zip(size_bytes[1:], requests[1:], strict=True)),
+            hit_share=1.0 - node.missed_bytes[number] / max(1, node.needed_bytes[number]),
+            seconds=seconds,
+            waiting_share=waited / seconds if seconds else 0.0,
+        )
+
+
+def _too_small(cache_bytes: int, overhead_bytes: int, wanted_bytes: int) -> CacheFullError:
+    """The error of a cache without room for what is open at once, with a limit that is enough."""
+    return CacheFullError(
+        f"a cache of {format_bytes(cache_bytes)} is too small: needed are {format_bytes(wanted_bytes)} for the open "
+        f"chunks and one more, besides {format_bytes(overhead_bytes)} of manifests and catalog; raise "
+        f"cache_bytes to at least {enough_bytes(wanted_bytes + overhead_bytes)}",
+        limit_bytes=cache_bytes,
+        wanted_bytes=wanted_bytes,
+    )
+
+
+def _check(setting: Setting) -> None:
+    job, link = setting.job, setting.link
+    least: dict[str, float] = {
+        "nodes": job.nodes, "ranks": job.ranks_per_node, "batch_size": job.batch_size, "workers": job.workers,
+        "epochs": job.epochs, "link": link.bytes_per_second,
+    }  # fmt: skip
+    for name, value in least.items():
+        if value <= 0:
+            raise ConfigError(f"{name}={value} must be above 0", field=name)
+    for name, seconds in (("step_seconds", job.step_seconds), ("sample_seconds", job.sample_seconds)):
+        if seconds < 0:
+            raise ConfigError(f"{name}={seconds} is negative", field=name)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.base.arrow.mmap_file import map_file
+
+
+def mapped(path: Path) -> bool:
+    return str(path) in Path("/proc/self/maps").read_text()
+
+
+def test_views_keep_the_mapping_alive(tmp_path):
+    """The mapping goes with the last view of it, and no sooner; no descriptor stays open."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 100)
+    before = len(os.listdir("/proc/self/fd"))
+    view = map_file(path)
+    array = np.frombuffer(view, np.uint8, 256, 256)
+    assert len(os.listdir("/proc/self/fd")) == before
+    del view
+    gc.collect()
+    assert mapped(path)
+    assert array.tolist() == list(range(256))
+    del array
+    gc.collect()
+    assert not mapped(path)
+
+
+def test_read_only(tmp_path):
+    """A write is refused in Python, not by a signal."""
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    view = map_file(path)
+    assert view.readonly
+    assert not np.frombuffer(view, np.uint8).flags.writeable
+
+
+def test_what_cannot_be_mapped(tmp_path):
+    """A missing file and an empty one are OSErrors."""
+    (tmp_path / "empty").touch()
+    for name in ("missing", "empty"):
+        with pytest.raises(OSError):
+            map_file(tmp_path / name)

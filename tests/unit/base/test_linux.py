@@ -1,0 +1,99 @@
+"""What stands in for Linux's own calls does the same for its callers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import select
+import socket
+from pathlib import Path
+
+import pytest
+
+from streamer.base import linux
+from streamer.errors import ConfigError
+
+
+@pytest.fixture(params=[True, False], ids=["linux", "elsewhere"])
+def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the calls are there."""
+    if not request.param:
+        for module, name in (
+            *(
+                (os, name)
+                for name in ("memfd_create", "eventfd", "posix_fallocate", "posix_fadvise", "pidfd_open", "O_PATH")
+            ),
+            *((fcntl, "F_ADD_SEALS"), (mmap, "MADV_REMOVE"), (select, "epoll"), (socket, "SO_PEERCRED")),
+        ):
+            monkeypatch.delattr(module, name)
+    return request.param
+
+
+def test_a_memory_file_has_its_length_and_no_name(here: bool) -> None:
+    """It can be mapped at once; seals hold where there are some."""
+    descriptor = linux.memory_file("test")
+    try:
+        linux.allocate(descriptor, 8192)
+        linux.seal(descriptor, "SHRINK", "GROW")
+        linux.advise(descriptor, "DONTNEED")
+        with mmap.mmap(descriptor, 8192) as mapping:
+            mapping[:4] = b"some"
+            linux.free_pages(mapping, 4096, 4096)
+        assert os.pread(descriptor, 5, 0) == b"some\0"
+        assert os.fstat(descriptor).st_nlink == 0
+        assert not os.get_inheritable(descriptor)
+        with pytest.raises(PermissionError) if here else contextlib.nullcontext():
+            os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_wakeup_is_readable_from_a_signal_on(here: bool) -> None:
+    """However often it is signalled, and no longer once it is cleared; neither blocks."""
+    wakeup = linux.Wakeup()
+    wakeup.clear()
+    assert select.select([wakeup], [], [], 0)[0] == []
+    for _ in range(3):
+        wakeup.signal()
+    assert select.select([wakeup], [], [], 0)[0] == [wakeup]
+    wakeup.clear()
+    assert select.select([wakeup], [], [], 0)[0] == []
+
+
+def test_a_full_pipe_wakes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 KiB of signals that nobody has consumed."""
+    monkeypatch.delattr(os, "eventfd")
+    wakeup = linux.Wakeup()
+    for _ in range(10_000):
+        wakeup.signal()
+    assert select.select([wakeup], [], [], 0)[0] == [wakeup]
+
+
+def test_a_socket_is_bound_at_a_path(here: bool, tmp_path: Path) -> None:
+    """At a longer one than an address holds, where that can be."""
+    folder = tmp_path / ("long" * 30 if here else "short")
+    folder.mkdir()
+    with contextlib.ExitStack() as on_exit, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(linux.address_of(folder / "s", on_exit))
+        assert (folder / "s").is_socket()
+
+
+def test_what_has_no_substitute_says_so(here: bool) -> None:
+    """As an error of the system that callers expect, one that names the argument, or nothing known."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        found = linux.peer_credentials(ours)
+    if here:
+        assert found == (os.getpid(), os.getuid(), os.getgid())
+        linux.epoll().close()
+        os.close(linux.pidfd(os.getpid()))
+        return
+    assert found is None
+    with pytest.raises(ConfigError, match="num_workers=0"):
+        linux.epoll()
+    with pytest.raises(OSError, match="pidfd_open") as refused:
+        linux.pidfd(os.getpid())
+    assert refused.value.errno == errno.ENOSYS

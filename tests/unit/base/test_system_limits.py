@@ -1,0 +1,47 @@
+"""Which errors of the system mean a limit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+import pytest
+
+from streamer.base.system_limits import limit_error, naming_limits
+from streamer.errors import CacheError, ConfigError
+
+
+@pytest.mark.parametrize(
+    ("error", "field"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "RLIMIT_NOFILE"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "RLIMIT_NPROC"),
+        (RuntimeError("can't start new thread"), "RLIMIT_NPROC"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "RLIMIT_AS"),
+        (MemoryError(), "RLIMIT_AS"),
+    ],
+)
+def test_a_limit_is_named(error: Exception, field: str) -> None:
+    """With what it is now, and the error as its cause."""
+    with pytest.raises(ConfigError) as caught, naming_limits():
+        raise error
+    assert caught.value.details["field"] == field
+    assert caught.value.__cause__ is error
+    soft = resource.getrlimit(getattr(resource, field))[0]
+    assert ("unlimited" if soft == resource.RLIM_INFINITY else str(soft)) in str(caught.value)
+
+
+def test_a_name_that_is_no_utf8_is_shown() -> None:
+    """As Python reads the bytes of a folder."""
+    with pytest.raises(ConfigError, match=r"'/data/b\\udcffd' is not UTF-8"), naming_limits():
+        os.fsdecode(b"/data/b\xffd").encode()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "none"), RuntimeError("other"), CacheError("full")])
+def test_another_error_stays(error: Exception) -> None:
+    """Only limits are named."""
+    assert limit_error(error) is None
+    with pytest.raises(type(error)) as caught, naming_limits():
+        raise error
+    assert caught.value is error

@@ -1,0 +1,76 @@
+"""Shared memory: all of it present from the start, unmapped with its last view."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from streamer.batches.ring import shared_memory as memory
+from streamer.errors import ConfigError
+
+MB = 1 << 20
+
+
+def mapped(name):
+    """Bytes of this process's mappings of a memfd."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ends = [line.split()[0].split("-") for line in lines if f"memfd:{name}" in line]
+    return sum(int(stop, 16) - int(start, 16) for start, stop in ends)
+
+
+@pytest.mark.parametrize("count", [64 * 4096, 4 * MB + 4096])
+def test_every_page_is_there(count):
+    """Writing to all of a mapping takes no page fault, and other mappings see what is written."""
+    descriptor = memory.create_sealed("test-there", count)
+    assert os.fstat(descriptor).st_blocks * 512 >= count
+    mapping, other = memory.map_shared(descriptor, count), memory.map_shared(descriptor, count)
+    assert mapping.nbytes == count
+    places = range(0, count, 4096)
+    memory.window(mapping, 0, count)  # numpy's own first use
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for place in places:
+        mapping[place] = place >> 12 & 0xFF
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults <= 8 + len(places) // 64  # of Python itself
+    assert [other[place] for place in places] == [place >> 12 & 0xFF for place in places]
+    os.close(descriptor)
+
+
+def test_it_goes_with_the_last_view():
+    """The mapping lives as long as a slice of an array over it."""
+    descriptor = memory.create_sealed("test-gone", MB)
+    view = memory.window(memory.map_shared(descriptor, MB), 16, 64)[8:]
+    view[:] = 7
+    os.close(descriptor)
+    assert mapped("test-gone") == MB
+    del view
+    assert mapped("test-gone") == 0
+
+
+def test_what_cannot_be_mapped_is_an_error():
+    """With the reason."""
+    descriptor = os.memfd_create("test")
+    os.ftruncate(descriptor, 4096)
+    unreadable = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY)
+    with pytest.raises(PermissionError):
+        memory.map_shared(unreadable, 4096)
+    os.close(unreadable)
+    os.close(descriptor)
+
+
+def test_it_can_neither_grow_nor_shrink():
+    """No worker can truncate it under a copy."""
+    descriptor = memory.create_sealed("test", MB)
+    for size in (0, MB * 2):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, size)
+    os.close(descriptor)
+
+
+def test_no_room_is_a_config_error():
+    """More than the machine has is refused at once; the error names the argument."""
+    with pytest.raises(ConfigError, match="ring_bytes"):
+        memory.create_sealed("test", 1 << 60)

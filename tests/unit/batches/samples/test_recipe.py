@@ -1,0 +1,144 @@
+"""What a worker process holds: a recipe that travels, a reader that makes samples."""
+
+from __future__ import annotations
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from streamer.batches.contracts import ChunkUnreadableError
+from streamer.batches.samples import seeding
+from streamer.batches.samples.maker import takes
+from streamer.batches.samples.recipe import StreamReader
+from streamer.batches.samples.seeding import SampleDraws
+from streamer.errors import DecodeError, ManifestError
+
+
+@pytest.fixture
+def everything_local(fake_engine):
+    """Makes every chunk of the manifest local."""
+
+    def fetch(prepared):
+        for chunk in range(prepared.members.each[0].manifest.chunks):
+            fake_engine.make_local(chunk)
+        return prepared
+
+    return fetch
+
+
+def test_a_recipe_travels_and_opens_the_same_samples(make_dataset, folder, everything_local):
+    """Through cloudpickle, with a lambda: batches and samples as in the process that made it."""
+    dataset = make_dataset(folder, transform=lambda sample: (sample["__key__"], sample["txt"]))
+    prepared = everything_local(dataset._for_loader().prepare(7, "fill"))
+    reader = cloudpickle.loads(cloudpickle.dumps(prepared.recipe())).open()
+    for batch in (0, 14):
+        ordinals, repeated = reader.batch(1, batch)
+        assert ordinals.tolist() == prepared.ordinals(1, batch).tolist()
+        assert repeated.sum() == (5 if batch == 14 else 0)
+        for ordinal in ordinals.tolist():
+            key, text = reader.load(1, ordinal)
+            assert (folder / key).read_text() == text
+            assert key == prepared.members.each[0].manifest.name(ordinal).object_key
+    read, decode, transform = reader.stage_nanoseconds()
+    assert min(read, decode, transform) > 0
+
+
+def test_a_selections_batches_have_the_manifests_numbers(make_dataset, folder, everything_local):
+    """The engine and the files know only the manifest."""
+    dataset = make_dataset(folder).select(labels=["class2"])
+    prepared = everything_local(dataset._for_loader().prepare(33))
+    reader: StreamReader = cloudpickle.loads(cloudpickle.dumps(prepared.recipe())).open()
+    ordinals, _ = reader.batch(0, 0)
+    assert set(prepared.members.each[0].manifest.labels[ordinals].tolist()) == {2}
+    assert {reader.load(0, ordinal)["label"] for ordinal in ordinals.tolist()} == {2}
+
+
+def test_a_chunk_that_is_not_there_is_named_by_number(make_dataset, folder):
+    """So that the rank can lease it again."""
+    prepared = make_dataset(folder)._for_loader().prepare(7)
+    reader = prepared.recipe().open()
+    ordinal = int(prepared.ordinals(0, 0)[0])
+    with pytest.raises(ChunkUnreadableError, match="missing") as caught:
+        reader.load(0, ordinal)
+    assert caught.value.chunk == prepared.members.each[0].manifest.locate(np.array([ordinal]))[0][0]
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_users_file_not_found_is_the_users(make_dataset, folder, everything_local):
+    """An error of the same type from a transform is not taken for a lost chunk."""
+
+    def transform(sample):
+        raise FileNotFoundError("my labels.csv")
+
+    reader = everything_local(make_dataset(folder, transform=transform)._for_loader().prepare(7)).recipe().open()
+    with pytest.raises(FileNotFoundError, match=r"labels\.csv"):
+        reader.load(0, 3)
+
+
+def test_an_empty_sample_needs_no_chunk(make_dataset, folder):
+    """0 bytes are never requested."""
+    prepared = make_dataset(folder)._for_loader().prepare(1)
+    reader = prepared.recipe().open()
+    starts = prepared.members.each[0].manifest.locate(np.arange(100))
+    (empty,) = np.flatnonzero(starts[1] == starts[2]).tolist()
+    assert reader.load(0, empty) == {"__key__": "class0/042.txt", "txt": "", "label": 0}
+
+
+def test_a_manifest_that_is_gone_is_an_error(make_dataset, folder):
+    """Not a worker that waits for ever."""
+    recipe = make_dataset(folder)._for_loader().prepare(7).recipe()
+    (recipe.members[0].manifest_path / "root.json").unlink()
+    with pytest.raises(ManifestError, match=r"no manifest|root\.json"):
+        recipe.open()
+
+
+def test_a_broken_member_of_a_tar_is_found_in_its_object(make_dataset, tars, everything_local):
+    """The range is that of the object, not of the chunk."""
+    content = (tars / "1.tar").read_bytes()
+    place = content.index(b'{"n": 44}')
+    (tars / "1.tar").write_bytes(content.replace(b'{"n": 44}', b'{"n": 44!'))
+    reader = everything_local(make_dataset(tars)._for_loader().prepare(7)).recipe().open()
+    with pytest.raises(DecodeError, match=r"'044'.*decode_json.*1\.tar \[\d+, \d+\)") as caught:
+        reader.load(0, 44)
+    where = str(caught.value.details["object"])
+    start, stop = (int(text) for text in where.rpartition("[")[2].rstrip(")").split(", "))
+    assert start < place < stop
+    assert caught.value.details["ordinal"] == 44
+
+
+@pytest.mark.parametrize(
+    ("function", "wants"),
+    [
+        (lambda sample: 0, False),
+        (lambda sample, rng: 0, True),
+        (lambda sample, *, rng=None: 0, True),
+        (lambda sample, **rest: 0, False),
+        (dict, False),
+        (None, False),
+    ],
+)
+def test_only_a_parameter_called_rng_asks_for_randomness(function, wants):
+    """By its name; catch-all parameters do not."""
+    assert takes(function, "rng") is wants
+
+
+def test_each_samples_draws_are_its_own():
+    """Setting the generator's state gives exactly what a new generator of that key would."""
+    draws = SampleDraws(17)
+    first = draws.at(3, 5).random(4).tolist()
+    draws.at(3, 6).integers(0, 7, 3, dtype=np.int32)
+    assert draws.at(3, 6).random(4).tolist() != first
+    assert draws.at(4, 5).random(4).tolist() != first
+    assert draws.at(3, 5).random(4).tolist() == first
+    key = [seeding.fold(17, seeding.TAG_TRANSFORM, 3), 5]
+    fresh = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
+    assert fresh.random(4).tolist() == first
+
+
+def test_the_first_draws_are_these():
+    """Frozen: another number means that a resumed run augments its pictures otherwise."""
+    draws = SampleDraws(17)
+    assert draws.at(0, 0).integers(0, 1000, 4).tolist() == GOLDEN_DRAWS
+
+
+GOLDEN_DRAWS = [702, 124, 418, 385]

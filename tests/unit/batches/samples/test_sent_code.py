@@ -1,0 +1,103 @@
+"""User code that changes after workers have received it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.batches.samples.sent_code import MOST_BYTES, MOST_OBJECTS, SentCode
+from streamer.loader.dataloader import StreamingDataLoader
+from streamer.loader.dataset import StreamingDataset
+
+
+class Crop:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.means = np.zeros(3)
+        self.generators = [np.random.default_rng(1), random.Random(1)]
+
+    def __call__(self, sample: object) -> object:
+        for generator in self.generators:
+            generator.random()
+        return self.size
+
+
+def warnings(code: SentCode, caplog: pytest.LogCaptureFixture) -> int:
+    """How often it has warned, by now."""
+    code.compare()
+    return len(caplog.records)
+
+
+def test_a_changed_attribute_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A size that a notebook sets between two epochs."""
+    crop = Crop(16)
+    code = SentCode({"transform": crop})
+    assert warnings(code, caplog) == 0
+    crop.size = 8
+    assert [warnings(code, caplog) for _ in range(3)] == [1, 1, 1]
+    assert "has changed since the worker processes received it" in caplog.text
+
+
+def test_a_changed_variable_of_a_function_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """As a global of a script or a notebook, whose functions are sent by value."""
+    size = 16
+    code = SentCode(lambda sample: sample[:size])
+    assert warnings(code, caplog) == 0
+    size = 8
+    assert warnings(code, caplog) == 1
+
+
+def test_use_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    """`dataset[0]` draws from generators; albumentations keeps the parameters of its last call."""
+    # Not in the other processes of pytest: 1.5 s of CPU.
+    import albumentations
+
+    crop, flips = Crop(16), albumentations.Compose([albumentations.HorizontalFlip()])
+    code = SentCode([crop, lambda sample: flips(image=sample)])
+    crop(None)
+    flips(image=np.zeros((4, 4, 3), np.uint8))
+    assert warnings(code, caplog) == 0
+
+
+def test_what_cannot_be_compared_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    """Large code, and an object that has taken a lock since."""
+    large, many, crop = [bytes(MOST_BYTES)], list(range(MOST_OBJECTS)), Crop(1)
+    codes = [SentCode(large), SentCode(many), SentCode(crop)]
+    large.append(b"x")
+    many.append(0)
+    crop.lock = threading.Lock()  # type: ignore[attr-defined]
+    assert [warnings(code, caplog) for code in codes] == [0, 0, 0]
+
+
+@pytest.mark.process
+def test_a_loader_says_it_and_can_start_new_workers(
+    make_dataset: Callable[..., StreamingDataset], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the next epoch begins; the state that it loads into itself keeps the position."""
+    crop = Crop(16)
+    with StreamingDataLoader(make_dataset(folder, transform=crop), 4, 1, collate_fn=list) as loader:
+        assert {size for batch in loader for size in batch} == {16}
+        crop.size = 8
+        assert {size for batch in loader for size in batch} == {16}
+        assert caplog.text.count("has changed since the worker processes received it") == 1
+        loader.load_state_dict(loader.state_dict())
+        assert loader.state_dict()["epoch"] == 2
+        assert {size for batch in loader for size in batch} == {8}
+    assert caplog.text.count("has changed since") == 1
+
+
+def test_no_workers_have_nothing_of_their_own(
+    make_dataset: Callable[..., StreamingDataset], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A change counts at once."""
+    crop = Crop(16)
+    with StreamingDataLoader(make_dataset(folder, transform=crop), 4, 0, collate_fn=list) as loader:
+        assert {size for batch in loader for size in batch} == {16}
+        crop.size = 8
+        assert {size for batch in loader for size in batch} == {8}
+    assert "has changed" not in caplog.text

@@ -1,0 +1,184 @@
+"""Decoders and transforms that write to their rows: the loader delivers what it would deliver without."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from streamer.batches.batch import packing as slots
+from streamer.batches.batch.packing import PackedBatch
+from streamer.decode.images import ImageDecoder
+from streamer.decode.transforms import CentreCrop, HorizontalFlip, OnField, RandomResizedCrop
+from streamer.loader.dataloader import StreamingDataLoader
+
+COUNT, BATCH = 24, 4
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """24 pictures of 60 x 80; every third one is larger."""
+    root = tmp_path / "pictures"
+    root.mkdir()
+    rng = np.random.default_rng(1)
+    for number in range(COUNT):
+        shape = (90, 110, 3) if number % 3 == 0 else (60, 80, 3)
+        Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(root / f"{number:02}.png")
+    return root
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> list[frozenset[object]]:
+    """Which fields stood in their rows, for each batch that was packed with rows."""
+    found: list[frozenset[object]] = []
+    make = PackedBatch.__init__
+
+    def noted(self, structure, rows=None):
+        make(self, structure, rows)
+        if rows is not None and rows.shapes:
+            found.append(self.claimed)
+
+    monkeypatch.setattr(slots.PackedBatch, "__init__", noted)
+    return found
+
+
+def delivered(dataset, workers: int, epochs: int = 2) -> list[object]:
+    """All batches, as lists."""
+    with StreamingDataLoader(dataset, BATCH, workers, worker_type="thread") as loader:
+        return [[b["__key__"], b["png"].tolist()] for _ in range(epochs) for b in loader]
+
+
+def halve(sample: dict[str, object], *, out: dict[str, np.ndarray]) -> dict[str, object]:
+    """A transform of a user's with an `out` parameter."""
+    picture = sample["png"][:60, :80]
+    if "png" not in out:
+        return {**sample, "png": picture // 2}
+    return {**sample, "png": np.floor_divide(picture, 2, out=out["png"])}
+
+
+def ignores(sample: dict[str, object], *, out: dict[str, np.ndarray]) -> dict[str, object]:
+    """Takes rows and never uses them."""
+    return {**sample, "png": sample["png"][:60, :80] + 1}
+
+
+class Keeps:
+    """A transform that keeps what it was given, and mixes it into the next sample."""
+
+    def __init__(self) -> None:
+        self.last: np.ndarray | None = None
+        self.first: np.ndarray | None = None
+        self.wrong = 0
+
+    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
+        picture = sample["png"][:60, :80]
+        if self.last is not None:
+            self.wrong += bool((self.last != self.first).any())
+        self.last, self.first = picture, picture.copy()
+        return {**sample, "png": picture}
+
+
+@pytest.mark.parametrize(
+    ("transform", "writes"),
+    [
+        (OnField("png", RandomResizedCrop(48), HorizontalFlip(0.5)), True),
+        (OnField("png", HorizontalFlip(0.5), CentreCrop(48, 56)), True),
+        (halve, True),
+        (ignores, False),
+        (lambda sample: {**sample, "png": sample["png"][:60, :80]}, None),
+    ],
+)
+def test_the_same_with_rows_and_without(make_dataset, pictures, claims, transform, writes):
+    """Every value of two epochs; who can write to rows does so in all batches after the first."""
+    expected = delivered(make_dataset(pictures, transform=transform), 0)
+    assert claims == []
+    assert delivered(make_dataset(pictures, transform=transform), 1) == expected
+    if writes is None:
+        assert claims == []
+    elif writes:
+        assert len(claims) >= 8
+        assert set(claims) == {frozenset({"png"})}
+    else:
+        assert len(claims) == 4
+        assert set(claims) == {frozenset()}
+
+
+def test_decoders_write_to_rows(make_dataset, pictures, claims):
+    """Without a transform; a selection of pictures of one size, as `default_collate` wants them."""
+    names = [path.name for number, path in enumerate(sorted(pictures.iterdir())) if number % 3 == 0]
+    for path in pictures.iterdir():
+        if path.name in names:
+            path.unlink()
+    expected = delivered(make_dataset(pictures), 0)
+    assert delivered(make_dataset(pictures), 1) == expected
+    assert set(claims) == {frozenset({"png"})}
+
+
+def test_what_a_transform_keeps_is_its_own(make_dataset, pictures):
+    """Arrays given to a transform without `out` never lie in a slot: they are not overwritten later."""
+    keeps = Keeps()
+    assert len(delivered(make_dataset(pictures, transform=keeps), 1, epochs=4)) == 24
+    assert keeps.last is not None
+    assert keeps.wrong == 0
+
+
+@pytest.mark.parametrize("sizes", [(40, 90), (90, 40)])
+def test_batches_of_changing_size(make_dataset, pictures, sizes):
+    """What was foreseen for a batch is wrong for the next one: it is moved out of the way, or spilled; never wrong."""
+
+    def alternate(sample: dict[str, object], *, out: dict[str, np.ndarray]) -> dict[str, object]:
+        side = sizes[counter[0] // BATCH % 2]
+        counter[0] += 1
+        number = int(str(sample["__key__"])[:2])
+        place = out.get("png")
+        if place is None or place.size < side * side:
+            return {**sample, "png": np.full((side, side), number, np.uint8)}
+        # The row itself, or a picture of another size in the row's memory.
+        made = place if place.shape == (side, side) else place.reshape(-1)[: side * side].reshape(side, side)
+        made[...] = number
+        return {**sample, "png": made}
+
+    counter = [0]
+    with StreamingDataLoader(make_dataset(pictures, transform=alternate), BATCH, 1, worker_type="thread") as loader:
+        for _ in range(3):
+            for batch in loader:
+                numbers = [int(key[:2]) for key in batch["__key__"]]
+                assert batch["png"].flatten(1).float().mean(1).tolist() == numbers
+
+
+class Drawing(OnField):
+    """A class of the user's own."""
+
+    def __call__(self, sample: dict[str, object], **given: object) -> dict[str, object]:
+        return {**super().__call__(sample, **given), "drawn": random.random()}
+
+
+class DrawingDecoder(ImageDecoder):
+    """The same; it knows of no place to write to."""
+
+    def __call__(self, content: bytes) -> np.ndarray:
+        return super().__call__(content)[: random.randrange(1, 40)]
+
+
+def test_nothing_is_seeded_where_nothing_draws(make_dataset, pictures):
+    """Own transforms draw from `rng` only; a user's code may draw from anywhere."""
+    from streamer.batches.workers import batch_maker as maker
+
+    kinds: list[tuple[Callable[..., object] | None, object, bool]] = [
+        (OnField("png", CentreCrop(40)), "auto", False),
+        (OnField("png", CentreCrop(40)), {"png": lambda content: np.zeros((50, 50, 3), np.uint8)}, True),
+        (OnField("png", lambda picture, *, rng, out: picture[:40, :40]), "auto", True),
+        (Drawing("png", CentreCrop(40)), "auto", True),
+        (None, {"png": DrawingDecoder()}, True),
+        (lambda sample: {**sample, "png": 0}, "auto", True),
+        (None, lambda name, content: len(content), True),
+    ]
+    for transform, decode, draws in kinds:
+        prepared = make_dataset(pictures, transform=transform, decode=decode)._for_loader().prepare(BATCH)
+        source = prepared.recipe().open()
+        assert source.draws is draws
+        made = maker.BatchMaker(source, maker.MakerRules(17))
+        assert made._seeds_samples is draws

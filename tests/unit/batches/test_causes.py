@@ -1,0 +1,120 @@
+"""What a wait is put down to, on made-up stories."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from streamer.batches import causes
+from streamer.batches.causes import (
+    DECODE,
+    HANDOFF,
+    LOST,
+    MADE,
+    NETWORK,
+    READ,
+    START,
+    WORK,
+    BatchTimeline,
+    Ledger,
+    Recent,
+    Stages,
+    Trace,
+    so_far,
+)
+from streamer.loader.stall.stats import TrainerClock
+
+STAGES = Stages(load=80, read=20, decode=60, transform=0, collate=10, write=10)
+
+
+def timeline(made_at: int = 1000, **spent: int) -> BatchTimeline:
+    told = BatchTimeline()
+    told.state, told.since, told.spent = MADE, made_at, spent
+    return told
+
+
+@pytest.mark.parametrize(
+    ("spent", "waited", "expected"),
+    [
+        ({}, 100, {READ: 20, DECODE: 60, "collate": 10, "write": 10}),
+        ({NETWORK: 300}, 100, {NETWORK: 100}),
+        ({NETWORK: 40}, 140, {NETWORK: 40, READ: 20, DECODE: 60, "collate": 10, "write": 10}),
+        ({LOST: 30, NETWORK: 30, START: 90}, 100, {LOST: 30, NETWORK: 30, START: 40}),
+    ],
+)
+def test_what_delayed_it_before_the_worker_counts_first(spent, waited, expected):
+    """A cause takes as much of the wait as there would not have been without it; the rest is the worker's stages."""
+    ledger = Ledger()
+    ledger.note(Trace(timeline(**spent), STAGES, (7, 50)), waited, arrived_at=1000)
+    assert {cause: spent for cause, spent in ledger.nanoseconds.items() if spent} == expected
+    assert ledger.timings.tail().values[0].sample == 50
+
+
+def test_the_way_to_the_trainer_is_handoff():
+    """What passed since the batch was made is nobody else's, and never more than the wait."""
+    ledger = Ledger()
+    ledger.note(Trace(timeline(made_at=1000, network=500), STAGES), 70, arrived_at=1050)
+    ledger.note(Trace(timeline(made_at=0), STAGES), 30, arrived_at=1050)
+    assert ledger.nanoseconds[HANDOFF] == 50 + 30
+    assert ledger.nanoseconds[NETWORK] == 20
+
+
+def test_a_failed_batch_is_lost():
+    """There is no trace of it."""
+    ledger = Ledger()
+    ledger.note(None, 40, 1000)
+    assert ledger.nanoseconds[LOST] == 40
+    assert ledger.timings.count == 0
+
+
+def test_a_timeline_adds_up(monkeypatch):
+    """States follow each other without a gap; a dead worker's work is lost."""
+    now = iter([10, 30, 60, 100, 150])
+    monkeypatch.setattr(causes.time, "perf_counter_ns", lambda: next(now))
+    told = BatchTimeline()
+    for state in (NETWORK, NETWORK, WORK):
+        told.enter(state)
+    told.crashed()
+    told.enter(WORK)
+    told.enter(MADE)
+    assert told.spent == {NETWORK: 20, LOST: 30 + 40, WORK: 50}
+    assert told.since == 150
+
+
+def test_a_wait_that_goes_on():
+    """It is put down to what the batch is in right now."""
+    told = BatchTimeline()
+    told.state, told.since = NETWORK, 100
+    assert so_far(told, 500, now=400) == {**dict.fromkeys(causes.DELAYS, 0), NETWORK: 300, WORK: 200}
+    assert so_far(None, 500, now=400)[WORK] == 500
+
+
+def test_the_tail_of_a_row():
+    """What came since a count, as far as it is kept."""
+    recent: Recent[int] = Recent()
+    for value in range(5000):
+        recent.add(value)
+    assert list(recent.tail().since(4998)) == [4998, 4999]
+    assert len(recent.tail().since(0)) == 4096
+    assert list(recent.tail().since(5000)) == []
+
+
+def test_calls_per_batch():
+    """The cost of the report in the trainer's thread, in calls, which repeat: about 3 us (2026-11-20)."""
+    clock, trace, calls = TrainerClock(), Trace(timeline(network=50), STAGES, (7, 50)), [0]
+
+    def count(frame: object, event: str, argument: object) -> None:
+        calls[0] += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        for _ in range(100):
+            clock.ask(3)
+            clock.begin()
+            clock.arrive()
+            clock.opened(trace)
+            clock.leave(8, 100)
+    finally:
+        sys.setprofile(None)
+    assert calls[0] / 100 <= 35

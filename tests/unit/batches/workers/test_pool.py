@@ -1,0 +1,134 @@
+"""The pool: workers that are started before it is known what they make."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+
+import cloudpickle
+import pytest
+
+from streamer.batches.workers.batch_maker import MakerRules
+from streamer.batches.workers.handle import WorkerHandle
+from streamer.batches.workers.pool import Pool, WorkerConfig
+from streamer.batches.workers.protocol import Message, Ready
+from streamer.errors import ConfigError
+from tests.fake_dataset import FakeRecipe
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def number(epoch: int, ordinal: int) -> object:
+    return ordinal
+
+
+def next_message(handle: WorkerHandle) -> Message:
+    """What it sends next."""
+    assert select.select([handle.channel], [], [], 20)[0]
+    answer = next(handle.answers())
+    assert answer is not None
+    return answer[0]
+
+
+def start(pool: Pool, number: int = 0) -> WorkerHandle:
+    """Starts a worker in the way of the pool."""
+    pool.connect()
+    return pool.start(number)
+
+
+@pytest.fixture
+def make():
+    """Makes pools that are closed after the test."""
+    made = []
+
+    def pool(*config: object) -> Pool:
+        made.append(Pool(WorkerConfig(*config)))
+        return made[-1]
+
+    yield pool
+    while made:
+        made.pop().close()
+
+
+both_ways = pytest.mark.parametrize("way", ["forkserver", "spawn"])
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_no_fork_while_a_process_is_started(make, monkeypatch):
+    """A fork of another thread would keep the pipe open on which Popen waits; torch's loader forks."""
+    begun, ended, real = threading.Event(), threading.Event(), subprocess.Popen
+
+    def slow(*arguments: object, **options: object) -> object:
+        begun.set()
+        time.sleep(0.3)
+        try:
+            return real(*arguments, **options)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("streamer.batches.workers.process.subprocess.Popen", slow)
+    pool = make("process", 1, "spawn")
+    starting = threading.Thread(target=pool.start, args=[0])
+    starting.start()
+    assert begun.wait(20)
+    if (child := os.fork()) == 0:
+        os._exit(0 if ended.is_set() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    starting.join()
+
+
+@pytest.mark.process
+@both_ways
+def test_a_worker_waits_until_it_is_configured(make, way):
+    """Then it opens the source; one that starts later is equipped at once, and none twice."""
+    pool = make("process", 2, way)
+    early = start(pool)
+    assert not select.select([early.channel], [], [], 0.3)[0]
+    assert pool.missing == [1]
+    pool.configure(FakeRecipe(8, 2, number), MakerRules(seed=1))
+    late = start(pool, 1)
+    pool.open_sources()
+    pool.open_sources()
+    assert [next_message(handle) for handle in (early, late)] == [Ready(), Ready()]
+    assert pool.workers == {0: early, 1: late}
+    assert pool.missing == []
+
+
+@pytest.mark.process
+@both_ways
+def test_a_worker_that_is_not_used_ends_with_the_pool(make, way):
+    """Closed before it was equipped: killed, as it has nothing to lose."""
+    pool = make("process", 2, way)
+    handle = start(pool)
+    pool.close()
+    assert handle.process is not None
+    assert not os.path.exists(f"/proc/{handle.process.pid}")
+
+
+@pytest.mark.process
+@both_ways
+def test_exit_report(make, way):
+    """How a worker ended, and what it was doing."""
+    pool = make("process", 2, way)
+    handle = start(pool)
+    handle.kill()
+    # Reaping closes its channel: one that is not killed yet may find that first, and ends by itself.
+    assert handle.process is not None
+    assert handle.process.wait(60)
+    report = pool.reap(handle)
+    assert report.cause == "killed by SIGKILL"
+    assert report.doing.task == 0
+    assert not report.was_ready
+    assert pool.missing == [0, 1]
+
+
+def test_recipe_that_cannot_be_sent(make):
+    """What to do is in the error."""
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="worker_type='thread'"):
+        make("process", 1).configure(FakeRecipe(8, 2, number), MakerRules(seed=1, collate_fn=lambda _: lock))

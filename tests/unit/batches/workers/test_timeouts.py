@@ -1,0 +1,71 @@
+"""Who has been at a sample for too long is found in time; a job that was stopped as a whole finds nobody."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from streamer.batches.workers.pool import Pool
+from streamer.batches.workers.status_page import Doing
+from streamer.batches.workers.timeouts import LATE_SECONDS, SampleTimeouts
+
+LIMIT_SECONDS = 10.0
+
+
+class Workers:
+    """Workers that have been at their samples for so long; -1: idle."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+        self.now = 1000.0
+        self.workers = {n: SimpleNamespace(number=n, tasks=[1] if s >= 0 else []) for n, s in enumerate(seconds)}
+        self._begun = [self.now - s if s >= 0 else None for s in seconds]
+        monkeypatch.setattr(time, "monotonic_ns", lambda: round(self.now * 1e9))
+
+    def doing(self, handle: SimpleNamespace) -> Doing:
+        begun = self._begun[handle.number]
+        return Doing(0, -1, 0) if begun is None else Doing(1, 100 + handle.number, round(begun * 1e9))
+
+    def begin(self, number: int) -> None:
+        """Another sample."""
+        self._begun[number] = self.now
+
+
+def looked_at(workers: Workers) -> SampleTimeouts:
+    return SampleTimeouts(cast(Pool, workers), LIMIT_SECONDS)
+
+
+def test_the_one_whose_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the others; and it is looked again when the first time is over."""
+    workers = Workers(monkeypatch, 2.0, -1, 7.0)
+    overtime = looked_at(workers)
+    assert (overtime.remaining_seconds, overtime.stuck()) == (pytest.approx(3.0), [])
+    workers.now += 3.0
+    assert [handle.number for handle in overtime.stuck()] == [2]
+    assert overtime.ordinal(overtime.stuck()[0]) == 102
+
+
+def test_a_job_that_was_stopped_gives_its_workers_their_time_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour of Ctrl-Z is nobody's hour at a sample; who is then still at it after a whole time is stuck."""
+    workers = Workers(monkeypatch, 2.0, 7.0)
+    overtime = looked_at(workers)
+    workers.now += 3600.0
+    assert (overtime.stuck(), overtime.remaining_seconds) == ([], pytest.approx(LIMIT_SECONDS))
+    workers.now += 4.0
+    workers.begin(0)
+    assert (overtime.stuck(), overtime.remaining_seconds) == ([], pytest.approx(6.0))
+    workers.now += 6.0
+    assert [handle.number for handle in overtime.stuck()] == [1]
+
+
+def test_one_who_always_looks_late_finds_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is given anew once."""
+    workers = Workers(monkeypatch, 7.0)
+    overtime = looked_at(workers)
+    found = []
+    for _ in range(2):
+        workers.now += LIMIT_SECONDS + 2 * LATE_SECONDS
+        found += overtime.stuck()
+    assert [handle.number for handle in found] == [0]

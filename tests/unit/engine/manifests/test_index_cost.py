@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from streamer.engine.manifests.index_cost import IndexCost
+from streamer.errors import ManifestError
+from streamer.manifest.protocols import Estimate, Progress
+
+MB = 10**6
+
+
+class Run:
+    """An index of 100 GB whose limit is ten minutes."""
+
+    def __init__(self, read_bytes: int = 100_000 * MB) -> None:
+        self.texts: list[str] = []
+        self.seconds = 1000.0
+        self.cost = IndexCost("s3://b/", 600.0, lambda text, done, total: self.texts.append(text), lambda: self.seconds)
+        self.cost.estimated(Estimate(100, 100_000 * MB, read_bytes, 12_000, 8 << 20))
+
+    def at(self, seconds: float, done: int) -> None:
+        self.seconds = 1000.0 + seconds
+        self.cost.progressed(Progress(0, 100, done, 100_000 * MB, done, 0))
+
+
+def test_the_rate_of_the_index_is_said_once():
+    """After 64 MiB and two seconds, from the first window on: a store that answers late is not a slow one."""
+    run = Run()
+    run.at(300, 8 * MB)
+    run.at(301, 508 * MB)
+    run.at(302, 1008 * MB)
+    run.at(303, 1508 * MB)
+    said = [text for text in run.texts if text.startswith("index")]
+    assert said == ["index 100 objects: read 100.0 GB once", "index 100 objects: read 100.0 GB, 3.3 min at 500.0 MB/s"]
+
+
+def test_an_index_that_takes_too_long_is_refused():
+    """With the figures and what to do; before that much is read nobody knows."""
+    run = Run()
+    run.at(0, 8 * MB)
+    run.at(3, 70 * MB)
+    with pytest.raises(
+        ManifestError,
+        match=r"20.8 min at 80.0 MB/s: more than Index\(limit_seconds=...\) allows \(10 min\).*streamer index",
+    ):
+        run.at(4, 328 * MB)
+
+
+def test_a_listing_that_is_enough_is_never_refused():
+    """Files are not read."""
+    run = Run(read_bytes=0)
+    run.at(0, 0)
+    run.at(10_000, 70 * MB)
+    assert run.texts[0] == "index 100 objects (100.0 GB): the listing is enough"
+
+
+def test_a_short_index_of_one_object_is_told_in_seconds():
+    """It said "1 objects" and 0.0 min."""
+    run = Run()
+    run.cost.estimated(Estimate(1, 600 * MB, 600 * MB, 12_000, 8 << 20))
+    for seconds, done in ((0, 0), (3, 300 * MB)):
+        run.seconds = 1000.0 + seconds
+        run.cost.progressed(Progress(0, 1, done, 600 * MB, done, 1))
+    assert run.texts[-1] == "index 1 object: read 600.0 MB, 6 s at 100.0 MB/s"
+    assert run.texts[-2] == "0 of 1 object, 1 sample"
+
+
+def test_an_index_that_is_over_is_not_refused():
+    """It took as long as it took."""
+    run = Run()
+    run.at(0, 8 * MB)
+    run.at(1000, 100_000 * MB)
+
+
+def test_what_an_earlier_manifest_knows_takes_no_time():
+    """99 of 100 GB are known: the rest is soon read."""
+    run = Run()
+    run.cost.estimated(Estimate(100, 100_000 * MB, 1000 * MB, 120, 8 << 20, known_bytes=99_000 * MB))
+    run.at(0, 99_008 * MB)
+    run.at(4, 99_328 * MB)
+    assert run.texts[-4] == "index 100 objects: read 1.0 GB of 100.0 GB once"
+    assert run.texts[-1] == "index 100 objects: read 1.0 GB, 12.5 s at 80.0 MB/s"

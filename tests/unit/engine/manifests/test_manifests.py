@@ -1,0 +1,263 @@
+"""Which manifest answers a request: found, built, and what it says of objects that were left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamer.config import CacheConfig, EngineConfig, FetchConfig
+from streamer.engine.engine import Engine
+from streamer.engine.fetching import fetchers
+from streamer.engine.manifests.index_chunks import KeptChunks
+from streamer.engine.manifests.manifest_request import ManifestRequest
+from streamer.errors import CacheFullError, ManifestError
+from streamer.manifest.model import ObjectRecord
+from streamer.manifest.protocols import IndexedChunk
+from streamer.manifest.table import Manifest
+from streamer.manifest.transfer import export_files
+from streamer.store.base import PIECE_BYTES, Take
+from streamer.store.local_store import LocalStore
+from tests.tars import tar_of
+
+
+def engine_in(folder: Path) -> Engine:
+    cache = CacheConfig(directory=folder, limit_bytes=64 << 20)
+    return Engine(EngineConfig(cache=cache, settle_seconds=0.0))
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    async with engine_in(tmp_path / "cache") as engine:
+        yield engine
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> str:
+    """Nine pictures of three classes, and a README."""
+    for number in range(9):
+        path = tmp_path / "files" / f"c{number % 3}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * number)
+    (tmp_path / "files" / "README.md").write_text("about")
+    return f"{tmp_path / 'files'}/"
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> str:
+    """Three tars, the second one cut off."""
+    (tmp_path / "tars").mkdir()
+    for number in range(3):
+        raw = tar_of([(f"{number}-{i}.txt", b"text") for i in range(5)])
+        (tmp_path / "tars" / f"{number}.tar").write_bytes(raw[:2000] if number == 1 else raw)
+    return f"{tmp_path / 'tars'}/"
+
+
+class TogetherStore(LocalStore):
+    """Answers none of the first requests before 24 of them are under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting, self._together = 0, asyncio.Event()
+
+    async def get(
+        self,
+        target: ObjectRecord,
+        start: int,
+        stop: int,
+        take: Take,
+        *,
+        piece_bytes: int = PIECE_BYTES,
+        fresh: bool = False,
+    ) -> None:
+        self._waiting += 1
+        if self._waiting == 24:
+            self._together.set()
+        await self._together.wait()
+        await super().get(target, start, stop, take, piece_bytes=piece_bytes, fresh=fresh)
+
+
+async def test_an_index_asks_for_as_much_as_the_link_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the 16 requests that are right for fast connections: the fetcher decides how many are sent."""
+    for number in range(40):
+        (tmp_path / f"{number}.tar").write_bytes(tar_of([(f"{number}.txt", b"text")]))
+    monkeypatch.setattr(fetchers, "open_store", lambda url, options, **rest: TogetherStore())
+    fetch = FetchConfig(window_start=32, memory_bytes=1 << 30, first_byte_seconds=60.0)
+    config = EngineConfig(cache=CacheConfig(directory=tmp_path / "cache"), fetch=fetch, settle_seconds=0.0)
+    async with asyncio.timeout(30), Engine(config) as engine:
+        manifest, _, _ = await found(engine, f"{tmp_path}/*.tar")
+        assert manifest.samples == 40
+
+
+async def found(engine: Engine, url: str, **choices: object) -> tuple[Manifest, list[str], bool]:
+    """The manifest, its notes, and whether it was built for this request."""
+    request = ManifestRequest(urls=(url,), **choices)
+    steps: list[str] = []
+    digest = await engine.manifest(request, lambda text, done, total: steps.append(text))
+    manifest = Manifest.open(engine.cache.root / "manifests" / digest)
+    return manifest, engine.manifests.notes(request, digest), bool(steps)
+
+
+async def test_notes_are_kept_with_the_answer(engine: Engine, files: str) -> None:
+    """Who asks later is told, too; another choice of samples has another answer."""
+    first, notes, built = await found(engine, files)
+    assert (first.samples, built) == (9, True)
+    (note,) = notes
+    assert note.startswith(f"{files}: 1 of 10 files are not samples (1 .md)")
+    assert (await found(engine, files))[1:] == (notes, False)
+    readme, notes, built = await found(engine, files, extensions=("md",))
+    assert (readme.samples, notes, built) == (1, [], True)
+    assert (await found(engine, files))[1:] == ([note], False)
+
+
+async def test_what_was_indexed_by_other_rules_is_not_used(engine: Engine, files: str) -> None:
+    """An answer of the time when every file was a sample: the listing is the same, the samples are not."""
+    old, _, _ = await found(engine, files, extensions=("jpg", "md"))
+    request = ManifestRequest(urls=(files,))
+    (source,) = engine.manifests.store._all_sources()
+    listing = source.read_text().split()[0]
+    engine.manifests.store.remember(request.container_source, listing, old.digest)
+    assert (await found(engine, files))[0].samples == 9
+
+
+async def test_each_order_of_files_has_its_manifest(engine: Engine, files: str) -> None:
+    """In the order of the keys, and by their hash; both are kept and found."""
+    ordered, _, _ = await found(engine, files, in_key_order=True)
+    assert [ordered.name(i).object_key for i in range(9)] == sorted(f"c{i % 3}/{i}.jpg" for i in range(9))
+    hashed, _, built = await found(engine, files)
+    assert (hashed.digest != ordered.digest, built) == (True, True)
+    assert (await found(engine, files, in_key_order=True))[0].digest == ordered.digest
+    assert not (await found(engine, files, in_key_order=True))[2]
+
+
+async def test_tars_are_read_once_for_both_orders(engine: Engine, tars: str) -> None:
+    """What is said of raw files does not index containers again."""
+    (Path(tars) / "1.tar").unlink()
+    first, _, built = await found(engine, tars)
+    assert (first.samples, built) == (10, True)
+    again, _, built = await found(engine, tars, in_key_order=True)
+    assert (again.digest, built) == (first.digest, False)
+
+
+async def test_chunks_of_a_damaged_tar_have_no_owner(
+    engine: Engine, tars: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were read for the index, and would be kept for a dataset that does not have them."""
+    adopted: dict[str, set[bytes]] = {}
+    monkeypatch.setattr(engine, "adopt", lambda digest, kept: adopted.update({digest: set(kept)}))
+    raw = tar_of([(f"big{i}.bin", bytes([i]) * 3_000_000) for i in range(4)])
+    (Path(tars) / "1.tar").write_bytes(raw[:-20_000])
+    manifest, _, _ = await found(engine, tars, skip_damaged=True, chunk_bytes=1_000_000)
+    assert adopted[manifest.digest] == {key.tobytes() for key in manifest.chunk_keys}
+    assert adopted[""]
+
+
+async def test_a_damaged_tar_is_an_error_or_left_out(engine: Engine, tars: str) -> None:
+    """As asked for; that one answer was to leave it out does not hide it from who did not ask."""
+    with pytest.raises(ManifestError, match=r"1\.tar is damaged: cut off"):
+        await found(engine, tars)
+    for expected in (True, False):
+        manifest, notes, built = await found(engine, tars, skip_damaged=True)
+        assert (manifest.samples, built) == (10, expected)
+        assert notes[0] == f"{tars}: 1 of 3 objects cannot be read and are left out, with all their samples"
+        assert notes[1].startswith(f"{tars}: left out: {tars}1.tar: cut off")
+    with pytest.raises(ManifestError, match=r"1\.tar is damaged"):
+        await found(engine, tars)
+
+
+async def test_only_new_manifests_are_measured(engine: Engine, files: str, tars: str) -> None:
+    """Walking the folder for each of 200 members took 2 of the 3 s of their start (2026-11-23)."""
+    await found(engine, files)
+    before = engine.cache.space.overhead_bytes
+    (engine.cache.root / "manifests" / "sources" / "beside").write_bytes(b"x" * 100_000)
+    await found(engine, files)
+    assert engine.cache.space.overhead_bytes == before
+    await found(engine, tars, skip_damaged=True)
+    assert engine.cache.space.overhead_bytes > before + 100_000
+
+
+def add_tar(url: str, number: int) -> int:
+    """Returns its size."""
+    path = Path(url) / f"{number}.tar"
+    path.write_bytes(tar_of([(f"{number}-{i}.txt", b"text") for i in range(number)]))
+    return path.stat().st_size
+
+
+async def test_of_tars_that_are_added_only_these_are_read(engine: Engine, tars: str) -> None:
+    """The rows of the others are those of the last manifest."""
+    (Path(tars) / "1.tar").unlink()
+    await found(engine, tars)
+    before = engine.manifests.traffic.read_bytes
+    added = add_tar(tars, 7)
+    again, _, _ = await found(engine, tars)
+    assert again.samples == 17
+    assert engine.manifests.traffic.read_bytes - before == added
+
+
+async def test_a_manifest_beside_the_data_is_used(tmp_path: Path, tars: str) -> None:
+    """Another engine reads nothing but the manifest and what is new; the manifest itself is no data."""
+    (Path(tars) / "1.tar").unlink()
+    async with engine_in(tmp_path / "one") as one:
+        first, _, _ = await found(one, tars)
+    beside = Path(tars) / ".streamer"
+    (beside / "pack").mkdir(parents=True)
+    (beside / "pack" / "000000.json").write_text("a receipt")
+    for name, content in export_files(first):
+        (beside / name).write_bytes(content)
+    async with engine_in(tmp_path / "two") as two:
+        again, _, _ = await found(two, tars)
+        assert (again.digest, two.manifests.traffic.read_bytes) == (first.digest, 0)
+    added = add_tar(tars, 7)
+    async with engine_in(tmp_path / "three") as three:
+        more, _, _ = await found(three, tars)
+        assert (more.samples, three.manifests.traffic.read_bytes) == (17, added)
+
+
+async def test_data_below_a_folder_of_that_name(engine: Engine, tmp_path: Path) -> None:
+    """Are data."""
+    (tmp_path / ".streamer" / "data").mkdir(parents=True)
+    url = f"{tmp_path}/.streamer/data/"
+    add_tar(url, 3)
+    assert (await found(engine, url))[0].samples == 3
+
+
+async def test_a_damaged_manifest_beside_the_data_is_left_alone(
+    engine: Engine, tars: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The data are indexed; the log says why."""
+    (Path(tars) / "1.tar").unlink()
+    (Path(tars) / ".streamer").mkdir()
+    (Path(tars) / ".streamer" / "root.json").write_text("{}")
+    assert (await found(engine, tars))[0].samples == 10
+    assert "is not used, the data are indexed" in caplog.text
+
+
+class FullCache:
+    """A cache whose disk refuses all chunks."""
+
+    def room_bytes(self) -> int:
+        return 1 << 40
+
+    async def keep(self, key: bytes, parts: list[memoryview], sample_offsets: object) -> None:
+        raise CacheFullError("no space")
+
+    def adopt(self, digest: str, kept: object) -> None:
+        raise AssertionError("nothing was kept")
+
+
+async def test_chunks_that_are_not_kept_are_two_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is full filled the log with a line for each chunk of an index."""
+    caplog.set_level("INFO")
+    warmed = KeptChunks(FullCache())
+    for number in range(100):
+        offsets = np.array([0, 10], np.int64)
+        chunk = IndexedChunk(-1, bytes([number]) * 16, (), -1, 1, 10, 10, sample_offsets=offsets)
+        await warmed.keep(chunk, [memoryview(b"x" * 10)])
+    warmed.hand_off(None)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"chunk {'00' * 16} is not kept from the index: no space",
+        "100 chunks were not kept from the index",
+    ]

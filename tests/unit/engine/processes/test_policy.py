@@ -1,0 +1,139 @@
+"""How many fetch processes there are, and who of them takes chunks: decisions over time, without a process."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from streamer.engine.processes.policy import (
+    BUSY_SECONDS,
+    IDLE_SECONDS,
+    REPEAT_SECONDS,
+    TRIAL_SECONDS,
+    Bounds,
+    Load,
+    ProcessCount,
+    Refusals,
+    most_processes,
+)
+
+BUSY = Load(loop_share=0.9, process_share=0.0, fetching=True, waiting=True, idle_cores=3.0)
+QUIET = Load(loop_share=0.0, process_share=0.0, fetching=False, waiting=False, idle_cores=3.0)
+
+
+def after(count: ProcessCount, load: Load, running: int, seconds: float, start: float = 0.0) -> int:
+    """What is wanted after a load of so many seconds, looked at twice a second."""
+    wanted = running
+    for half in range(int(2 * seconds) + 1):
+        wanted = count.wanted(load, running, start + half / 2)
+    return wanted
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 2), (16, 4), (64, 8), (256, 8)])
+def test_a_process_for_four_cores_and_none_on_small_machines(cores: int, most: int) -> None:
+    """The rest of the cores decodes."""
+    assert most_processes(cores) == most
+
+
+def test_a_fixed_number_is_there_all_the_time() -> None:
+    """Before the first chunk, and after a long pause; 0 turns them off whatever the load is."""
+    assert after(ProcessCount(3, 8), QUIET, 0, 0) == 3
+    assert after(ProcessCount(3, 8), QUIET, 3, 2 * IDLE_SECONDS) == 3
+    assert after(ProcessCount(0, 8), BUSY, 0, 100) == 0
+
+
+def test_a_busy_loop_gets_a_process_after_some_seconds() -> None:
+    """Not at the first look: a start of an epoch is over sooner."""
+    assert after(ProcessCount(None, 4), BUSY, 0, BUSY_SECONDS - 0.5) == 0
+    assert after(ProcessCount(None, 4), BUSY, 0, BUSY_SECONDS) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"loop_share": 0.4}, {"waiting": False}, {"idle_cores": 0.9}], ids=["idle loop", "no queue", "no core"]
+)
+def test_no_process_without_its_reasons(change: dict[str, float]) -> None:
+    """The loop is busy, ranges wait, and a core is left: all three."""
+    assert after(ProcessCount(None, 4), msgspec.structs.replace(BUSY, **change), 0, 60) == 0
+
+
+def test_busy_processes_get_another_one_up_to_the_most() -> None:
+    """The loop is idle by then: the processes count."""
+    load = Load(loop_share=0.1, process_share=0.9, fetching=True, waiting=True, idle_cores=3.0)
+    assert after(ProcessCount(None, 4), load, 1, BUSY_SECONDS) == 2
+    assert after(ProcessCount(None, 4), load, 4, 60) == 4
+
+
+def test_a_pause_in_the_load_begins_the_seconds_anew() -> None:
+    """Two seconds, a quiet look, two seconds."""
+    count = ProcessCount(None, 4)
+    assert after(count, BUSY, 0, 2) == 0
+    count.wanted(QUIET, 0, 2.5)
+    assert after(count, BUSY, 0, 2, start=3) == 0
+
+
+def test_idle_processes_end_after_a_minute() -> None:
+    """Not before."""
+    count = ProcessCount(None, 4)
+    count.wanted(BUSY, 2, 0.0)
+    assert count.wanted(QUIET, 2, IDLE_SECONDS - 1) == 2
+    assert count.wanted(QUIET, 2, IDLE_SECONDS) == 0
+
+
+def test_refusals_leave_one_process_that_takes_chunks() -> None:
+    """It finds the limit by itself, and stays alone as long as it keeps to it."""
+    refusals = Refusals()
+    assert not refusals.look(1000, 10, False, False, 0.0)  # 1 % is chance
+    assert refusals.look(1000, 30, False, False, 0.5)
+    for second in range(1, 100):
+        assert refusals.look(1000, 0, True, False, float(second))
+    assert refusals.look(1000, 0, False, False, 100.0)
+    assert not refusals.look(1000, 0, False, False, 99.0 + TRIAL_SECONDS)
+
+
+def test_refusals_by_chance_are_not_tried_again_at_once() -> None:
+    """The one process was not limited, and was refused as many: the others take chunks again, for a while at least."""
+    refusals = Refusals()
+    assert refusals.look(1000, 50, False, False, 0.0)
+    assert refusals.look(1000, 50, False, False, TRIAL_SECONDS - 0.5)
+    assert not refusals.look(1000, 50, False, False, TRIAL_SECONDS)
+    assert not refusals.look(1000, 50, False, False, TRIAL_SECONDS + REPEAT_SECONDS - 0.5)
+    assert refusals.look(1000, 50, False, False, TRIAL_SECONDS + REPEAT_SECONDS)
+
+
+def test_the_others_go_on_as_soon_as_chance_is_found() -> None:
+    """The one process holds requests back while it returns to full speed, which shows no limit."""
+    refusals = Refusals()
+    assert refusals.look(1000, 50, False, False, 0.0)
+    assert refusals.look(1000, 50, True, False, 0.5)
+    assert not refusals.look(1000, 50, True, True, 1.0)
+    assert not refusals.look(1000, 50, True, True, 1.5)
+    assert refusals.look(1000, 300, False, False, 2.0)
+
+
+def test_a_limit_that_begins_after_chance_was_found_is_tried_at_once() -> None:
+    """Of 100 requests chance refuses 5, or 10 now and then; the store that begins to limit them refuses 30."""
+    refusals = Refusals()
+    assert refusals.look(1000, 50, False, False, 0.0)
+    assert not refusals.look(1000, 50, False, False, TRIAL_SECONDS)
+    assert not refusals.look(100, 10, False, False, TRIAL_SECONDS + 1)
+    assert refusals.look(100, 30, False, False, TRIAL_SECONDS + 2)
+
+
+def test_single_refusals_change_nothing() -> None:
+    """Three of four requests are refused: too few to say anything."""
+    assert not Refusals().look(4, 3, False, False, 0.0)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8, 64])
+def test_all_bounds_together_are_those_of_one_fetcher(processes: int) -> None:
+    """Windows and memory, of the loop and all processes; each has some."""
+    whole = Bounds(256, 1 << 30)
+    parts = [whole.of_loop(processes), *[whole.of_process(processes)] * processes]
+    assert min(part.window_max for part in parts) >= 1
+    assert sum(part.memory_bytes for part in parts) <= whole.memory_bytes
+    assert sum(part.window_max for part in parts) <= whole.window_max
+
+
+def test_without_processes_the_loop_has_everything() -> None:
+    """As before there were any."""
+    assert Bounds(256, 1 << 30).of_loop(0) == Bounds(256, 1 << 30)

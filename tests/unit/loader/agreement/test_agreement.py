@@ -1,0 +1,181 @@
+"""Who am I, and do all ranks mean the same?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamer.config import Environment
+from streamer.errors import ConfigError, ObjectNotFoundError, StateError, StreamerError
+from streamer.loader.agreement import agreement as distributed
+from streamer.loader.agreement.agreement import agree, detect, exchange, gather_for, pack, unpack
+
+
+def environment(**variables: str) -> Environment:
+    return Environment.read({"HOME": "/nowhere", **variables})
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank_config"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "8"}, (3, 8)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6"}, (5, 6)),
+    ],
+)
+def test_the_environment_tells(variables, rank_config):
+    """As torchrun and SLURM set it."""
+    found = detect(environment=environment(**variables))
+    assert (found.rank, found.world_size) == rank_config
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes"),
+    [({}, 1), ({"GROUP_WORLD_SIZE": "4"}, 4), ({"SLURM_NNODES": "3"}, 3), ({"STREAMER_NODES": "0"}, 1)],
+)
+def test_the_environment_tells_the_number_of_nodes(variables, nodes):
+    """As torchrun and SLURM set it; ours comes first."""
+    assert detect(environment=environment(**variables)).nodes == nodes
+
+
+def test_what_is_given_overrides(monkeypatch):
+    """The environment and torch.distributed; node and job stay."""
+    monkeypatch.setattr(distributed, "process_group", lambda: (1, 2))
+    found = detect(4, 9, environment(RANK="3", WORLD_SIZE="8", GROUP_RANK="2", TORCHELASTIC_RUN_ID="j"))
+    assert (found.rank, found.world_size, found.node, found.job) == (4, 9, 2, "j")
+
+
+def test_the_process_group_comes_before_the_environment(monkeypatch):
+    """It is what the training uses."""
+    monkeypatch.setattr(distributed, "process_group", lambda: (1, 2))
+    found = detect(environment=environment(RANK="3", WORLD_SIZE="8"))
+    assert (found.rank, found.world_size) == (1, 2)
+
+
+@pytest.mark.parametrize(("rank", "world_size", "field"), [(1, None, "world_size"), (None, 2, "rank"), (2, 2, "rank")])
+def test_half_a_rank_or_none_at_all_is_refused(rank, world_size, field):
+    """Both or neither, and the rank below the world size."""
+    with pytest.raises(ConfigError) as caught:
+        detect(rank, world_size, environment())
+    assert caught.value.details["field"] == field
+
+
+def test_ranks_compare_only_where_the_group_is_theirs(monkeypatch):
+    """A dataset for one rank alone must not wait for the others."""
+    for group, rank_config, compares in [
+        (None, (0, 2), False),
+        ((0, 1), (0, 1), False),
+        ((0, 2), (0, 1), False),
+        ((0, 2), (0, 2), True),
+    ]:
+        monkeypatch.setattr(distributed, "process_group", lambda group=group: group)
+        assert (gather_for(detect(*rank_config, environment())) is not None) is compares
+
+
+def table(*others: dict[str, object]):
+    """A gather in which the others have said this."""
+    return lambda text: [text, *map(json.dumps, others)]
+
+
+def test_equal_facts_agree():
+    """Nothing happens."""
+    agree(table({"facts": {"seed": 1, "epoch": None}, "failure": None}), {"seed": 1, "epoch": None}, None)
+
+
+def test_a_difference_is_an_error_that_names_it():
+    """Which facts, which values, which ranks."""
+    others = [
+        {"facts": {"seed": 1, "global_batch": 8, "lanes": 4}, "failure": None},
+        {"facts": {"seed": 2, "global_batch": 9, "lanes": 4}, "failure": None},
+    ]
+    with pytest.raises(StateError, match=r"rank 0 and rank 2.*seed: 1 and 2; global_batch: 8 and 9") as caught:
+        agree(table(*others), {"seed": 1, "global_batch": 8, "lanes": 4}, None)
+    assert caught.value.details["fields"] == "seed, global_batch"
+
+
+def test_a_failure_arrives_on_the_ranks_that_did_not_fail():
+    """With its type, its message and who it was."""
+    failed = {"facts": {}, "failure": ["ObjectNotFoundError", "no such bucket b", {"url": "s3://b"}]}
+    with pytest.raises(ObjectNotFoundError, match="rank 1: no such bucket b") as caught:
+        agree(table(failed), {"seed": 1}, None)
+    assert caught.value.details == {"url": "s3://b"}
+
+
+def test_a_rank_that_failed_raises_its_own_error():
+    """With its traceback and cause; not the copy of another rank's."""
+    mine = StreamerError("mine")
+    with pytest.raises(StreamerError) as caught:
+        agree(table({"facts": {}, "failure": None}), {}, mine)
+    assert caught.value is mine
+
+
+def test_a_rank_that_does_not_come_is_named():
+    """Nobody waits for ever."""
+    with pytest.raises(StateError, match=r"ranks \[1, 3\] of 4"):
+        agree(lambda text: [text, None, text, None], {}, None)
+
+
+def test_what_ranks_say_arrives_in_their_order():
+    """Also where some say nothing, and where one fails."""
+    others = [{"facts": value, "failure": None} for value in (None, [1, "b"])]
+    assert exchange(table(*others), lambda: {"a": 1}) == [{"a": 1}, None, [1, "b"]]
+
+    def fails() -> object:
+        raise StreamerError("mine")
+
+    with pytest.raises(StreamerError, match="mine"):
+        exchange(table(*others), fails)
+
+
+def test_the_texts_of_all_ranks_arrive_as_they_were():
+    """Also that of a rank that did not take part."""
+    texts = ["engine 1", "engine 1", None, "engine 2 \N{SNOWMAN}"]
+    assert unpack(pack(texts)) == texts
+
+
+RANK = """
+import os, sys
+import torch.distributed as dist
+from streamer.errors import StreamerError
+from streamer.loader.agreement import agreement as distributed
+from streamer.loader.agreement.agreement import agree, detect, gather_for
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+rank_config = detect()
+gather = gather_for(rank_config)
+agree(gather, {"seed": 1}, None)
+for facts, failure in (({"seed": rank}, None), ({"seed": 1}, StreamerError("broken here") if rank else None)):
+    try:
+        agree(gather, facts, failure)
+    except StreamerError as error:
+        print(rank_config.rank, rank_config.world_size, type(error).__name__, error)
+distributed._WAIT_SECONDS = 0.2
+if rank == 0:
+    try:
+        agree(gather, {}, None)
+    except StreamerError as error:
+        print(error)
+dist.destroy_processprocess_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_two_real_ranks_get_the_same_errors(tmp_path: Path):
+    """A difference and a failure of rank 1 arrive on both; a rank that does not come is told."""
+    command = [sys.executable, "-c", RANK]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=240)[0].splitlines() for rank in ranks]
+    assert [len(lines) for lines in told] == [3, 2]
+    assert told[0][2].startswith("ranks [1] of 2")
+    for rank, lines in enumerate(told):
+        assert lines[0].startswith(f"{rank} 2 StateError rank 0 and rank 1")
+        assert lines[1].startswith(f"{rank} 2 StreamerError")
+        assert lines[1].endswith("broken here")

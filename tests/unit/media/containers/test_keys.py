@@ -1,0 +1,75 @@
+"""Packets that a container calls keys, though decoding may not begin with them, are refused."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from streamer.errors import RecodeError
+from streamer.media.containers.entries import Codec
+from streamer.media.containers.keys import check_key, check_order, unreferenced
+
+HEVC = Codec("hevc", b"\1" + bytes(20) + b"\x03" + bytes(10))
+AVC = Codec("h264", bytes(4) + b"\x03" + bytes(10))
+
+
+def packet(*units: bytes) -> memoryview:
+    return memoryview(b"".join(struct.pack(">I", len(unit)) + unit for unit in units))
+
+
+def hevc(kind: int) -> bytes:
+    return bytes([kind << 1, 1]) + bytes(10)
+
+
+def test_hevc():
+    """Pictures of other types than IRAP; parameter sets before them say nothing."""
+    for kind in (16, 19, 21):
+        check_key(packet(hevc(32), hevc(kind)), HEVC)
+    with pytest.raises(RecodeError, match="no whole key frames: a picture of type 1 is called one"):
+        check_key(packet(hevc(32), hevc(39), hevc(1)), HEVC)
+
+
+def test_h264():
+    """A recovery point of several frames is intra refresh; one of none is a key frame."""
+    check_key(packet(b"\x06\x06\x01\x80\x80", b"\x41rest"), AVC)
+    check_key(packet(b"\x65rest"), AVC)
+    with pytest.raises(RecodeError, match="no whole key frames, but intra refresh over 2 frames"):
+        check_key(packet(b"\x06\x06\x01\x60\x80", b"\x41rest"), AVC)
+
+
+def test_pictures_to_which_no_other_refers():
+    """Of hevc those of the highest sub-layer alone; FFmpeg itself knows those of h264; others are not known."""
+
+    def picture(kind: int, layer: int) -> memoryview:
+        return packet(hevc(35), bytes([kind << 1, layer]) + bytes(10))
+
+    base = [picture(*each) for each in ((19, 1), (1, 1), (0, 1), (8, 1), (14, 1), (22, 1))]
+    assert unreferenced(base, HEVC) == [False, False, True, True, True, False]
+    assert unreferenced([*base, picture(2, 2), picture(3, 2)], HEVC) == [False] * 6 + [True, False]
+    assert unreferenced([*base, packet(hevc(35), b"\2")], HEVC) == [False] * 7
+    assert unreferenced(base, AVC) == [True] * 6
+    assert unreferenced(base, Codec("vp9")) == [False] * 6
+    assert unreferenced(base, Codec("hevc", b"\0\0\0\1" + HEVC.extradata[4:])) == [False] * 6
+
+
+def h264_slice(kind: int) -> bytes:
+    """A slice of this type, which begins with macroblock 0."""
+    bits = "1" + bin(kind + 1)[2:].zfill(2 * (kind + 1).bit_length() - 1)
+    return b"\x41" + int(bits.ljust(16, "0"), 2).to_bytes(2, "big")
+
+
+@pytest.mark.parametrize(
+    ("codec", "of_p", "of_b"),
+    [
+        (AVC, packet(b"\x06sei", h264_slice(5)), packet(h264_slice(6))),
+        (AVC, packet(h264_slice(0)), packet(h264_slice(1), h264_slice(1))),
+        (Codec("mpeg4"), memoryview(b"\0\0\1\xb2user\0\0\1\xb6\x50"), memoryview(b"\0\0\1\xb6\x90")),
+    ],
+)
+def test_b_frames_without_times_of_showing_are_refused(codec: Codec, of_p: memoryview, of_b: memoryview):
+    """Their times only ascend, as those of decoding do; sprites of MPEG-4 are no B-frames."""
+    check_order([of_p, of_p, of_b], [0, 20, 10], codec)
+    check_order([of_p, of_p, packet(b"\x01"), memoryview(b"\0\0\1\xb6\xd0")], [0, 1, 2, 3], codec)
+    with pytest.raises(RecodeError, match=r"no times at which they are shown \(no ctts\)"):
+        check_order([of_p, of_p, of_b], [0, 10, 20], codec)

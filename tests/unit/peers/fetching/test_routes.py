@@ -1,0 +1,58 @@
+"""Whom an engine asks for a chunk, as a table of cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamer.peers.fetching.routes import Ask, Found, whom_to_ask
+from streamer.peers.placement.members import Member
+
+ME, HOME, SECOND = Member("me"), Member("home"), Member("second")
+FETCH, LOOK = True, False
+
+
+@pytest.mark.parametrize(
+    ("order", "down", "may_have", "for_peer", "asked"),
+    [
+        # The home answers: it fetches the chunk for all.
+        ([HOME, SECOND], [], True, False, Ask(HOME, FETCH)),
+        ([HOME, ME], [], True, False, Ask(HOME, FETCH)),
+        # It is down: the next one takes its place; this engine, by the store.
+        ([HOME, SECOND], [HOME], True, False, Ask(SECOND, FETCH)),
+        ([HOME, ME], [HOME], True, False, None),
+        ([HOME, SECOND], [HOME, SECOND], True, False, None),
+        # The home is here: the second member may have the chunk from before.
+        ([ME, SECOND], [], True, False, Ask(SECOND, LOOK)),
+        ([ME, SECOND], [], False, False, None),
+        ([ME, SECOND], [SECOND], True, False, None),
+        ([ME], [], True, False, None),
+        # Only a peer waits for it: no third engine fetches it.
+        ([HOME, SECOND], [], True, True, Ask(HOME, LOOK)),
+        ([ME, SECOND], [], True, True, Ask(SECOND, LOOK)),
+    ],
+)
+def test_the_cases(order: list[Member], down: list[Member], may_have: bool, for_peer: bool, asked: Ask | None) -> None:
+    """None: the store."""
+
+    def is_up(member: Member) -> bool:
+        return member not in down
+
+    assert whom_to_ask(order, ME, is_up, lambda _: may_have, for_peer=for_peer) == asked
+
+
+def test_a_member_without_the_chunks_is_soon_asked_rarely() -> None:
+    """Eight misses in a row, then every 32nd chunk; one that is found opens it again."""
+    found = Found()
+
+    def asked(chunks: int, has: bool) -> int:
+        count = 0
+        for _ in range(chunks):
+            if found.may_have(SECOND, "dataset"):
+                count += 1
+                found.record(SECOND, "dataset", has)
+        return count
+
+    assert asked(1000, has=False) == 8 + 31
+    assert found.may_have(SECOND, "another dataset")
+    assert 1 <= asked(64, has=True) <= 64
+    assert asked(100, has=True) == 100

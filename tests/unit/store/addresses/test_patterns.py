@@ -1,0 +1,147 @@
+"""Globs and brace ranges."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from streamer.errors import ConfigError
+from streamer.store.addresses.patterns import Pattern, count_expanded, expand, without_globs
+from streamer.store.addresses.urls import of_web_address
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://b/x.tar", ["s3://b/x.tar"]),
+        ("s3://b/{008..011}.tar", ["s3://b/008.tar", "s3://b/009.tar", "s3://b/010.tar", "s3://b/011.tar"]),
+        ("s3://b/{8..10}", ["s3://b/8", "s3://b/9", "s3://b/10"]),
+        ("s3://b/{a,b}/{0..1}", ["s3://b/a/0", "s3://b/a/1", "s3://b/b/0", "s3://b/b/1"]),
+        ("s3://b/{only}", ["s3://b/only"]),
+    ],
+)
+def test_braces(url: str, expected: list[str]) -> None:
+    """Ranges keep their zeros, alternatives their order, and several multiply."""
+    assert expand(url) == expected
+
+
+@pytest.mark.parametrize("url", ["s3://b/{5..1}", "s3://b/{0..99999999}"])
+def test_nonsense_ranges(url: str) -> None:
+    """A range that falls, or that names more than a million urls, is a slip."""
+    with pytest.raises(ConfigError, match="must rise"):
+        expand(url)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("s3://b/t/", ["s3://b/t/a", "s3://b/t/a/b"], ["s3://b/t/folder/"]),
+        ("s3://b/t/*.tar", ["s3://b/t/1.tar"], ["s3://b/t/x/1.tar", "s3://b/t/1.tarx", "s3://b/t/1xtar"]),
+        ("s3://b/**/*.tar", ["s3://b/1.tar", "s3://b/x/y/1.tar"], ["s3://b/1.jpg"]),
+        ("s3://b/t/??.x", ["s3://b/t/ab.x"], ["s3://b/t/a/.x", "s3://b/t/abc.x"]),
+        ("s3://b/t/[a-c]1", ["s3://b/t/b1"], ["s3://b/t/d1"]),
+        ("s3://b/t/[!a]1", ["s3://b/t/b1"], ["s3://b/t/a1"]),
+        ("s3://b/t/{a,b}", ["s3://b/t/a"], ["s3://b/t/c"]),
+        ("s3://b/{t,u}/*.x", ["s3://b/u/1.x"], ["s3://b/v/1.x"]),
+    ],
+)
+def test_what_a_pattern_keeps(pattern: str, yes: list[str], no: list[str]) -> None:
+    """A star stays inside a folder, two stars do not; dots are dots."""
+    found = Pattern.of(pattern)
+    assert all(map(found.matches, yes))
+    assert not any(map(found.matches, no))
+
+
+@pytest.mark.parametrize(
+    ("url", "folder", "single"),
+    [
+        ("s3://b/t", "s3://b/t/", True),
+        ("s3://b/t/", "s3://b/t/", True),
+        ("s3://b/t/x-{0..3}", "s3://b/t/", False),
+        ("s3://b/*/x", "s3://b/", False),
+    ],
+)
+def test_what_is_listed(url: str, folder: str, single: bool) -> None:
+    """The deepest folder that holds everything."""
+    assert (Pattern.of(url).folder, Pattern.of(url).single) == (folder, single)
+
+
+@pytest.mark.parametrize("url", ["https://h/a/*.tar", "https://h/a/"])
+def test_web_servers_cannot_be_listed(url: str) -> None:
+    """The message says what to write instead."""
+    with pytest.raises(ConfigError, match=r"000\.\.127"):
+        without_globs(url)
+    assert without_globs("https://h/a/{0..3}.tar") == "https://h/a/{0..3}.tar"
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket"),
+    [
+        ("https://bkt.s3.eu-west-1.amazonaws.com/data/", "s3://bkt/data/"),
+        ("https://bkt.s3.amazonaws.com/", "s3://bkt/"),
+        ("https://s3.eu-west-1.amazonaws.com/bkt/data/", "s3://bkt/data/"),
+        ("https://storage.googleapis.com/bkt/data/", "gs://bkt/data/"),
+        ("https://acct.blob.core.windows.net/box/data/", "abfs://box@acct.dfs.core.windows.net/data/"),
+    ],
+)
+def test_the_web_address_of_a_bucket_is_named_as_a_url(url: str, bucket: str) -> None:
+    """The address that a console shows cannot be listed; the bucket can."""
+    with pytest.raises(ConfigError, match=f"this is the address of a bucket: write {bucket}"):
+        without_globs(url)
+
+
+def test_a_signed_url_is_no_dataset():
+    """It would end, and be kept on the disk; its signature is not shown."""
+    with pytest.raises(ConfigError, match=r"https://h/a\.tar with a query .* signed url ends") as caught:
+        without_globs("https://h/a.tar?X-Amz-Signature=hush")
+    assert "hush" not in repr(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://b/{0..999999}{0..999999}.tar",
+        "s3://b/" + "{a,b}" * 20,
+        "s3://b/" + "{a}" * 5000,
+        "s3://b/" + "{" * 5000 + "a" + "}" * 5000,
+        "s3://b/{0..{9,999999}}{0..9999}",
+        "s3://b/{{0..9},{0..99999}}",
+        "s3://b/" + "x" * 1_000_000 + "{000..999}",
+        "s3://b/{" + "0" * 1_000_000 + "1..999}",
+        "s3://b/{0.." + "9" * 5000 + "}",
+    ],
+)
+def test_braces_are_counted_before_they_are_expanded(url: str) -> None:
+    """Their product, the letters of all urls, and how many braces multiply; no error repeats a long url."""
+    begun = time.process_time()
+    with pytest.raises(ConfigError, match="at most 1,000,000") as caught:
+        expand(url)
+    assert time.process_time() - begun < 1.0
+    assert len(caught.value.message) < 2000
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://b/{a,b}/{0..1}", "s3://b/{a,{b,c}}", "s3://b/{008..011}.tar", "s3://b/x", "s3://b/{a,}{0..12}"]
+)
+def test_the_count_is_that_of_the_expansion(url: str) -> None:
+    """Nothing is made for it."""
+    count, letters = count_expanded(url)
+    assert count == len(expand(url))
+    assert letters >= sum(map(len, expand(url)))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://x.s3" + "-" * 5000 + "x.amazonaws.co/",
+        "https://x.s3" + "-a" * 100 + ".amazonaws.com.x/",
+        "https://" + "x.s3-" * 50 + ".amazonaws.co/",
+        "https://" + "x.s3.a" * 5000 + "/",
+    ],
+)
+def test_no_web_address_takes_long(url: str) -> None:
+    """A host that nearly is that of a bucket is compared once."""
+    begun = time.process_time()
+    assert of_web_address(url) is None
+    assert time.process_time() - begun < 0.5

@@ -1,0 +1,54 @@
+"""Urls in their parts."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from streamer.errors import ConfigError
+from streamer.store.addresses.urls import Address, shown, split
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://bucket/a/b", Address("s3", "s3://bucket", "a/b")),
+        ("S3://bucket", Address("s3", "s3://bucket", "")),
+        ("gs://b/x y", Address("gs", "gs://b", "x y")),
+        ("abfs://c@acct.dfs.core.windows.net/k", Address("abfs", "abfs://c@acct.dfs.core.windows.net", "k")),
+        ("https://h:8/a%20b", Address("https", "https://h:8", "a b")),
+        ("/data/x", Address("file", "file://", "/data/x")),
+        ("file:///data/x/", Address("file", "file://", "/data/x/")),
+        ("memory://a/b", Address("memory", "memory://", "a/b")),
+    ],
+)
+def test_split(url: str, expected: Address) -> None:
+    """The root is what one client serves, the key what the store calls the object."""
+    assert split(url) == expected
+
+
+def test_relative_paths_are_absolute() -> None:
+    """The same file has one url, whatever the working folder; a slash at the end stays."""
+    assert split("x/y/").key == os.path.abspath("x/y") + "/"
+
+
+@pytest.mark.parametrize("url", ["", "s3://", "s3:///key"])
+def test_no_bucket(url: str) -> None:
+    """What names no bucket is refused."""
+    with pytest.raises(ConfigError):
+        split(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://h/k?X-Amz-Signature=abc", "https://h/k"),
+        ("https://user:word@h/k", "https://h/k"),
+        ("s3://b/a@b", "s3://b/a@b"),
+        ("/data/x", "/data/x"),
+    ],
+)
+def test_shown_hides_secrets(url: str, expected: str) -> None:
+    """Neither signatures nor credentials get into a message."""
+    assert shown(url) == expected
