@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from streamer.annotations.options import NO_KEY, Annotations, Missing
 from streamer.annotations.table import AnnotationTable
-from streamer.base.arrow.columns import BinaryColumn
 from streamer.decode.dispatch import SampleDecoder
 from streamer.decode.kinds import NULL
 from streamer.decode.rule import DecodeRule
@@ -20,6 +19,7 @@ from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Field, FieldSpec
 from streamer.formats.names import extension
 from streamer.formats.table.records import TableOpener, fixed_dtype
+from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import SampleName
 from streamer.manifest.table import Manifest
 

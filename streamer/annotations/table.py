@@ -19,9 +19,9 @@ from unicodedata import normalize
 import msgspec
 import numpy as np
 
-from streamer.base.arrow.columns import BinaryColumn, Schema, Table, digest_of
-from streamer.base.arrow.reader import map_table
 from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.columns import BinaryColumn, Schema, Table, digest_of
 from streamer.manifest.model import FieldSpec
 from streamer.manifest.reader_lock import held
 from streamer.manifest.staging import settle, workplace
@@ -195,7 +195,7 @@ class AnnotationTable:
 def publish_table(head: Head, rows: Table, place: Path, root: Path, *, durable: bool = True) -> Path:
     """Writes the folder `<root>/<digest>/` of a table of annotations, by way of a temporary folder; returns it."""
     # Only here: an engine that starts does not need it.
-    from streamer.base.arrow.writer import write_table
+    from streamer.manifest.arrow_ipc.writer import write_table
 
     write_table(place / ROWS_NAME, rows)
     (place / HEAD_NAME).write_bytes(head.encode())

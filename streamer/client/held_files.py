@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from streamer.base.arrow.mmap_file import map_file
+from streamer.manifest.mmap_file import map_file
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec.structs import force_setattr
 
-from streamer.base.arrow.columns import read_name, written_name
 from streamer.errors import ConfigError, DecodeError
 from streamer.formats.base import Facts, Field, Format, SampleName
 from streamer.formats.names import (
@@ -23,6 +22,7 @@ from streamer.formats.names import (
     paired_folders,
 )
 from streamer.manifest.beside import POINTER_ADVICE, POINTER_BYTES, is_hidden, is_pointer
+from streamer.manifest.columns import read_name, written_name
 from streamer.manifest.protocols import Indexing, Source, Span
 
 

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.arrow.columns import BinaryColumn, read_name
 from streamer.indexing.listed_rows import Listing
 from streamer.indexing.publish import publish
 from streamer.indexing.rows import Rows, rows_of_objects
+from streamer.manifest.columns import BinaryColumn, read_name
 from streamer.manifest.model import Facts
 from streamer.manifest.packing import chunk_key
 from streamer.manifest.protocols import Indexer

@@ -11,7 +11,6 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from streamer.base.arrow.columns import decoded
 from streamer.base.bounded_map import bounded_map
 from streamer.errors import ConfigError, ManifestError
 from streamer.indexing.container_rows import (
@@ -29,6 +28,7 @@ from streamer.indexing.publish import publish
 from streamer.indexing.rows import Contained, Rows, rows_of_objects
 from streamer.indexing.survey import Surveyed, survey_objects
 from streamer.manifest.blocks import Block
+from streamer.manifest.columns import decoded
 from streamer.manifest.model import Extent
 from streamer.manifest.packing import Cut, choose_chunk_bytes, hash_keys, pack_in_order, pack_objects
 from streamer.manifest.protocols import (

@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.arrow.columns import encoded
 from streamer.base.bounded_map import plain_errors
 from streamer.indexing.checked_reader import checked
 from streamer.indexing.index_log import Found, IndexLog
 from streamer.indexing.survey import examine, holding, read_needs
 from streamer.manifest.blocks import Block
+from streamer.manifest.columns import encoded
 from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.packing import Cut, chunk_key, cut_object, cut_spans
 from streamer.manifest.protocols import (

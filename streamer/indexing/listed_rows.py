@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.arrow.columns import decoded, encoded, is_utf_8
 from streamer.base.bounded_map import bounded_map
 from streamer.errors import ConfigError, ManifestError
 from streamer.manifest.beside import is_beside, is_hidden, is_hidden_folder
+from streamer.manifest.columns import decoded, encoded, is_utf_8
 from streamer.manifest.model import ObjectRecord
 from streamer.manifest.protocols import ChooseFormat, Indexer, Lister
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from streamer.base.arrow.columns import KEY_BYTES, digest_of, written_name
-from streamer.base.arrow.writer import write_table
 from streamer.indexing.rows import Rows
+from streamer.manifest.arrow_ipc.writer import write_table
+from streamer.manifest.columns import KEY_BYTES, digest_of, written_name
 from streamer.manifest.layout import ROOT_NAME, Content, Part, Run, encode_root, file_name
 from streamer.manifest.model import Facts
 from streamer.manifest.packing import at_endpoint

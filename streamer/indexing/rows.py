@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.arrow.columns import BinaryColumn, Table, encoded
 from streamer.errors import ManifestError
 from streamer.indexing.listed_rows import Listing
 from streamer.manifest.blocks import (
@@ -23,6 +22,7 @@ from streamer.manifest.blocks import (
     planned_bytes,
     recoded_chunk_key,
 )
+from streamer.manifest.columns import BinaryColumn, Table, encoded
 from streamer.manifest.layout import PART_SAMPLES
 from streamer.manifest.model import Codec, Facts
 from streamer.manifest.packing import Cut, chunk_key

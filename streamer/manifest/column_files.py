@@ -16,9 +16,9 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
-from streamer.base.arrow.columns import BinaryColumn, ColumnType
-from streamer.base.arrow.reader import map_table, read_table
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
+from streamer.manifest.arrow_ipc.reader import map_table, read_table
+from streamer.manifest.columns import BinaryColumn, ColumnType
 from streamer.manifest.condition import ColumnValues, Kind
 from streamer.manifest.staging import settle_file, workplace
 from streamer.manifest.table import Manifest
@@ -117,7 +117,7 @@ class ColumnFiles:
 
     def _write(self, path: Path, column: ColumnValues) -> ColumnValues:
         # Only here: processes that read columns do not need nanoarrow.
-        from streamer.base.arrow.writer import write_table
+        from streamer.manifest.arrow_ipc.writer import write_table
 
         values = column.values if isinstance(column.values, BinaryColumn) else column.values.view(np.int64)
         with workplace(path.parent) as place:

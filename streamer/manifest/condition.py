@@ -26,8 +26,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.arrow.columns import BinaryColumn
 from streamer.errors import ConfigError
+from streamer.manifest.columns import BinaryColumn
 
 Int64Array = NDArray[np.int64]
 Flags = NDArray[np.bool_]

@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from streamer.base.arrow.columns import Schema
 from streamer.errors import ManifestCorruptError, ManifestError, ManifestVersionError
+from streamer.manifest.columns import Schema
 from streamer.manifest.model import Codec, Facts
 from streamer.version import VERSION
 

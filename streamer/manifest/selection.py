@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.arrow.reader import map_table
 from streamer.base.splitmix import GAMMA, fold, fold_each, mix
 from streamer.base.unique import unique
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
+from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.condition import ColumnsOf, Condition
 from streamer.manifest.layout import selection_name
 from streamer.manifest.packing import hash_keys
@@ -164,7 +164,7 @@ class Selection:
 
 def _write(path: Path, ordinals: Int64Array) -> None:
     # Only here: processes that read a selection do not need nanoarrow (6 ms of a start, 2026-11-22).
-    from streamer.base.arrow.writer import write_table
+    from streamer.manifest.arrow_ipc.writer import write_table
 
     with workplace(path.parent) as place:
         write_table(place / path.name, {"ordinal": ordinals})

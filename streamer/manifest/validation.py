@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.arrow.columns import KEY_BYTES, BinaryColumn, digest_of, encoded
 from streamer.errors import ManifestCorruptError
 from streamer.manifest.blocks import Block, decode_hints, first_ranges, key_head, key_of_blocks, key_options
+from streamer.manifest.columns import KEY_BYTES, BinaryColumn, digest_of, encoded
 from streamer.manifest.layout import file_name
 from streamer.manifest.model import Chunk, Codec, ObjectRecord
 from streamer.manifest.packing import at_endpoint, key_of_extents, named

@@ -14,12 +14,12 @@ import numpy as np
 
 from streamer.annotations.options import MOST_FILE_BYTES, TableOptions, ending_of
 from streamer.annotations.table import ANNOTATIONS, Head, publish_table
-from streamer.base.arrow.columns import BinaryColumn
 from streamer.base.threads import in_thread
 from streamer.config import format_bytes
 from streamer.errors import ConfigError, ManifestError, RecodeError
 from streamer.fetch import Fetcher
 from streamer.manifest.blocks import Block, encode_hints
+from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import Extent, Facts, ObjectRecord
 from streamer.manifest.staging import workplace
 from streamer.recode.in_process import recode_here

@@ -16,9 +16,9 @@ from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.engine.permissions import Rights
 from streamer.errors import BrokenError, ConfigError, ProtocolError, ServiceError, StreamerError
 from streamer.fetch.fair_gate import FairGate, WaitQueue
-from streamer.peers.shared_lanes import CacheSharing
 from streamer.service.client_connection import ClientConnection
 from streamer.service.limits import MAX_LONG_REQUESTS, MAX_READ_BYTES, MAX_REQUEST_URLS, Limits
+from streamer.service.sharing import CacheSharing
 from streamer.store.addresses.patterns import MAX_EXPANDED_LETTERS, MAX_URLS, count_expanded
 from streamer.wire.messages import (
     Advance,

@@ -18,9 +18,9 @@ from streamer.annotations.join import Joiner, JoinRules
 from streamer.annotations.options import TableOptions
 from streamer.annotations.parse import AnnotationRecoder
 from streamer.annotations.table import AnnotationTable, Head, hash_of
-from streamer.base.arrow.columns import BinaryColumn
 from streamer.errors import ConfigError, RecodeError
 from streamer.formats.chunkfile import RecordTable, encode_table
+from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.model import Codec
 from streamer.recode.annotations import publish
 from streamer.recode.results import Recoded

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamer.base.arrow.columns import BinaryColumn
-from streamer.base.arrow.layout import read_layout
-from streamer.base.arrow.reader import map_table
-from streamer.base.arrow.writer import write_table
 from streamer.errors import ManifestCorruptError, ManifestError
+from streamer.manifest.arrow_ipc.layout import read_layout
+from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.arrow_ipc.writer import write_table
+from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.layout import Content, Part, Run, decode_root, encode_root, file_name
 
 SCHEMA = {"key": "binary", "size": "int64", "name": "key16", "codec": "uint8"}

@@ -17,10 +17,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from streamer.base.arrow.reader import map_table
 from streamer.base.cgroup import usable_cores
 from streamer.config import counted
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
+from streamer.manifest.arrow_ipc.reader import map_table
 from streamer.manifest.staging import settle_file, workplace
 from streamer.order.rows.content import row_counts
 from streamer.order.rows.items import kept_costs
@@ -129,7 +129,7 @@ class RowTable(msgspec.Struct, frozen=True, eq=False):
             ManifestError: it cannot be written.
         """
         # Only here: processes that read a table do not need nanoarrow (6 ms of a start, 2026-11-22).
-        from streamer.base.arrow.writer import write_table
+        from streamer.manifest.arrow_ipc.writer import write_table
 
         with workplace(path.parent) as place:
             chunks = np.diff(self.sets.first)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.arrow.flatbuffer import Table
+from streamer.base.flatbuffer import Table
 from streamer.formats.failures import DamagedError
 
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3

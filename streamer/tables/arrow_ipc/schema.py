@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streamer.base.arrow.flatbuffer import FlatbufferError, Table
+from streamer.base.flatbuffer import FlatbufferError, Table
 from streamer.formats.failures import UnreadError
 from streamer.tables.arrow_ipc.messages import PREFIX_BYTES, schema_of
 from streamer.tables.parquet import schema as parquet

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from streamer.base.arrow.flatbuffer import Table
+from streamer.base.flatbuffer import Table
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.tables.parquet.schema import Node
 

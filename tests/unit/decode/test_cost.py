@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.formats.media.conftest import TIMESCALE, track
 
 from streamer.formats.detect import chooser
 from streamer.indexing.build import build
@@ -17,6 +16,7 @@ from streamer.media.containers.frames import Frames
 from streamer.media.decode.cost import DecodeCost, block_costs, cost_of, mean_cost
 from tests.films import made
 from tests.unit.manifest.conftest import MemoryStore
+from tests.unit.media.containers.conftest import TIMESCALE, track
 
 UNKNOWN = pytest.approx(np.nan, nan_ok=True)
 

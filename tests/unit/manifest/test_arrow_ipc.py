@@ -4,10 +4,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamer.base.arrow.columns import BinaryColumn, digest_of
-from streamer.base.arrow.reader import map_table
-from streamer.base.arrow.writer import write_table
 from streamer.errors import ManifestCorruptError
+from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.arrow_ipc.writer import write_table
+from streamer.manifest.columns import BinaryColumn, digest_of
 
 SCHEMA = {"name": "binary", "size": "int64", "start": "uint32", "label": "int32", "codec": "uint8", "key": "key16"}
 

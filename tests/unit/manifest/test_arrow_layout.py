@@ -4,9 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamer.base.arrow.layout import read_layout
-from streamer.base.arrow.writer import write_table
 from streamer.errors import ManifestCorruptError
+from streamer.manifest.arrow_ipc.layout import read_layout
+from streamer.manifest.arrow_ipc.writer import write_table
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamer.base.arrow.columns import digest_of
-from streamer.base.arrow.writer import write_table
 from streamer.errors import ManifestCorruptError
 from streamer.indexing.publish import publish_at
 from streamer.indexing.rows import Rows
+from streamer.manifest.arrow_ipc.writer import write_table
+from streamer.manifest.columns import digest_of
 from streamer.manifest.layout import ROOT_NAME, encode_root, file_name
 from streamer.manifest.packing import at_endpoint
 from streamer.manifest.table import Manifest

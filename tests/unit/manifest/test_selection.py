@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
-from streamer.base.arrow import writer as arrow_writer
 from streamer.errors import ConfigError, ManifestCorruptError, ManifestError
+from streamer.manifest.arrow_ipc import writer as arrow_writer
 from streamer.manifest.selection import Selection, Where
 
 

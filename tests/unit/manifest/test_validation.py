@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamer.base.arrow.columns import BinaryColumn, digest_of
-from streamer.base.arrow.reader import map_table
-from streamer.base.arrow.writer import write_table
 from streamer.errors import ManifestCorruptError
+from streamer.manifest.arrow_ipc.reader import map_table
+from streamer.manifest.arrow_ipc.writer import write_table
+from streamer.manifest.columns import BinaryColumn, digest_of
 from streamer.manifest.layout import ROOT_NAME, decode_root, encode_root, file_name
 from streamer.manifest.table import Manifest
 from streamer.manifest.validation import MAX_OBJECT_BYTES, open_verified, sums_of

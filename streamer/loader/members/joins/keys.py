@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from streamer.base.arrow.columns import BinaryColumn
 from streamer.decode.dispatch import SampleDecoder
 from streamer.errors import ConfigError, DecodeError, ManifestError
 from streamer.formats.base import Field, SampleName
@@ -21,6 +20,7 @@ from streamer.formats.registry import open_format
 from streamer.loader.members.connections import EngineConnections
 from streamer.loader.members.single_reads import KEY, StreamedBytes
 from streamer.manifest.column_files import ColumnFiles
+from streamer.manifest.columns import BinaryColumn
 from streamer.manifest.condition import ColumnValues
 from streamer.manifest.keys import Keys, hash_values, number_keys
 from streamer.manifest.selection import Selection

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.unit.formats.media.conftest import TIMESCALE, track
 
 from streamer.batches.samples.seeding import SampleDraws
 from streamer.media.containers.clips import Pattern, Samples, Sampling, drawn, samples_of
 from streamer.media.containers.frames import Frames
 from streamer.media.containers.records import Head
+from tests.unit.media.containers.conftest import TIMESCALE, track
 
 
 def cut(sampling: Sampling, entry: np.ndarray | None = None) -> Samples:

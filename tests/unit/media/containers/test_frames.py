@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.formats.media.conftest import TIMESCALE, track
 
 from streamer.formats.failures import DamagedError
 from streamer.media.containers.frames import Frames
 from streamer.media.containers.movie import prefer
 from streamer.media.containers.tables import Packets
+from tests.unit.media.containers.conftest import TIMESCALE, track
 
 
 def test_packets_without_a_byte_are_no_frames():

@@ -13,7 +13,7 @@ import numpy as np
 from nanoarrow.ipc import StreamWriter
 from numpy.typing import NDArray
 
-from streamer.base.arrow.columns import BinaryColumn, Column, Table
+from streamer.manifest.columns import BinaryColumn, Column, Table
 
 
 def write_table(path: Path, table: Table) -> int:

@@ -12,7 +12,7 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
-from streamer.base.arrow.flatbuffer import Table
+from streamer.base.flatbuffer import Table
 from streamer.errors import ManifestCorruptError
 
 _CONTINUATION = 0xFFFFFFFF

@@ -14,10 +14,10 @@ from typing import Never
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.base.arrow.columns import KEY_BYTES, BinaryColumn, Column, ColumnType, Schema, Table
-from streamer.base.arrow.layout import BatchLayout, read_layout
-from streamer.base.arrow.mmap_file import map_file
 from streamer.errors import ManifestCorruptError
+from streamer.manifest.arrow_ipc.layout import BatchLayout, read_layout
+from streamer.manifest.columns import KEY_BYTES, BinaryColumn, Column, ColumnType, Schema, Table
+from streamer.manifest.mmap_file import map_file
 
 
 def map_table(path: Path, schema: Schema) -> Table:

@@ -12,8 +12,8 @@ import pytest
 from streamer.engine.datasets import Dataset
 from streamer.engine.manifests.manifest_request import ManifestRequest
 from streamer.errors import ConfigError, ManifestError, ProtocolError, StreamerError
-from streamer.peers.shared_lanes import _lanes
 from streamer.service.server import Server
+from streamer.service.sharing import _lanes
 from streamer.wire.messages import ShareCache, Sharer
 
 SHARERS = [Sharer("a" * 32, "10.0.0.1:7070", 1), Sharer("b" * 32, "10.0.0.2:7070", 1)]
