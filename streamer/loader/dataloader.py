@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -152,13 +153,13 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._reported = Snapshot()
         self._pid = os.getpid()
         self._closed = False
-        # The next batch to be delivered.
-        self._position = (0, 0)
+        self._position = (0, 0)  # of the next batch to be delivered
         # Where the next iter() begins, and whether it was set by `set_epoch`.
         self._start = (0, 0)
         self._epoch_requested = False
         self._begun: tuple[int, int] | None = None  # where the last iter() began
-        self._epoch: EpochIterator | None = None
+        # The last iterator. It holds the loader, which ends at once when both are dropped.
+        self._running: Callable[[], EpochIterator | None] = lambda: None
         self._accelerate = AccelerateEpochs()
 
     def __repr__(self) -> str:
@@ -204,8 +205,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         self._begun = self._position = epoch, batch
         self._accelerate.begin()
         self._start, self._epoch_requested = (epoch + 1, 0), False
-        if self._epoch is not None:
-            self._epoch.supersede()
+        if (running := self._running()) is not None:
+            running.supersede()
         self._clock.pause()
         reporter = self._begin_supply()
         self._supply_owner.enter(epoch, batch, self._batches)
@@ -216,8 +217,9 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         owner = EpochOwner(
             self._ready, self._take, self._supply_owner.took, self._arrived, self._finished, self._supply_owner.failed
         )
-        self._epoch = EpochIterator(owner, left, self._clock, self._supply_owner.mover, s.device_transform)
-        return self._epoch
+        iterator = EpochIterator(owner, left, self._clock, self._supply_owner.mover, s.device_transform)
+        self._running = weakref.ref(iterator)
+        return iterator
 
     def _beginning(self) -> tuple[int, int]:
         """The start of the next epoch iterator."""
@@ -296,8 +298,6 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         for batch in itertools.islice(self, at_least("k", k, 1)):
             batches.append(detached(batch))
             samples.append(len(self.repeated))
-        if self._epoch is not None:
-            self._epoch.end()
         self._clock.pause()
         self._position, self._start, self._epoch_requested, self._begun = before
         self._audit.load(delivered)
@@ -376,8 +376,8 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
 
     def _end_supply(self) -> None:
         self._accelerate.end()
-        if self._epoch is not None:
-            self._epoch.end()
+        if (running := self._running()) is not None:
+            running.end()
         self._supply_owner.end()
 
     def _check_changes(self) -> None:

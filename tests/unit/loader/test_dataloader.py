@@ -8,6 +8,7 @@ import random
 import sys
 import time
 import traceback
+import weakref
 from collections import namedtuple
 from typing import ClassVar
 
@@ -670,3 +671,17 @@ def test_stats():
     assert 0 < stats.wait_share < 1
     assert 0 < stats.handoff_seconds < stats.wait_seconds + stats.step_seconds <= elapsed
     assert stats.pickled_bytes / stats.batches < 512
+
+
+def test_a_loader_that_is_dropped_ends_at_once() -> None:
+    """Without `close`, in the middle of an epoch, and although the cycle collector is off."""
+    gc.disable()
+    try:
+        loader = StreamingDataLoader(FakeDataset(32, sample), 4, 1, worker_type="thread", reports=None)
+        batches = iter(loader)
+        next(batches)
+        owner = weakref.ref(loader._supply_owner)
+        del loader, batches
+        assert owner() is None
+    finally:
+        gc.enable()
