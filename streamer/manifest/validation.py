@@ -31,6 +31,8 @@ _BATCH = 1024
 # Among the details of the error for a foreign key.
 KEYS_RULE = "keys are those of their chunks"
 _RANGE_BYTES = 16
+# The ranges of a block of which nothing was written; see `tables.arrays.tiles.blocks_of`.
+_NOTHING = ((0, 1),)
 _START_BYTES = 4
 # Longer than any object of any store, and exact as a floating-point number: sums of 500 such lengths fit into int64.
 MAX_OBJECT_BYTES = 1 << 53
@@ -311,12 +313,16 @@ class _Keys:
             key = self._with_head(chunk.extents[0].object, blocks)
             if at_endpoint(key, self._endpoint) == chunk.key:
                 return key
-        blocks = _with_objects(blocks, chunk)
+        named = _with_objects(blocks, chunk)
+        # Rows that were never written have a byte of the object with which they are indexed, and do not name it.
+        partly = [own if block.ranges == _NOTHING else block for own, block in zip(blocks, named, strict=True)]
+        ways = [named] if partly == named else [named, partly]
         for number in range(self._owner, self._manifest.objects):
-            key = self._with_head(self._manifest.object(number), blocks)
-            if at_endpoint(key, self._endpoint) == chunk.key:
-                self._owner = number
-                return key
+            for way in ways:
+                key = self._with_head(self._manifest.object(number), way)
+                if at_endpoint(key, self._endpoint) == chunk.key:
+                    self._owner = number
+                    return key
         return None
 
     def _with_head(self, record: ObjectRecord, blocks: Sequence[Block]) -> bytes:

@@ -39,6 +39,7 @@ from streamer.indexing.build import BuildOptions, build
 from streamer.manifest.model import Codec, Extent, ObjectRecord
 from streamer.manifest.protocols import LeftOut, Short
 from streamer.manifest.table import Manifest
+from streamer.manifest.validation import check_keys
 from streamer.media.decode.decoder import Draws
 from tests.formats.summary import EXPECTED, KEY, summary
 
@@ -303,8 +304,8 @@ class MemoryStore:
 
 
 async def built(chosen: Format, store: MemoryStore, root: Path, chunk_bytes: int = 4096, **options: object) -> Manifest:
-    """The manifest of what a store has."""
-    return await build(
+    """The manifest of what a store has, whose keys are those that every installer computes."""
+    manifest = await build(
         URL,
         root,
         lister=store,
@@ -312,3 +313,5 @@ async def built(chosen: Format, store: MemoryStore, root: Path, chunk_bytes: int
         choose_format=lambda keys: chosen,
         options=BuildOptions(chunk_bytes=chunk_bytes, **options),
     )
+    check_keys(manifest)
+    return manifest
