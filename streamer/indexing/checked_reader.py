@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+
 from streamer.errors import ManifestError
 from streamer.manifest.beside import POINTER_ADVICE, POINTER_BYTES, is_pointer
 from streamer.manifest.model import Extent, ObjectRecord
-from streamer.manifest.protocols import Examine, Examined, Examiner, RangeReader
+from streamer.manifest.protocols import BoundedReader, Examine, Examined, Examiner, RangeReader
 
 
 def checked(reader: RangeReader) -> RangeReader:
@@ -25,6 +28,10 @@ class _CheckedReader:
         if extent.start == 0 and extent.object.size < POINTER_BYTES and is_pointer(content):
             raise _refusal(extent.object)
         return content
+
+    def hold(self, ranges: Sequence[Extent]) -> AbstractAsyncContextManager[None]:
+        """Reserves memory for ranges, if the given reader bounds it; see `BoundedReader`."""
+        return self._reader.hold(ranges) if isinstance(self._reader, BoundedReader) else nullcontext()
 
 
 class _CheckedExaminer(_CheckedReader):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -13,9 +15,11 @@ from streamer.engine.manifests.manifest_copy import copy_manifest
 from streamer.errors import ManifestCorruptError, ManifestError
 from streamer.formats.failures import DamagedError
 from streamer.formats.sidecars import read_sidecar
+from streamer.indexing.checked_reader import checked
+from streamer.indexing.survey import holding
 from streamer.manifest.layout import ROOT_NAME
 from streamer.manifest.model import Extent, ObjectRecord
-from streamer.manifest.protocols import Source
+from streamer.manifest.protocols import Need, Source
 from streamer.manifest.transfer import export_files
 from streamer.manifest.validation import open_verified
 from streamer.media.containers.tables import Tables
@@ -106,3 +110,21 @@ def test_packets_follow_the_bytes_of_the_file(count, size):
     with pytest.raises(DamagedError, match="samples are read"):
         tables.columns(size)
     assert not np.size(tables.bodies.get(b"stsz", ()))
+
+
+async def test_a_reader_that_looks_for_pointers_passes_the_bound_on():
+    """Every index reads through it; without the bound 1.2 GB of metadata were in memory at once."""
+    held: list[Extent] = []
+
+    class Bounded(_Bucket):
+        @asynccontextmanager
+        async def hold(self, ranges: list[Extent]) -> AsyncIterator[None]:
+            held.extend(ranges)
+            yield
+
+    bucket = Bounded({"index.json": b"{}"})
+    whole = Extent(bucket.records[0], 0, 2)
+    async with holding([Need(0, 2, bucket.records[0])], checked(bucket)):
+        assert held == [whole]
+    async with holding([Need(0, 2, bucket.records[0])], checked(_Bucket({"index.json": b"{}"}))):
+        assert held == [whole]
