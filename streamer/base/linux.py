@@ -82,7 +82,7 @@ def free_pages(mapping: mmap.mmap, start: int, length: int) -> None:
 def mountinfo() -> str:
     """The mounted file systems (proc_pid_mountinfo(5)); "" on other systems."""
     with suppress(FileNotFoundError):
-        return Path("/proc/self/mountinfo").read_text()
+        return Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     return ""
 
 

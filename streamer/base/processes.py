@@ -27,6 +27,12 @@ def unforked() -> Iterator[None]:
         yield
 
 
+def import_paths() -> list[str]:
+    """Returns `sys.path` as texts: programs put paths and bytes there, and entries that the interpreter ignores."""
+    found: list[object] = [*sys.path]
+    return [os.fsdecode(entry) for entry in found if isinstance(entry, str | bytes | os.PathLike)]
+
+
 def child_environment(settings: dict[str, str]) -> dict[str, str]:
     """The environment for a process that imports the same streamer and the same packages of formats as this one.
 
@@ -34,5 +40,5 @@ def child_environment(settings: dict[str, str]) -> dict[str, str]:
         settings: additional variables.
     """
     found = {name: value for name, value in os.environ.items() if name in _VARIABLES}
-    paths = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
+    paths = dict.fromkeys(os.path.abspath(entry) for entry in import_paths())
     return {**found, **settings, "PYTHONPATH": os.pathsep.join(paths)}

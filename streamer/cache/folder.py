@@ -206,7 +206,8 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
     best, kind = "", ""
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
-        mount = before.split()[4].encode().decode("unicode_escape")
+        # Blanks and backslashes are octal there; other letters are as they are, also those that are not UTF-8.
+        mount = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), before.split(" ")[4])
         inside = real == mount or real.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= len(best):
             best, kind = mount, after.split()[0]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from streamer import errors
 from streamer.base.logs import join_trainer
-from streamer.base.processes import unforked
+from streamer.base.processes import import_paths, unforked
 from streamer.client.connection import Connection, DisconnectedError
 from streamer.client.in_process import start_engine
 from streamer.client.restarts import Restarts
@@ -238,7 +238,7 @@ def _configuration(settings: ClientSettings) -> dict[str, object]:
 
 def _engine_environment() -> dict[str, str]:
     # The engine imports the same streamer as the trainer, even if that was found only through sys.path.
-    paths = [path or os.getcwd() for path in sys.path]
+    paths = [path or os.getcwd() for path in import_paths()]
     # The engine does no linear algebra; OpenBLAS would start a spinning thread per core: 26 ticks of CPU until the
     # engine listens instead of 13, while the workers start on the same two cores (2026-11-20).
     return {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -6,7 +6,7 @@ import asyncio
 import os
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import msgspec
 import numpy as np
@@ -164,6 +164,12 @@ async def _list_one(url: str, lister: Lister, place_of: Callable[[str], int] | N
     if not names:
         raise ManifestError(f"no objects below {url}; is the prefix right?", url=url)
     order = sorted(range(len(names)), key=names.__getitem__)
+    if (twice := next((names[a] for a, b in pairwise(order) if names[a] == names[b]), None)) is not None:
+        raise ManifestError(
+            f"{twice} comes twice in the listing of {url}: the pages of the store overlap, or the url names it twice; "
+            "name the objects by a list of urls, or report it to the store",
+            url=twice,
+        )
     folder = _folder(url, [names[i] for i in order])
     if place_of is not None:
         order.sort(key=list(map(place_of, names)).__getitem__)

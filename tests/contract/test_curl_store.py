@@ -39,6 +39,8 @@ from streamer.errors import (
 from streamer.manifest.model import ObjectRecord
 from streamer.store import ObjectStore, open_store
 from streamer.store.base import PartsKeeper, Upload
+from streamer.store.curl import listing
+from streamer.store.curl.listing import ListedPage
 from streamer.store.curl.store import CurlStore
 from tests.contract.store_contract import read
 from tests.contract.telling_server import RAMP, Asked, TellingServer, answer, telling
@@ -865,3 +867,14 @@ async def test_a_file_of_authorities_that_is_none(content: str | None, text: str
         with pytest.raises(ConfigError, match=text) as caught:
             await read(store, _record("s3://bucket/o"), 0, 10)
         assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("tokens", [["a", "a"], ["a", "b", "a"]])
+async def test_a_listing_that_goes_in_circles_is_an_error(monkeypatch: pytest.MonkeyPatch, tokens: list[str]) -> None:
+    """A token that comes again: the listing was cut off there, or had no end."""
+    pages = iter([ListedPage([_record(f"s3://bucket/{token}")], False, token) for token in tokens])
+    monkeypatch.setattr(listing, "page_of", lambda root, body: next(pages))
+    async with bucket() as (_, store):
+        with pytest.raises(StoreError, match="continues where an earlier one did"):
+            async for _ in store.list("s3://bucket/"):
+                pass

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from streamer.base import linux
-from streamer.base.processes import unforked
+from streamer.base.processes import import_paths, unforked
 from streamer.batches.workers.datagrams import readable
 from streamer.batches.workers.fork_protocol import ProcessContext, memory_file
 
@@ -96,7 +96,9 @@ def current_context() -> ProcessContext:
         folder = os.getcwd()
     except FileNotFoundError:
         folder = ""
-    return ProcessContext(folder, [os.path.abspath(entry) if folder else entry for entry in sys.path], dict(os.environ))
+    return ProcessContext(
+        folder, [os.path.abspath(entry) if folder else entry for entry in import_paths()], dict(os.environ)
+    )
 
 
 @contextmanager

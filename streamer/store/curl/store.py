@@ -154,16 +154,24 @@ class CurlStore(ObstoreStore):
                 yield page
             return
         self._counters.lists += 1
-        prefix, token = self._key(folder), ""
+        prefix, token, tokens = self._key(folder), "", set[str]()
         while True:
             asked = listing.query(prefix, after or "", token)
             answer = await in_time(self._whole(folder, asked), folder)
             listed = listing.page_of(self._root, answer.body)
             if not listed.is_empty:
                 yield listed.records
-            if not listed.token or listed.token == token:
+            if not listed.token:
                 return
+            if listed.token in tokens:
+                raise StoreError(
+                    f"the listing of {folder} has no end: page {len(tokens) + 1} continues where an earlier one did; "
+                    "the store does not list as S3 does: name the objects by a list of urls, or report it to the store",
+                    url=folder,
+                    pages=len(tokens) + 1,
+                )
             token = listed.token
+            tokens.add(token)
 
     async def _lists(self, target: ObjectRecord) -> bool:
         """Whether a listing still has the version (see ObstoreStore); the object is the first below its own key."""

@@ -147,3 +147,16 @@ def test_used_bytes_leaves_out_what_is_removed_meanwhile(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "scandir", renaming)
     assert 0 < used_bytes(tmp_path) < before
+
+
+def test_mounts_of_any_name_are_told_apart() -> None:
+    """Blanks, letters beyond ASCII, and bytes that are not UTF-8."""
+    lines = [
+        "30 1 254:0 / / rw - ext4 /dev/vda rw",
+        r"31 30 0:40 / /data\040sets/\134x rw - nfs4 server:/a rw",
+        "32 30 0:41 / /données rw - fuse.sshfs server:/b rw",
+        "33 30 0:42 / /donn\udce9es rw - cifs //server/c rw",
+    ]
+    names = [r"/data sets/\x/cache", "/données/cache", "/donn\udce9es/cache", "/data/cache"]
+    found = [filesystem_type(Path(name), "\n".join(lines)) for name in names]
+    assert found == ["nfs4", "fuse.sshfs", "cifs", "ext4"]

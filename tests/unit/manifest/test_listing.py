@@ -165,3 +165,16 @@ def test_classes_that_are_none(classes: object):
     """A text is not a list of names, and each name has one number."""
     with pytest.raises(ConfigError, match="classes="):
         Folder(classes=classes)  # type: ignore[arg-type]
+
+
+async def test_an_object_that_is_listed_twice_is_refused():
+    """Pages of an S3-like store that overlap: its samples came twice, without a word."""
+    records = [ObjectRecord(f"s3://b/t/{number}.jpg", 3, "v") for number in range(6)]
+
+    class Overlapping:
+        async def list(self, url):
+            yield records[:4]
+            yield records[3:]
+
+    with pytest.raises(ManifestError, match=r"t/3.jpg comes twice in the listing of s3://b/t/: the pages"):
+        await list_objects(["s3://b/t/"], Overlapping(), detect.chooser("auto"), 1)
