@@ -874,7 +874,8 @@ async def test_a_listing_that_goes_in_circles_is_an_error(monkeypatch: pytest.Mo
     """A token that comes again: the listing was cut off there, or had no end."""
     pages = iter([ListedPage([_record(f"s3://bucket/{token}")], False, token) for token in tokens])
     monkeypatch.setattr(listing, "page_of", lambda root, body: next(pages))
-    async with bucket() as (_, store):
+    async with bucket() as (server, store):
+        server.says(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\npage")
         with pytest.raises(StoreError, match="continues where an earlier one did"):
             async for _ in store.list("s3://bucket/"):
                 pass
