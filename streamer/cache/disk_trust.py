@@ -74,13 +74,14 @@ class DiskTrust:
             Why it is wrong, or None if it is right.
         """
         failure = await read_whole(self._folder.chunk_path(key), key, self._pool)
-        if isinstance(failure, OSError) and (isinstance(failure, FileNotFoundError) or is_shortage(failure)):
-            return failure  # which says nothing of the disk
+        unreadable = _is_unreadable(failure)
+        if isinstance(failure, OSError) and not unreadable:
+            return failure
         if failure is not None:
             self._damaged[key] += 1
             if self._damaged[key] >= MAX_DISK_COPIES:
                 self.distrust(key)
-        if not isinstance(failure, OSError):
+        if not unreadable:
             self._failed.clear()
             return failure
         self._failed.add(key)
@@ -107,5 +108,8 @@ async def read_whole(path: Path, key: bytes, pool: ThreadPoolExecutor) -> Integr
 
 
 def _is_unreadable(failure: IntegrityError | OSError | None) -> bool:
-    """Whether the disk did not give the bytes; a missing file was evicted meanwhile, or removed."""
-    return isinstance(failure, OSError) and not isinstance(failure, FileNotFoundError)
+    """Whether the disk did not give the bytes.
+
+    A missing file was evicted meanwhile, or removed, and descriptors that are used up say nothing of the disk either.
+    """
+    return isinstance(failure, OSError) and not isinstance(failure, FileNotFoundError) and not is_shortage(failure)
