@@ -37,14 +37,16 @@ def parse_bytes(text: str | int, field_name: str = "size") -> int:
         ConfigError: not a size, or negative.
     """
     if isinstance(text, int):
-        number, unit = float(text), ""
+        number = float(text)
+        unit = ""
     else:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
         if match is None or match[2].upper() not in _UNITS:
             raise ConfigError(
                 f"{field_name}={text!r} is not a size; write bytes, or 200GB, 8MiB, 1.5TiB", field=field_name
             )
-        number, unit = float(match[1]), match[2].upper()
+        number = float(match[1])
+        unit = match[2].upper()
     if number < 0:
         raise ConfigError(f"{field_name}={text!r} is negative", field=field_name)
     return int(number * _UNITS[unit])

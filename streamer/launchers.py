@@ -87,7 +87,9 @@ def find_place(env: Mapping[str, str]) -> Place:
     Raises:
         ConfigError: a variable is not a number.
     """
-    found, incomplete, outside = [], [], ""
+    found = []
+    incomplete = []
+    outside = ""
     for launcher in LAUNCHERS:
         size_name = launcher.size
         if launcher is SLURM:
@@ -95,7 +97,8 @@ def find_place(env: Mapping[str, str]) -> Place:
             if outside:
                 continue
             size_name = "SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else size_name
-        rank, size = read_number(env, (launcher.rank,)), read_number(env, (size_name,))
+        rank = read_number(env, (launcher.rank,))
+        size = read_number(env, (size_name,))
         if rank is not None and size is not None:
             found.append((launcher, size_name, rank, size))
         elif launcher is SLURM and not rank:

@@ -190,7 +190,8 @@ def parse_coco(content: memoryview, options: TableOptions) -> Parsed:
     numbers = {image.id: number for number, image in enumerate(images)}
     if len(numbers) < len(images):
         raise RecodeError(f"{len(images)} images have {len(numbers)} ids: two of them have the same id")
-    usual, lacking = _usual(file.annotations), _refuse_lacking_sizes(images, options)
+    usual = _usual(file.annotations)
+    lacking = _refuse_lacking_sizes(images, options)
     fields = chosen_fields(options, _KNOWN, [name for name in usual if name not in lacking])
     objects = _Objects(fields, numbers, categories)
     for some in _decoded(file.annotations, _Object, "annotation"):
@@ -297,7 +298,9 @@ def _whole_numbers(values: Sequence[int | str], dtype: type[np.integer[Any]], wh
 
 def _lists(values: Sequence[bytes], order: NDArray[np.int64], counts: NDArray[np.int64]) -> Column:
     """Makes a column of the JSON values of each image, as a JSON list."""
-    rows, at, placed = [], 0, order.tolist()
+    rows = []
+    at = 0
+    placed = order.tolist()
     for count in counts.tolist():
         rows.append(b"[%b]" % b",".join([values[place] for place in placed[at : at + count]]))
         at += count

@@ -20,7 +20,8 @@ from streamer.manifest.beside import POINTER_ADVICE, is_pointer
 
 # "jpg", "jpeg2000": longer ones are not extensions.
 _LONGEST_ENDING = 8
-_MARK, _UTF_16 = b"\xef\xbb\xbf", {b"\xff\xfe", b"\xfe\xff"}
+_MARK = b"\xef\xbb\xbf"
+_UTF_16 = {b"\xff\xfe", b"\xfe\xff"}
 _MAX_INT32 = 2**31 - 1
 
 

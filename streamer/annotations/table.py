@@ -28,7 +28,8 @@ from streamer.manifest.staging import settle, workplace
 
 # The format of a manifest request that asks for a table, not for a dataset.
 ANNOTATIONS = "annotations"
-HEAD_NAME, ROWS_NAME = "annotations.json", "rows.arrows"
+HEAD_NAME = "annotations.json"
+ROWS_NAME = "rows.arrows"
 ROWS: Schema = {"hash": "int64", "key": "binary", "row": "binary"}
 
 # The largest prime below 2^63: the tables of manifests have int64.
@@ -118,12 +119,15 @@ class AnnotationTable:
     """Rows by key. Immutable, safe to use from any thread; takes no memory per row."""
 
     def __init__(self, path: Path, head: Head, rows: Table) -> None:
-        self.path, self.head, self.rows = path, head, rows
+        self.path = path
+        self.head = head
+        self.rows = rows
         hashes = rows["hash"]
         assert isinstance(hashes, np.ndarray)
         # A memoryview gives Python's integers, which `bisect` compares faster than numpy's.
         self._hashes = hashes.view(np.int64).data
-        self._keys, self._rows = _Strings(rows["key"]), _Strings(rows["row"])
+        self._keys = _Strings(rows["key"])
+        self._rows = _Strings(rows["row"])
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -182,7 +186,8 @@ class AnnotationTable:
         return next((row for other in self.head.spellings(name) if (row := self._row_of(other)) >= 0), -1)
 
     def _row_of(self, text: str) -> int:
-        name, hashes = text.encode("utf-8", "surrogateescape"), self._hashes
+        name = text.encode("utf-8", "surrogateescape")
+        hashes = self._hashes
         wanted = hash_of(name)
         row = bisect_left(hashes, wanted)
         while row < len(hashes) and hashes[row] == wanted:
@@ -213,7 +218,8 @@ class _Strings:
 
     def __init__(self, column: object) -> None:
         assert isinstance(column, BinaryColumn)
-        self._offsets, self._content = column.offsets.data, column.content.data
+        self._offsets = column.offsets.data
+        self._content = column.content.data
 
     def __getitem__(self, row: int) -> memoryview:
         return self._content[self._offsets[row] : self._offsets[row + 1]]

@@ -28,7 +28,8 @@ class Table:
     """
 
     def __init__(self, content: memoryview, at: int) -> None:
-        self._content, self._at = content, at
+        self._content = content
+        self._at = at
         self._vtable = at - self._number("<i", at)
         self._fields = (self._number("<H", self._vtable) - 4) // 2
 

@@ -85,7 +85,8 @@ class BatchTimeline:
         now = time.perf_counter_ns()
         if self.state:
             self.add(self.state, now - self.since)
-        self.state, self.since = state, now
+        self.state = state
+        self.since = now
 
     def add(self, cause: str, nanoseconds: int) -> None:
         """Adds time to a cause."""
@@ -93,7 +94,8 @@ class BatchTimeline:
 
     def until(self, now: int) -> dict[str, int]:
         """The time in each state, including the current one; any thread."""
-        spent, state = dict(self.spent), self.state
+        spent = dict(self.spent)
+        state = self.state
         spent[state] = spent.get(state, 0) + max(0, now - self.since)
         return spent
 
@@ -226,7 +228,8 @@ class Ledger(msgspec.Struct):
         return left
 
     def _stages(self, s: Stages, left: int) -> None:
-        spent, rest = s.total, max(0, s.load - s.read - s.decode - s.transform)
+        spent = s.total
+        rest = max(0, s.load - s.read - s.decode - s.transform)
         for cause, part in zip(STAGES, (s.read, s.decode, s.transform, rest, s.collate, s.write), strict=True):
             self.nanoseconds[cause] += left * part // spent if spent else 0
         if not spent:
@@ -242,7 +245,8 @@ def so_far(timeline: BatchTimeline | None, waited: int, now: int) -> dict[str, i
         now: perf_counter nanoseconds.
     """
     spent = timeline.until(now) if timeline is not None else {}
-    found, left = {}, waited
+    found = {}
+    left = waited
     for cause in DELAYS:
         found[cause] = min(left, spent.get(cause, 0))
         left -= found[cause]

@@ -43,7 +43,8 @@ class CatalogKeeper:
 
     def begin(self, catalog: Catalog, changes: CatalogChanges) -> None:
         """Takes over an opened catalog, with the changes that were found at the start."""
-        self._catalog, self._changes = catalog, changes
+        self._catalog = catalog
+        self._changes = changes
         self._dirty.set()
 
     def added(self, key: bytes, row: CatalogRow) -> None:

@@ -57,7 +57,8 @@ class DiskSpace:
         self.leftover_bytes = self.unwritten_bytes = 0
         self.serves_peers = False
         self._path = path
-        self._floor_bytes, self._floor_share = config.free_floor_bytes, config.free_floor_share
+        self._floor_bytes = config.free_floor_bytes
+        self._floor_share = config.free_floor_share
         self._unlinks: set[asyncio.Event] = set()
         self.overhead_bytes = FIXED_BYTES
         self._disk_limit = self.disk_bytes = self.free_bytes = self._most_present = 0
@@ -105,12 +106,15 @@ class DiskSpace:
 
     def refuse(self) -> bool:
         """Notes that the disk took no write or no unlink; returns whether it is the first time."""
-        first, self.refused, self.was_refused = not self.was_refused, True, True
+        first = not self.was_refused
+        self.refused = True
+        self.was_refused = True
         return first
 
     def resize(self, limit_bytes: int) -> None:
         """Sets another limit for the whole folder; call `measure` afterwards."""
-        self.whole_limit_bytes, self.is_set = limit_bytes, True
+        self.whole_limit_bytes = limit_bytes
+        self.is_set = True
 
     def measure(self) -> None:
         """Measures manifests and free space."""

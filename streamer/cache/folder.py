@@ -148,7 +148,8 @@ def make_again(folder: Folder) -> None:
         CacheError: another engine has meanwhile created its own folder there.
         OSError: the disk refuses.
     """
-    path, permissions = folder.path, folder.permissions
+    path = folder.path
+    permissions = folder.permissions
     path.mkdir(parents=True, exist_ok=True, mode=permissions.folder_mode)
     if not (path / MARKER).exists():
         _write_once(path / MARKER, f"{_MARKER_TEXT}{LAYOUT_VERSION}\n")
@@ -203,7 +204,8 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
     """The type of the filesystem under a path, from the longest mount point above it; "" if unknown."""
     text = linux.mountinfo() if mountinfo is None else mountinfo
     real = os.path.realpath(path)
-    best, kind = "", ""
+    best = ""
+    kind = ""
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         # Blanks and backslashes are octal there; other letters are as they are, also those that are not UTF-8.

@@ -69,7 +69,8 @@ def stat(path: Path) -> FolderStatistics:
     datasets: dict[str, tuple[int, int]] = {}
     chunks = total = 0
     for key, length in chunk_files(folder):
-        chunks, total = chunks + 1, total + length
+        chunks = chunks + 1
+        total = total + length
         name = rows[key].dataset if key in rows else ""
         count, size = datasets.get(name, (0, 0))
         datasets[name] = (count + 1, size + length)
@@ -138,7 +139,8 @@ def export(path: Path, target: Path, *, keys: Iterable[bytes] | None = None, pro
         CacheError: one of the folders cannot be used.
         OSError: the disk of the target is full.
     """
-    source, layer = open_layer(path), open_folder(target)
+    source = open_layer(path)
+    layer = open_folder(target)
     wanted = [key for key, _ in chunk_files(source)] if keys is None else list(keys)
     there = 0
     for done, key in enumerate(wanted, 1):

@@ -48,7 +48,9 @@ class RamFallback:
     """
 
     def __init__(self, cache: Folder, group: str | None, memory: Path = MEMORY_FOLDER) -> None:
-        self._cache, self._group, self._memory = cache, group, memory
+        self._cache = cache
+        self._group = group
+        self._memory = memory
         self._name = f"streamer-{os.geteuid()}-{cache.root_id}"
         self.path: Path | None = None
         self.folder: Folder | None = None

@@ -61,7 +61,8 @@ def sample_checksums(parts: Sequence[Buffer], offsets: NDArray[np.int64]) -> NDA
     part = 0
     part_start = 0
     for sample, stop in enumerate(offsets[1:].tolist()):
-        at, crc = int(offsets[sample]), 0
+        at = int(offsets[sample])
+        crc = 0
         while at < stop:
             if at >= part_start + len(views[part]):
                 part_start += len(views[part])

@@ -263,7 +263,8 @@ def _packed(manifest: Manifest, arguments: argparse.Namespace) -> str:
     from streamer.batches.rows.options import Estimate, Packing
     from streamer.batches.samples.opened import OpenedDataset
 
-    data, cost = OpenedDataset(manifest, None), arguments.cost
+    data = OpenedDataset(manifest, None)
+    cost = arguments.cost
     cost = Estimate(cost) if isinstance(cost, float) else cost
     data.pack(Packing(arguments.packing, cost=cost), manifest.path.parent, shuffle=True)
     assert data.rows is not None

@@ -20,7 +20,8 @@ Image = npt.NDArray[np.uint8]
 _UPPER_HALF = "▀"
 _RESET = "\x1b[0m"
 # Of a contact sheet, pixels: frames are scaled down to it, and a line of the built-in font is below each.
-_MOST_WIDTH, _TEXT_HEIGHT = 320, 14
+_MOST_WIDTH = 320
+_TEXT_HEIGHT = 14
 
 
 def half_blocks(picture: Image, columns: int, lines: int) -> Iterator[str]:
@@ -54,14 +55,16 @@ def shrunk(picture: Image, height: int, width: int) -> Image:
 
 
 def _mean(picture: Image, rows: npt.NDArray[np.int_], columns: npt.NDArray[np.int_]) -> Image:
-    top, left = min(rows[0], picture.shape[0] - 1), min(columns[0], picture.shape[1] - 1)
+    top = min(rows[0], picture.shape[0] - 1)
+    left = min(columns[0], picture.shape[1] - 1)
     area = picture[top : max(rows[1], top + 1), left : max(columns[1], left + 1)]
     colour: Image = area.reshape(-1, 3).mean(axis=0).round().astype(np.uint8)
     return colour
 
 
 def _character(upper: Image, lower: Image) -> str:
-    (r, g, b), (lr, lg, lb) = upper.tolist(), lower.tolist()
+    (r, g, b) = upper.tolist()
+    (lr, lg, lb) = lower.tolist()
     return f"\x1b[38;2;{r};{g};{b};48;2;{lr};{lg};{lb}m{_UPPER_HALF}"
 
 
@@ -88,7 +91,8 @@ def contact_sheet(frames: Image, times: Sequence[float]) -> Image:
     sheet = Picture.new("RGB", (columns * width, rows * (height + _TEXT_HEIGHT)))
     draw = ImageDraw.Draw(sheet)
     for number, frame in enumerate(frames):
-        left, top = number % columns * width, number // columns * (height + _TEXT_HEIGHT)
+        left = number % columns * width
+        top = number // columns * (height + _TEXT_HEIGHT)
         sheet.paste(Picture.fromarray(frame).resize((width, height)), (left, top))
         if len(times):
             draw.text((left + 2, top + height + 1), f"{times[number]:.3f} s", fill="white")

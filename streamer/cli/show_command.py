@@ -263,7 +263,8 @@ def _save_sound(sample: dict[str, object], out: Path) -> None:
 
     import numpy as np
 
-    sound, rate = sample.get("audio"), sample.get("sample_rate")
+    sound = sample.get("audio")
+    rate = sample.get("sample_rate")
     if not isinstance(sound, np.ndarray) or not isinstance(rate, int):
         raise ConfigError("--out: the sample has no sound; --format audio cuts windows out of recordings", field="out")
     numbers = np.clip(np.round(sound * 32768), -32768, 32767).astype("<i2")

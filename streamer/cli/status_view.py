@@ -39,7 +39,8 @@ class _MemberBytes:
     bound: float = 0.0
 
     def plus(self, entry: Statistics) -> _MemberBytes:
-        needed, hit = self.needed + number(entry, "needed_bytes"), self.hit + number(entry, "hit_bytes")
+        needed = self.needed + number(entry, "needed_bytes")
+        hit = self.hit + number(entry, "hit_bytes")
         return _MemberBytes(needed, hit, number(entry, "hit_bound"))
 
     def texts(self) -> tuple[str, str, str]:
@@ -86,7 +87,8 @@ class StatusView:
         old = next((entry for entry in entries(self._before, "sessions") if _name(entry) == name), {})
         aged = number(session, "age_seconds") - number(old, "age_seconds")
         if aged <= 0:  # a new session of the same name
-            old, aged = {}, number(session, "age_seconds")
+            old = {}
+            aged = number(session, "age_seconds")
         waited = number(session, "waiting_seconds") - number(old, "waiting_seconds")
         return min(1.0, max(0.0, waited / aged)) if aged > 0 else 0.0
 
@@ -94,14 +96,13 @@ class StatusView:
 
     def lines(self) -> list[tuple[str, str]]:
         """Returns the figures of the whole engine: (name, text)."""
-        now, rates = self.now, self.rates
+        now = self.now
+        rates = self.rates
         pid, host, version = (printable(str(now.get(name, "?"))) for name in ("pid", "host", "version"))
         loop_share = self._since("loop_cpu_seconds") / max(1e-9, self._since("uptime_seconds"))
         p50, p99 = (milliseconds(now, f"first_byte_{name}_seconds") for name in ("p50", "p99"))
-        disk, folder = (
-            f"{amount(now, 'disk_free_bytes')} of {amount(now, 'disk_bytes')} free",
-            now.get("cache_dir", "?"),
-        )
+        disk = f"{amount(now, 'disk_free_bytes')} of {amount(now, 'disk_bytes')} free"
+        folder = now.get("cache_dir", "?")
         trouble = ("retries", "throttled", "failures", "errors", "rejected_chunks")
         return [
             ("engine", f"pid {pid} on {host}, streamer {version}, up {duration(number(now, 'uptime_seconds'))}"),
@@ -298,7 +299,8 @@ def printable(text: str) -> str:
 
 def _of_loader(session: Statistics) -> tuple[str, str]:
     """Returns the last report of a session's loader: its waiting share, and the reason."""
-    share, bottleneck = session.get("loader_waiting_share"), printable(str(session.get("bottleneck") or ""))
+    share = session.get("loader_waiting_share")
+    bottleneck = printable(str(session.get("bottleneck") or ""))
     if not isinstance(share, int | float):
         return "-", ""
     advice = printable(str(session.get("advice") or ""))

@@ -158,7 +158,9 @@ class _PlainProgress:
     """A line at the beginning, one every few seconds, and one at the end."""
 
     def __init__(self, title: str, unit: str, terminal: Terminal) -> None:
-        self._title, self._unit, self._terminal = title, unit, terminal
+        self._title = title
+        self._unit = unit
+        self._terminal = terminal
         self._next = 0.0
 
     def update(self, done: float, total: float | None, text: str = "") -> None:

@@ -74,11 +74,13 @@ def looks(client: EngineClient, interval: float, count: int | None, pause: Pause
         count: number of looks; None: until `pause` returns False.
         pause: waits for a number of seconds; returns whether there is a next look.
     """
-    before, number = None, 0
+    before = None
+    number = 0
     while True:
         now = client.statistics()
         yield StatusView(now, before)
-        before, number = now, number + 1
+        before = now
+        number = number + 1
         if number == count or not pause(interval):
             return
 

@@ -75,7 +75,8 @@ class Pace:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.bytes_per_second = bytes_per_second
-        self._now, self._sleep = now, sleep
+        self._now = now
+        self._sleep = sleep
         self._started = now()
 
     def hold(self, received_bytes: int) -> None:
@@ -108,7 +109,8 @@ def plan(
         places: places of the chunks among this engine's peers: its own come first.
     """
     keys = as_keys(manifest.chunk_keys)
-    here, free = _among(keys, present - below), _among(keys, below)
+    here = _among(keys, present - below)
+    free = _among(keys, below)
     there = here | free
     sizes = file_bytes(manifest)
     order = np.lexsort((-draw_ranks(keys, places), ~there))
@@ -162,8 +164,10 @@ class Warming:
             StreamerError: the store or the cache failed; CacheError: a chunk could not be copied.
         """
         own, *layers = _folders(self._client)
-        present, below = present_keys(own), frozenset[bytes]().union(*map(present_keys, layers))
-        limit, places = self._counter("limit_bytes"), self._places()
+        present = present_keys(own)
+        below = frozenset[bytes]().union(*map(present_keys, layers))
+        limit = self._counter("limit_bytes")
+        places = self._places()
         everything = self._target is not None
         chosen = plan(
             self._manifest, present | below if everything else present, None if everything else limit, below, places
@@ -194,7 +198,8 @@ class Warming:
         return Homes(me, [member for member, here in members if not here]).places
 
     def _read(self, session: Session, chosen: WarmPlan, slices: Sequence[slice], report: Report) -> Warmed:
-        total, done = int(chosen.file_bytes.sum()), 0
+        total = int(chosen.file_bytes.sum())
+        done = 0
         for number, part in enumerate(slices):
             # The engine fetches ahead what it knows: with a limit, nothing more.
             self._extend(session, number + (1 if self._pace.bytes_per_second else 2), slices, chosen.chunks)
@@ -251,11 +256,13 @@ def _folders(client: EngineClient) -> list[Path]:
 
 def cut(sizes: Integers, slice_bytes: int) -> Iterator[slice]:
     """Cuts a sequence of chunks into runs of at most `slice_bytes`, or of one chunk."""
-    start, held = 0, 0
+    start = 0
+    held = 0
     for i, size in enumerate(sizes.tolist()):
         if i > start and held + size > slice_bytes:
             yield slice(start, i)
-            start, held = i, 0
+            start = i
+            held = 0
         held += size
     if start < len(sizes):
         yield slice(start, len(sizes))

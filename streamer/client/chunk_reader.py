@@ -187,7 +187,8 @@ class ChunkReader:
         if known is None:
             known = self._try(key, lambda tries: self._read_records(key, samples, tries))
             if (size := _size(known)) > self._records_left:
-                self._records, self._records_left = {}, _KEPT_RECORDS
+                self._records = {}
+                self._records_left = _KEPT_RECORDS
             if size <= self._records_left:
                 self._records[key] = known
                 self._records_left -= size
@@ -227,7 +228,8 @@ class ChunkReader:
             return b""
         table = _pread(descriptor, chunkfile.CRC_BYTES * samples, chunkfile.crc_offset(local_bytes, 0))
         if (cost := _ENTRY_BYTES + len(table)) > self._tables_left:
-            self._tables, self._tables_left = {}, _KEPT_BYTES
+            self._tables = {}
+            self._tables_left = _KEPT_BYTES
         self._tables[chunk] = table
         self._tables_left -= cost
         return table
@@ -318,16 +320,19 @@ def _runs(wanted: Iterable[_Target]) -> Iterator[list[_Target]]:
             yield run
             run = []
         if not run:
-            begin, pieces = item.start, len(parts)
+            begin = item.start
+            pieces = len(parts)
         run.append(one)
-        sample, stop = item.sample + 1, item.stop
+        sample = item.sample + 1
+        stop = item.stop
     if run:
         yield run
 
 
 def _read_run(descriptor: int, path: str, local_bytes: int, table: bytes, run: Sequence[_Target]) -> None:
     first, last = run[0][0], run[-1][0]
-    length, offset = last.stop - first.start, chunkfile.HEADER_BYTES + first.start
+    length = last.stop - first.start
+    offset = chunkfile.HEADER_BYTES + first.start
     buffers = [piece for _, pieces in run for piece in pieces]
     got = os.preadv(descriptor, buffers, offset) if length else 0
     if got < length:

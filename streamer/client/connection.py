@@ -152,7 +152,8 @@ class Connection:
         self.send(Hello(self._protocol, VERSION, self.pid, job, token))
         while not (events := self.receive(timeout_seconds)):
             raise DisconnectedError(f"no answer to hello in {timeout_seconds:g} s")
-        first, self._pending = events[0], events[1:]
+        first = events[0]
+        self._pending = events[1:]
         if isinstance(first, Failed):
             raise errors.from_wire(first.kind, first.message, first.details)
         if not isinstance(first, Welcome):

@@ -253,7 +253,8 @@ class EngineClient:
 
     def _compare_limit(self, welcome: Welcome) -> None:
         """Warns if the engine has another limit than the one that was asked for."""
-        asked, found = self.settings.cache_bytes, welcome.cache_bytes
+        asked = self.settings.cache_bytes
+        found = welcome.cache_bytes
         if asked is None or not found or asked == found:
             return
         remedy = "change limit_bytes of the service" if self.settings.external else "end its other jobs, and wait 3 s"

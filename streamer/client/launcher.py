@@ -113,7 +113,8 @@ def _connect_once(settings: ClientSettings) -> Connection:
 
 def _connect_when_up(settings: ClientSettings) -> Connection:
     """Connects to a sidecar that may start late or is being upgraded."""
-    begun, announced = time.monotonic(), False
+    begun = time.monotonic()
+    announced = False
     while True:
         try:
             return _connect_once(settings)
@@ -267,7 +268,8 @@ def _read_line(descriptor: int, process: subprocess.Popen[bytes], settings: Clie
     Raises:
         EngineUnavailableError: it does neither in `START_SECONDS`; it is ended.
     """
-    received, deadline = b"", time.monotonic() + START_SECONDS
+    received = b""
+    deadline = time.monotonic() + START_SECONDS
     # Not select(2), which knows descriptors below 1,024 only.
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)

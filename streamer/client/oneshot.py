@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # The limits of `wire.messages.ReportFinding` and `ReportError`.
-MAX_BOTTLENECK_LETTERS, MOST_ADVICE_LETTERS, MOST_ERROR_LETTERS = 64, 240, 1200
+MAX_BOTTLENECK_LETTERS = 64
+MOST_ADVICE_LETTERS = 240
+MOST_ERROR_LETTERS = 1200
 
 
 def read_statistics(settings: ClientSettings, timeout_seconds: float) -> Mapping[str, object] | None:

@@ -62,7 +62,8 @@ def check_server(connection: socket.socket, folder: int, path: Path, *, external
     found = linux.peer_credentials(connection)
     if found is None:
         return
-    uid, trusted = found[1], {os.geteuid(), 0}
+    uid = found[1]
+    trusted = {os.geteuid(), 0}
     if external:
         where = os.fstat(folder)
         trusted.add(where.st_uid)

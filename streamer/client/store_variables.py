@@ -41,7 +41,8 @@ def meet(engine: int, variables: Mapping[str, str] = os.environ) -> None:
 
 def explained(error: StreamerError, engine: int, variables: Mapping[str, str] = os.environ) -> StreamerError:
     """Adds to a store's error the variables that have changed since, which the engine does not see."""
-    before, now = _met.get(engine), _of_stores(variables)
+    before = _met.get(engine)
+    now = _of_stores(variables)
     if before is None or before == now or not isinstance(error, StoreError):
         return error
     return type(error)(
@@ -59,7 +60,8 @@ def _of_engine(engine: int) -> dict[str, str] | None:
     """The variables that an engine of this user was started with; None if they cannot be read."""
     try:
         with open(f"/proc/{engine}/cmdline", "rb") as command, open(f"/proc/{engine}/environ", "rb") as environment:
-            is_engine, content = b"streamer" in command.read(), environment.read()
+            is_engine = b"streamer" in command.read()
+            content = environment.read()
     except OSError:  # not Linux, or in another container
         return None
     if not (is_engine and content):

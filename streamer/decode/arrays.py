@@ -75,7 +75,8 @@ class ArrayDecoder:
 
     def __call__(self, content: Content) -> Array:
         """Returns the array."""
-        (kind, known), count = self._layout, len(content)
+        (kind, known) = self._layout
+        count = len(content)
         if count and (count == known or (known and -1 in self.shape and not count % known)):
             # numpy computes the open length sooner
             found = usable(np.frombuffer(content, kind).reshape(self.shape))

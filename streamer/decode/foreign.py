@@ -39,7 +39,8 @@ def decode_mds_array(content: memoryview, dtype: str = "") -> Array:
             raise ValueError(f"dtype {content[0]} is not one of MDS")
         dtype = known
         position = 1
-    axes, width = content[position] >> 2, 1 << (content[position] & 3)
+    axes = content[position] >> 2
+    width = 1 << (content[position] & 3)
     end = position + 1 + axes * width
     shape = np.frombuffer(content[position + 1 : end], f"<u{width}", axes)
     return _array(content[end:], dtype, shape.tolist())
@@ -64,7 +65,8 @@ def decode_pixels(content: memoryview) -> Stored:
         int32 or float32, height x width, unchanged.
     """
     width, height, length = struct.unpack_from("<III", content)
-    mode, pixels = str(content[12 : 12 + length], "ascii"), content[12 + length :]
+    mode = str(content[12 : 12 + length], "ascii")
+    pixels = content[12 + length :]
     if mode == "RGB":
         return _array(pixels, "u1", [height, width, 3])
     if mode == "L":
@@ -120,7 +122,8 @@ def decode_nested(content: memoryview) -> object:
 
 def decode_value(content: memoryview) -> object:
     """Reads a nested value of LitData's Arrow chunks as the recoder wrote it: a byte says how."""
-    tag, rest = bytes(content[:1]), content[1:]
+    tag = bytes(content[:1])
+    rest = content[1:]
     if tag in {b"i", b"f"}:
         numbers: list[object] = np.frombuffer(rest, f"<{tag.decode()}8").tolist()
         return numbers
@@ -161,7 +164,8 @@ class _Nested:
         return {self.text(): self.value() for _ in range(self._count())}
 
     def rows(self) -> list[dict[str, object]]:
-        rows, count = self._count(), self._count()
+        rows = self._count()
+        count = self._count()
         names = [self.text() for _ in range(count)]
         # A value takes at least one byte; rows without columns take none, and are never written.
         if rows > len(self._content):

@@ -14,11 +14,19 @@ MAX_PIXELS = 2 * 89_478_485
 # What TIFFs of many bands, and of wide values, have more than RGB of 8 bits with alpha.
 MAX_BYTES_OF_PIXEL = 4
 
-JPEG, PNG, TIFF, NETPBM, WEBP, JPEG2000, AVIF, OTHER = "JPEG", "PNG", "TIFF", "PAM", "WEBP", "JPEG2000", "AVIF", ""
+JPEG = "JPEG"
+PNG = "PNG"
+TIFF = "TIFF"
+NETPBM = "PAM"
+WEBP = "WEBP"
+JPEG2000 = "JPEG2000"
+AVIF = "AVIF"
+OTHER = ""
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _CODESTREAM = b"\xff\x4f\xff\x51"
 # The bit of the first letter of a chunk's name that marks optional chunks, and the optional chunks that OpenCV reads.
-_ANCILLARY, _OF_PIXELS = 0x20, frozenset([b"tRNS", b"acTL", b"fcTL", b"fdAT"])
+_ANCILLARY = 0x20
+_OF_PIXELS = frozenset([b"tRNS", b"acTL", b"fcTL", b"fdAT"])
 # Formats of OpenCV that Pillow does not know: Radiance and portable float maps.
 _RADIANCE = re.compile(rb"#\?(?:RADIANCE|RGBE)\n.*?\n\n[-+]Y (\d+) [-+]X (\d+)\n", re.DOTALL)
 _FLOAT_MAP = re.compile(rb"P[Ff]\s+(\d+)\s+(\d+)\s")
@@ -62,7 +70,8 @@ def format_of(content: Content) -> str:
 
 def jpeg_size(content: Content) -> tuple[int, int]:
     """Returns height and width of a JPEG; raises ValueError if it has no frame."""
-    view, at = memoryview(content), 2
+    view = memoryview(content)
+    at = 2
     while at + 9 <= len(view):
         marker = view[at + 1]
         if view[at] != 0xFF or marker in {0x00, 0xFF}:
@@ -84,7 +93,10 @@ def png_size(content: Content) -> tuple[int, int, int, int]:
 
 def png_pixels(content: Content) -> Content:
     """Returns a PNG without the chunks that do not affect its pixels: libpng warns about damaged ones."""
-    view, parts, kept, at = memoryview(content), list[memoryview](), 0, 8
+    view = memoryview(content)
+    parts = list[memoryview]()
+    kept = 0
+    at = 8
     while at + 12 <= len(view):
         end = at + 12 + int.from_bytes(view[at : at + 4], "big")
         if view[at + 4] & _ANCILLARY and bytes(view[at + 4 : at + 8]) not in _OF_PIXELS:
@@ -96,9 +108,11 @@ def png_pixels(content: Content) -> Content:
 
 def check_png(content: Content) -> None:
     """Compares the checksums of the chunks with pixels, which Pillow does not; raises ValueError."""
-    view, at = memoryview(content), 8
+    view = memoryview(content)
+    at = 8
     while at + 12 <= len(view):
-        length, name = int.from_bytes(view[at : at + 4], "big"), bytes(view[at + 4 : at + 8])
+        length = int.from_bytes(view[at : at + 4], "big")
+        name = bytes(view[at + 4 : at + 8])
         end = at + 12 + length
         if not name[0] & _ANCILLARY or name in _OF_PIXELS:
             stored = int.from_bytes(view[end - 4 : end], "big")

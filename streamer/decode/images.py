@@ -59,8 +59,10 @@ _MODES = ("rgb", "rgb8", "stored")
 # Formats that Pillow is asked for. It would start Ghostscript for EPS.
 _BY_PILLOW = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "PPM", "AVIF", "JPEG2000")
 # Pillow's modes of more than 8 bits, its names of 16-bit data, PPM's names that it scales, and those it reads as 8.
-_DEEP_MODES, _DEEP_DATA = ("I", "F"), ";16"
-_SCALED, _MOST_8 = re.compile(r"'(?:L|RGB)', (\d+)"), 255
+_DEEP_MODES = ("I", "F")
+_DEEP_DATA = ";16"
+_SCALED = re.compile(r"'(?:L|RGB)', (\d+)")
+_MOST_8 = 255
 _STORED_MODES = frozenset(["L", "P", "LA", "RGB", "RGBA"])
 # Bands of OpenCV's that a PNG has, by its type of colours: grey, RGB, grey with alpha.
 _PNG_BANDS = {0: [0], 2: [2, 1, 0], 4: [0, 3]}
@@ -375,7 +377,8 @@ def _stored_by_pillow(content: Content, decoder: ImageDecoder, out: Picture | No
         if image.format == "JPEG2000":
             return place(_full_range(np.array(image), content), out)
         # Pillow makes int32 of PNG in older versions.
-        short, found = image.mode == "I" and _DEEP_DATA in _data(image), np.array(image)
+        short = image.mode == "I" and _DEEP_DATA in _data(image)
+        found = np.array(image)
         return place(found.astype(np.uint16 if short else found.dtype.newbyteorder("="), copy=False), out)
 
 

@@ -110,7 +110,8 @@ def _unpacked(counts: str | bytes) -> list[int]:
     """
     letters = counts.encode("ascii") if isinstance(counts, str) else counts
     lengths: list[int] = []
-    value, shift = 0, 0
+    value = 0
+    shift = 0
     for letter in letters:
         five = letter - _FIRST_LETTER
         if not 0 <= five < 64:
@@ -124,7 +125,8 @@ def _unpacked(counts: str | bytes) -> list[int]:
         if len(lengths) > 2:
             value += lengths[-2]
         lengths.append(value)
-        value, shift = 0, 0
+        value = 0
+        shift = 0
     if shift:
         raise ValueError("its run lengths are cut off inside of a number")
     return lengths

@@ -14,7 +14,8 @@ Picture = NDArray[np.uint8]
 Box = tuple[int, int, int, int]
 
 # What OpenCV scales: types, and bands of a pixel.
-_SCALED_TYPES, _MAX_BANDS = frozenset(["u1", "u2", "i2", "f4", "f8"]), 4
+_SCALED_TYPES = frozenset(["u1", "u2", "i2", "f4", "f8"])
+_MAX_BANDS = 4
 
 
 def resize(
@@ -123,7 +124,8 @@ def _resize_by_pillow(picture: Picture, height: int, width: int, antialias: bool
         # Pillow averages no integers of 16 bits.
         return np.rint(_resize_by_pillow(picture.astype(np.float32), height, width, antialias)).astype(picture.dtype)
     whole = np.ascontiguousarray(picture, np.float32 if picture.dtype.kind == "f" else None)
-    source, (rows, columns) = image.fromarray(whole), picture.shape[:2]
+    source = image.fromarray(whole)
+    (rows, columns) = picture.shape[:2]
     bilinear = image.Resampling.BILINEAR
     if not antialias:  # `Image.resize` always does so
         steps = (columns / width, 0, 0, 0, rows / height, 0)

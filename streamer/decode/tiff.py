@@ -21,10 +21,22 @@ from streamer.decode.tiff_page import WAY_OUT, Content, TiffPage
 
 Values = NDArray[Any]
 
-_NONE, _CCITT, _LZW, _JPEG, _DEFLATE, _PACKBITS, _LZMA, _ZSTD = 1, (2, 3, 4), 5, 7, (8, 32946), 32773, 34925, 50000
+_NONE = 1
+_CCITT = (2, 3, 4)
+_LZW = 5
+_JPEG = 7
+_DEFLATE = (8, 32946)
+_PACKBITS = 32773
+_LZMA = 34925
+_ZSTD = 50000
 _BY_PILLOW = frozenset([_LZW, _PACKBITS, _LZMA, _ZSTD])
-_NO_PREDICTOR, _HORIZONTAL, _FLOATING = 1, 2, 3
-_GREY, _RGB, _INKS, _YCBCR = 1, 2, 5, 6
+_NO_PREDICTOR = 1
+_HORIZONTAL = 2
+_FLOATING = 3
+_GREY = 1
+_RGB = 2
+_INKS = 5
+_YCBCR = 6
 # Photometrics that a JPEG of so many samples has.
 _JPEG_COLOURS = {1: (0, _GREY), 3: (_GREY, _RGB, _YCBCR), 4: (_INKS,)}
 _JPEG_PLANES = (0, _GREY, _RGB, _INKS)
@@ -133,7 +145,8 @@ def _place_cell(found: Values, page: TiffPage, number: int, cell: Values) -> int
     """Writes a strip or tile to its place, without what is beyond the picture; returns how many values that are."""
     below, beside = page.cells_of_plane
     plane, number = divmod(number, below * beside)
-    top, left = number // beside * page.cell[0], number % beside * page.cell[1]
+    top = number // beside * page.cell[0]
+    left = number % beside * page.cell[1]
     rows, columns = min(page.height - top, cell.shape[0]), min(page.width - left, cell.shape[1])
     bands = slice(plane, plane + 1) if page.planar else slice(None)
     found[top : top + rows, left : left + columns, bands] = cell[:rows, :columns]
@@ -248,16 +261,20 @@ def _write_tiff(tags: dict[int, Any], parts: list[memoryview]) -> bytes:
         offsets.append(end)
         end += len(part)
     fields = {**tags, 273: tuple(offsets), 279: tuple(map(len, parts))}
-    directory, more = [struct.pack("<H", len(fields))], []
+    directory = [struct.pack("<H", len(fields))]
+    more = []
     after = end + 2 + 12 * len(fields) + 4
     for tag, value in sorted(fields.items()):
         if isinstance(value, bytes):
-            kind, count, packed = 7, len(value), value
+            kind = 7
+            count = len(value)
+            packed = value
         else:
             numbers = value if isinstance(value, tuple) else (value,)
             # Pillow compares some tags with tuples of shorts.
             kind, letter = (3, "H") if tag in {258, 259, 262, 266, 277, 530} else (4, "I")
-            count, packed = len(numbers), struct.pack(f"<{len(numbers)}{letter}", *numbers)
+            count = len(numbers)
+            packed = struct.pack(f"<{len(numbers)}{letter}", *numbers)
         if len(packed) > 4:
             more.append(packed)
             packed, after = struct.pack("<I", after), after + len(packed)

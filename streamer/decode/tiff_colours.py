@@ -12,7 +12,12 @@ from streamer.decode.tiff_page import TiffPage
 
 Values = NDArray[Any]
 
-_WHITE_IS_ZERO, _GREY, _RGB, _PALETTE, _INKS, _YCBCR = 0, 1, 2, 3, 5, 6
+_WHITE_IS_ZERO = 0
+_GREY = 1
+_RGB = 2
+_PALETTE = 3
+_INKS = 5
+_YCBCR = 6
 _NAMES = {
     4: "a mask",
     6: "YCbCr",
@@ -23,7 +28,8 @@ _NAMES = {
     -1: "not said",
 }
 _COLOURS = {_WHITE_IS_ZERO: 1, _GREY: 1, _RGB: 3, _PALETTE: 1, _INKS: 4, _YCBCR: 3}
-_UNSPECIFIED, _MULTIPLIED = 0, 1
+_UNSPECIFIED = 0
+_MULTIPLIED = 1
 _JPEG = 7
 _KEEP = "decode= with ImageDecoder(mode='stored') keeps them"
 
@@ -83,7 +89,8 @@ def _scaled(values: Values, bits: int) -> NDArray[np.uint8]:
 
 def _divided(colours: Values, alpha: Values) -> NDArray[np.uint8]:
     """Divides colours by the alpha that they are multiplied with, as Pillow does."""
-    wide, alpha = colours.astype(np.uint16), alpha.astype(np.uint16)
+    wide = colours.astype(np.uint16)
+    alpha = alpha.astype(np.uint16)
     found = np.minimum(wide * 255 // np.maximum(alpha, 1), 255)
     return np.where(alpha == 0, 0, found).astype(np.uint8)
 

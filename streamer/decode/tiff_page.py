@@ -17,12 +17,32 @@ MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 # Letters of struct by the types of values that directories have.
 _LETTERS = {1: "B", 2: "s", 3: "H", 4: "I", 6: "b", 7: "s", 8: "h", 9: "i", 13: "I", 16: "Q", 17: "q", 18: "Q"}
-_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 256, 257, 258, 259, 262, 266
-_STRIP_OFFSETS, _SAMPLES, _STRIP_ROWS, _STRIP_COUNTS, _PLANAR = 273, 277, 278, 279, 284
-_T4_OPTIONS, _T6_OPTIONS, _PREDICTOR, _COLORMAP = 292, 293, 317, 320
-_TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS = 322, 323, 324, 325
-_INK_SET, _EXTRA_SAMPLES, _SAMPLE_FORMAT, _JPEG_TABLES, _SUBSAMPLING = 332, 338, 339, 347, 530
-_DEPTH, _NODATA = 32997, 42113
+_WIDTH = 256
+_HEIGHT = 257
+_BITS = 258
+_COMPRESSION = 259
+_PHOTOMETRIC = 262
+_FILL_ORDER = 266
+_STRIP_OFFSETS = 273
+_SAMPLES = 277
+_STRIP_ROWS = 278
+_STRIP_COUNTS = 279
+_PLANAR = 284
+_T4_OPTIONS = 292
+_T6_OPTIONS = 293
+_PREDICTOR = 317
+_COLORMAP = 320
+_TILE_WIDTH = 322
+_TILE_HEIGHT = 323
+_TILE_OFFSETS = 324
+_TILE_COUNTS = 325
+_INK_SET = 332
+_EXTRA_SAMPLES = 338
+_SAMPLE_FORMAT = 339
+_JPEG_TABLES = 347
+_SUBSAMPLING = 530
+_DEPTH = 32997
+_NODATA = 42113
 _ONE_PLANE = 1
 _UNSIGNED = 1
 _KINDS = {_UNSIGNED: "u", 2: "i", 3: "f", 6: "c"}
@@ -109,7 +129,8 @@ class _Directory:
         first = start + struct.calcsize(f"={count_letter}")
         self._entries: dict[int, tuple[int, int, int]] = {}
         for at in range(first, first + count * entry, entry):
-            tag, kind = self._number("H", at), self._number("H", at + 2)
+            tag = self._number("H", at)
+            kind = self._number("H", at + 2)
             number = self._number(letter, at + 4)
             value_at = at + 4 + inline
             size = number * (struct.calcsize(_LETTERS[kind]) if kind in _LETTERS else 8)
@@ -166,7 +187,8 @@ def read_page(content: Content) -> TiffPage:
         raise ValueError(f"the TIFF is of {height} x {width} pixels of {samples} bands")
     if (depth := found.value(_DEPTH, 1)) != 1:
         raise ValueError(f"the TIFF is a volume of {depth} planes; {WAY_OUT}")
-    bits, sample_format = found.value(_BITS, 1), found.value(_SAMPLE_FORMAT, _UNSIGNED)
+    bits = found.value(_BITS, 1)
+    sample_format = found.value(_SAMPLE_FORMAT, _UNSIGNED)
     kind = _KINDS.get(sample_format, "")
     if bits not in _BITS_OF_KIND.get(kind, ()):
         raise ValueError(f"the TIFF's values are of {bits} bits and sample format {sample_format}; {WAY_OUT}")

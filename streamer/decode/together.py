@@ -26,7 +26,8 @@ _SPLIT = re.compile(r"[^a-z]+")
 # Fields of annotations with one entry for each box.
 _OF_OBJECTS = ("labels", "area", "iscrowd", "category_ids")
 # albumentations calculates boxes as shares of the sides in float32: 8 comes back as 7.9999995.
-_IN_PIXELS, _PARTS_OF_PIXEL = frozenset(["pascal_voc", "coco"]), 1024
+_IN_PIXELS = frozenset(["pascal_voc", "coco"])
+_PARTS_OF_PIXEL = 1024
 _BOXES_FORMAT = "pascal_voc"
 # Steps of torchvision that move nothing.
 _COLOUR_STEPS = frozenset(
@@ -206,10 +207,8 @@ def _name_targets(
         if target in processors and target not in targets and len(others) == 1:
             targets[target] = (others[0],)
     for target, processor in processors.items():
-        format_, fields = (
-            processor.params.format,
-            [targets[name][0] for name in processor.data_fields if name in targets],
-        )
+        format_ = processor.params.format
+        fields = [targets[name][0] for name in processor.data_fields if name in targets]
         if target == "bboxes" and "boxes" in fields and format_ != _BOXES_FORMAT:
             raise ConfigError(
                 f"transform: bbox_params say {format_!r}, but 'boxes' are x1, y1, x2, y2 in pixels, as annotations= "

@@ -266,7 +266,8 @@ class CentreCrop:
         if scale > 1:
             rows, columns = math.ceil(picture.shape[0] * scale), math.ceil(picture.shape[1] * scale)
             picture = resize(picture, rows, columns, None, nearest=self.nearest)
-        top, left = (picture.shape[0] - height) // 2, (picture.shape[1] - width) // 2
+        top = (picture.shape[0] - height) // 2
+        left = (picture.shape[1] - width) // 2
         return copied(crop(picture, (top, left, height, width)), out)
 
 
@@ -301,7 +302,8 @@ class RandomResizedCrop:
 
         Source: torchvision.transforms.RandomResizedCrop.get_params (same distribution, another generator).
         """
-        lowest, highest = math.log(self.ratio[0]), math.log(self.ratio[1])
+        lowest = math.log(self.ratio[0])
+        highest = math.log(self.ratio[1])
         for _ in range(_CROP_DRAWS):
             area = height * width * rng.uniform(*self.scale)
             shape = math.exp(rng.uniform(lowest, highest))

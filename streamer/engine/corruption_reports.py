@@ -149,7 +149,8 @@ class CorruptionReports:
             self._check_task = None
 
     async def _check(self, report: _Report) -> None:
-        session, key = report.session, report.session.collection.key(report.chunk)
+        session = report.session
+        key = report.session.collection.key(report.chunk)
         right = await self._is_right(session, key, report)
         del self._waiting[session.name, report.chunk]
         if session.failed is None and session.is_open:
@@ -173,7 +174,8 @@ class CorruptionReports:
         return not self._retires(report, key)
 
     def _found_wrong(self, report: _Report, key: bytes) -> None:
-        session, chunk = report.session, report.chunk
+        session = report.session
+        chunk = report.chunk
         label = session.collection.label(chunk)
         logger.info("%s reports %s (%s) as damaged: %s", session.request.consumer, label, key.hex(), report.reason)
         self.damaged(key)
@@ -194,9 +196,11 @@ class CorruptionReports:
 
     def _retires(self, report: _Report, key: bytes) -> bool:
         """Counts a report about an intact chunk; returns whether its next copy is to be kept in memory."""
-        session, chunk = report.session, report.chunk
+        session = report.session
+        chunk = report.chunk
         session.unfounded[chunk] += 1
-        times, label = session.unfounded[chunk], session.collection.label(chunk)
+        times = session.unfounded[chunk]
+        label = session.collection.label(chunk)
         most = max(MAX_UNFOUNDED_IN_ALL, int(MAX_UNFOUNDED_SHARE * len(session.collection.file_bytes)))
         if session.unfounded.total() > most or times > MAX_UNFOUNDED:
             session.fail(

@@ -303,7 +303,8 @@ class Engine:
 
     def _collection(self, parts: Sequence[PartRequest]) -> Collection:
         """The datasets of a session; equal ones share the columns, which take 8 bytes a chunk."""
-        datasets, names = tuple(map(self._dataset, parts)), tuple(part.name for part in parts)
+        datasets = tuple(map(self._dataset, parts))
+        names = tuple(part.name for part in parts)
         known = (session.collection for session in self.sessions.values())
         same = (one for one in known if one.datasets == datasets and one.names == names)
         if (shared := next(same, None)) is not None:
@@ -321,7 +322,8 @@ class Engine:
 
     def _too_small(self, session: EngineSession, error: CacheFullError) -> CacheFullError:
         """The policy's refusal with what would be enough."""
-        space, request = self.cache.space, session.request
+        space = self.cache.space
+        request = session.request
         present = sum(one.request.job == request.job for one in self.sessions.values())
         return cache_too_small(
             root=self.cache.root,

@@ -86,7 +86,8 @@ class SilenceWatch:
         self._timer.cancel()
 
     def _look(self) -> None:
-        engine, late_seconds = self._engine, self._loop.time() - self._timer.when()
+        engine = self._engine
+        late_seconds = self._loop.time() - self._timer.when()
         self._timer = self._loop.call_later(SILENCE_CHECK_SECONDS, self._look)
         if late_seconds > LATE_SECONDS:
             self._forgive(late_seconds)

@@ -283,7 +283,8 @@ class Scheduler:
 
     def _fetch_failed(self, waiter: Waiter, error: StreamerError, pause: float | None) -> None:
         """A reader that waits gets the error; a look-ahead, or a chunk that found no room, is tried again."""
-        session, chunk = waiter.session, waiter.chunk
+        session = waiter.session
+        chunk = waiter.chunk
         if pause is None and session.progress.is_wanted(chunk):
             session.fail(session.collection.name_error(chunk, error))
             return

@@ -59,7 +59,8 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.consumer == other.consumer:  # two loaders of one rank, which go on from different places
             return
         for name in ("order_id", "global_batch", "world_size", "start"):
-            mine, theirs = getattr(self, name), getattr(other, name)
+            mine = getattr(self, name)
+            theirs = getattr(other, name)
             if mine and theirs and mine != theirs:
                 raise StateError(
                     f"{self.consumer} and {other.consumer} of one job disagree: {name} is {mine!r} and {theirs!r}; "
@@ -278,8 +279,10 @@ class EngineSession:
 
     def _openings(self, columns: Columns) -> Iterator[Opening]:
         """The policy's sessions, one for each part: its open bytes, and its share of the look-ahead."""
-        collection, sizes = self.collection, charged_bytes(self.collection.file_bytes)
-        values, rates = self.parts.relative_values(), collection.byte_rates(self.parts.values)
+        collection = self.collection
+        sizes = charged_bytes(self.collection.file_bytes)
+        values = self.parts.relative_values()
+        rates = collection.byte_rates(self.parts.values)
         part_of = collection.parts_of(columns[0])
         # Sorted once: with 4,096 parts as many comparisons of all uses took seconds.
         by_part = np.argsort(part_of, kind="stable")

@@ -114,7 +114,9 @@ class SessionProgress:
                 uses.cursor += 1
             if not uses.exhausted:
                 i = uses.cursor
-                first, last, chunk = int(uses.first[i]), int(uses.last[i]), int(uses.chunk[i])
+                first = int(uses.first[i])
+                last = int(uses.last[i])
+                chunk = int(uses.chunk[i])
                 of_pass = uses.epoch if uses.passes is None else int(uses.passes[i])
                 return Use(first, self._numbers, last, uses.epoch, chunk, of_pass)
             self._schedule_bytes -= self._epochs.popleft().nbytes

@@ -164,7 +164,10 @@ class _Tasks(Generic[Task, Outcome]):
         next_task: Callable[[], Task | None],
         on_end: Callable[[Future[Outcome]], object],
     ) -> None:
-        self._runner, self._function, self._next_task, self._on_end = runner, function, next_task, on_end
+        self._runner = runner
+        self._function = function
+        self._next_task = next_task
+        self._on_end = on_end
         self._running: dict[Future[Outcome], tuple[Task, int]] = {}
 
     def __enter__(self) -> Self:

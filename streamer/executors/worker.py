@@ -29,7 +29,8 @@ def main(descriptor: int) -> None:
     collect_rarely()
     # What a user's code prints is not among the lines of a command.
     os.dup2(2, 1)
-    connection, coming = Connection(descriptor), queue.SimpleQueue[Any]()
+    connection = Connection(descriptor)
+    coming = queue.SimpleQueue[Any]()
     threading.Thread(target=_listen, args=(connection, coming), daemon=True).start()
     while True:
         connection.send_bytes(cloudpickle.dumps(_result(coming.get())))

@@ -103,7 +103,8 @@ class BufferPool:
             length: length in bytes.
             shared: whether another process is to map it; ignored below `SHARED_FROM_BYTES`.
         """
-        size, shared = size_bytes(length), shared and length >= SHARED_FROM_BYTES
+        size = size_bytes(length)
+        shared = shared and length >= SHARED_FROM_BYTES
         buffer = self._fitting(size, shared) or self._mapped(size, shared)
         buffer.begin_use(length)
         self._in_use += 1

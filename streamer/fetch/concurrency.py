@@ -74,7 +74,8 @@ class WindowControl:
     """
 
     def __init__(self, start: int, least: int, most: int) -> None:
-        self._least, self._most = least, most
+        self._least = least
+        self._most = most
         self._size = float(min(max(start, least), most))
         self._interval: Interval | None = None
         self._slow_start = self.climbing = True

@@ -144,7 +144,8 @@ class Endpoint:
             started: when the request was sent.
             within_seconds: seconds within which another request must have been served.
         """
-        now, served = self.time(), self.last_success
+        now = self.time()
+        served = self.last_success
         if self.newest_answered > started + ORDER_SECONDS or now - started >= self._config.outage_seconds:
             return False
         return served is not None and served > max(started, now - within_seconds)
@@ -178,7 +179,8 @@ class Endpoint:
         When all readers wait for one object, no other request shows that the endpoint works: an object that did not
         answer was waited for as long as for an outage (2026-11-20).
         """
-        good, now = self.last_good, self.time()
+        good = self.last_good
+        now = self.time()
         if good is None or now - self._probed < _PROBE_SECONDS:
             return
         self._probed = now

@@ -121,7 +121,9 @@ class Fetcher:
         await self._close_stores()
 
     async def _close_stores(self) -> None:
-        endpoints, self._endpoints, self._last = list(self._endpoints.values()), {}, None
+        endpoints = list(self._endpoints.values())
+        self._endpoints = {}
+        self._last = None
         for endpoint in endpoints:
             await endpoint.store.aclose()
 
@@ -259,7 +261,8 @@ class Fetcher:
 
     def statistics(self) -> FetchStatistics:
         """Counts since it was opened, gauges now."""
-        endpoints, tally = self._endpoints.values(), self.tally
+        endpoints = self._endpoints.values()
+        tally = self.tally
         first_byte = tally.first_byte_seconds()
         return FetchStatistics(
             requests=tally.requests,
@@ -286,7 +289,8 @@ class Fetcher:
         self, ranges: Sequence[Extent], make_queue: Callable[[], WaitQueue], make_view: MakeView
     ) -> None:
         """Fetches ranges at once; each lands at its place in their concatenation."""
-        at, fetches = 0, dict[str, FetchContext]()
+        at = 0
+        fetches = dict[str, FetchContext]()
         try:
             async with asyncio.TaskGroup() as group:
                 for extent in ranges:

@@ -95,7 +95,8 @@ class FetcherSet:
         """The fetcher for these storage options, open until the end of the block at least."""
         key = options_key(options)
         if key not in self._open:
-            opener, notify = partial(self._open_store, options), partial(self._notify, key)
+            opener = partial(self._open_store, options)
+            notify = partial(self._notify, key)
             self._open[key] = _Pooled(Fetcher(self._config, opener, self.memory, notify))
             await self._open[key].fetcher.__aenter__()
         pooled = self._open[key]
@@ -152,7 +153,8 @@ class FetcherSet:
         total = merged([asdict(pooled.fetcher.statistics()) for pooled in self._open.values()])
         # Each counts the requests that wait for the shared memory, and its bytes.
         total["waiting"] -= self.memory.gate.waiting * max(0, len(self._open) - 1)
-        total["reserved_bytes"], total["reserved_peak_bytes"] = self.memory.gate.used, self.memory.gate.peak
+        total["reserved_bytes"] = self.memory.gate.used
+        total["reserved_peak_bytes"] = self.memory.gate.peak
         return {**total, **{name: total[name] + self._past[name] for name in COUNTS}}
 
     def first_bytes(self) -> Histogram:

@@ -74,7 +74,8 @@ class Sampled(msgspec.Struct):
         self.values.append(value)
         self._fresh += 1
         if self._fresh >= REFRESH_SAMPLES or (self.quantiles is None and self._fresh >= LEAST_SAMPLES):
-            self.quantiles, self._fresh = quantiles(self.values), 0
+            self.quantiles = quantiles(self.values)
+            self._fresh = 0
 
 
 def duplicate_after(first_byte: Sampled) -> float:
@@ -99,7 +100,8 @@ def first_byte_timeout(first_byte: Sampled, most_seconds: float, attempt: int) -
         most_seconds: limit for the first try, and value while nothing is known.
         attempt: number of the try, from 1.
     """
-    first, seen = most_seconds, first_byte.quantiles
+    first = most_seconds
+    seen = first_byte.quantiles
     if seen is not None:
         first = min(max(FIRST_BYTE_LEAST_SECONDS, FIRST_BYTE_FACTOR * seen.p99), most_seconds)
     return float(first * min(FIRST_BYTE_GROWTH, 2.0 ** min(attempt - 1, 64)))

@@ -47,7 +47,8 @@ class OutageWatch:
         """Begins a request that waits for an answer; `end` follows."""
         self._waiters += 1
         if self._waiters == 1:
-            self._progressed, self._why = self._clock.time(), ""
+            self._progressed = self._clock.time()
+            self._why = ""
             self._alarm = Alarm(self._clock, self._progressed + QUIET_SECONDS, self._look)
 
     def end(self) -> None:
@@ -82,7 +83,8 @@ class OutageWatch:
         self._alarm.move(max(self._progressed, now - QUIET_SECONDS / 2) + QUIET_SECONDS)
 
     def _announce(self, quiet: float, now: float) -> None:
-        self._announced_since, self._announced_last = self._progressed, now
+        self._announced_since = self._progressed
+        self._announced_last = now
         text = (
             f"waiting for {self._root}, which has served nothing for {quiet:.1f} s ({self._why or 'no answer yet'}); "
             f"requests that fail are repeated for {self._outage_seconds:.0f} s, then this is an error"

@@ -201,7 +201,8 @@ class Pacing:
 
     def _watch(self, now: float) -> None:
         """Looks for refusals that chance does not explain; otherwise learns, and raises a rate that is due for it."""
-        tally, share = self._tally, self._tally.refused_share(now)
+        tally = self._tally
+        share = self._tally.refused_share(now)
         if self._chance.share > NOTICED_SHARE and now >= self._repeat_at and not self.limited:
             self._chance = Chance()
         excess = self._chance.excess(share, tally.answers)
@@ -229,7 +230,8 @@ class Pacing:
             before: share of requests that was refused before the trial.
             now: the moment.
         """
-        tally, share = self._tally, self._tally.refused_share(now)
+        tally = self._tally
+        share = self._tally.refused_share(now)
         predicted = (before - self._chance.share) * tally.answers
         excess = (share - self._chance.share) * tally.answers
         if max(predicted, excess) < NOTICED_REFUSALS:
@@ -256,12 +258,15 @@ class Pacing:
         self.measured_limit = self.per_second / TRIAL_FACTOR
         self.confirmations += 1
         self.per_second = LIMIT_FACTOR * self.measured_limit
-        self._raise_at, self._raise_seconds, self._raise_factor = now + HOLD_SECONDS, RAISE_SECONDS, RAISE_FACTOR
+        self._raise_at = now + HOLD_SECONDS
+        self._raise_seconds = RAISE_SECONDS
+        self._raise_factor = RAISE_FACTOR
         self._tally = Tally(now)
 
     def _resume(self, now: float) -> None:
         """Returns to full speed quickly, but not at once: a limit shows before it is exceeded many times."""
-        self._raise_seconds, self._raise_factor = INTERVAL_SECONDS, RESUME_FACTOR
+        self._raise_seconds = INTERVAL_SECONDS
+        self._raise_factor = RESUME_FACTOR
         self._raise(now)
 
     def _raise(self, now: float) -> None:

@@ -74,7 +74,8 @@ class PresenceClock:
         if self._listeners:
             self._expect_beat()
         else:
-            self._beating, self._latest = False, float("inf")
+            self._beating = False
+            self._latest = float("inf")
 
 
 def _nothing() -> None:
@@ -122,5 +123,6 @@ class Alarm:
                 return
             # Answers that arrived meanwhile go first, but only once: on a loop that is always late the alarm fires as
             # well.
-            left, self._absent_before = BEAT_SECONDS, float("inf")
+            left = BEAT_SECONDS
+            self._absent_before = float("inf")
         self._timer = self._clock.loop.call_later(left, self._fire)

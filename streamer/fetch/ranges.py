@@ -44,7 +44,9 @@ def close_gaps(content: memoryview, extents: Iterable[Extent]) -> None:
         at += 0 if last is None else _gap(last, extent) or 0
         if at > stop:
             content[stop : stop + extent.length] = content[at : at + extent.length]
-        at, stop, last = at + extent.length, stop + extent.length, extent
+        at = at + extent.length
+        stop = stop + extent.length
+        last = extent
 
 
 def part_bytes(target: ObjectRecord) -> int | None:
@@ -59,7 +61,8 @@ def part_bytes(target: ObjectRecord) -> int | None:
     count = int(found[1]) if found else 0
     if count < 2 or target.size < count:
         return None
-    least, most = -(-target.size // count), -(-target.size // (count - 1)) - 1
+    least = -(-target.size // count)
+    most = -(-target.size // (count - 1)) - 1
     for size in (*_USUAL_PARTS, *(MiB << power for power in range(13))):
         if least <= size <= most:
             return size

@@ -116,7 +116,8 @@ class Request:
 
     def _first_look(self) -> float:
         """Seconds until the first byte is late, for a duplicate or for giving up."""
-        timeout, late = self._spec.first_byte_seconds, self._spec.duplicate_seconds
+        timeout = self._spec.first_byte_seconds
+        late = self._spec.duplicate_seconds
         if self._late is None or late is None or late >= timeout:
             self._late = None
             return timeout
@@ -161,7 +162,8 @@ class Request:
     def _is_first(self) -> bool:
         if not self._claim(self):
             return False
-        spec, now = self._spec, self._spec.endpoint.time()
+        spec = self._spec
+        now = self._spec.endpoint.time()
         self._first_byte_at = now
         spec.endpoint.watch.progressed(now)
         spec.endpoint.newest_answered = max(spec.endpoint.newest_answered, self._started)
@@ -171,7 +173,8 @@ class Request:
 
     def _count(self) -> int:
         """Counts the bytes that arrived since the last call; returns their number."""
-        new, self._counted = self.received - self._counted, self.received
+        new = self.received - self._counted
+        self._counted = self.received
         self._spec.tally.received_bytes += new
         return new
 
@@ -187,9 +190,11 @@ class Request:
 
     def _watch(self) -> None:
         """Moves the deadline by a piece's time at the least rate, at most to `progress_seconds` from now."""
-        config, deadline = self._spec.config, self._deadline
+        config = self._spec.config
+        deadline = self._deadline
         assert deadline is not None, "set before the body begins"
-        earned, now = self._count() / max(1, config.progress_floor_bytes_per_second), self._spec.endpoint.time()
+        earned = self._count() / max(1, config.progress_floor_bytes_per_second)
+        now = self._spec.endpoint.time()
         self._spec.endpoint.watch.progressed(now)
         self._due = min(now + config.progress_seconds, self._due + earned)
         if self._due < deadline.moment and not self._outpaced:
@@ -210,7 +215,8 @@ class Request:
             deadline.move(self._spec.endpoint.time())
 
     def _succeeded(self, now: float) -> None:
-        endpoint, length = self._spec.endpoint, self._spec.extent.length
+        endpoint = self._spec.endpoint
+        length = self._spec.extent.length
         if length >= RATE_LEAST_BYTES and now > self._first_byte_at:
             endpoint.rates.add(length / (now - self._first_byte_at))
             endpoint.last_large = now
@@ -218,10 +224,12 @@ class Request:
         endpoint.succeeded(now, now - self._started, length)
 
     def _abandoned(self) -> StoreTimeoutError:
-        spec, elapsed = self._spec, self._spec.endpoint.time() - self._started
+        spec = self._spec
+        elapsed = self._spec.endpoint.time() - self._started
         spec.tally.outpaced += self._outpaced
         spec.tally.stalled += not self._outpaced
-        extent, url = spec.extent, shown(spec.extent.object.url)
+        extent = spec.extent
+        url = shown(spec.extent.object.url)
         return StoreTimeoutError(
             f"{url}: {self.received} of {extent.length} bytes of [{extent.start}, {extent.stop}) after "
             f"{elapsed:.1f} s; abandoned for lack of progress",

@@ -101,7 +101,8 @@ class Transfer:
         Raises:
             StoreError: permanent, or still failing after the last try; its details have url, attempts, elapsed_seconds.
         """
-        clock, watch = self._endpoint.clock, self._endpoint.watch
+        clock = self._endpoint.clock
+        watch = self._endpoint.watch
         self._started = self._progressed = clock.time()
         clock.begin()
         watch.begin()
@@ -169,7 +170,8 @@ class Transfer:
         It counts from the last failure, not from now: a range that waited for the window until then had 9.8 s for a
         third try (2026-11-22).
         """
-        known, most = self._endpoint.best_known(first_byte), self._config.first_byte_seconds
+        known = self._endpoint.best_known(first_byte)
+        most = self._config.first_byte_seconds
         first = hedge.first_byte_timeout(known, most, 1)
         idle = self._last_failure - self._progressed
         if not self._failed_tries or self._is_last_wait(idle):

@@ -78,7 +78,8 @@ class ChunkHeader(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, raw: bytes, where: str) -> ChunkHeader:
         """Reads a header; raises IntegrityError for one that is not of a chunk file, of another version, or torn."""
-        body, check = raw[: HEADER_BYTES - _CRC.size], raw[HEADER_BYTES - _CRC.size : HEADER_BYTES]
+        body = raw[: HEADER_BYTES - _CRC.size]
+        check = raw[HEADER_BYTES - _CRC.size : HEADER_BYTES]
         if len(raw) < HEADER_BYTES or _CRC.unpack(check)[0] != crc32(body):
             raise IntegrityError(f"{where}: torn or foreign chunk header", where=where)
         magic, version, codec, samples, key, local_bytes, table_crc, payload_crc = _FIELDS.unpack_from(body)
@@ -220,7 +221,8 @@ def counts_of(tail: bytes | memoryview) -> tuple[int, int]:
 
 def outside(ranges: NDArray[np.integer], parts: int) -> int:
     """The first sample with a range (samples, k, 2) that is not one of this many parts; -1: there is none."""
-    first, stop = ranges[..., 0], ranges[..., 1]
+    first = ranges[..., 0]
+    stop = ranges[..., 1]
     wrong = ((first < 0) | (first > stop) | (stop > parts)).any(axis=1)
     return int(np.argmax(wrong)) if wrong.any() else -1
 

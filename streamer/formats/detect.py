@@ -33,8 +33,10 @@ _FILES = {file: name for name, row in BUILT_IN.items() for file in row.files}
 # Blocks of N5 have numbers for names; what they are is in the files of this name.
 _N5 = "attributes.json"
 # Data sets of LeRobot are Parquet and mp4, and have these.
-_LEROBOT_INFO, _LEROBOT_TASKS = "meta/info.json", frozenset(["meta/tasks.parquet", "meta/tasks.jsonl"])
-_TABLES, _DOCUMENTS = frozenset(["csv", "tsv"]), frozenset(["txt", "json", "xml"])
+_LEROBOT_INFO = "meta/info.json"
+_LEROBOT_TASKS = frozenset(["meta/tasks.parquet", "meta/tasks.jsonl"])
+_TABLES = frozenset(["csv", "tsv"])
+_DOCUMENTS = frozenset(["txt", "json", "xml"])
 # Formats of files that accompany other data, too.
 _COMPANIONS_OF_OTHERS = frozenset(["jsonl"])
 _ZARR_CHUNK = re.compile(r"(?:c\.)?\d+(?:\.\d+)*")
@@ -207,7 +209,9 @@ def _special_format(keys: Sequence[str]) -> str:
     found: Counter[str] = Counter()
     example: dict[str, str] = {}
     odd = [key for key in keys if not is_common(key)]
-    others, chunks, marked = len(keys) - len(odd), 0, ""
+    others = len(keys) - len(odd)
+    chunks = 0
+    marked = ""
     indexes = {key[:-4] for key in odd if key.endswith(".idx")}
     for key in odd:
         name = base_name(key).lower()

@@ -107,7 +107,9 @@ _TEXT = msgspec.json.Decoder(str)
 def _walk(record: ObjectRecord, start: int) -> Indexing:
     """Yields the lines from the one that begins at `start` on; holds no more than a window of them."""
     check_filled(record)
-    window, line, blank = Window(record.size, start), start, True
+    window = Window(record.size, start)
+    line = start
+    blank = True
     while (base := window.stop) < record.size:
         yield from window.reach(base, min(base + len(_MARK) + 1, record.size))
         content = window.content
@@ -118,7 +120,8 @@ def _walk(record: ObjectRecord, start: int) -> Indexing:
             blank = blank and _is_blank(content, max(line - base, 0), stop - base)
             if not blank:
                 yield _line(record, line, stop)
-            line, blank = stop + 1, True
+            line = stop + 1
+            blank = True
         blank = blank and _is_blank(content, max(line - base, 0), len(content))
         if window.stop - line > LONGEST_LINE:
             raise _too_long(record, line)

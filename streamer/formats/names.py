@@ -49,7 +49,8 @@ _TARGETS = frozenset(
         *("segmentation", "seg", "depths", "depth", "targets", "target", "gt", "disparity"),
     ]
 )
-IMAGE, BYTES = "image", "bytes"
+IMAGE = "image"
+BYTES = "bytes"
 # JPEG, PNG, GIF, TIFF in both byte orders.
 _STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*")
 _LONGEST = 12

@@ -84,7 +84,8 @@ def listed_samples(
 
 def contradicts(source: Source, what: str) -> ManifestError:
     """Makes the error of an index file that does not belong to the object beside it."""
-    sidecar, record = source.sidecar, source.record
+    sidecar = source.sidecar
+    record = source.record
     assert sidecar is not None
     return ManifestError(
         f"{sidecar.url} is not an index of {record.url} ({record.size} bytes): {what}; write it again, or delete it",

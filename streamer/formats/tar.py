@@ -183,7 +183,8 @@ def read_entries(size: int, position: int = 0) -> Generator[Need | Entry, memory
 def entries_of(content: memoryview) -> Generator[Entry, None, None]:
     """Yields the entries of a run of whole entries that is in memory."""
     parser = Parser()
-    position, size = 0, len(content)
+    position = 0
+    size = len(content)
     while position < size:
         block = bytes(content[position : position + BLOCK])
         found = parser.header(block, position)

@@ -139,14 +139,16 @@ def _group(
         if parts[0] != key:
             if key is not None:
                 yield Span(start, stop)
-            key, fields = parts[0], set()
+            key = parts[0]
+            fields = set()
             start = item.start
             if gap_start is not None and start - gap_start <= _GAP_BYTES:
                 start = gap_start
         if parts[1] in fields:
             raise DamagedError(f"sample {key!r} has two fields {parts[1]!r}", item.start)
         fields.add(parts[1])
-        stop, gap_start = item.stop, None
+        stop = item.stop
+        gap_start = None
     if key is not None:
         yield Span(start, stop)
     if links:

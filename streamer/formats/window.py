@@ -64,7 +64,8 @@ class Window:
         if not isinstance(received, memoryview) or len(received) != end - begin:
             raise ShortReadError(f"asked for bytes {begin} to {end}, got {received!r}")
         if keep_from >= begin:
-            self.start, self.content = begin, received
+            self.start = begin
+            self.content = received
         else:  # what is wanted lies over two windows: rare and short
             kept = self.content[keep_from - self.start :]
             self.start, self.content = keep_from, memoryview(bytes(kept) + bytes(received))

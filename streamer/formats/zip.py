@@ -28,7 +28,8 @@ from streamer.manifest.protocols import Indexing, Note, Source, Span, Survey, Su
 
 _HEAD = Struct("<4s5H3L2H")
 _HEAD_MAGIC = b"PK\x03\x04"
-_STORED, _DEFLATED = 0, 8
+_STORED = 0
+_DEFLATED = 8
 # Checksum and lengths are behind the content, because the writer could not go back.
 _BEHIND = 1 << 3
 _BEHIND_MAGIC = b"PK\x07\x08"
@@ -54,7 +55,8 @@ _SPLITS = (
     "datasets of their own"
 )
 _MOST_32 = (1 << 32) - 1
-_ENCRYPTED, _UTF_8 = 1, 1 << 11
+_ENCRYPTED = 1
+_UTF_8 = 1 << 11
 # 5 million entries, which have 50 bytes and a name each.
 _MOST_DIRECTORY_BYTES = 512 << 20
 
@@ -144,7 +146,8 @@ def _stops(entries: Sequence[_Entry], directory: _Directory) -> list[int]:
 
 def _find_directory(tail: memoryview, size: int) -> _Directory:
     """Finds the directory of a file of `size` bytes in its last bytes (`_TAIL_BYTES`, or all)."""
-    base, content = size - len(tail), bytes(tail)
+    base = size - len(tail)
+    content = bytes(tail)
     at = content.rfind(_END_MAGIC)
     while at >= 0 and not _ends(content, at):
         at = content.rfind(_END_MAGIC, 0, at)
@@ -261,7 +264,8 @@ def _inflated(head: _Head) -> memoryview:
     known = not head.behind or head.bytes > 0
     most = min(head.bytes if known else MOST_BYTES, MOST_BYTES, _MOST_RATIO * len(head.rest))
     unpacker = inflate.decompressobj(_RAW)
-    made, behind = unpacker.decompress(head.rest, most + 1), unpacker.unused_data
+    made = unpacker.decompress(head.rest, most + 1)
+    behind = unpacker.unused_data
     found = len(head.rest) - len(behind), len(made)
     if not unpacker.eof or len(made) > most or (known and found != (head.packed_bytes, head.bytes)):
         raise ValueError(f"{found[0]} bytes unpack to {found[1]}, its head says {head.packed_bytes} and {head.bytes}")

@@ -69,7 +69,8 @@ def arrange(
     first, rows = joined
     chunk = np.repeat(np.arange(left.chunks), np.diff(first[left.chunk_first]))
     order = np.lexsort((rows, chunk))
-    chunks, sorted_rows = chunk[order], rows[order]
+    chunks = chunk[order]
+    sorted_rows = rows[order]
     new = np.ones(len(rows), np.bool_)
     new[1:] = (chunks[1:] != chunks[:-1]) | (sorted_rows[1:] != sorted_rows[:-1])
     place = np.empty(len(rows), np.int64)
@@ -107,8 +108,10 @@ def _of_extents(right: Manifest, runs: _Runs) -> Rows:
     opens[runs.first[:-1]] = True
     extents = np.flatnonzero(opens)
     first_extent = np.searchsorted(extents, runs.first)
-    extent_start, extent_stop = begin[extents], stop[np.append(extents[1:], len(stop)) - 1]
-    extent_owner, starts = owner[extents], runs.starts.astype(np.uint32)
+    extent_start = begin[extents]
+    extent_stop = stop[np.append(extents[1:], len(stop)) - 1]
+    extent_owner = owner[extents]
+    starts = runs.starts.astype(np.uint32)
     names = [(listing.url(number), listing.versions[number]) for number in range(len(listing))]
     ranges = np.stack([extent_start, extent_stop], axis=1)
     keys = [

@@ -192,7 +192,8 @@ async def _containers(listed: Listed, reader: RangeReader, options: BuildOptions
     """The rows, and why there are none, if that is known."""
     surveyed = await survey_objects(listed, reader, options.concurrency, skips=options.on_damage is not None)
     chunk_bytes = choose_chunk_bytes(options.chunk_bytes, surveyed.listing.sizes, False)
-    survey, indexer = surveyed.survey, listed.indexer
+    survey = surveyed.survey
+    indexer = listed.indexer
     # In a thread: 10^5 objects take a second.
     known = await asyncio.to_thread(take_over, survey.sources, options.known, indexer, survey.facts, chunk_bytes)
     if options.on_estimate:
@@ -226,7 +227,8 @@ def _leave_out(parts: Sequence[LeftOut], options: BuildOptions, what: str) -> No
 
 
 def _estimate(surveyed: Surveyed, known: Collection[int], chunk_bytes: int) -> Estimate:
-    sizes, most = surveyed.listing.sizes, surveyed.survey.read_bytes
+    sizes = surveyed.listing.sizes
+    most = surveyed.survey.read_bytes
     unknown = np.delete(sizes, list(known))
     read_bytes = int(unknown.sum()) if most is None else min(most, int(unknown.sum()))
     windows = int((-(-unknown // WINDOW_BYTES)).sum())
@@ -252,9 +254,12 @@ class _Indexed:
     def __init__(
         self, surveyed: Surveyed, chosen: Indexer, chunk_bytes: int, reader: RangeReader, options: BuildOptions
     ) -> None:
-        self._listing, self._survey = surveyed.listing, surveyed.survey
-        self._chosen, self._chunk_bytes = chosen, chunk_bytes
-        self._reader, self._options = reader, options
+        self._listing = surveyed.listing
+        self._survey = surveyed.survey
+        self._chosen = chosen
+        self._chunk_bytes = chunk_bytes
+        self._reader = reader
+        self._options = options
         kept_bytes = most_open_bytes(chunk_bytes) if options.on_chunk else 0
         self._budget = Budget.of(options.memory_bytes, options.concurrency, self._listing.sizes, kept_bytes)
         self._total_bytes = int(self._listing.sizes.sum())
@@ -283,7 +288,8 @@ class _Indexed:
             indexed = await self._index_elsewhere(unknown, self._options.elsewhere)
         found = {**known, **dict(zip(unknown, indexed, strict=True))}
         cuts = [found[number] for number in numbers]
-        listing, good = self._listing, [cut for cut in cuts if cut is not None]
+        listing = self._listing
+        good = [cut for cut in cuts if cut is not None]
         left_out = [each for number in sorted(self._left_out) for each in self._left_out[number]]
         _leave_out(left_out, self._options, "rows or parts of objects")
         if self._damages or self._unread:
@@ -341,7 +347,8 @@ class _Indexed:
         self.notes[note.what] = msgspec.structs.replace(known, count=known.count + note.count)
 
     def _container(self, number: int) -> Container:
-        source, logs = self._survey.sources[number], self._options.logs
+        source = self._survey.sources[number]
+        logs = self._options.logs
         log = logs.of(source, self._chosen, self._chunk_bytes) if logs else None
         named = msgspec.structs.replace(source, key=source.record.url.removeprefix(self._listing.base))
         return Container(named, self._survey.facts, self._chosen.name, self._chunk_bytes, log)

@@ -181,7 +181,10 @@ class _Steps:
     """A running indexer and its findings."""
 
     def __init__(self, steps: Indexing, found: Found, blocks: list[Block], left_out: list[LeftOut]) -> None:
-        self._steps, self.found, self.blocks, self._left_out = steps, found, blocks, left_out
+        self._steps = steps
+        self.found = found
+        self.blocks = blocks
+        self._left_out = left_out
         self.short: Short | None = None
         self.notes: list[Note] = []
 
@@ -211,7 +214,10 @@ class _Windows:
     """Reads what an indexer needs, and what it will probably need next."""
 
     def __init__(self, record: ObjectRecord, reader: RangeReader, tasks: asyncio.TaskGroup, ahead: int) -> None:
-        self._record, self._reader, self._tasks, self._ahead = record, reader, tasks, ahead
+        self._record = record
+        self._reader = reader
+        self._tasks = tasks
+        self._ahead = ahead
         self._coming: dict[Need, asyncio.Task[bytes]] = {}
         # The first window does not predict the next one: an archive of large members is skipped through.
         self._last = Need(-1, -1)
@@ -271,7 +277,8 @@ class _ClosedChunks:
     """Holds the bytes of the chunk that is still open; offers and logs the chunks that are closed."""
 
     def __init__(self, container: Container, on_chunk: OnChunk | None, found: Found) -> None:
-        self._container, self._on_chunk = container, on_chunk
+        self._container = container
+        self._on_chunk = on_chunk
         self._held: list[tuple[int, memoryview]] = []
         self._open_sample = len(found.starts)
 
@@ -282,7 +289,8 @@ class _ClosedChunks:
     async def close(self, found: Found, *, finished: bool) -> None:
         """Offers, then logs, what is closed by the samples found so far: the log has no chunk that was not offered."""
         starts, stops = _since(found, self._open_sample)
-        size, chunk_bytes = self._container.record.size, self._container.chunk_bytes
+        size = self._container.record.size
+        chunk_bytes = self._container.chunk_bytes
         edges = [*cut_spans(starts, stops, size, chunk_bytes).tolist()]
         if finished:
             edges.append(len(starts))
@@ -311,7 +319,8 @@ class _ClosedChunks:
             await self._on_chunk(self._chunk(cut, ranges), parts)
 
     def _chunk(self, cut: Cut, ranges: NDArray[np.int64]) -> IndexedChunk:
-        record, length = self._container.record, int(cut.chunk_bytes[0])
+        record = self._container.record
+        length = int(cut.chunk_bytes[0])
         names = [(encoded(record.url), encoded(record.version))] * len(ranges)
         return IndexedChunk(
             index=-1,

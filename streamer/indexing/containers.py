@@ -69,7 +69,8 @@ def groups(sizes: Sequence[int], most_tasks: int) -> Iterator[tuple[int, int]]:
     for number, size in enumerate(sizes):
         if number > first and (filled + size > limit or number - first == _TASK_CONTAINERS):
             yield first, number
-            first, filled = number, 0
+            first = number
+            filled = 0
         filled += size
     if sizes:
         yield first, len(sizes)

@@ -62,7 +62,8 @@ class IndexLog:
 
     def read(self) -> Found:
         """Reads the records up to the first that is damaged or out of order; cuts off the rest."""
-        found, good = Found(), 0
+        found = Found()
+        good = 0
         try:
             content = self._path.read_bytes()
             while (size := _read_record(content, good, found)) > 0:
@@ -128,5 +129,6 @@ def _read_record(content: bytes, at: int, found: Found) -> int:
     starts, stops = np.frombuffer(content, "<i8", 2 * count, head_stop).reshape(2, count).tolist()
     found.starts += starts
     found.stops += stops
-    found.position, found.finished = position, finished
+    found.position = position
+    found.finished = finished
     return stop - at

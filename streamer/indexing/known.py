@@ -79,7 +79,8 @@ class _Rows:
     def _samples(self, first: int, stop: int) -> tuple[Int64Array, Int64Array]:
         manifest = self._manifest
         extents = slice(int(self._first_extent[first]), int(self._first_extent[stop]))
-        start, lengths = self._start[extents], (self._stop - self._start)[extents]
+        start = self._start[extents]
+        lengths = (self._stop - self._start)[extents]
         # Positions in the concatenated bytes of the chunks: samples fill their extents without a gap.
         base = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         samples = slice(int(manifest.chunk_first[first]), int(manifest.chunk_first[stop]))
@@ -96,11 +97,13 @@ class _Rows:
         found = self._manifest.chunk(chunk)
         ranges = [(extent.start, extent.stop) for extent in found.extents]
         hints = decode_hints(found.hint)
-        rest, blocks = found.local_bytes - planned_bytes(hints, 0), list[Block]()
+        rest = found.local_bytes - planned_bytes(hints, 0)
+        blocks = list[Block]()
         for number, hint in enumerate(hints):
             last = number == len(hints) - 1
             share = rest if last else rest * hint.samples // max(1, sum(each.samples for each in hints[number:]))
             own = first_ranges(ranges, hint.fetch_bytes)
-            ranges, rest = ranges[len(own) :], rest - share
+            ranges = ranges[len(own) :]
+            rest = rest - share
             blocks.append(Block(tuple(own), hint.samples, share, hint.hint, (), hint.parts, hint.part_ranges))
         return blocks

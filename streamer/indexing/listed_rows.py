@@ -82,7 +82,8 @@ class _Found(msgspec.Struct):
     def only(self, places: Sequence[int]) -> _Found:
         if len(places) == len(self.keys):
             return self
-        keys, versions = [self.keys[i] for i in places], [self.versions[i] for i in places]
+        keys = [self.keys[i] for i in places]
+        versions = [self.versions[i] for i in places]
         return _Found(self.url, self.folder, keys, versions, self.sizes[places])
 
     def without(self, places: Sequence[int]) -> list[ObjectRecord]:
@@ -221,11 +222,13 @@ def _visible(part: _Found) -> _Found:
     if _names_one(part) or _names_each(part):
         return part
     kept = []
-    last, hides = "", False
+    last = ""
+    hides = False
     for i, key in enumerate(part.keys):
         # Keys of one folder follow each other.
         if (folder := key.rpartition("/")[0]) != last:
-            last, hides = folder, is_hidden_folder(folder)
+            last = folder
+            hides = is_hidden_folder(folder)
         if not hides:
             kept.append(i)
     if not kept:

@@ -51,7 +51,9 @@ class TaskLister:
     """Lists large prefixes on an executor if the store lists keys in order; a `manifest.protocols.Lister`."""
 
     def __init__(self, fetcher: Fetcher, runner: Runner, options: Mapping[str, object]) -> None:
-        self._fetcher, self._runner, self._options = fetcher, runner, options
+        self._fetcher = fetcher
+        self._runner = runner
+        self._options = options
 
     async def list(self, url: str) -> AsyncIterator[Page]:
         """Lists as `ObjectStore.list` does, but the pages may come in another order."""
@@ -87,7 +89,8 @@ def list_range(task: ListTask) -> Listed:
 
 
 async def _list(task: ListTask) -> Listed:
-    folder, keys = task.folder, task.keys
+    folder = task.folder
+    keys = task.keys
 
     def enough(pages: Sequence[Page]) -> bool:
         last = pages[-1][-1].url[len(folder) :]

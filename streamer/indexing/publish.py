@@ -25,7 +25,8 @@ def publish(rows: Rows, root: Path) -> Path:
         ManifestError: the folder cannot be written.
     """
     with workplace(root) as place:
-        parts, file_bytes = [], {}
+        parts = []
+        file_bytes = {}
         for number, part in enumerate(rows.parts()):
             runs = {}
             for name, table in part.tables.items():
@@ -70,7 +71,8 @@ def publish_at(manifest: Manifest, root: Path, endpoint: str) -> Path:
         keys += at_endpoint(key, endpoint)
     column = np.frombuffer(bytes(keys), np.uint8).reshape(-1, KEY_BYTES)
     with workplace(root) as place:
-        parts, file_bytes = [], {}
+        parts = []
+        file_bytes = {}
         for number, (part, tables) in enumerate(zip(manifest.content.parts, manifest.tables, strict=True)):
             run = part.tables["chunks"]
             chunks = {**tables["chunks"], "key": column[run.first : run.first + run.count]}

@@ -88,7 +88,8 @@ class Rows(msgspec.Struct, frozen=True):
             stop = min(max(stop, chunk + 1), chunks)
             objects_stop = len(self.listing) if stop == chunks else self._objects_until(stop)
             yield self._part(chunk, stop, objects, objects_stop)
-            chunk, objects = stop, objects_stop
+            chunk = stop
+            objects = objects_stop
 
     def _objects_until(self, chunk: int) -> int:
         if self.whole_objects:
@@ -267,7 +268,8 @@ class Contained(msgspec.Struct, frozen=True):
         return ranges
 
     def _block_keys(self, chunks: Sequence[tuple[int, list[Block]]]) -> NDArray[np.uint8]:
-        indexer, options = self.indexer, key_options(self.indexer.options, self.facts.fields)
+        indexer = self.indexer
+        options = key_options(self.indexer.options, self.facts.fields)
         keys = [
             recoded_chunk_key(indexer.name, indexer.revision, options, self.listing.record(number), members)
             for number, members in chunks
@@ -305,7 +307,8 @@ def _object_chunk_keys(
 def _cut_keys(listing: Listing, number: int, cut: Cut, format_name: str) -> Iterator[bytes]:
     name = (listing.url(number), listing.versions[number])
     ranges = np.stack([cut.extent_start, cut.extent_stop], axis=1)
-    extents, samples = cut.first_extent.tolist(), cut.first_sample.tolist()
+    extents = cut.first_extent.tolist()
+    samples = cut.first_sample.tolist()
     for i in range(cut.chunks):
         mine = slice(extents[i], extents[i + 1])
         starts = cut.sample_start[samples[i] : samples[i + 1]]

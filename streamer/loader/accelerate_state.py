@@ -66,7 +66,8 @@ class AccelerateEpochs:
         state = self._state
         if state is None or batch + 1 < stream.plan(epoch).batches:
             return
-        state.end_of_dataloader, state.remainder = True, 0
+        state.end_of_dataloader = True
+        state.remainder = 0
         repeated = stream.plan(epoch).order.repeats(stream.position(epoch, batch) + np.arange(stream.global_batch))
         count = int(np.count_nonzero(repeated))
         if not count or stream.rank_config.world_size == 1:

@@ -46,7 +46,8 @@ class Carried:
     def save(self, state: dict[str, object], rank_config: RankConfig) -> dict[str, object]:
         """The loader's state with that of the object, which belongs to this rank alone."""
         if self._stateful is not None:
-            rank, world = rank_config.rank, rank_config.world_size
+            rank = rank_config.rank
+            world = rank_config.world_size
             state[_KEY] = {"rank": rank, "world_size": world, "state": self._stateful.state_dict()}
         return state
 
@@ -89,7 +90,8 @@ def _check_place(saved: object, rank_config: RankConfig) -> None:
             "the state was saved without stateful=, so nothing is known of what the object carried: load it without",
             field=_KEY,
         )
-    rank, world = rank_config.rank, rank_config.world_size
+    rank = rank_config.rank
+    world = rank_config.world_size
     if (saved["rank"], saved["world_size"]) != (rank, world):
         raise StateError(
             f"the state holds what an object carried over batches on rank {saved['rank']} of {saved['world_size']}, "

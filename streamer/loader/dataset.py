@@ -147,7 +147,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
         self._start(Member(options, (), f"pid-{os.getpid()}", EpochCell()))
 
     def __repr__(self) -> str:
-        options, choices = self._member.options, len(self._member.choices)
+        options = self._member.options
+        choices = len(self._member.choices)
         return f"StreamingDataset({', '.join(options.urls)}, shuffle={options.shuffle!r}, selections={choices})"
 
     # ------------------------------------------------------------ contents
@@ -291,7 +292,8 @@ class StreamingDataset(FixedArguments, EpochDataset):
 
         if not isinstance(other, StreamingDataset):
             raise ConfigError(f"join({type(other).__name__}): give a StreamingDataset", field="join")
-        own, right = self._member, other._member
+        own = self._member
+        right = other._member
         if right.joins:
             raise ConfigError("join() with a dataset that is joined itself: join each to this one", field="join")
         given = JoinArguments(on, columns, missing, how)
@@ -332,7 +334,9 @@ class StreamingDataset(FixedArguments, EpochDataset):
         return {"settings": settings, "epochs": self._epochs, "place": self._opening.place()}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        settings, epochs, place = state["settings"], state["epochs"], state["place"]
+        settings = state["settings"]
+        epochs = state["epochs"]
+        place = state["place"]
         assert isinstance(settings, bytes)
         assert isinstance(epochs, EpochCell)
         assert isinstance(place, tuple)

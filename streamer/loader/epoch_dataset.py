@@ -94,7 +94,8 @@ class EpochDataset(IterableDataset[object]):
             StateError: it is not a dict, or holds a part that only a loader can restore.
         """
         carried.refuse_carried(checks.saved_state(state), "load it into a StreamingDataLoader with stateful=")
-        self._resume, self._resume_strict = dict(state), strict
+        self._resume = dict(state)
+        self._resume_strict = strict
 
     # ------------------------------------------------------------ reading
 
@@ -153,7 +154,8 @@ class EpochDataset(IterableDataset[object]):
 
     def _plain(self) -> RankStream:
         """Prepares for a bare loop or a plain DataLoader: whole batches if their size is known, else single samples."""
-        edition, rank_config = self._opening.edition, self._opening.rank_config()
+        edition = self._opening.edition
+        rank_config = self._opening.rank_config()
         before = self._prepared
         if before is None or before[0] != edition or before[1].rank_config != rank_config:
             options = self._opening.options

@@ -94,7 +94,8 @@ class LoaderViews:
 
     def snapshot(self) -> Snapshot:
         """The current counts, for `compare`; any thread."""
-        stats, supply = self.stats(), self._supply
+        stats = self.stats()
+        supply = self._supply
         return snapshot(stats, self._clock, None if supply is None else supply.head, self._settings.worker_count)
 
     def name_samples(self, report: StallReport) -> StallReport:

@@ -98,7 +98,8 @@ def measure(
         world_size=1,
     )
     whole = member.part(None, options)
-    costs, manifest = np.full(whole.samples, -1, np.int32), whole.manifest
+    costs = np.full(whole.samples, -1, np.int32)
+    manifest = whole.manifest
     missing = None if known is None else np.flatnonzero(~_fill_in(costs, manifest, str(known)))
     done, total = 0, whole.samples if missing is None else len(missing)
     if total:
@@ -241,7 +242,8 @@ def _fill_in(costs: npt.NDArray[np.int32], manifest: Manifest, known: str) -> np
     ends = manifest.chunk_first.tolist()
     for key, (first, stop) in zip(_facts(manifest)["key"].tolist(), pairwise(ends), strict=True):
         if (start := starts.get(key)) is not None:
-            costs[first:stop], found[first:stop] = before[start : start + stop - first], True
+            costs[first:stop] = before[start : start + stop - first]
+            found[first:stop] = True
     return found
 
 

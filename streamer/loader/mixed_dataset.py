@@ -224,7 +224,8 @@ class MixedDataset(EpochDataset):
         *,
         parent: ParentRank | None = None,
     ) -> None:
-        self._members, self._options = dict(members), options
+        self._members = dict(members)
+        self._options = options
         each = [member._member for member in members.values()]
         mixing = Mixing(options, [member.options for member in each])
         self._begin_at_zero(Opening(options, each, job, shared, mixing, parent=parent))
@@ -244,7 +245,8 @@ class MixedDataset(EpochDataset):
         assert isinstance(place, tuple)
         options, job, resume, strict = cloudpickle.loads(settings)
         self._start(members, options, job, epochs, parent=ParentRank.received(place))
-        self._resume, self._resume_strict = resume, strict
+        self._resume = resume
+        self._resume_strict = strict
 
 
 def _mapping(members: object) -> Mapping[object, object]:

@@ -107,7 +107,8 @@ def planned_bytes(blocks: Sequence[Block] | Sequence[BlockHint], record_bytes: i
 
     They are the records, their table (see `formats.chunkfile`) and the checksums of table and shared parts.
     """
-    samples, parts = sum(block.samples for block in blocks), sum(block.parts for block in blocks)
+    samples = sum(block.samples for block in blocks)
+    parts = sum(block.parts for block in blocks)
     most = max((block.part_ranges for block in blocks), default=0)
     shared = parts + 2 * samples * most + 2 if most else 0
     return record_bytes + 4 * (samples + shared) + 4 * (parts + 1)

@@ -28,7 +28,8 @@ _LONGEST_NAME = 100
 _EXPORTED = re.compile(
     rf"[0-9a-f]{{32}}\.[\w%~-]+\.(?P<kind>{'|'.join(get_args(Kind))})\.(?P<digest>[0-9a-f]{{32}}){re.escape(COLUMN_SUFFIX)}"
 )
-_INT64, _UINT64 = range(-(2**63), 2**63), range(2**64)
+_INT64 = range(-(2**63), 2**63)
+_UINT64 = range(2**64)
 
 
 class ColumnFiles:
@@ -174,7 +175,8 @@ def _schema(kind: str) -> dict[str, ColumnType]:
 
 def _mapped(path: Path, kind: Kind) -> ColumnValues:
     table = map_table(path, _schema(kind))
-    valid, values = table["valid"], table["value"]
+    valid = table["valid"]
+    values = table["value"]
     assert isinstance(valid, np.ndarray)
     if kind == "float":
         assert isinstance(values, np.ndarray)

@@ -126,7 +126,8 @@ class _Texts(msgspec.Struct, frozen=True, eq=False):
         return np.fromiter((compared(column[row], wanted) for row in self.rows.tolist()), np.bool_, len(self.rows))
 
     def _equal(self, wanted: bytes) -> Flags:
-        offsets, content = self.column.offsets, self.column.content
+        offsets = self.column.offsets
+        content = self.column.content
         first = offsets[self.rows].astype(np.int64)
         equal: Flags = offsets[self.rows + 1] - first == len(wanted)
         some = np.flatnonzero(equal)
@@ -235,7 +236,9 @@ class _Evaluation:
     """Evaluates a condition for some samples."""
 
     def __init__(self, condition: Condition, columns: dict[str, ColumnValues], ordinals: Int64Array) -> None:
-        self._condition, self._columns, self._ordinals = condition, columns, ordinals
+        self._condition = condition
+        self._columns = columns
+        self._ordinals = ordinals
 
     def truth(self, node: ast.expr) -> _Truth:
         """A node that is true or false."""
@@ -276,7 +279,8 @@ class _Evaluation:
                 raise self._condition.error(f"{ast.unparse(right)!r:.100} after `in`: give values as ('en', 'de')")
             found = self._joined([self._compared(left, value, ast.Eq()) for value in right.elts], every=False)
             return found if isinstance(op, ast.In) else _Truth(found.known & ~found.true, found.known)
-        first, second = self._operand(left), self._operand(right)
+        first = self._operand(left)
+        second = self._operand(right)
         if isinstance(first, str) or (isinstance(first, _Numbers) and not isinstance(first.values, np.ndarray)):
             first, second, op = second, first, _SWAPPED.get(type(op), type(op))()
         return self._result(first, second, _COMPARED[type(op)], f"{ast.unparse(left)} and {ast.unparse(right)}")
@@ -285,7 +289,8 @@ class _Evaluation:
         if isinstance(first, _Texts) and isinstance(second, str):
             return _Truth(first.valid & first.compare(compared, second), first.valid)
         if isinstance(first, _Texts) and isinstance(second, _Texts):
-            column, other = first.column, second.column
+            column = first.column
+            other = second.column
             pairs = zip(first.rows.tolist(), second.rows.tolist(), strict=True)
             valid = first.valid & second.valid
             flags = (compared(column[row], other[same]) for row, same in pairs)
@@ -327,7 +332,8 @@ class _Evaluation:
                     values = values.astype(np.float64)
                 return _Numbers(-values, found.valid)
             case ast.BinOp(left=left, op=op, right=right):
-                first, second = self._number(left), self._number(right)
+                first = self._number(left)
+                second = self._number(right)
                 with np.errstate(all="ignore"):
                     values = _CALCULATED[type(op)](np.float64(first.values), np.float64(second.values))
                 return _Numbers(values, first.valid & second.valid)

@@ -24,8 +24,11 @@ from streamer.errors import ManifestError
 from streamer.manifest.keys import Int64Array, Keys, KeyTable, map_numbers, read_head
 from streamer.manifest.table import Manifest
 
-FIRST_NAME, RIGHT_NAME, ROW_NAME = "first.i64", "right.i64", "row.i64"
-USE_FIRST_NAME, USE_CHUNK_NAME = "use_first.i64", "use_chunk.u32"
+FIRST_NAME = "first.i64"
+RIGHT_NAME = "right.i64"
+ROW_NAME = "row.i64"
+USE_FIRST_NAME = "use_first.i64"
+USE_CHUNK_NAME = "use_chunk.u32"
 
 
 class Matched(msgspec.Struct, frozen=True):
@@ -79,7 +82,8 @@ class JoinTable:
     """
 
     def __init__(self, path: Path, head: JoinHead) -> None:
-        self.path, self.head = path, head
+        self.path = path
+        self.head = head
         self.first = map_numbers(path / FIRST_NAME, head.samples + 1, "<i8").view(np.int64)
         self.right = map_numbers(path / RIGHT_NAME, head.matched.rows, "<i8").view(np.int64)
         self.rows = self.right
@@ -171,8 +175,10 @@ def match(batches: Iterable[Keys], table: KeyTable, place: Path) -> Matched:
 
 def _counted(before: Matched, keys: Keys, counts: Int64Array, samples: int) -> Matched:
     """Adds the counts of the samples from number `samples` on."""
-    none, several = counts == 0, counts > 1
-    first_missing, first_several = before.first_missing, before.first_several
+    none = counts == 0
+    several = counts > 1
+    first_missing = before.first_missing
+    first_several = before.first_several
     if first_missing < 0 and none.any():
         first_missing = samples + int(np.argmax(none))
     if first_several < 0 and several.any():

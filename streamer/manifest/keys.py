@@ -36,7 +36,10 @@ Words = NDArray[np.uint64]
 Kind = Literal["text", "number", ""]
 _Head = TypeVar("_Head")
 
-HEAD_NAME, HIGH_NAME, LOW_NAME, ORDINAL_NAME = "head.json", "high.u64", "low.u64", "ordinal.i64"
+HEAD_NAME = "head.json"
+HIGH_NAME = "high.u64"
+LOW_NAME = "low.u64"
+ORDINAL_NAME = "ordinal.i64"
 _ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("ordinal", "<i8")])
 # 10^8 rows are 9.4 MB in each.
 _BUCKET_BITS = 8
@@ -93,7 +96,9 @@ class KeyTable:
     """The samples by key. Immutable, safe to use from any thread; takes no memory per row."""
 
     def __init__(self, path: Path, head: KeyHead, high: Words, low: Words, ordinals: Int64Array) -> None:
-        self.path, self.head, self.ordinals = path, head, ordinals
+        self.path = path
+        self.head = head
+        self.ordinals = ordinals
         self._high, self._low = high, low
 
     @classmethod
@@ -138,7 +143,8 @@ class KeyTable:
     def _narrow(self, keys: Keys, first: Int64Array, stop: Int64Array) -> None:
         """Leaves of the rows with a first half those with the second half, too."""
         some = np.flatnonzero(stop > first)
-        low, wanted = self._low, keys.low[some]
+        low = self._low
+        wanted = keys.low[some]
         same = (low[first[some]] == wanted) & (low[stop[some] - 1] == wanted)
         for place in some[~same].tolist():
             run = low[first[place] : stop[place]]
@@ -268,7 +274,8 @@ def build_keys(batches: Iterable[tuple[int, Keys]], place: Path) -> KeyHead:
 def _spread(first: int, keys: Keys, buckets: Sequence[BinaryIO]) -> None:
     """Appends rows to the buckets of their hashes."""
     rows = np.empty(len(keys), _ROW)
-    rows["high"], rows["low"] = keys.high, keys.low
+    rows["high"] = keys.high
+    rows["low"] = keys.low
     rows["ordinal"] = np.arange(first, first + len(keys))
     rows = rows[~keys.missing]
     bucket = rows["high"] >> np.uint64(64 - _BUCKET_BITS)

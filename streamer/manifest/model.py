@@ -79,7 +79,8 @@ class Chunk(msgspec.Struct, frozen=True):
 
     def extents_of(self, start: int, stop: int) -> list[Extent]:
         """Returns the extents of the chunk-local bytes `[start, stop)` in the store; no extent is empty."""
-        found, offset = [], 0
+        found = []
+        offset = 0
         for extent in self.extents:
             lower, upper = max(start - offset, 0), min(stop - offset, extent.length)
             if lower < upper:

@@ -134,7 +134,9 @@ def pack_in_order(hashes: NDArray[np.uint64], sizes: Int64Array, chunk_bytes: in
     cuts = np.flatnonzero(hashes.astype(np.float64) < share * 2.0**64).tolist()
     large = np.flatnonzero(sizes > chunk_bytes).tolist()
     total = [0, *np.cumsum(sizes).tolist()]
-    firsts, first, count = [], 0, len(sizes)
+    firsts = []
+    first = 0
+    count = len(sizes)
     while first < count:
         firsts.append(first)
         if sizes[first] > chunk_bytes:

@@ -64,7 +64,10 @@ class Selection:
     """
 
     def __init__(self, manifest: Manifest, ordinals: Int64Array, digest: str, path: Path) -> None:
-        self.manifest, self.ordinals, self.digest, self.path = manifest, ordinals, digest, path
+        self.manifest = manifest
+        self.ordinals = ordinals
+        self.digest = digest
+        self.path = path
 
     @classmethod
     def create(
@@ -281,10 +284,12 @@ def _sample_hash(manifest: Manifest, ordinals: Int64Array, seed: int) -> NDArray
     """A hash of the sample's identity, not of its ordinal: path of a raw file, or place in its chunk."""
     if manifest.whole_objects:
         keys = [manifest.name(i).object_key.encode() for i in ordinals.tolist()]
-        base, place = hash_keys(keys), np.zeros(len(keys), np.uint64)
+        base = hash_keys(keys)
+        place = np.zeros(len(keys), np.uint64)
     else:
         chunk, _, _ = manifest.locate(ordinals)
-        base, place = manifest.chunk_words[chunk], (ordinals - manifest.chunk_first[chunk]).astype(np.uint64)
+        base = manifest.chunk_words[chunk]
+        place = (ordinals - manifest.chunk_first[chunk]).astype(np.uint64)
     return mix(fold_each(fold(seed), base) + place + GAMMA)
 
 

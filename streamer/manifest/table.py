@@ -44,12 +44,16 @@ class Manifest:
 
     def __init__(self, path: Path, root: Root, tables: list[dict[str, Table]]) -> None:
         content = root.content
-        self.content, self.tables = content, tables
-        self.path, self.digest, self.format = path, root.digest, content.format
+        self.content = content
+        self.tables = tables
+        self.path = path
+        self.digest = root.digest
+        self.format = content.format
         self.recoded = content.codec != Codec.IDENTITY
         self.urls = tuple(root.urls)
         self.classes = content.facts.classes if content.facts else tuple(map(read_name, content.classes))
-        self.chunk_bytes, self.total_bytes = content.chunk_bytes, content.total_bytes
+        self.chunk_bytes = content.chunk_bytes
+        self.total_bytes = content.total_bytes
         self.samples, self.chunks, self.objects = map(content.count, ("samples", "chunks", "objects"))
         self._firsts = {table: [part.tables[table].first for part in content.parts] for table in content.schemas}
 
@@ -154,7 +158,8 @@ class Manifest:
         if not 0 <= index < self.chunks:
             raise IndexError(f"chunk {index} of {self.chunks}")
         part = bisect_right(self._firsts["chunks"], index) - 1
-        table, row = self.tables[part]["chunks"], index - self._firsts["chunks"][part]
+        table = self.tables[part]["chunks"]
+        row = index - self._firsts["chunks"][part]
         first = int(self.chunk_first[index])
         samples = int(self.chunk_first[index + 1]) - first
         return Chunk(
@@ -174,7 +179,8 @@ class Manifest:
 
         Not for recoded datasets.
         """
-        first, stop = int(self.chunk_first[chunk]), int(self.chunk_first[chunk + 1])
+        first = int(self.chunk_first[chunk])
+        stop = int(self.chunk_first[chunk + 1])
         offsets = np.empty(stop - first + 1, np.int64)
         offsets[:-1] = self._starts(np.arange(first, stop))
         offsets[-1] = self.chunk_local_bytes[chunk]
@@ -227,7 +233,8 @@ class Manifest:
         if not 0 <= index < self.objects:
             raise IndexError(f"object {index} of {self.objects}")
         part = bisect_right(self._firsts["objects"], index) - 1
-        table, row = self.tables[part]["objects"], index - self._firsts["objects"][part]
+        table = self.tables[part]["objects"]
+        row = index - self._firsts["objects"][part]
         return ObjectRecord(
             url=self.content.base + _text(table, "key", row),
             size=int(_array(table, "size")[row]),
@@ -256,7 +263,8 @@ class Manifest:
         return tuple(Extent(record, 0, record.size) for record in records if record.size)
 
     def _extents(self, part: int, row: int) -> tuple[Extent, ...]:
-        firsts, table = _array(self.tables[part]["chunks"], "first_extent"), self.tables[part]["extents"]
+        firsts = _array(self.tables[part]["chunks"], "first_extent")
+        table = self.tables[part]["extents"]
         base = self._firsts["extents"][part]
         end = base + len(_array(table, "object"))
         stop = int(firsts[row + 1]) if row + 1 < len(firsts) else end
@@ -278,7 +286,8 @@ class Manifest:
 
 def _open_table(path: Path, root: Root, name: str, part: int) -> Table:
     file = file_name(name, part)
-    where, expected = path / file, root.file_bytes[file]
+    where = path / file
+    expected = root.file_bytes[file]
     try:
         mapping = map_file(where)
     except OSError as error:

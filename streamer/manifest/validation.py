@@ -59,7 +59,8 @@ def verify(manifest: Manifest) -> None:
     """
     for part, (digests, tables) in enumerate(zip(manifest.digests, manifest.tables, strict=True)):
         for name, table in tables.items():
-            expected, actual = digests[name], digest_of(table)
+            expected = digests[name]
+            actual = digest_of(table)
             if actual != expected:
                 where = str(manifest.path / file_name(name, part))
                 raise ManifestCorruptError(
@@ -81,7 +82,9 @@ def _check_values(manifest: Manifest) -> None:
         for column in table.values()
         if isinstance(column, BinaryColumn)
     ]
-    first, local_bytes, sizes = manifest.chunk_first, manifest.chunk_local_bytes, _column(manifest, "objects", "size")
+    first = manifest.chunk_first
+    local_bytes = manifest.chunk_local_bytes
+    sizes = _column(manifest, "objects", "size")
     rules = {
         "chunks begin at sample 0 and have samples": first[0] == 0 and (first[1:] > first[:-1]).all(),
         "lengths are not negative and below 2^53": all(
@@ -115,7 +118,8 @@ def _extent_rules(manifest: Manifest) -> dict[str, bool | np.bool_]:
     known = _within(number, 0, manifest.objects)
     if not (in_order and known):
         return {"chunks have extents": in_order, "extents name objects": known}
-    sizes, fetch_bytes = _column(manifest, "objects", "size"), _column(manifest, "chunks", "fetch_bytes")
+    sizes = _column(manifest, "objects", "size")
+    fetch_bytes = _column(manifest, "chunks", "fetch_bytes")
     inside = bool(((start >= 0) & (start < stop) & (stop <= sizes[number])).all())
     # Only here: the difference of others may not fit.
     total = sums_of(stop - start, first[:-1]) if inside else fetch_bytes
@@ -166,7 +170,8 @@ def check_keys(manifest: Manifest) -> None:
     Raises:
         ManifestCorruptError: a key is that of another chunk.
     """
-    stored, endpoint = manifest.chunk_keys.tobytes(), manifest.content.endpoint
+    stored = manifest.chunk_keys.tobytes()
+    endpoint = manifest.content.endpoint
     for chunk, key in enumerate(base_keys(manifest)):
         if key is None or at_endpoint(key, endpoint) != stored[KEY_BYTES * chunk : KEY_BYTES * (chunk + 1)]:
             raise foreign(manifest, chunk)
@@ -270,8 +275,10 @@ class _Keys:
     def _name(self, number: int) -> bytes:
         """The name of an object as keys have it; those of containers are asked for again and again."""
         part = bisect_right(self._firsts["objects"], number) - 1
-        table, row = self._manifest.tables[part]["objects"], number - self._firsts["objects"][part]
-        key, version = table["key"], table["version"]
+        table = self._manifest.tables[part]["objects"]
+        row = number - self._firsts["objects"][part]
+        key = table["key"]
+        version = table["version"]
         assert isinstance(key, BinaryColumn)
         assert isinstance(version, BinaryColumn)
         name = named(self._base + key[row], version[row])
@@ -288,7 +295,8 @@ class _Keys:
         samples: Sequence[int],
     ) -> Iterator[bytes]:
         """Yields the keys of chunks whose extents and samples have these edges."""
-        spans, begins = ranges.astype("<i8").tobytes(), starts.astype("<u4").tobytes()
+        spans = ranges.astype("<i8").tobytes()
+        begins = starts.astype("<u4").tobytes()
         for a, b, c, d in zip(extents, extents[1:], samples, samples[1:], strict=False):
             own = spans[_RANGE_BYTES * a : _RANGE_BYTES * b], begins[_START_BYTES * c : _START_BYTES * d]
             yield key_of_extents(self._format, 0, (b - a, d - c), (*names[a:b], *own))
@@ -337,7 +345,8 @@ class _Keys:
 
 def _blocks(chunk: Chunk) -> list[Block] | None:
     """The blocks of a chunk, as far as its key depends on them; None if its row contradicts itself."""
-    ranges, blocks = [(extent.start, extent.stop) for extent in chunk.extents], list[Block]()
+    ranges = [(extent.start, extent.stop) for extent in chunk.extents]
+    blocks = list[Block]()
     try:
         for hint in decode_hints(chunk.hint):
             own = first_ranges(ranges, hint.fetch_bytes)

@@ -68,7 +68,8 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
         ConfigError: as of `MixRequest.spec`.
     """
     state = State.from_dict(saved)
-    epoch, lanes = state.epoch + (state.position > 0), state.spec.lanes
+    epoch = state.epoch + (state.position > 0)
+    lanes = state.spec.lanes
     if isinstance(state.spec, MixSpec):
         left = _left_by_mix(state, state.spec)
     else:
@@ -77,7 +78,8 @@ def adopt(saved: Mapping[str, object], request: MixRequest, sources: Sequence[Mi
     windows = {name: one.order.window for name, one in left.items() if one.inside}
     start = Start(epoch, lanes, windows=windows)
     orders = {member.name: member.order for member in request.spec_from(sources, batch_size, start).members}
-    places, notes = {}, []
+    places = {}
+    notes = []
     for source in sources:
         places[source.name], note = _continued(source, left.get(source.name), orders[source.name])
         notes.append(f"member {source.name} {note}")
@@ -103,7 +105,8 @@ def _continued(source: MixSource, left: _Left | None, order: OrderSpec) -> tuple
 
 def _left_by_mix(state: State, spec: MixSpec) -> dict[str, _Left]:
     epoch = state.epoch
-    drawn, quotas = spec.drawn(epoch), spec.quotas(epoch)
+    drawn = spec.drawn(epoch)
+    quotas = spec.quotas(epoch)
     if state.position >= spec.samples(epoch):
         least = used = list(quotas)
     elif state.position == 0:
@@ -112,7 +115,8 @@ def _left_by_mix(state: State, spec: MixSpec) -> dict[str, _Left]:
         _check_balance(spec)
         places = epoch_places(spec, epoch).counts(lane_ends(state.position, spec.lanes))
         counts = np.minimum(places, lane_quotas(spec, epoch))
-        least, used = (spec.lanes * counts.min(axis=1)).tolist(), counts.sum(axis=1).tolist()
+        least = (spec.lanes * counts.min(axis=1)).tolist()
+        used = counts.sum(axis=1).tolist()
     turns = spec.turns(epoch)
     return {
         member.name: _Left(member.order, member.samples, Place(start + low, turn), many - low)

@@ -47,7 +47,8 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         assert spec.batch % inner.lanes == 0, "the lanes divide the batch"
         super().__init__(inner)
         self._shuffled = cast("EpochOrder | MixOrder", inner.inner if isinstance(inner, RowOrder) else inner)
-        self._spec, self._cost = spec, cost
+        self._spec = spec
+        self._cost = cost
         self._rows = spec.batch // inner.lanes
         self._group = gcd(spec.rows, self._rows)
         self._turns = superwindow(self._rows, min(MOST_ROWS, self._shuffled.lane_opened))
@@ -132,7 +133,8 @@ class BalancedOrder(OuterOrder["RowOrder | EpochOrder | MixOrder"]):
         turns = min(self._turns, self._batches - first)
         index = np.arange(first * self._rows, (first + turns) * self._rows)
         rows = self.inner.ordinals(index * self.lanes + lane)
-        costs, seed = self._cost(rows, self.epoch), self._shuffled.spec.seed
+        costs = self._cost(rows, self.epoch)
+        seed = self._shuffled.spec.seed
         keys = fold_each(fold(seed, TAG_LEVEL, self.epoch, lane), index[:: self._group])
         turn_keys = fold_each(fold(seed, TAG_TURN, self.epoch), np.arange(first, first + turns))
         if isinstance(self._shuffled, EpochOrder):

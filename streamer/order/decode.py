@@ -119,7 +119,8 @@ class LaneDecoder:
         deal = self._deal  # here a group is a piece
         piece = np.searchsorted(deal.prefix, places, side="right") - 1
         lanes = np.searchsorted(deal.first, piece, side="right") - 1
-        number, sizes = piece - deal.first[lanes], deal.prefix[piece + 1] - deal.prefix[piece]
+        number = piece - deal.first[lanes]
+        sizes = deal.prefix[piece + 1] - deal.prefix[piece]
         group_keys, piece_keys = (fold_each(keys[lanes], number) for keys in (self._group_keys, self._piece_keys))
         return Draws(places - deal.prefix[piece], sizes, group_keys, piece_keys, self._piece_start(lanes, number))
 
@@ -148,7 +149,8 @@ class LaneDecoder:
         target = before[rows * self._deal.window] + drawn
         cell = np.searchsorted(before, target, side="right") - 1
         index = slices.begin.ravel()[cell] + target - before[cell]
-        piece, lane = slices.piece.ravel()[cell], lanes[rows]
+        piece = slices.piece.ravel()[cell]
+        lane = lanes[rows]
         keys = fold_each(self._piece_keys[lane], piece)
         index = permute(index, slices.size.ravel()[cell], keys)
         ordinals: Integers = self._piece_start(lane, piece) + index

@@ -77,7 +77,8 @@ class EpochOrder:
 
     def at(self, epoch: int, shift: int = 0) -> EpochOrder:
         """The order of another epoch, sharing what does not change from epoch to epoch."""
-        first, words = self.chunk_first, self._chunk_words
+        first = self.chunk_first
+        words = self._chunk_words
         other = EpochOrder(self.spec, self.chunk_samples, epoch, chunk_first=first, shift=shift, chunk_words=words)
         if self.spec.cut != "redrawn" and self._cut is not None:
             other._cut = self._cut if shift == self.shift else self._cut.shifted(self.chunk_samples, shift)
@@ -159,7 +160,8 @@ class EpochOrder:
         return self.cut.chunk_lanes(chunks)
 
     def _lane_needs(self, lane: int, run: Batches) -> Iterator[Needs]:
-        lanes, length = self.spec.lanes, int(self.lane_start[lane + 1] - self.lane_start[lane])
+        lanes = self.spec.lanes
+        length = int(self.lane_start[lane + 1] - self.lane_start[lane])
         ends = (run.first_position, run.stop_position)
         begin, end = (min(max(-(-(position - lane) // lanes), 0), length) for position in ends)
         if begin < end:

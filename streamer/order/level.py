@@ -81,7 +81,8 @@ def level(costs: Integers, turns: int, group: int, keys: Words, turn_keys: Words
         (N,) which row comes at each place, batch after batch.
     """
     strata = np.argsort(-costs, kind="stable").reshape(group, -1)
-    groups, sums = [strata[0]], costs[strata[0]]
+    groups = [strata[0]]
+    sums = costs[strata[0]]
     for stratum in strata[1:]:
         # Its dearest row goes to the group with the least sum.
         placed = np.empty_like(stratum)

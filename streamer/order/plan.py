@@ -104,10 +104,12 @@ class RankPlan:
         if batch not in self._block:
             self._compute(batch)
         row = batch - self._block.start
-        positions, ordinals = self._positions[row], self._ordinals[row]
+        positions = self._positions[row]
+        ordinals = self._ordinals[row]
         if self.last_batch == "short":
             real = positions < self.order.samples
-            positions, ordinals = positions[real], ordinals[real]
+            positions = positions[real]
+            ordinals = ordinals[real]
         return BatchIndex(positions, ordinals, self.order.repeats(positions))
 
     def repeated(self, batch: int) -> Flags:
@@ -158,18 +160,22 @@ class RankPlan:
         """The batches that are computed together with this one: it may be alone in its round."""
         count = max(1, min(self.order.block_samples // self.rank_split.per_rank, _BLOCK_CELLS // self.rank_split.lanes))
         begin, end = self.order.known(self.position(batch))
-        size, block = self.rank_split.global_batch, batch - batch % count
+        size = self.rank_split.global_batch
+        block = batch - batch % count
         first = max(block, -(-(begin - self.start) // size))
         stop = min(block + count, self.batches, (end - self.start) // size)
         return range(first, stop) if first <= batch < stop else range(batch, batch + 1)
 
     def _compute(self, batch: int) -> None:
-        rank_split, block = self.rank_split, self._block_of(batch)
+        rank_split = self.rank_split
+        block = self._block_of(batch)
         starts = np.arange(block.start, block.stop, dtype=np.int64)
         positions = rank_split.positions(self.start + starts * rank_split.global_batch)
         ordinals = self.order.ordinals(positions.ravel()).reshape(positions.shape)
         positions.flags.writeable = ordinals.flags.writeable = False
-        self._block, self._positions, self._ordinals = block, positions, ordinals
+        self._block = block
+        self._positions = positions
+        self._ordinals = ordinals
 
 
 def check_last_batch(last_batch: LastBatch | None, world: int) -> LastBatch:

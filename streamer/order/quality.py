@@ -159,7 +159,8 @@ def explain(spec: OrderSpec, chunk_samples: Integers, global_batch: int, total_b
 
 
 def _dataset_row(chunk_samples: Integers, total_bytes: int) -> str:
-    samples, chunks = int(chunk_samples.sum()), max(1, int(np.count_nonzero(chunk_samples)))
+    samples = int(chunk_samples.sum())
+    chunks = max(1, int(np.count_nonzero(chunk_samples)))
     return (
         f"{counted(samples, 'samples')} in {counted(chunks, 'chunks')}, {format_bytes(total_bytes)}: "
         f"{samples / chunks:,.1f} samples, {format_bytes(total_bytes / chunks)} per chunk"

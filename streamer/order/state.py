@@ -175,7 +175,8 @@ class State(msgspec.Struct, frozen=True):
         Raises:
             StateError: names the first part that differs, both values and what to do.
         """
-        saved, found = self.spec.facts(), spec.facts()
+        saved = self.spec.facts()
+        found = spec.facts()
         for name in dict.fromkeys((*saved, *found)):
             if name not in left_out:
                 self._same(name, saved.get(name), found.get(name))

@@ -88,4 +88,6 @@ class JobPeers:
         await self._engine.in_flight.finish(_FINISH_SECONDS)
         self._running.cancel()
         await asyncio.wait([self._running])
-        self._job, self._running, self._datasets = None, None, {}
+        self._job = None
+        self._running = None
+        self._datasets = {}

@@ -121,7 +121,8 @@ async def joined(
     Raises:
         ConfigError: `listen`, `members` or the token cannot be used.
     """
-    config, space = config or engine.config.peers, engine.cache.space
+    config = config or engine.config.peers
+    space = engine.cache.space
     space.serves_peers = True
     engine.limit_changed(engine.cache.limits)
     me = Member(engine.cache.folder.root_id, config.listen, space.whole_limit_bytes)

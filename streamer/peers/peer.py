@@ -59,8 +59,11 @@ class Breaker(msgspec.Struct):
         """
         if not self.is_up or asked_at < self.since:
             return False
-        self.is_up, self.since, self._lost_since = False, now, inf
-        self._first_pause, self._probes = pause_seconds, 0
+        self.is_up = False
+        self.since = now
+        self._lost_since = inf
+        self._first_pause = pause_seconds
+        self._probes = 0
         return True
 
     def lost(self, asked_at: float, now: float) -> bool:
@@ -77,7 +80,10 @@ class Breaker(msgspec.Struct):
     def probed(self, answered: bool, now: float) -> None:
         """Records the end of a probe."""
         if answered:
-            self.is_up, self.since, self._first_pause, self._probes = True, now, PAUSE_SECONDS, 0
+            self.is_up = True
+            self.since = now
+            self._first_pause = PAUSE_SECONDS
+            self._probes = 0
         else:
             self._probes += 1
 

@@ -86,7 +86,8 @@ class Roster:
             return
         if address.facts is None or address.facts.instance != facts.instance:
             address.since = now
-        address.facts, address.answered_at = facts, now
+        address.facts = facts
+        address.answered_at = now
         # Not of an address that an engine has left: the older one must still answer.
         newer = [other.facts for other in self._addresses.values() if other.since > address.since]
         same = [other for other in (self._me, *newer) if other is not None and other.id == facts.id]

@@ -237,8 +237,10 @@ def _refusal(status: int, *, last: bool = False) -> web.Response:
 
 def _parse(request: web.BaseRequest) -> ChunkRequest | None:
     """Parses a request for a chunk; None for any other request."""
-    key, query = parse_key(request.path), request.query
-    dataset, due = query.get("dataset", ""), request.headers.get(DUE_HEADER, "0")
+    key = parse_key(request.path)
+    query = request.query
+    dataset = query.get("dataset", "")
+    due = request.headers.get(DUE_HEADER, "0")
     # Engines behind one address are told apart by their id, others by their address.
     member = request.headers.get(MEMBER_HEADER) or request.remote or ""
     if key is None or not is_digest(dataset) or not due.isdecimal() or not member.isascii() or request.body_exists:

@@ -110,7 +110,8 @@ class PeerServerProcess:
     # ------------------------------------------------------------ the process
 
     async def _supervise(self) -> None:
-        loop, failures = asyncio.get_running_loop(), 0
+        loop = asyncio.get_running_loop()
+        failures = 0
         while True:
             begun = loop.time()
             try:

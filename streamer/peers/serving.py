@@ -70,7 +70,8 @@ class Serving:
 
     async def serve(self, request: ChunkRequest) -> Availability:
         """Says where a chunk is (see `peers.server_process.ServeChunk`); starts its fetch if it is kept here."""
-        key, engine = request.key, self._engine
+        key = request.key
+        engine = self._engine
         served = self._find(request.dataset, request.member)
         chunk = None if served is None else served.find(key)
         if served is None or chunk is None:
@@ -134,7 +135,8 @@ class Serving:
         return known
 
     def _open(self, dataset: Dataset) -> _Served | None:
-        digest, policy = dataset.manifest.digest, self._engine.policy
+        digest = dataset.manifest.digest
+        policy = self._engine.policy
         open_bytes = min(int(_OPEN_SHARE * policy.limit_bytes), _OPEN_CHUNKS * int(dataset.file_bytes.max(initial=0)))
         opening = Opening(f"{_JOB} {digest}", digest, open_bytes, 0, _VALUE, counted=False)
         policy.add_dataset(digest, dataset.file_bytes, dataset.manifest.chunk_keys)
@@ -148,7 +150,8 @@ class Serving:
 
     def _fetch(self, served: _Served, key: bytes, chunk: int) -> Fetch | None:
         """Starts the fetch of a chunk; returns None if it does not fit now."""
-        engine, policy = self._engine, self._engine.policy
+        engine = self._engine
+        policy = self._engine.policy
         policy.look_ahead(served.session, chunk)
         answer = policy.need(served.session, chunk)
         if not isinstance(answer, Admit):

@@ -41,10 +41,12 @@ def check(folder: str) -> None:
         ConfigError: a file cannot be used; the authority has not signed the certificate, it has expired, or is not for
             servers and clients.
     """
-    server, client = server_context(folder), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server = server_context(folder)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     _load(client, folder)
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    to_server = ssl.MemoryBIO()
+    to_client = ssl.MemoryBIO()
     answering = server.wrap_bio(to_server, to_client, server_side=True)
     asking = client.wrap_bio(to_client, to_server)
     try:

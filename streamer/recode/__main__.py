@@ -29,7 +29,8 @@ class Process:
     """The recoder's side of the socket and of the shared memory."""
 
     def __init__(self, end: socket.socket, memory: SharedMemory) -> None:
-        self._end, self._memory = end, memory
+        self._end = end
+        self._memory = memory
         self._recoders = Recoders()
         # During a job any event on the socket, which can only be its end, kills this process.
         fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
@@ -85,9 +86,11 @@ def limit_memory(job: Job) -> None:
 
 
 def _refusal(error: BaseException, job: Job) -> Refused:
-    block, cause = -1, error
+    block = -1
+    cause = error
     if isinstance(error, BlockError) and error.__cause__ is not None:
-        block, cause = error.block, error.__cause__
+        block = error.block
+        cause = error.__cause__
     if isinstance(cause, StreamerError):
         text = cause.message
     elif isinstance(cause, MemoryError):

@@ -57,7 +57,8 @@ async def build_table_here(options: TableOptions, record: ObjectRecord, root: Pa
     with workplace(root) as place, _parsing(options.url):
         with await _fetch_annotations(options, record, place, fetcher) as file:
             content = mapped(file.fileno(), record.size)
-        job, chunk = _job_of(options, record), whole_object(record)
+        job = _job_of(options, record)
+        chunk = whole_object(record)
         made = await asyncio.to_thread(recode_here, Recoders(), job, chunk, content)
         return root / publish(made, place, root)
 

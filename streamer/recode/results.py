@@ -86,7 +86,9 @@ def failure(chunk: Chunk, job: Job, reason: str, block: int) -> RecodeError:
         before = [each.fetch_bytes for each in decode_hints(job.hint)[: block + 1]]
         start, stop = sum(before[:-1]), sum(before)
     extents = chunk.extents_of(start, stop) or [chunk.extent_of(start, stop)]
-    url, first, last = extents[0].object.url, extents[0].start, max(extent.stop for extent in extents)
+    url = extents[0].object.url
+    first = extents[0].start
+    last = max(extent.stop for extent in extents)
     return RecodeError(
         f"{url} [{first}, {last}): {reason} (format {job.format!r})",
         url=url,

@@ -65,7 +65,8 @@ class Made:
     """What the blocks of a chunk have become: the records are written, or what they share is, and heads are kept."""
 
     def __init__(self, job: Job, write: Write) -> None:
-        self._job, self._write = job, write
+        self._job = job
+        self._write = write
         self._heads: list[bytes] = []
         self._lengths = [np.empty(0, np.int64)]
         self._part_lengths = [np.empty(0, np.int64)]
@@ -74,7 +75,8 @@ class Made:
 
     def add(self, records: Records, block: BlockHint) -> None:
         """Takes the records of a block; raises RecodeError for wrong ones."""
-        heads, shared = _views(records.parts), _views(records.shared_parts)
+        heads = _views(records.parts)
+        shared = _views(records.shared_parts)
         self._total += _check(records.lengths, heads, block) + _check_shared(records, shared, block)
         self._k = max(self._k, records.part_ranges.shape[1])
         self._lengths.append(records.lengths)
@@ -110,7 +112,8 @@ def recode(job: Job, recoder: Recoder, content: memoryview, write: Write) -> tup
         BlockError: a block cannot be decoded, or its records are not as expected.
         RecodeError: the hint does not fit the chunk.
     """
-    made, at = Made(job, write), 0
+    made = Made(job, write)
+    at = 0
     for number, block in enumerate(_blocks(job)):
         piece = content[at : at + block.fetch_bytes]
         at += block.fetch_bytes
@@ -150,8 +153,10 @@ def _check(lengths: NDArray[np.int64], parts: Sequence[memoryview], block: Block
 
 def _check_shared(records: Records, parts: Sequence[memoryview], block: BlockHint) -> int:
     """Returns the bytes of the parts that the records of a block share."""
-    lengths, ranges = records.part_lengths, records.part_ranges
-    total, k = sum(map(len, parts)), ranges.shape[1]
+    lengths = records.part_lengths
+    ranges = records.part_ranges
+    total = sum(map(len, parts))
+    k = ranges.shape[1]
     if block.samples >= 0 and k != block.part_ranges:
         raise RecodeError(f"its samples have {k} ranges of shared parts, {block.part_ranges} were indexed")
     if lengths.dtype != np.int64 or lengths.ndim != 1 or (lengths < 0).any() or int(lengths.sum()) != total:

@@ -201,10 +201,12 @@ def _named_letters(urls: Sequence[str]) -> int:
             "single objects",
             field="url",
         )
-    count, letters = 0, 0
+    count = 0
+    letters = 0
     for url in urls:
         more, size = count_expanded(url)
-        count, letters = count + more, letters + size
+        count = count + more
+        letters = letters + size
     if count > max(MAX_URLS, len(urls)) or letters > MAX_EXPANDED_LETTERS:
         raise ConfigError(
             f"the braces of {len(urls):,} urls stand for {count:,} urls of {letters:,} letters; a request names "

@@ -54,7 +54,8 @@ class RecentWarnings(logging.Handler):
 @contextmanager
 def recent_warnings() -> Iterator[RecentWarnings]:
     """Collects what the loggers of streamer warn of while the context lasts."""
-    handler, logger = RecentWarnings(), logging.getLogger("streamer")
+    handler = RecentWarnings()
+    logger = logging.getLogger("streamer")
     logger.addHandler(handler)
     try:
         yield handler

@@ -195,7 +195,8 @@ class Server:
         if hello.protocol != PROTOCOL:
             raise version_error(Side(PROTOCOL, VERSION), Side(hello.protocol, hello.version))
         client.greeted = True
-        self._clients[client].pid, self._clients[client].job = hello.pid, hello.job
+        self._clients[client].pid = hello.pid
+        self._clients[client].job = hello.job
         self._engine.connect(hello.job)
         cache = self._engine.cache
         cache.restore(asked=True)  # the client looks for the folder

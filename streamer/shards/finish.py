@@ -42,10 +42,12 @@ async def check_samples(destination: Destination, receipts: Sequence[Receipt], r
     """
 
     async def check(number: int) -> int:
-        receipt, record = receipts[number], records[number]
+        receipt = receipts[number]
+        record = records[number]
         if not receipt.samples:
             return 0
-        piece, edges = random.randrange(receipt.pieces), receipt.edges
+        piece = random.randrange(receipt.pieces)
+        edges = receipt.edges
         start, stop = int(edges[piece]), int(edges[piece + 1])
         content = await destination.fetcher.read(Extent(record, start, stop))
         compare(receipt, record, piece, content)
@@ -60,9 +62,11 @@ def compare(receipt: Receipt, record: ObjectRecord, piece: int, content: bytes |
     Raises:
         IntegrityError: they differ.
     """
-    expected, actual = receipt.sum_of(piece), crc32(content)
+    expected = receipt.sum_of(piece)
+    actual = crc32(content)
     if expected != actual:
-        start, what = int(receipt.edges[piece]), "sample"
+        start = int(receipt.edges[piece])
+        what = "sample"
         if receipt.rows:
             what = "piece" if receipt.index_size else "row group"
         raise IntegrityError(

@@ -157,7 +157,8 @@ def _described(
     if output == "tar":
         return samples, {}
     coming = iter(samples)
-    first, finder = list(islice(coming, FIRST_SAMPLES)), KindFinder(output)
+    first = list(islice(coming, FIRST_SAMPLES))
+    finder = KindFinder(output)
     for ordinal, sample in enumerate(first):
         take_sample(finder, sample, ordinal)
     if not first:

@@ -29,7 +29,8 @@ SHARD_BYTES_RANGE = (1 << 10, 64 << 30)
 # Overhead of a sample in a tar: two headers, and half a block of padding after each content.
 TAR_OVERHEAD = 3 * BLOCK
 # 64-bit words that keep the hashes of one use apart from those of another.
-_ORDER_WORD, _BATCH_WORD = 1, 2
+_ORDER_WORD = 1
+_BATCH_WORD = 2
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -54,7 +55,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     def batches(self, shard: int) -> list[Int64Array]:
         """The ordinals of each batch of a shard."""
-        first, stop = self.shard_first[shard], self.shard_first[shard + 1]
+        first = self.shard_first[shard]
+        stop = self.shard_first[shard + 1]
         edges = self.batch_first[first : stop + 1].tolist()
         return [self.ordinals[a:b] for a, b in pairwise(edges)]
 
@@ -119,7 +121,8 @@ def batch_of(manifest: Manifest, ordinals: Int64Array) -> Batch | RecodedBatch:
     if manifest.whole_objects:
         objects = [manifest.object(ordinal) for ordinal in ordinals.tolist()]
         names = [manifest.name(ordinal) for ordinal in ordinals.tolist()]
-        places, sizes = list(range(len(objects))), [record.size for record in objects]
+        places = list(range(len(objects)))
+        sizes = [record.size for record in objects]
         return Batch(ordinals.tolist(), objects, places, [0] * len(objects), sizes, names)
     chunks, starts, stops = manifest.locate(ordinals)
     known = {number: manifest.chunk(number) for number in set(chunks.tolist())}

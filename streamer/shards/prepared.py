@@ -75,7 +75,8 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
     plan = make_plan(manifest, writing.order, writing.seed, writing.shard_bytes, overhead)
     if writing.transform is None and writing.output == "tar":
         refuse_double_keys(manifest)
-    content, joined = manifest.content, _joined(manifest, source, writing, folder)
+    content = manifest.content
+    joined = _joined(manifest, source, writing, folder)
     recipe = Recipe(
         Dataset(content.format, content.options, manifest.facts),
         writing.fields,
@@ -102,11 +103,13 @@ def prepare(source: Source, writing: Writing, folder: Path, runner: Runner, call
 
 def _with_fields(prepared: Prepared, writing: Writing, runner: Runner) -> Prepared:
     """Adds the columns, or the field of tokens, that follow from the first samples."""
-    manifest, job = prepared.manifest, prepared.job
+    manifest = prepared.manifest
+    job = prepared.job
     described = {**job.described, "output": writing.output}
     ordinals = prepared.plan.ordinals[:FIRST_SAMPLES]
     task = ShardTask(Job(job.url, job.prefix, described), prepared.recipe, 0, [batch_of(manifest, ordinals)])
-    joined, known = prepared.recipe.joined, _known_kinds(manifest.facts, writing.fields)
+    joined = prepared.recipe.joined
+    known = _known_kinds(manifest.facts, writing.fields)
     if joined is None:
         (kinds,) = run_all(runner, kinds_in_shard, [task])
     else:  # the table is not yet where other machines find it
@@ -144,7 +147,9 @@ def run(prepared: Prepared, runner: Runner, callbacks: Callbacks) -> Packed:
     Raises:
         PackError, IntegrityError, DecodeError, StoreError: as `pack`.
     """
-    job, options, count = prepared.job, prepared.recipe.out_storage_options, prepared.plan.shards
+    job = prepared.job
+    options = prepared.recipe.out_storage_options
+    count = prepared.plan.shards
     left = waited(claim(job, options))
     if prepared.recipe.joined is not None:
         waited(put_table(job, options, prepared.recipe.joined.table))

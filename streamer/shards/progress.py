@@ -46,7 +46,8 @@ class Follower:
     def __init__(
         self, plan: Plan | None, earlier: Mapping[int, Receipt], on_progress: Callable[[PackProgress], None]
     ) -> None:
-        self._plan, self._on_progress = plan, on_progress
+        self._plan = plan
+        self._on_progress = on_progress
         self._seen = set(earlier)
         self._samples = sum(receipt.samples for receipt in earlier.values())
         self._bytes = self._earlier_bytes = sum(receipt.size for receipt in earlier.values())

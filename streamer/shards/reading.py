@@ -66,7 +66,8 @@ class BatchReader:
     """Reads batches of a dataset."""
 
     def __init__(self, fetcher: Fetcher, dataset: Dataset) -> None:
-        self._fetcher, self._dataset = fetcher, dataset
+        self._fetcher = fetcher
+        self._dataset = dataset
         self._recoders = Recoders()
 
     async def read(self, batch: Batch | RecodedBatch) -> ReadBatch:
@@ -96,7 +97,8 @@ class BatchReader:
         """Yields samples that are decoded together."""
         recoded = [self._recoded(chunk, each) for chunk, each in zip(batch.chunks, fetched, strict=True)]
         for ordinal, owner in zip(batch.ordinals, batch.owner, strict=True):
-            chunk, records = batch.chunks[owner], recoded[owner]
+            chunk = batch.chunks[owner]
+            records = recoded[owner]
             content = records.table.record(ordinal - chunk.first_sample, records.content)
             yield Read(ordinal, chunk.extents[0].object.url, content, SampleName())
 

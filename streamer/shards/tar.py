@@ -21,7 +21,8 @@ _RECORD_BYTES = 20 * BLOCK
 _HELD_BYTES = 4 << 20
 # The most buffers in one call (IOV_MAX).
 _HELD_PARTS = 1000
-_FILE, _PAX = b"0", b"x"
+_FILE = b"0"
+_PAX = b"x"
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2
 _BETWEEN = b"00000000000\0"
 _AFTER_KIND = bytes(100) + b"ustar\x0000" + bytes(247)

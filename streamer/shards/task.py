@@ -87,7 +87,8 @@ async def find_kinds(task: ShardTask) -> list[dict[str, str]]:
 
 
 async def _pack_shard(task: ShardTask) -> Receipt:
-    job, recipe = task.job, task.recipe
+    job = task.job
+    recipe = task.recipe
     async with (
         Destination(job.url, recipe.out_storage_options) as destination,
         Fetcher(FetchConfig(), StoreOpener(recipe.storage_options)) as source,
@@ -119,7 +120,8 @@ class Made(msgspec.Struct, frozen=True):
 
 async def upload(destination: Destination, job: Job, made: Made) -> Receipt:
     """Uploads a written shard, its index before it, then writes its receipt."""
-    number, index_version = made.number, ""
+    number = made.number
+    index_version = ""
     if made.index:
         with spooled(spool_folder(job), number) as place:
             place.write_bytes(made.index)
@@ -163,7 +165,9 @@ class _Making:
 
     def __init__(self, recipe: Recipe, output: str, writer: SampleTaker) -> None:
         self._joiner = None if recipe.joined is None else Joiner(recipe.joined, "auto")
-        self._recipe, self._output, self._writer = recipe, output, writer
+        self._recipe = recipe
+        self._output = output
+        self._writer = writer
         self._opener: Opener = find_format(recipe.dataset.format, recipe.dataset.options).opener(recipe.dataset.facts)
 
     def add(self, batch: ReadBatch) -> None:

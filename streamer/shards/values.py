@@ -35,7 +35,9 @@ _MAGIC = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp", b"GIF8": "
 
 def value_of(field: Field) -> tuple[str, object]:
     """Name and value of a field of a source: bytes if its name tells their type, otherwise decoded by its kind."""
-    name, kind, content = field.name, field.kind, field.content
+    name = field.name
+    kind = field.kind
+    content = field.content
     if kind == "image":
         ending = next((ending for magic, ending in _MAGIC.items() if content[: len(magic)] == magic), "")
         return (f"{name}.{ending}" if ending and not _has_ending(name, ending) else name), content

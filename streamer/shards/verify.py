@@ -123,7 +123,8 @@ async def _compare_manifest(destination: Destination, job: Job, receipts: Mappin
 
 
 async def _check_all(runner: Runner, tasks: Sequence[CheckTask], on_progress: Callable[[int, int], None]) -> None:
-    total, done = sum(task.receipt.size for task in tasks), 0
+    total = sum(task.receipt.size for task in tasks)
+    done = 0
     rest = iter(tasks)
     async with aclosing(run_growing(runner, check_shard, lambda: next(rest, None))) as coming:
         async for size in coming:
@@ -152,7 +153,8 @@ def check_shard(task: CheckTask) -> int:
 
 
 async def _check(task: CheckTask) -> None:
-    receipt, edges = task.receipt, task.receipt.edges
+    receipt = task.receipt
+    edges = task.receipt.edges
     shard, *indexes = task.files
     async with Destination(task.url, task.options) as destination:
         for record in indexes:

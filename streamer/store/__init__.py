@@ -63,7 +63,8 @@ def open_store(
     """
     if client not in get_args(Client):
         raise ConfigError(f"client={client!r} is not one of {', '.join(get_args(Client))}", field="client")
-    address, options = split(url), dict(storage_options or {})
+    address = split(url)
+    options = dict(storage_options or {})
     kind = family(address.scheme)
     translation = None if kind is None else translate(address, options)
     if kind is not None and kind != "http" and translation is not None:
@@ -124,7 +125,9 @@ def _native(
     from streamer.store.obstore_clients import make_client
     from streamer.store.places import Places
 
-    ring, way, places = ring_of(address, translation), reached(address, translation), Places(address, translation)
+    ring = ring_of(address, translation)
+    way = reached(address, translation)
+    places = Places(address, translation)
     make = partial(make_client, address, translation, places, ring)
     if curl:
         from streamer.store.curl.access import make_access

@@ -90,7 +90,8 @@ def error_of(url: str, answer: Answer) -> StoreError:
     """Returns the error for an answer; its `details` have url, status and, if asked for, retry_after_seconds."""
     kind, advice = _KINDS.get(answer.status or 0, (StoreError, ""))
     if answer.code in EXPIRED_CODES:
-        kind, advice = AccessDeniedError, "the credentials have expired; renew them"
+        kind = AccessDeniedError
+        advice = "the credentials have expired; renew them"
     elif answer.code in OTHER_KEYS_CODES:
         kind = AccessDeniedError
     advice = _ADVICE.get(answer.code, advice)

@@ -177,7 +177,8 @@ class ObstoreStore:
         if may_be_object and (record := await self._head(url)) is not None:
             yield [record]
             return
-        found, matched = False, set[str]()
+        found = False
+        matched = set[str]()
         async for page in self._pages(pattern.folder):
             found = True
             if kept := await pattern.kept(page):
@@ -265,7 +266,8 @@ class ObstoreStore:
         """See ObjectStore.put_file; a large file is sent in parts, several at once, and obstore repeats failed ones."""
         self._counters.requests += 1
         with translating(self._mapped, url):
-            key, part_bytes = urls.split(url).key, _part_bytes(path)
+            key = urls.split(url).key
+            part_bytes = _part_bytes(path)
             await put_async(await self._uploader(), key, path, chunk_size=part_bytes, max_concurrency=PARTS_AT_ONCE)
         return self._pinned([await self._required(url)])[0]
 

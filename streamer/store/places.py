@@ -127,7 +127,8 @@ class Places:
 
 def of_endpoint(address: Address, translation: Translation, endpoint: str) -> str:
     """The url to which keys are appended at an endpoint: with the bucket in the path, or in the host if asked."""
-    bucket, parts = address.root.partition("://")[2], urlsplit(endpoint)
+    bucket = address.root.partition("://")[2]
+    parts = urlsplit(endpoint)
     plain_host = _HOST_PART.fullmatch(bucket) and not is_ip(parts.hostname or "")
     if translation.config.get("virtual_hosted_style_request") and plain_host:
         return f"{parts.scheme}://{bucket}.{parts.netloc}{parts.path.rstrip('/')}/"
@@ -171,7 +172,8 @@ def _is_plain(
     session: Session, address: Address, translation: Translation, region: str | None, variables: Mapping[str, str]
 ) -> bool:
     """Whether the usual address applies, for which botocore's client would take 85 ms of CPU (2026-11-24)."""
-    bucket, is_named = address.root.partition("://")[2], any(map(variables.get, ENDPOINT_VARIABLES))
+    bucket = address.root.partition("://")[2]
+    is_named = any(map(variables.get, ENDPOINT_VARIABLES))
     return not (
         translation.boto
         # Without a region, and in this one, botocore uses the global host.
@@ -191,7 +193,8 @@ def _without_boto(
     address: Address, translation: Translation, region: str | None, variables: Mapping[str, str]
 ) -> Place:
     wanted = [name for name in _HOST_VARIABLES if variables.get(name, "").lower() == "true"]
-    bucket, ca_file = address.root.partition("://")[2], variables.get("AWS_CA_BUNDLE")
+    bucket = address.root.partition("://")[2]
+    ca_file = variables.get("AWS_CA_BUNDLE")
     if translation.boto or wanted or ":" in bucket:
         what = ", ".join([*translation.boto, *wanted]) or "an ARN"
         raise ConfigError(
@@ -220,7 +223,8 @@ def _by_boto(session: Session, address: Address, translation: Translation, regio
     virtual = translation.config.get("virtual_hosted_style_request")
     style = {} if virtual is None else {"addressing_style": "virtual" if virtual else "path"}
     of_s3 = {**style, **cast("dict[str, object]", translation.boto.get("s3", {}))}
-    endpoint, ca_file = translation.config.get("endpoint"), session.get_config_variable("ca_bundle")
+    endpoint = translation.config.get("endpoint")
+    ca_file = session.get_config_variable("ca_bundle")
     # S3 Express would be asked for a session token.
     session.set_config_variable("s3_disable_express_session_auth", True)
     client = session.create_client(

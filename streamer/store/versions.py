@@ -9,7 +9,11 @@ from streamer.errors import ObjectChangedError
 from streamer.manifest.model import ObjectRecord
 from streamer.store.addresses.urls import shown
 
-ETAG, VERSION, GENERATION, COMMIT, STAT = "etag:", "version:", "generation:", "commit:", "stat:"
+ETAG = "etag:"
+VERSION = "version:"
+GENERATION = "generation:"
+COMMIT = "commit:"
+STAT = "stat:"
 
 _TIME_NAMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 

@@ -112,11 +112,13 @@ def _folders(url: str) -> Iterator[str]:
 
 def runs_of(lengths: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
     """Yields runs that are a block together: half-open ranges of their numbers, of at most 8 MiB or of one."""
-    first, filled = 0, 0
+    first = 0
+    filled = 0
     for number, length in enumerate(lengths.tolist()):
         if number > first and filled + length > _BLOCK_BYTES:
             yield first, number
-            first, filled = number, 0
+            first = number
+            filled = 0
         filled += length
     if len(lengths):
         yield first, len(lengths)
@@ -143,7 +145,8 @@ def read_offsets(content: memoryview, samples: int, size: int, *, behind: bool =
     if size < head or len(content) < head:
         raise ValueError(f"{size} bytes are too few for the places of {samples} samples")
     numbers = np.frombuffer(content, _NUMBER, samples + 2).astype(np.int64)
-    found, offsets = int(numbers[0]), numbers[1:]
+    found = int(numbers[0])
+    offsets = numbers[1:]
     if found != samples:
         raise ValueError(f"it has {found} samples, index.json says {samples}")
     if (np.diff(offsets) < 0).any() or offsets[0] < head:
@@ -184,7 +187,8 @@ class LengthsOpener:
             lengths = iter(self._lengths.unpack_from(content))
         except error as cause:
             raise DecodeError(f"not {self._what}: {len(content)} bytes, {cause}") from cause
-        position, fields = self._lengths.size, []
+        position = self._lengths.size
+        fields = []
         for field, kind, size in self._fields:
             stop = position + (size or next(lengths))
             fields.append(Field(field, content[position:stop], kind))

@@ -129,7 +129,8 @@ class Mds(Format, frozen=True, forbid_unknown_fields=True):
 
     def index(self, source: Source, facts: Facts, start: int = 0) -> Indexing:
         """Finds the samples of a shard by its head; of a compressed one nothing is read."""
-        notes, record = _NOTES.decode(source.notes), source.record
+        notes = _NOTES.decode(source.notes)
+        record = source.record
         if record.size != notes.object_bytes:
             raise damaged(record, f"{record.size} bytes, index.json says {notes.object_bytes}", 0)
         if not notes.blocked:

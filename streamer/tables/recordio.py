@@ -78,7 +78,8 @@ class RecordIO(Format, frozen=True, forbid_unknown_fields=True):
 def _payload(content: memoryview) -> memoryview:
     """Returns the content of a record; a view, if it has one part."""
     parts: list[memoryview | bytes] = []
-    at, size = 0, len(content)
+    at = 0
+    size = len(content)
     while at < size:
         if at + _PART.size > size:
             raise DecodeError(f"a record ends inside the head of a part, at byte {at}", offset=at)
@@ -108,7 +109,8 @@ def _padded(stop: int) -> int:
 
 def _walk(record: ObjectRecord, at: int) -> Indexing:
     size = record.size
-    window, start = Window(size, at), -1
+    window = Window(size, at)
+    start = -1
     while at < size:
         if at + _PART.size > size:
             raise damaged(record, f"cut off inside the head of a record, {size - at} bytes", at)

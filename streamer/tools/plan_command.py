@@ -151,7 +151,8 @@ def run(arguments: argparse.Namespace, terminal: Terminal) -> int:
         cache_bytes=arguments.cache_bytes,
     )
     prices = Prices(per_gb=arguments.price_per_gb, per_million_gets=arguments.price_per_million_gets)
-    plan, found = simulate(data, setting), None
+    plan = simulate(data, setting)
+    found = None
     if not arguments.no_search:
         with terminal.progress("searching", "simulations") as bar:
             found = limits(data, setting, bar.update)
@@ -270,8 +271,11 @@ def _of_joins(epoch: EpochPlan) -> tuple[str, ...]:
 
 def _assumptions(figures: _Figures) -> Iterator[str]:
     """Describes the data, the job, and the figures that are assumed."""
-    data, setting, job = figures.data, figures.setting, figures.setting.job
-    world, link = job.nodes * job.ranks_per_node, setting.link
+    data = figures.data
+    setting = figures.setting
+    job = figures.setting.job
+    world = job.nodes * job.ranks_per_node
+    link = setting.link
     yield (
         f"{counted(data.samples, 'samples')} in {counted(int((data.chunk_samples > 0).sum()), 'chunks')}, "
         f"{format_bytes(data.manifest.total_bytes)}; {counted(world, 'ranks')} on {counted(job.nodes, 'nodes')}, "
@@ -285,7 +289,8 @@ def _assumptions(figures: _Figures) -> Iterator[str]:
         from streamer.batches.samples.join_cost import in_words
 
         yield in_words(join, data, setting.cache_bytes)
-    cold, processes = figures.plan.epochs[0], setting.engine.fetch_processes
+    cold = figures.plan.epochs[0]
+    processes = setting.engine.fetch_processes
     carried = cold.fetched_bytes / setting.engine.seconds(cold.fetched_bytes, cold.requests)
     if carried < link.bytes_per_second:
         yield (
@@ -316,7 +321,8 @@ def _conclusions(figures: _Figures) -> Iterator[str]:
     yield f"first batch after {figures.plan.first_batch_seconds:.1f} s"
     if figures.limits is None:
         return
-    cache, link = figures.limits.cache_bytes, figures.limits.link_bytes_per_second
+    cache = figures.limits.cache_bytes
+    link = figures.limits.link_bytes_per_second
     if cache.least is None and link.least is None:
         yield "neither a larger cache nor a faster link ends the waiting: the workers are too few or too slow"
         return
@@ -335,7 +341,8 @@ def _save_plot(figures: _Figures, path: Path) -> None:
 
     from streamer.tools.planning.model import WAITING_BOUND
 
-    limits, setting = figures.limits, figures.setting
+    limits = figures.limits
+    setting = figures.setting
     assert limits is not None
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)

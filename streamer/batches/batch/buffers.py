@@ -20,7 +20,9 @@ Bytes = npt.NDArray[np.uint8]
 # A buffer in the description of a batch: its kind, then the parameters of its reader, the offset last.
 Pid = tuple[object, ...]
 
-ARRAY, TENSOR, STRINGS = 0, 1, 2
+ARRAY = 0
+TENSOR = 1
+STRINGS = 2
 # Bytes of a string's entry in the table: start and stop, int64.
 _RANGE_BYTES = 16
 # bool, signed, unsigned, float, complex, datetime, timedelta, bytes and str of fixed width: no Python objects inside.
@@ -80,7 +82,8 @@ class StackBuffer(Buffer):
 
     def write(self, memory: Bytes) -> None:
         """See `Buffer`."""
-        rows, length = len(self.rows), self._shape[1:2]
+        rows = len(self.rows)
+        length = self._shape[1:2]
         if not length:
             np.stack(self.rows, out=np.ndarray(self._shape, self._dtype, buffer=memory))
             return
@@ -117,7 +120,8 @@ class StringsBuffer(Buffer):
         table = memory[: _RANGE_BYTES * len(self.parts)]
         ends = np.cumsum([table.nbytes, *map(len, self.parts)])
         _write_ranges(table, ends[:-1], ends[1:])
-        target, start = memory.data, table.nbytes
+        target = memory.data
+        start = table.nbytes
         for part, end in zip(self.parts, ends[1:].tolist(), strict=True):
             target[start:end] = part
             start = end
@@ -145,7 +149,8 @@ class InPlaceStringsBuffer(Buffer):
 
 def _write_ranges(table: Bytes, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
     places = table.view(np.int64).reshape(-1, 2)
-    places[:, 0], places[:, 1] = starts, stops
+    places[:, 0] = starts
+    places[:, 1] = stops
 
 
 def _bytes_of(item: str | bytes | Raw) -> bytes | memoryview:

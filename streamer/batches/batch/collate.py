@@ -69,7 +69,8 @@ def _number_buffer(first: object, samples: Samples) -> Buffer | None:
 def _arrays(samples: Samples) -> Buffer | None:
     first = samples[0]
     assert isinstance(first, np.ndarray)
-    dtype, shape = first.dtype, first.shape
+    dtype = first.dtype
+    shape = first.shape
     if dtype.str[1:] not in _TORCH_KINDS:
         return None
     # Tensors have this machine's order of bytes.

@@ -144,7 +144,8 @@ def _describe(structure: object, rows: Rows | None) -> tuple[bytes, _Finder]:
 
 
 def _dump(kind: type[_Pickler] | type[_CloudPickler], structure: object, rows: Rows | None) -> tuple[bytes, _Finder]:
-    file, finder = io.BytesIO(), _Finder(rows)
+    file = io.BytesIO()
+    finder = _Finder(rows)
     kind(file, finder).dump(structure)
     return file.getvalue(), finder
 

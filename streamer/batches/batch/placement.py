@@ -73,7 +73,9 @@ class Rows:
             start = aligned(self.end)
             if start + samples * shape.nbytes <= len(memory):
                 block = np.ndarray((samples, *shape.shape), shape.dtype, buffer=memory, offset=start)
-                self.shapes[key], self._starts[key], self._columns[key] = shape, start, list(block)
+                self.shapes[key] = shape
+                self._starts[key] = start
+                self._columns[key] = list(block)
                 self.end = start + block.nbytes
 
     def __repr__(self) -> str:

@@ -70,7 +70,9 @@ class Slot:
         """Replaces the memory, and owns the new descriptor."""
         mapping = shared_memory.map_shared(descriptor, nbytes)
         self.close()
-        self.descriptor, self.nbytes, self._mapping = descriptor, nbytes, mapping
+        self.descriptor = descriptor
+        self.nbytes = nbytes
+        self._mapping = mapping
 
     def window(self) -> Bytes:
         """A new array over the memory."""

@@ -145,7 +145,8 @@ class RowAssembler:
         """
         self._learn(made)
         spans = list(pairwise(pieces.first.tolist()))
-        begin, size = pieces.begin.tolist(), pieces.size.tolist()
+        begin = pieces.begin.tolist()
+        size = pieces.size.tolist()
         memory = out or self._memory_of(len(spans))
         return [
             self._row([(made[at], begin[at], size[at]) for at in range(*span) if at in made], row)
@@ -184,16 +185,20 @@ class RowAssembler:
 
     def _row(self, documents: Sequence[tuple[Document, int, int]], out: Row) -> dict[str, object]:
         """Makes a row of documents, each with the first of its tokens in the row, and their number."""
-        length, dtypes, multiple = self._packing.length, self._dtypes, self._packing.multiple_of
+        length = self._packing.length
+        dtypes = self._dtypes
+        multiple = self._packing.multiple_of
         arrays = {name: _memory(out, name, dtype, length) for name, dtype in dtypes.items()}
         positions = _memory(out, POSITIONS, np.dtype(np.int32), length)
         numbers = _memory(out, DOCUMENTS, np.dtype(np.int32), length)
         labels = None if self._packing.labels is None else _memory(out, LABELS, np.dtype(np.int64), length)
         if labels is not None:
             labels.fill(IGNORED)
-        bounds, at = [0], 0
+        bounds = [0]
+        at = 0
         for document, begin, size in documents:
-            stop, end = at + size, at + -(-size // multiple) * multiple
+            stop = at + size
+            end = at + -(-size // multiple) * multiple
             for name, array in arrays.items():
                 array[at:stop] = document.tokens[name][begin : begin + size]
             positions[at:end] = self._counting[: end - at]
@@ -269,7 +274,8 @@ def fields_of(sample: object) -> dict[str, object]:
 
 def with_other_fields(documents: Sequence[Document]) -> Document | None:
     """Returns the first document that has other fields than the first of all; None: all have the same."""
-    tokens, others = documents[0].tokens.keys(), documents[0].others.keys()
+    tokens = documents[0].tokens.keys()
+    others = documents[0].others.keys()
     return next((one for one in documents if one.tokens.keys() != tokens or one.others.keys() != others), None)
 
 

@@ -34,7 +34,8 @@ class BucketAssembler:
         Raises:
             DecodeError: the sample is not a dict, has no such field, or fields of several lengths.
         """
-        fields, named = fields_of(sample), self._packing.fields
+        fields = fields_of(sample)
+        named = self._packing.fields
         arrays = {name: array for name in named or fields if (array := _along_first_axis(fields.get(name))) is not None}
         if named is None:
             arrays = {name: array for name, array in arrays.items() if len(array) == tokens}
@@ -88,7 +89,8 @@ class BucketAssembler:
         return {**padded, LENGTHS: lengths, **others}
 
     def _padded(self, name: str, arrays: Sequence[Array]) -> Array:
-        longest, inner = max(map(len, arrays)), arrays[0].shape[1:]
+        longest = max(map(len, arrays))
+        inner = arrays[0].shape[1:]
         if any(array.shape[1:] != inner for array in arrays):
             raise DecodeError(f"packing: field {name!r} has rows of {inner} and others in a bucket")
         dtype = np.result_type(*{array.dtype for array in arrays})

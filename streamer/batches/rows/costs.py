@@ -41,7 +41,8 @@ class DocumentCosts:
         self._manifest = manifest
         self._measured = measured
         self._column = _opened(measured, manifest) if isinstance(measured, str) else None
-        self._token_bytes, self._constant = 0.0, 0
+        self._token_bytes = 0.0
+        self._constant = 0
         if isinstance(measured, Estimate):
             _check_bytes(manifest)
             self._token_bytes = measured.bytes_per_token
@@ -62,7 +63,8 @@ class DocumentCosts:
         if len(self._column) <= _BLOCK:
             return _digest(self._column)
         # Of 1e9 values it takes 10 s: kept beside the manifest for as long as their file stays as it is.
-        file, folder = os.stat(self._measured), self._manifest.path.parent
+        file = os.stat(self._measured)
+        folder = self._manifest.path.parent
         facts = f"{self._measured} {file.st_dev} {file.st_ino} {file.st_size} {file.st_mtime_ns}".encode()
         kept = folder / f"{self._manifest.digest}.{blake2b(facts, digest_size=8).hexdigest()}.costs"
         if kept.is_file():

@@ -19,7 +19,11 @@ from streamer.order.rows.spec import LEAST_LENGTH, Overflow, Policy, RowSpec
 Labels: TypeAlias = Literal["shifted", "same"]
 
 # What rows have besides the fields of documents.
-POSITIONS, DOCUMENTS, BOUNDS, LONGEST, LABELS = "position_ids", "document_ids", "cu_seqlens", "max_seqlen", "labels"
+POSITIONS = "position_ids"
+DOCUMENTS = "document_ids"
+BOUNDS = "cu_seqlens"
+LONGEST = "max_seqlen"
+LABELS = "labels"
 LENGTHS = "lengths"
 # Cost of a document of n tokens: of n, of n**2; a transformer of hidden size 4,096: 6 x 4,096 n + n**2.
 ROW_COST = 24576, 1
@@ -269,9 +273,11 @@ def _pad(fields: Sequence[str] | Mapping[str, float] | None, field: str) -> floa
 def _padded_with(given: object) -> Mapping[str, float] | tuple[str, ...]:
     """Returns the fields as a tuple, or with what they are padded."""
     if isinstance(given, Mapping):
-        named, pads = tuple(given), tuple(given.values())
+        named = tuple(given)
+        pads = tuple(given.values())
     else:
-        named, pads = () if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (), ()
+        named = () if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else ()
+        pads = ()
     if not named or not all(isinstance(name, str) for name in named):
         raise ConfigError(
             f"fields={given!r}: give a sequence of names, or a mapping of names to what they are padded with",

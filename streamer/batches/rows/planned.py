@@ -68,11 +68,13 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
             packing: of the rows.
         """
         made = list(tokens)
-        found, planned = np.zeros_like(self.tokens), self.tokens
+        found = np.zeros_like(self.tokens)
+        planned = self.tokens
         found[made] = list(tokens.values())
         kept = found
         if packing.overflow == "truncate":
-            planned, kept = np.minimum(planned, packing.spec().length), np.minimum(found, packing.length)
+            planned = np.minimum(planned, packing.spec().length)
+            kept = np.minimum(found, packing.length)
         begin = self.begin * kept // planned
         size = (self.begin + self.size) * kept // planned - begin
         taken = -(-size // packing.multiple_of) * packing.multiple_of
@@ -80,7 +82,8 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         counts = np.diff(self.first)
         before -= np.repeat(before[self.first[:-1][counts > 0]], counts[counts > 0])
         fits = np.minimum(size, np.maximum(packing.length - before, 0))
-        estimated, overflowed = int(self.size[made].sum()), int((size - fits).sum())
+        estimated = int(self.size[made].sum())
+        overflowed = int((size - fits).sum())
         return Pieces(self.document, begin, fits, found, self.first, estimated, overflowed)
 
     @classmethod
@@ -115,7 +118,8 @@ class _Open(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, rows: Rows, costs: Integers, documents: Documents, chunks: npt.NDArray[np.uint32]) -> _Open:
-        items, ends = rows.items, np.cumsum(documents.chunk_samples[chunks])
+        items = rows.items
+        ends = np.cumsum(documents.chunk_samples[chunks])
         return cls(
             document=_narrow(items.document),
             begin=_narrow(items.begin),
@@ -191,7 +195,9 @@ class PlannedRows:
 
     def in_words(self) -> str:
         """Describes the rows, for the log."""
-        spec, packing, documents = self.recipe.spec, self.recipe.packing, int(self.documents.chunk_first[-1])
+        spec = self.recipe.spec
+        packing = self.recipe.packing
+        documents = int(self.documents.chunk_first[-1])
         what, length = (
             ("batches of at most", packing.budget) if isinstance(packing, Buckets) else ("rows of", packing.length)
         )
@@ -212,7 +218,8 @@ class PlannedRows:
             epoch: of a mix's member the pass.
         """
         number = int(np.searchsorted(self.first, row, side="right")) - 1
-        opened, at = self._opened(number, seed, epoch), row - int(self.first[number])
+        opened = self._opened(number, seed, epoch)
+        at = row - int(self.first[number])
         part = slice(int(opened.first[at]), int(opened.first[at + 1]))
         begin, size, tokens = (column[part].astype(np.int64) for column in (opened.begin, opened.size, opened.tokens))
         return Pieces(opened.numbers(part), begin, size, tokens, np.array([0, part.stop - part.start]))
@@ -229,7 +236,8 @@ class PlannedRows:
         sets = np.searchsorted(self.first, rows, side="right") - 1
         found = np.empty(len(rows), np.int64)
         for number in unique(sets).tolist():
-            opened, mine = self._opened(number, seed, epoch), sets == number
+            opened = self._opened(number, seed, epoch)
+            mine = sets == number
             tokens = opened.size.astype(np.int64)
             own = np.add.reduceat(coefficients[0] * tokens + coefficients[1] * tokens**2, opened.first[:-1])
             found[mine] = own[rows[mine] - self.first[number]]
@@ -241,7 +249,8 @@ class PlannedRows:
         if key in self._open:
             self._open.move_to_end(key)
             return self._open[key]
-        documents, chunks = self.documents, self.sets.chunks(number)
+        documents = self.documents
+        chunks = self.sets.chunks(number)
         numbers = documents.of_chunks(chunks)
         content = RowContent(self.recipe.spec, seed if documents.shuffle else None)
         costs = documents.costs(numbers)

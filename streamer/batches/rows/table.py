@@ -69,7 +69,8 @@ class Documents(msgspec.Struct, frozen=True, eq=False):
 
     def of_chunks(self, chunks: npt.NDArray[np.uint32]) -> Integers:
         """Returns the numbers of the documents of some chunks, chunk after chunk: (D,)."""
-        firsts, counts = self.chunk_first[chunks], self.chunk_samples[chunks]
+        firsts = self.chunk_first[chunks]
+        counts = self.chunk_samples[chunks]
         before = np.cumsum(counts) - counts
         numbers: Integers = np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(firsts - before, counts)
         return numbers
@@ -168,7 +169,8 @@ def _running(
     # Only here: a small dataset starts no processes.
     from streamer.executors.processes import Processes
 
-    pool, reopen = Processes(cores), documents.reopen
+    pool = Processes(cores)
+    reopen = documents.reopen
     try:
         yield lambda work, tasks: list(pool.map(partial(_reopened, reopen, work), tasks))
     finally:
@@ -201,7 +203,8 @@ def _tokens_of_chunks(spec: RowSpec, documents: Documents, chunks: tuple[int, in
         ConfigError: a document is longer than a row, and overflow="error"; or a count is no document's.
     """
     ends = documents.chunk_first[chunks[0] : chunks[1] + 1]
-    before, total = np.zeros((2, len(ends)), np.int64), np.zeros((2, 1), np.int64)
+    before = np.zeros((2, len(ends)), np.int64)
+    total = np.zeros((2, 1), np.int64)
     for first in range(int(ends[0]), int(ends[-1]), _BLOCK):
         numbers = np.arange(first, min(first + _BLOCK, int(ends[-1])))
         costs = documents.costs(numbers)

@@ -61,7 +61,8 @@ class CachedBytes:
             ChunkUnreadableError: as above.
         """
         manifest = self._manifest
-        key, samples = manifest.chunk_keys[chunk].tobytes(), int(manifest.chunk_samples[chunk])
+        key = manifest.chunk_keys[chunk].tobytes()
+        samples = int(manifest.chunk_samples[chunk])
         try:
             if manifest.recoded:
                 self._reader.read_records(key, samples, targets)

@@ -81,7 +81,8 @@ class StreamCodes:
         from streamer.batches.rows.planned import Pieces
 
         members, numbers, turns = self._parts(rows)
-        found, pieces = [], []
+        found = []
+        pieces = []
         for member, number, turn in zip(members.tolist(), numbers, turns.tolist(), strict=True):
             data = self._members.each[member]
             assert data.rows is not None, "rows are asked for where documents are packed"
@@ -115,7 +116,9 @@ class StreamCodes:
     def uses(self, epoch: int, codes: Integers) -> Iterator[Uses]:
         """Yields the samples that codes stand for in an epoch, by member; for codes that are not ordinals."""
         assert self._codes is not None
-        numbers, turns, members = self._codes.ordinals(codes), self._codes.turns(codes), self._codes.members(codes)
+        numbers = self._codes.ordinals(codes)
+        turns = self._codes.turns(codes)
+        members = self._codes.members(codes)
         arranged = members.argsort(kind="stable")
         cuts = (np.flatnonzero(np.diff(members[arranged])) + 1).tolist()
         for start, stop in pairwise((0, *cuts, len(codes))):

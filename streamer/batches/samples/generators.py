@@ -27,7 +27,9 @@ Seed = Callable[[int], object]
 
 _LOW = 0xFFFFFFFF
 # A function, a composition, its list, a step, its generator. Objects that are looked at, and items of one container.
-_LEVELS, _MOST_OBJECTS, _MOST_ITEMS = 5, 500, 100
+_LEVELS = 5
+_MOST_OBJECTS = 500
+_MOST_ITEMS = 100
 # They hold no generators.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.ndarray, np.generic, type, types.ModuleType)
 

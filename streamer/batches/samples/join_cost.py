@@ -52,10 +52,12 @@ class JoinCost(msgspec.Struct, frozen=True, kw_only=True):
 
 def join_cost(join: OpenedJoin, left: OpenedDataset) -> JoinCost:
     """Counts what an epoch of the selected samples of the left side needs."""
-    table, part = join.table, join.manifest
+    table = join.table
+    part = join.manifest
     chunks = np.flatnonzero(left.chunk_samples)
     uses = np.bincount(table.uses_of(chunks)[1], minlength=part.chunks)
-    (fetch, requests), used = _fetches(part), uses > 0
+    (fetch, requests) = _fetches(part)
+    used = uses > 0
     wanted = table.rows if left.selection is None else table.rows_of(left.selection.ordinals)[1]
     rows = part.chunk_first.searchsorted(np.unique(wanted), "right") - 1
     needed = np.bincount(rows, minlength=part.chunks)
@@ -73,7 +75,8 @@ def join_cost(join: OpenedJoin, left: OpenedDataset) -> JoinCost:
 
 def in_words(join: OpenedJoin, left: OpenedDataset, cache_bytes: int) -> str:
     """What is said before the training, with a cache of this size."""
-    cost, found = join_cost(join, left), join.table.found
+    cost = join_cost(join, left)
+    found = join.table.found
     having = found if left.selection is None else found[left.selection.ordinals]
     # What is kept of the right side saves more than what is kept of the left one, which comes after it.
     kept = min(1.0, cache_bytes / max(1, cost.local_bytes))

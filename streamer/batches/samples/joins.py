@@ -75,7 +75,9 @@ class OpenedJoin:
     """
 
     def __init__(self, recipe: JoinRecipe, table: JoinTable, manifest: Manifest) -> None:
-        self.recipe, self.table, self.manifest = recipe, table, manifest
+        self.recipe = recipe
+        self.table = table
+        self.manifest = manifest
 
     def __repr__(self) -> str:
         return f"OpenedJoin({self.recipe.name}, {self.table!r}, {self.manifest!r})"
@@ -108,8 +110,10 @@ class JoinReader:
 
     def __init__(self, joined: OpenedJoin, content: ByteSource) -> None:
         recipe = joined.recipe
-        self._joined, self._content = joined, content
-        self._table, self._manifest = joined.table, joined.manifest
+        self._joined = joined
+        self._content = content
+        self._table = joined.table
+        self._manifest = joined.manifest
         self._columns = None if recipe.columns is None else dict(recipe.columns)
         self._opener = open_format(joined.manifest)
         self._decoder = SampleDecoder(recipe.decode, allow_pickle=recipe.allow_pickle)
@@ -215,7 +219,9 @@ def joined_schedule(schedule: EpochSchedule, joins: Sequence[tuple[OpenedJoin, t
         schedule: of the left sides.
         joins: of each join, the range of chunk numbers of its left side, and the first one of its right side.
     """
-    chunks, firsts, lasts = [schedule.chunk], [schedule.first], [schedule.last]
+    chunks = [schedule.chunk]
+    firsts = [schedule.first]
+    lasts = [schedule.last]
     passes = [] if schedule.passes is None else [schedule.passes]
     for joined, (start, stop), base in joins:
         mine = np.flatnonzero((schedule.chunk >= start) & (schedule.chunk < stop))
@@ -246,7 +252,10 @@ def merged(
     if not len(chunk):
         return chunk, first, last, passes
     order = np.lexsort((first, chunk))
-    chunk, first, last, passes = chunk[order], first[order], last[order], passes[order]
+    chunk = chunk[order]
+    first = first[order]
+    last = last[order]
+    passes = passes[order]
     # The last step of all uses before, of the same chunk: chunks are kept apart by more than there are steps.
     apart = chunk * (int(last.max()) + 2)
     until = np.maximum.accumulate(apart + last)

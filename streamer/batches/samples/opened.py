@@ -102,7 +102,8 @@ class OpenedDataset:
         from streamer.batches.rows.table import find_table
 
         documents, costs = self._documents(packing, shuffle=shuffle)
-        spec, folder = packing.spec(costs.identity), self.manifest.path.parent
+        spec = packing.spec(costs.identity)
+        folder = self.manifest.path.parent
         path, table = find_table(folder if os.access(folder, os.W_OK) else spare, spec, documents)
         self.rows = PlannedRows(RowsRecipe(packing=packing, spec=spec, shuffle=shuffle, table=path), documents, table)
 
@@ -358,7 +359,8 @@ class Members:
             return schedule
         from streamer.batches.samples.joins import joined_schedule
 
-        first, starts = self.first_chunks, self.first_chunks_of_parts[len(self.each) :]
+        first = self.first_chunks
+        starts = self.first_chunks_of_parts[len(self.each) :]
         spans = [(first[number], first[number + 1]) for number, _ in self.joins]
         return joined_schedule(schedule, list(zip([join for _, join in self.joins], spans, starts, strict=False)))
 

@@ -70,7 +70,8 @@ class BatchRecipe(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def growing_lanes(self) -> Integers:
         """The lanes that the rank draws from in any epoch of a growing dataset."""
-        lanes, batch = self.spec.lanes, self.global_batch
+        lanes = self.spec.lanes
+        batch = self.global_batch
         # Else the batches of each epoch begin in other lanes; only after a resume with another batch size.
         if self.epoch_samples % batch and batch % lanes:
             return np.arange(lanes, dtype=np.int64)
@@ -129,7 +130,8 @@ def _first_order(
         return order
     from streamer.order.balanced_order import BalancedOrder
 
-    codes, coefficients = StreamCodes(recipe.spec, members), (balance.linear, balance.quadratic)
+    codes = StreamCodes(recipe.spec, members)
+    coefficients = (balance.linear, balance.quadratic)
     inner = cast("EpochOrder | MixOrder | RowOrder", order)
     return BalancedOrder(inner, balance, lambda rows, of: codes.costs(of, rows, coefficients))
 

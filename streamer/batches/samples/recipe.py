@@ -54,7 +54,8 @@ class StreamMaker:
         if member not in self._readers:
             own = self._members.each[member]
             content = CachedBytes(own.manifest, self._chunks, self._members.first_chunks[member])
-            rules, joins = self._recipe.members[member].rules, self._joins(member)
+            rules = self._recipe.members[member].rules
+            joins = self._joins(member)
             self._readers[member] = RowReader(SampleMaker(own.manifest, content, rules, own.number, joins), content)
         return self._readers[member]
 

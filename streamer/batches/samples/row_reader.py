@@ -39,7 +39,8 @@ class RowReader:
         Raises:
             ChunkUnreadableError: the bytes of a sample are missing or wrong.
         """
-        self._places, self._rows = places, rows
+        self._places = places
+        self._rows = rows
         self.maker.begin(places.values())
         own = rows if self.maker.decodes_into_rows else None
         self._scatter.begin(places, own, at)
@@ -47,7 +48,8 @@ class RowReader:
 
     def begin_apart(self, places: Mapping[int, SampleLocation], at: Callable[[int], None]) -> None:
         """Reads the documents of a batch, whose tokens are copied to rows; arguments and errors as of `begin`."""
-        self._places, self._rows = places, None
+        self._places = places
+        self._rows = None
         self._scatter.begin(places, None, at)
         self._whole.begin_apart(places, at)
 
@@ -68,7 +70,8 @@ class RowReader:
     def _untransformed(self, place: SampleLocation, index: int, row: Row) -> Sample:
         if self._rows is None:  # user code may keep its arguments
             return self.maker.sample(place, row)
-        maker, content = self.maker, self._held(place, index)
+        maker = self.maker
+        content = self._held(place, index)
         if content is None:
             sample = maker.sample(place, row, self._scatter.learn, raw=Raw)
         else:

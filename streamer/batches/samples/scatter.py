@@ -149,7 +149,8 @@ class ScatterReader:
         Raises:
             ChunkUnreadableError: a chunk is missing or wrong.
         """
-        self._rows, self._learning = rows, rows is not None
+        self._rows = rows
+        self._learning = rows is not None
         self._update_pause()
         self._ordinals = {}
         template = self._template if not self._paused else None
@@ -163,7 +164,8 @@ class ScatterReader:
 
     def held(self, index: int, ordinal: int) -> Held | None:
         """The sample at an index, if it was read; valid until the next call."""
-        template, rows = self._template, self._rows
+        template = self._template
+        rows = self._rows
         if template is None or rows is None or self._ordinals.get(index) != ordinal:
             return None
         at = 0
@@ -200,7 +202,8 @@ class ScatterReader:
 
     def _pieces(self, template: Template, index: int, row: Row) -> list[memoryview]:
         """Returns edge, array, edge, array, ..., edge."""
-        edges, at = [], 0
+        edges = []
+        at = 0
         for start, stop in template.edges:
             edges.append(self._edges[index, at : at + stop - start].data)
             at += stop - start

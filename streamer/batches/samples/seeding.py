@@ -99,7 +99,8 @@ class SampleDraws:
 @contextmanager
 def kept_globals() -> Iterator[None]:
     """Restores the global generators afterwards: samples made in the trainer's process must not change their state."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
     torch = sys.modules.get("torch")
     state = torch.random.default_generator.get_state() if torch else None
     try:

@@ -44,7 +44,8 @@ class WholeReader:
         Raises:
             ChunkUnreadableError: a chunk is missing or wrong.
         """
-        self._contents, self._learning = {}, rows is not None
+        self._contents = {}
+        self._learning = rows is not None
         if rows is None or not self._stay:
             return
         memory = rows.reserve(_total_bytes(places))
@@ -53,11 +54,14 @@ class WholeReader:
 
     def begin_apart(self, places: Mapping[int, SampleLocation], at: Callable[[int], None]) -> None:
         """Reads all samples of a batch to memory of their own, one chunk after the other; see `begin`."""
-        self._contents, self._learning = {}, False
+        self._contents = {}
+        self._learning = False
         self._read(places, np.empty(_total_bytes(places), np.uint8), at)
 
     def _read(self, places: Mapping[int, SampleLocation], memory: Bytes, at: Callable[[int], None]) -> None:
-        targets, start, view = {}, 0, memory.data
+        targets = {}
+        start = 0
+        view = memory.data
         for index, place in places.items():
             stop = start + place.stop - place.start
             targets[index] = place, [view[start:stop]]

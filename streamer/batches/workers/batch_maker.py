@@ -163,7 +163,9 @@ class BatchMaker:
             WorkerError: no sample could be made.
         """
         ordinals, repeated = self._source.batch(epoch, batch)
-        members, pieces, codes = self._source.first_of_each(ordinals), None, ordinals
+        members = self._source.first_of_each(ordinals)
+        pieces = None
+        codes = ordinals
         if self._assembler is not None:
             ordinals, pieces = self._source.documents(epoch, ordinals)
         # With samples left out, each one is read by itself: those that crashed a worker must not be read at all.
@@ -227,7 +229,8 @@ class BatchMaker:
             raise WorkerError(f"the collate_fn has called sys.exit({error.code!r}); raise an exception") from error
 
     def _collate(self, loaded: Loaded) -> object:
-        collate_fn, samples = self._rules.collate_fn, loaded.samples
+        collate_fn = self._rules.collate_fn
+        samples = loaded.samples
         if collate_fn is None:
             if loaded.pieces is not None:
                 from streamer.batches.rows.collate import collate_row_buffers
@@ -281,7 +284,8 @@ class BatchMaker:
 
     def _take(self, loaded: Loaded, index: int, source: int) -> bool:
         """Makes the sample of index `source`, for `index`; returns whether it can be made."""
-        ordinal, started = loaded.ordinals[source], time.monotonic_ns()
+        ordinal = loaded.ordinals[source]
+        started = time.monotonic_ns()
         if self._begin is not None:
             self._begin(loaded.task, ordinal, started)
         load = partial(self._source.load_at, loaded.epoch, ordinal)

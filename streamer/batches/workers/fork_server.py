@@ -54,7 +54,8 @@ _EXIT_SECONDS = 2.0
 # It ends between two imports; torch takes 5 s on a busy machine. A module of the user's may wait for ever.
 _CLOSE_SECONDS = 20.0
 # A server that has crashed this often within a minute is not started again.
-_MAX_CRASHES, _CRASH_WINDOW_SECONDS = 3, 60.0
+_MAX_CRASHES = 3
+_CRASH_WINDOW_SECONDS = 60.0
 
 
 class ForkedProcess:
@@ -109,13 +110,15 @@ class ForkedProcess:
         if isinstance(reply, Started):
             self.pid = reply.pid
         elif isinstance(reply, Refused):
-            self.refused, self._exit = reply.reason, (0, 0)
+            self.refused = reply.reason
+            self._exit = (0, 0)
         else:
             self._exit = reply.code, reply.peak_bytes
 
     def lost(self) -> None:
         """Records that it ended with the server."""
-        self._exit, self.ended_with_server = (-signal.SIGKILL, 0), True
+        self._exit = (-signal.SIGKILL, 0)
+        self.ended_with_server = True
 
 
 class ForkedPool:
@@ -253,7 +256,8 @@ class ForkServer:
     def _start(self, control: socket.socket) -> subprocess.Popen[bytes]:
         context = current_context()
         settings = memory_file("streamer-fork-server", Settings(self.pid, context.path, self._modules))
-        module, descriptors = "streamer.batches.workers.fork_server_main", [control.fileno(), settings]
+        module = "streamer.batches.workers.fork_server_main"
+        descriptors = [control.fileno(), settings]
         try:
             return start_interpreter(module, [], descriptors, context, _ENVIRONMENT)
         finally:

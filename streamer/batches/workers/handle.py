@@ -122,7 +122,8 @@ class WorkerHandle:
 
     def send_task(self, pending: Pending) -> None:
         """Sends the task. The end of the worker is noticed by the end of file on its channel."""
-        slot, descriptor = pending.slot, -1
+        slot = pending.slot
+        descriptor = -1
         if slot is not None and slot.nbytes and slot.number not in self._slots:
             self._slots.add(slot.number)
             descriptor = slot.descriptor

@@ -45,7 +45,8 @@ class SampleTimeouts:
             return found
         for handle in self._pool.workers.values() if self.limit_seconds > 0 else []:
             if (spent := self._spent_seconds(handle)) >= self.limit_seconds:
-                at, limit = self.ordinal(handle), self.limit_seconds
+                at = self.ordinal(handle)
+                limit = self.limit_seconds
                 logger.warning(
                     "worker %d has been at sample %d for %.1f s (timeout=%g)", handle.number, at, spent, limit
                 )

@@ -103,7 +103,8 @@ class _Work:
         self.packed = packed
         self._stages = stages
         self._faults = faults
-        self._samples, self._slowest = len(loaded.made), loaded.slowest
+        self._samples = len(loaded.made)
+        self._slowest = loaded.slowest
         self._repeated = loaded.repeated.tobytes() if loaded.repeated.any() else b""
         self._packed = loaded.packed
         self._tallies = loaded.tallies
@@ -184,7 +185,9 @@ class Worker:
             self._status_page.idle(self._row)
 
     def _make(self, task: Task) -> _Work:
-        watch, clock, faults = Stopwatch(), self._maker.clock(), minor_faults()
+        watch = Stopwatch()
+        clock = self._maker.clock()
+        faults = minor_faults()
         slot = self._slots.get(task.slot)
         self._maker.set_rounds(task.rounds)
         loaded = self._maker.load(task.epoch, task.batch, task.number, frozenset(task.left_out), slot)
@@ -200,7 +203,8 @@ class Worker:
         return _Work(packed, stages, faults, loaded)
 
     def _write(self, task: Task, work: _Work) -> None:
-        watch, slot = Stopwatch(), self._slots.get(task.slot)
+        watch = Stopwatch()
+        slot = self._slots.get(task.slot)
         if slot is not None and work.write(slot):
             self._send(work.made(task.number, watch.lap(), 0))
             return

@@ -65,7 +65,8 @@ class Admission:
 
     def statistics(self) -> PolicyStatistics:
         """Bytes by kind now, and counts since the start. O(open chunks)."""
-        partitions, chunks = self._partitions, self._partitions.chunks
+        partitions = self._partitions
+        chunks = self._partitions.chunks
         return PolicyStatistics(
             limit_bytes=partitions.limit_bytes,
             staging_bytes=partitions.staging_bytes,

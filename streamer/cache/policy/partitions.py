@@ -117,7 +117,8 @@ class Partitions:
         """Changes the bytes of a chunk that is being fetched. Returns whether the quotas have to be planned again."""
         state = self.table.state[row]
         # Only in the sums of its owner: other datasets with this chunk learn it at the next start.
-        group, change = self.table.groups[self.table.owner[row]], charge(file_bytes) - int(self.table.cost[row])
+        group = self.table.groups[self.table.owner[row]]
+        change = charge(file_bytes) - int(self.table.cost[row])
         self.table.cost[row] += change
         if state == State.FETCHING_KEPT:
             self.kept_bytes += change

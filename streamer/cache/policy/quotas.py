@@ -60,7 +60,8 @@ def staging_bytes(live: list[Group], limit_bytes: int, window_bytes: Mapping[int
 def _misses(live: list[Group], window_bytes: Mapping[int, int]) -> int:
     mean = variance = 0.0
     for group in live:
-        hits, window = group.quota_share, window_bytes.get(group.index, 0)
+        hits = group.quota_share
+        window = window_bytes.get(group.index, 0)
         mean += (1.0 - hits) * window
         variance += hits * (1.0 - hits) * window * group.largest_bytes
     least = int(STAGING_MARGIN * mean) + STAGING_CHUNKS * max(group.largest_bytes for group in live)

@@ -60,7 +60,8 @@ class Session(msgspec.Struct):
     @classmethod
     def of(cls, job: str, opening: Opening, group: Group) -> Session:
         """Makes a session that has not begun an epoch."""
-        sums, scheduled = (opening.open_bytes, opening.lookahead_bytes), np.zeros(len(group.rows), np.bool_)
+        sums = (opening.open_bytes, opening.lookahead_bytes)
+        scheduled = np.zeros(len(group.rows), np.bool_)
         return cls(opening.session, job, group, *sums, scheduled, value=opening.value, counted=opening.counted)
 
     @property

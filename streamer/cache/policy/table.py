@@ -119,7 +119,8 @@ class Group(msgspec.Struct):
 
     def leave_pool(self) -> None:
         """Makes the dataset a pool of its own."""
-        self.pool, self.value = self.index, 1.0
+        self.pool = self.index
+        self.value = 1.0
 
     @property
     def quota_share(self) -> float:
@@ -200,7 +201,8 @@ class ChunkTable:
 
     def rows_of(self, keys: ArrayLike, file_bytes: ArrayLike, group: Group) -> Rows:
         """Rows of the keys of one group, as `intern`, from the lengths of the files."""
-        found, cost = as_keys(keys), charged_bytes(np.asarray(file_bytes, dtype=np.int64))
+        found = as_keys(keys)
+        cost = charged_bytes(np.asarray(file_bytes, dtype=np.int64))
         return self.intern(found, cost, np.full(len(found), group.index, np.int32))
 
     def add_rows(self, datasets: Sequence[tuple[Group, ArrayLike, Keys]]) -> None:
@@ -224,7 +226,8 @@ class ChunkTable:
         """Returns `count` rows for new chunks, spare ones first; `known` rows are in use again."""
         spare = unique(self._spare)
         spare = spare[~np.isin(spare, known)]
-        taken, self._spare = spare[:count], spare[count:].astype(np.int32)
+        taken = spare[:count]
+        self._spare = spare[count:].astype(np.int32)
         return np.concatenate([taken, len(self) + np.arange(count - len(taken))]).astype(np.int64)
 
     def _enter(self, rows: NDArray[np.int64], keys: Keys, cost: NDArray[np.int64], owner: NDArray[np.int32]) -> None:

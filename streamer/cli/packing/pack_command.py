@@ -233,7 +233,8 @@ class _Pace:
 
     def show(self, step: PackProgress) -> None:
         text = f"{step.shards_done:,} of {counted(step.shards or 0, 'shards')}, {counted(step.samples_done, 'samples')}"
-        seconds, done = time.monotonic() - self._started, step.bytes_done - step.earlier_bytes
+        seconds = time.monotonic() - self._started
+        done = step.bytes_done - step.earlier_bytes
         if done and seconds:
             text += f", {format_bytes(done / seconds)}/s"
             left = (step.bytes or step.bytes_done) - step.bytes_done
@@ -252,7 +253,8 @@ def _show_index(step: IndexStep, bar: Progress) -> None:
 
 
 def _plan(prepared: Prepared, terminal: Terminal) -> None:
-    plan, manifest = prepared.plan, prepared.manifest
+    plan = prepared.plan
+    manifest = prepared.manifest
     largest = int(plan.shard_bytes.max())
     terminal.line(
         f"would write {counted(plan.shards, 'shards')} of about {format_bytes(largest)} to {prepared.job.url}: "

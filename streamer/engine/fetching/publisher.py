@@ -74,7 +74,8 @@ class Publisher:
     async def publish_by(self, fetch: Fetch, write: Callable[[], Awaitable[object]]) -> None:
         """Publishes a chunk whose file another process writes; `write` returns when the file is there."""
         await self.unlinked()
-        length, digest = int(fetch.dataset.file_bytes[fetch.chunk]), fetch.dataset.manifest.digest
+        length = int(fetch.dataset.file_bytes[fetch.chunk])
+        digest = fetch.dataset.manifest.digest
         await self._cache.publish_by(write, fetch.key, length, digest)
 
     async def publish_samples(self, fetch: Fetch, content: memoryview, offsets: NDArray[np.int64]) -> None:

@@ -57,7 +57,8 @@ class StoreSource:
         Raises:
             AccessDeniedError: an object of the chunk is not served with the options of the dataset.
         """
-        dataset, allowlist = fetch.dataset, self._fetchers.allowlist
+        dataset = fetch.dataset
+        allowlist = self._fetchers.allowlist
         if allowlist.restricted:
             allowlist.check_chunk(dataset.manifest.chunk(fetch.chunk), dataset.options)
         return Wanted(self._opened(dataset), fetch.chunk, dataset.requests, fetch.due, fetch.owner)

@@ -36,7 +36,10 @@ class IndexCost:
     """
 
     def __init__(self, url: str, limit_seconds: float, report: Report, now: Callable[[], float]) -> None:
-        self._url, self._limit_seconds, self._report, self._now = url, limit_seconds, report, now
+        self._url = url
+        self._limit_seconds = limit_seconds
+        self._report = report
+        self._now = now
         self._objects = ""
         self._first: tuple[float, int] | None = None
         self._measured = False
@@ -72,14 +75,16 @@ class IndexCost:
         # From the first window on: the pause until it arrives, or an outage of the store, says nothing of the rate.
         if self._first is None:
             self._first = self._now(), step.bytes_done
-        seconds, done = self._now() - self._first[0], step.bytes_done - self._first[1]
+        seconds = self._now() - self._first[0]
+        done = step.bytes_done - self._first[1]
         if done < _MEASURED_BYTES or seconds < _MEASURED_SECONDS or step.bytes_done >= step.total_bytes:
             return
         self._measured = True
         rate = done / seconds
         # Without what an earlier manifest knows.
         rest = step.total_bytes - self._known_bytes
-        whole, size = rest / rate, format_bytes(rest)
+        whole = rest / rate
+        size = format_bytes(rest)
         text = f"{self._objects}: read {size}, {_duration(whole)} at {format_bytes(rate)}/s"
         self._report(text, step.bytes_done, step.total_bytes)
         if whole > self._limit_seconds:

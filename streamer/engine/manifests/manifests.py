@@ -198,7 +198,8 @@ class Manifests:
                 logger.warning(
                     "the manifest at %s is not used, the data are indexed: %s", shown(request.manifest), error
                 )
-                digest, is_refused = None, True
+                digest = None
+                is_refused = True
             if digest is None:
                 if not is_refused:  # before the data are read for it
                     fetchers.allowlist.check_writable(request.manifest)

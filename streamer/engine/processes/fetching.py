@@ -219,7 +219,8 @@ class Fetching:
         return self._fetchers.window or self._setup.fetch.window_start
 
     def _report(self) -> Report:
-        fetchers, found = self._fetchers, self._fetchers.first_bytes()
+        fetchers = self._fetchers
+        found = self._fetchers.first_bytes()
         return Report(
             fetchers.statistics(),
             found.counts,

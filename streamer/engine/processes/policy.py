@@ -148,12 +148,15 @@ class Refusals:
         return self.single
 
     def _begin(self, now: float) -> None:
-        self._since, self._requests, self._throttled = now, 0, 0
+        self._since = now
+        self._requests = 0
+        self._throttled = 0
 
     def _end(self, now: float) -> None:
         self._since = None
         if self._throttled > REFUSED_SHARE * self._requests:
-            self._chance, self._forget_at = self._throttled / self._requests, now + REPEAT_SECONDS
+            self._chance = self._throttled / self._requests
+            self._forget_at = now + REPEAT_SECONDS
 
 
 class Bounds(NamedTuple):

@@ -137,9 +137,12 @@ class FetchPool:
         self._queue = FairGate(0, QUEUE_FRESH_SECONDS)
         self._one_by_one = asyncio.Lock()
         self._numbers = itertools.count(1)
-        self._past, self._past_first_bytes, self._past_cpu_seconds = Counter[str](), Histogram(), 0.0
+        self._past = Counter[str]()
+        self._past_first_bytes = Histogram()
+        self._past_cpu_seconds = 0.0
         self._noticed: dict[str, float] = {}
-        self._failed_starts, self._not_before = 0, 0.0
+        self._failed_starts = 0
+        self._not_before = 0.0
         self._bringing = 0
 
     def __repr__(self) -> str:
@@ -288,7 +291,8 @@ class FetchPool:
 
     def _look(self) -> None:
         """Ends processes that do not answer; starts and ends others as the load wants it."""
-        now, before = self._loop.time(), self._last
+        now = self._loop.time()
+        before = self._last
         self._last = reading = self._reading()
         for process in self._processes:
             process.look()
@@ -325,7 +329,8 @@ class FetchPool:
                 process.pace_anew()
 
     def _reading(self) -> Reading:
-        counts, processes = self._counts(), [process for process in self._processes if process.ready]
+        counts = self._counts()
+        processes = [process for process in self._processes if process.ready]
         own = self._fetchers.statistics()
         now = time.monotonic()
         return Reading(

@@ -196,7 +196,8 @@ class FetchProcess:
                 await self._ended.wait()
             finally:
                 loop.remove_reader(end.fileno())
-                self._socket, self.ready = None, False
+                self._socket = None
+                self.ready = False
                 end.close()
             how = await in_thread(None, self._reaped)
             await in_thread(None, self._remove_temporary)
@@ -368,6 +369,8 @@ class FetchProcess:
             case Report():
                 now = asyncio.get_running_loop().time()
                 self.share = (message.cpu_seconds - self.report.cpu_seconds) / max(now - self._reported_at, 1e-3)
-                self.report, self.window, self._reported_at = message, message.window, now
+                self.report = message
+                self.window = message.window
+                self._reported_at = now
             case Notice():
                 self._on_notice(message.options_key, message.text)

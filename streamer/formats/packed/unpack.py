@@ -31,7 +31,8 @@ _TAKEN_BYTES = 8 << 20
 _FRAME = b"\x28\xb5\x2f\xfd"
 _SKIPPED_FRAMES = range(0x184D2A50, 0x184D2A60)
 _ZSTD_BLOCK_BYTES = 128 << 10
-_RAW, _REPEATED = 0, 1
+_RAW = 0
+_REPEATED = 1
 # The name in an index.json, and what unpacks it: cramjam where it is of another kind than files are.
 _FILES = {"bz2": "bz2", "gz": "gz", "zstd": "zst"}
 _OTHERS = {"br": ("brotli", "decompress_into"), "snappy": ("snappy", "decompress_raw_into")}
@@ -95,7 +96,8 @@ def _by_streams(
     make: Callable[[], _Decompressor], errors: tuple[type[Exception], ...]
 ) -> Callable[[memoryview, int], memoryview]:
     def unpack(content: memoryview, most: int) -> memoryview:
-        found, at = bytearray(), 0
+        found = bytearray()
+        at = 0
         try:
             while at < len(content):
                 at = _behind_zeros(content, _stream(make(), content, at, found, most))
@@ -157,15 +159,19 @@ def _zstd_bound(content: memoryview, most: int) -> int:
 def _zstd_frame(content: memoryview, at: int) -> tuple[int, int]:
     """Returns the most bytes of a frame whose descriptor is at `at`, and where it ends."""
     descriptor = _little(content, at, 1)
-    single, checksum = bool(descriptor & 0x20), bool(descriptor & 0x04)
+    single = bool(descriptor & 0x20)
+    checksum = bool(descriptor & 0x04)
     width = 1 << (descriptor >> 6) if descriptor >> 6 or single else 0
     at += 1 + (not single) + (0, 1, 2, 4)[descriptor & 3]
     stated = _little(content, at, width) + (256 if width == 2 else 0)
     at += width
-    bound, last = 0, False
+    bound = 0
+    last = False
     while not last:
         header = _little(content, at, 3)
-        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        last = bool(header & 1)
+        kind = header >> 1 & 3
+        size = header >> 3
         bound += size if kind in (_RAW, _REPEATED) else _ZSTD_BLOCK_BYTES
         at += 3 + (1 if kind == _REPEATED else size)
     return stated if width else bound, at + 4 * checksum

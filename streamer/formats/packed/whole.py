@@ -79,7 +79,8 @@ class PackedRecoder:
             raise RecodeError(f"unpacked, {error.details.get('reason', error.message)}") from error
         if samples not in (-1, len(spans)):
             raise RecodeError(f"it has {len(spans)} samples, {samples} were indexed")
-        starts, stops = spans[:, 0], spans[:, 1]
+        starts = spans[:, 0]
+        stops = spans[:, 1]
         # Spans that follow one another are one part; without spans there is none.
         apart = starts[1:] != stops[:-1]
         runs = np.flatnonzero(np.append(True, apart)[: len(spans)])

@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 
-_DELTA, _ICEBERG, _HUDI, _PAIMON = "a Delta table", "an Iceberg table", "a Hudi table", "a Paimon table"
+_DELTA = "a Delta table"
+_ICEBERG = "an Iceberg table"
+_HUDI = "a Hudi table"
+_PAIMON = "a Paimon table"
 _LOGS = (
     (_DELTA, re.compile(r"(?:^|/)_delta_log/")),
     (
@@ -29,7 +32,8 @@ _DATA = re.compile(r"\.(?:parquet|pq|parq|orc|avro)$", re.IGNORECASE)
 # Folders of logs, beside the data or above.
 _FOLDERS = ("_delta_log/", ".hoodie/")
 # The data of a table of Iceberg, and beside them its log.
-_ICEBERG_DATA, _ICEBERG_LOG = "data", "metadata/"
+_ICEBERG_DATA = "data"
+_ICEBERG_LOG = "metadata/"
 # How far above a folder of partitions the log is looked for.
 _LEVELS = 3
 _GLOB = re.compile(r"[*?\[{]")

@@ -17,7 +17,8 @@ from streamer.formats.base import FieldSpec
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"-?[0-9]+")
 _INT32 = range(-(2**31), 2**31)
-NUMBER, TEXT = "<i4", "txt"
+NUMBER = "<i4"
+TEXT = "txt"
 
 
 def partition_texts(key: str) -> dict[str, str | None]:

@@ -86,7 +86,8 @@ class TableOpener:
                 self._fixed.append((number, at, at + dtype.itemsize))
                 at += dtype.itemsize
         self._head_bytes = at
-        self._names, self._kinds = [field.name for field in fields], [field.kind for field in fields]
+        self._names = [field.name for field in fields]
+        self._kinds = [field.kind for field in fields]
         self._unknown = [number for number, kind in enumerate(self._kinds) if not kind]
         keys = [number for number, field in enumerate(fields) if (field.name, field.kind) == (_KEY, "txt")]
         self._key = keys[0] if keys else None

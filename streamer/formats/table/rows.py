@@ -197,7 +197,8 @@ def _column(values: pa.Array) -> tuple[str, Column]:
     kind = values.type
     nulls = nulls_of(values)
     if pa.types.is_decimal(kind):
-        values, kind = values.cast(pa.float64()), pa.float64()
+        values = values.cast(pa.float64())
+        kind = pa.float64()
     if kind in _DTYPES:
         return _DTYPES[kind], Column(_numbers(values, 0), nulls=nulls)
     if pa.types.is_null(kind):

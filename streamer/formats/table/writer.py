@@ -72,7 +72,9 @@ def nulls_of(values: pa.Array) -> NDArray[np.bool_] | None:
 
 def bytes_column(values: pa.Array) -> Column:
     """Makes a column of byte strings or texts. Copies nothing, unless strings of one length are null."""
-    kind, nulls, rows = values.type, nulls_of(values), len(values)
+    kind = values.type
+    nulls = nulls_of(values)
+    rows = len(values)
     if pa.types.is_fixed_size_binary(kind):
         width = kind.byte_width
         content = np.frombuffer(values.buffers()[1], np.uint8)[values.offset * width :][: rows * width]

@@ -48,7 +48,8 @@ class Piece(msgspec.Struct, frozen=True):
         """Leaves out so many rows at its beginning and at its end, if its bytes are the rows."""
         if self.hint is not None:
             return self
-        (start, stop), row_bytes = self.ranges[0], self.fetch_bytes // self.rows
+        (start, stop) = self.ranges[0]
+        row_bytes = self.fetch_bytes // self.rows
         return Piece(((start + first * row_bytes, stop - last * row_bytes),), self.rows - first - last)
 
 
@@ -145,7 +146,9 @@ class WindowRecoder:
     """Makes records of windows: `rows` decodes pieces; it is None where all of them are rows as they are."""
 
     def __init__(self, window: tuple[int, int], row_bytes: int, rows: Recoder | None) -> None:
-        self._window, self._row_bytes, self._rows = window, row_bytes, rows
+        self._window = window
+        self._row_bytes = row_bytes
+        self._rows = rows
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Decodes the pieces of a block; rows that windows have in common are shared parts."""
@@ -167,7 +170,8 @@ class WindowRecoder:
             block = _HINT.decode(hint)
         except msgspec.MsgspecError as error:
             raise RecodeError(f"a hint of {len(hint)} bytes does not say where rows are: {error}") from error
-        found, at = [], 0
+        found = []
+        at = 0
         for piece in block.pieces:
             found += self._piece(content[at : at + piece.fetch_bytes], piece)
             at += piece.fetch_bytes
@@ -194,28 +198,32 @@ def _goal(edges: Int64Array, fetched: Int64Array, window: tuple[int, int], chunk
     length, stride = window
     if length <= stride or len(edges) < 2:
         return chunk_bytes
-    row_bytes, piece_bytes = fetched[-1] / max(1, int(edges[-1])), fetched[-1] / (len(edges) - 1)
+    row_bytes = fetched[-1] / max(1, int(edges[-1]))
+    piece_bytes = fetched[-1] / (len(edges) - 1)
     twice = (length - stride) * row_bytes + piece_bytes
     return max(chunk_bytes, min(_MOST_BYTES, int(_SHARE * twice)))
 
 
 def _block(pieces: Sequence[Piece], windows: tuple[int, int], window: tuple[int, int], row_bytes: int) -> Block:
     """A block of these pieces; `windows` are the rows before the first window, and how many windows there are."""
-    (skipped, samples), (length, stride) = windows, window
+    (skipped, samples) = windows
+    (length, stride) = window
     pieces, surplus = list(pieces), sum(piece.rows for piece in pieces) - skipped - (samples - 1) * stride - length
     while surplus >= pieces[-1].rows:
         surplus -= pieces.pop().rows
     # Rows that lie as they are can be left out one by one.
     pieces[-1] = pieces[-1].without(0, surplus)
     if pieces[0].hint is None:
-        pieces[0], skipped = pieces[0].without(skipped, 0), 0
+        pieces[0] = pieces[0].without(skipped, 0)
+        skipped = 0
     hint = WindowHint(skipped, [PieceHint(piece.fetch_bytes, piece.rows, piece.hint) for piece in pieces])
     ranges = tuple(span for piece in pieces for span in piece.ranges)
     owners = tuple(owner for piece in pieces for owner in piece.objects)
     encoded = msgspec.msgpack.encode(hint)
     if stride >= length:
         return Block(ranges, samples, samples * length * row_bytes, encoded, owners)
-    rows, parts = (samples - 1) * stride + length, len(parts_of(samples, window)[0]) - 1
+    rows = (samples - 1) * stride + length
+    parts = len(parts_of(samples, window)[0]) - 1
     return Block(ranges, samples, rows * row_bytes, encoded, owners, parts, 1)
 
 

@@ -110,7 +110,9 @@ class WindowOpener:
     """Opens windows: rows that follow each other."""
 
     def __init__(self, fields: Sequence[FieldSpec], row: np.dtype[np.generic], length: int) -> None:
-        self._fields, self._row, self._length = fields, row, length
+        self._fields = fields
+        self._row = row
+        self._length = length
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
         """Returns the fields; of several, the numbers of each are put together."""

@@ -138,14 +138,16 @@ class EpochCell:
         """
         with self._locked() as table:
             before = int(table["rank"]), int(table["world_size"])
-            table["rank"], table["world_size"] = rank, world_size
+            table["rank"] = rank
+            table["world_size"] = world_size
         if before[1]:
             check_same_rank("This dataset", before, (rank, world_size))
 
     def note_once(self) -> bool:
         """Returns whether a line about this dataset's ranks is still to be logged, and records that it is."""
         with self._locked() as table:
-            before, table["noted"] = bool(table["noted"]), 1
+            before = bool(table["noted"])
+            table["noted"] = 1
             return not before
 
     def _digest(self, name: str) -> str:
@@ -176,7 +178,9 @@ class EpochCell:
     def _record(self, entry: npt.NDArray[np.void], ticket: WorkerTicket) -> int:
         byte, bit = divmod(ticket.worker, 8)
         epoch = self._take()
-        entry["seed"], entry["round"], entry["epoch"] = ticket.base_seed, ticket.round, epoch
+        entry["seed"] = ticket.base_seed
+        entry["round"] = ticket.round
+        entry["epoch"] = epoch
         entry["joined"][:] = 0
         entry["joined"][byte] = 1 << bit
         self._table["iterations"] += 1

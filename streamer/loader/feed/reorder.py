@@ -29,7 +29,8 @@ class BatchCursor:
 
     def _settle(self) -> None:
         if self.batch >= self._batches(self.epoch):
-            self.epoch, self.batch = self.epoch + 1, 0
+            self.epoch = self.epoch + 1
+            self.batch = 0
 
 
 class Window(Generic[Result]):

@@ -193,7 +193,9 @@ class RunState:
         self.window = Window(BatchCursor(self._batches, run.epoch, run.batch), self._span)
         with self._planning:
             self._session = run.prepared.session(run.epoch, run.batch)
-        self._stopped, self._wanted, self._full_since = False, -1, 0
+        self._stopped = False
+        self._wanted = -1
+        self._full_since = 0
         self._listen()
 
     def leave(self) -> None:

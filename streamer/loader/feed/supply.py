@@ -174,13 +174,15 @@ class FedSupply(Supply):
         return self._run.outcomes.first(seconds)
 
     def _waited_for(self) -> str:
-        text, head = self.feeder.waited_for(), self.feeder.head
+        text = self.feeder.waited_for()
+        head = self.feeder.head
         if head is not None and head.state == NETWORK:
             return f"{text}; {engine_text(self.engine_values())}"
         return text
 
     def _open(self, finished: Finished) -> Delivery:
-        made, pending = finished.made, finished.pending
+        made = finished.made
+        pending = finished.pending
         memory = self._memory_of(finished)
         content = BatchReader(memory).read(made.description)
         repeated = np.frombuffer(made.repeated, np.bool_) if made.repeated else np.zeros(made.samples, np.bool_)
@@ -198,7 +200,8 @@ class FedSupply(Supply):
 
     def _memory_of(self, finished: Finished) -> Bytes:
         """The memory of a batch; the same again where an interrupted call has opened it before."""
-        slot, nbytes = finished.pending.slot, finished.made.memory_bytes
+        slot = finished.pending.slot
+        nbytes = finished.made.memory_bytes
         if finished.held is None and slot is not None:
             finished.held = slot.window()
         elif finished.held is None:
@@ -254,17 +257,21 @@ class InlineSupply(Supply):
         if self._session is not None:
             self._session.close()
         self._session = self._prepared.session(epoch, batch)
-        self._epoch, self._batch = epoch, batch
+        self._epoch = epoch
+        self._batch = batch
         self._made = None
 
     def take(self, arrived: Callable[[], None]) -> Delivery:
         """See `Supply`."""
         while self._batch >= self._prepared.plan(self._epoch).batches:
-            self._epoch, self._batch = self._epoch + 1, 0
+            self._epoch = self._epoch + 1
+            self._batch = 0
         if self._made is not None:
             return self._made
-        epoch, batch = self._epoch, self._batch
-        clock, self._timeline = self._maker.clock(), BatchTimeline()
+        epoch = self._epoch
+        batch = self._batch
+        clock = self._maker.clock()
+        self._timeline = BatchTimeline()
         try:
             with kept_globals():
                 loaded, watch = self._load(epoch, batch, self._timeline)
@@ -278,7 +285,8 @@ class InlineSupply(Supply):
         self.counters.made(Made(0, 0, (0, 0), stages, 0, len(loaded.made), packed=loaded.packed))
         self._timeline.enter(MADE)
         arrived()
-        trace, self._timeline = Trace(self._timeline, stages, loaded.slowest), None
+        trace = Trace(self._timeline, stages, loaded.slowest)
+        self._timeline = None
         skipped = tuple((ordinal, f"{type(error).__name__}: {error}") for ordinal, error in loaded.skipped)
         self._made = Delivery(
             content, epoch, batch, loaded.repeated, skipped=skipped, trace=trace, tallies=loaded.tallies

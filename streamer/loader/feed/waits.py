@@ -56,7 +56,8 @@ def engine_text(values: Mapping[str, object] | None) -> str:
     """Describes what the engine does about it, from its counters; None: it has not answered."""
     if values is None:
         return "the engine does not answer within half a second"
-    chunks, requests = values.get("fetches", 0), values.get("in_flight", 0)
+    chunks = values.get("fetches", 0)
+    requests = values.get("in_flight", 0)
     return f"the engine is to fetch {chunks} chunks, with {requests} requests under way"
 
 

@@ -196,7 +196,8 @@ class StepSession(ABC):
         values = read_statistics(self._client.settings, timeout_seconds)
         if values is None:
             return None
-        job, spec = self._client.job, self._spec
+        job = self._client.job
+        spec = self._spec
         settings = replace(self._client.settings, job=job)
         identity = {"consumer": spec.consumer, "job": job, "dataset": spec.dataset}
         return {**values, **identity, "reply": partial(report, settings, spec, timeout_seconds)}
@@ -274,7 +275,8 @@ class EpochSession(StepSession):
         self._session.done(step, flush=flush)
 
     def _extend(self) -> None:
-        epoch, share = self._next_epoch, self._share
+        epoch = self._next_epoch
+        share = self._share
         schedule, steps = self._schedule(epoch, share)
         base = self._steps
         if schedule.final_step != steps - 1:

@@ -51,7 +51,10 @@ class Columns:
     def __init__(
         self, manifest: Manifest, joined: JoinRules | None, spare: Path, client: EngineClient, request: GetManifest
     ) -> None:
-        self._manifest, self._joined, self._client, self._request = manifest, joined, client, request
+        self._manifest = manifest
+        self._joined = joined
+        self._client = client
+        self._request = request
         self._spare = spare
         self._files = ColumnFiles(manifest, spare)
 
@@ -142,10 +145,13 @@ class Columns:
     def _values(self, names: Sequence[str]) -> list[list[object]]:
         """The values of some columns, sample by sample."""
         source = self._narrow(names)
-        opener, decoder, columns = open_format(source), SampleDecoder(), [list[object]() for _ in names]
+        opener = open_format(source)
+        decoder = SampleDecoder()
+        columns = [list[object]() for _ in names]
         content = StreamedBytes(self._client, source)
         for chunk in range(source.chunks):
-            first, bounds = int(source.chunk_first[chunk]), content.boundaries(chunk).tolist()
+            first = int(source.chunk_first[chunk])
+            bounds = content.boundaries(chunk).tolist()
             held = content.read_chunk(chunk, 0, bounds[int(source.chunk_samples[chunk])])
             for number in range(int(source.chunk_samples[chunk])):
                 ordinal = first + number
@@ -206,7 +212,8 @@ class Columns:
                 "the samples. Conditions on annotations are for datasets of files",
                 field="where",
             )
-        opener, decoder = TableOpener(table.head.fields), SampleDecoder()
+        opener = TableOpener(table.head.fields)
+        decoder = SampleDecoder()
         values: list[object] = []
         for row in rows.tolist():
             own = {} if row < 0 else {f.name: f for f in opener.open(memoryview(table.row(row)), SampleName())[1]}
@@ -221,7 +228,8 @@ def _cheap_fields(manifest: Manifest) -> list[str]:
 
 def _value(fields: dict[str, Field], wanted: str, decoder: SampleDecoder, ordinal: int) -> object:
     """The value of a column in the fields of a sample; None: it has none."""
-    name, parts = wanted, list[str]()
+    name = wanted
+    parts = list[str]()
     while name not in fields and "." in name:
         name, _, part = name.rpartition(".")
         parts.insert(0, part)

@@ -192,7 +192,8 @@ class Member:
             raise ConfigError(
                 "a growing dataset cannot change: the uses of its samples would not be level", field="growing"
             )
-        digest, failure = "", None
+        digest = ""
+        failure = None
         try:
             # A rank that has not opened the manifest takes part too: another one may have opened it for len().
             with watched(logger, self.waited_for):
@@ -312,7 +313,8 @@ class Member:
         # Only here: a dataset without conditions does not load it.
         from streamer.loader.members.column_reader import Columns
 
-        request, spare = self.options.manifest_request(self.rank_config()), self._spare
+        request = self.options.manifest_request(self.rank_config())
+        spare = self._spare
         with self.connections.for_requests() as connection, watched(logger, lambda: "columns to be read"):
             yield Columns(manifest, joined, spare, connection, request)
 
@@ -345,7 +347,9 @@ class Member:
 
     def waited_for(self) -> str:
         """Returns a text about what the opening waits for; any thread. "": another process logs it."""
-        options, rank, worker = self.options, self.rank_config(), get_worker_info()
+        options = self.options
+        rank = self.rank_config()
+        worker = get_worker_info()
         if rank.rank % max(1, rank.world_size // rank.nodes) or (worker is not None and worker.id):
             return ""
         if not self.connections.connected:

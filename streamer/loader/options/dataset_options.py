@@ -125,7 +125,8 @@ class DatasetOptions(StreamOptions):
         # A manifest that does not exist is built there: its files would be samples of the next listing.
         path = self.manifest.url_text
         for url in self.urls if path is not None else ():
-            manifest, data = absolute(path or "").rstrip("/"), absolute(url).rstrip("/")
+            manifest = absolute(path or "").rstrip("/")
+            data = absolute(url).rstrip("/")
             if manifest == data or manifest.startswith(data + "/"):
                 raise ConfigError(
                     f"manifest={path!r} is inside the dataset {url!r}; a manifest that is built there would "

@@ -31,8 +31,10 @@ class AuditRecords:
 
     def note(self, stream: RankStream, delivery: Delivery, skipped: Sequence[Skipped]) -> None:
         """Adds a batch that the trainer has."""
-        epoch, batch = delivery.epoch, delivery.batch
-        start, last = stream.position(epoch, batch), self._records[-1] if self._open else None
+        epoch = delivery.epoch
+        batch = delivery.batch
+        start = stream.position(epoch, batch)
+        last = self._records[-1] if self._open else None
         if last is None or (last.epoch, last.stop) != (epoch, start):
             # Positions that are delivered again, as by a second `iter()` of an epoch, replace those before.
             before = [
@@ -43,7 +45,8 @@ class AuditRecords:
 
     def load(self, state: Mapping[str, object]) -> None:
         """Goes on from a state: its records stay as they are, and new ones follow."""
-        self._records, self._open = read_records(state), False
+        self._records = read_records(state)
+        self._open = False
 
     def save(self, state: dict[str, object]) -> dict[str, object]:
         """The loader's state with the records."""

@@ -148,7 +148,9 @@ class Opening:
         Raises:
             StreamerError: no engine, manifest or order.
         """
-        rank_config, options, members = self.rank_config(), self.options, self.members
+        rank_config = self.rank_config()
+        options = self.options
+        members = self.members
         if batch_size > 1 and any(isinstance(member.options.packing, Buckets) for member in self._datasets):
             raise ConfigError(
                 f"batch_size={batch_size} of a dataset with Buckets: a bucket is a batch; give batch_size=1",
@@ -193,15 +195,20 @@ class Opening:
         """The order for a global batch, and what the user has asked for."""
         if (mixing := self._mixing) is not None:
             balance = self._balance(global_batch)
-            sources, request = mixing.sources(self.members.each), with_parts(mixing.options.request, balance=balance)
+            sources = mixing.sources(self.members.each)
+            request = with_parts(mixing.options.request, balance=balance)
             return request.spec(sources, global_batch), OrderRequest(mix=request, sources=sources)
-        options, data = self._only, self.members.each[0]
+        options = self._only
+        data = self.members.each[0]
         if shuffle_mode(options.shuffle) == "sample":
             check_sample_shuffle(data.manifest.samples, data.manifest.total_bytes)
-        lanes, window, rows = options.order.lanes, options.order.shuffle_window, data.rows
+        lanes = options.order.lanes
+        window = options.order.shuffle_window
+        rows = data.rows
         balance = self._balance(global_batch)
         if rows is not None and shuffle_mode(options.shuffle) != "none":
-            sets, chunks = np.count_nonzero(data.order_samples), np.count_nonzero(data.chunk_samples)
+            sets = np.count_nonzero(data.order_samples)
+            chunks = np.count_nonzero(data.chunk_samples)
             from streamer.order.row_order import row_window
 
             lanes = auto_lanes(int(sets), together(global_batch, balance)) if lanes is None else lanes
@@ -246,7 +253,8 @@ class Opening:
         each = self.members.each
         if self._mixing is None:
             chosen = "all" if each[0].selection is None else each[0].digest
-            rows, balance = each[0].rows, self._only.balance
+            rows = each[0].rows
+            balance = self._only.balance
             packed = "" if rows is None else f" in rows of {rows.recipe.spec.length}, {rows.recipe.spec.policy}"
             level = "" if balance is None else f", balance {balance.rows}"
             return f"shuffle {shuffle_mode(self._only.shuffle)} of {chosen}{packed}{level}"
@@ -259,16 +267,19 @@ class Opening:
         if rank_config.rank or spec.order_id in self._explained:
             return
         self._explained.add(spec.order_id)
-        nodes, each = rank_config.nodes, self.members.each
+        nodes = rank_config.nodes
+        each = self.members.each
         if (mixing := self._mixing) is None:
-            only, data = cast("OrderSpec", spec), each[0]
+            only = cast("OrderSpec", spec)
+            data = each[0]
             if data.rows is None:
                 words = explain(only, data.chunk_samples, global_batch, data.stored_bytes, nodes)
             else:
                 words = f"{data.rows.in_words()}; order {only.order_id}, {counted(only.lanes, 'lanes')}"
             cautions = list(filter(None, [shared_lanes(only, global_batch, nodes)]))
         else:
-            mix, local_batch = cast("MixSpec", spec), global_batch // rank_config.world_size
+            mix = cast("MixSpec", spec)
+            local_batch = global_batch // rank_config.world_size
             words = mixing.in_words(mix, each, global_batch, nodes)
             cautions = mixing.cautions(mix, global_batch, local_batch, nodes)
         logger.info("%s", words)

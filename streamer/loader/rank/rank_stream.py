@@ -84,7 +84,8 @@ class RankStream:
         self._set(recipe)
 
     def __repr__(self) -> str:
-        rank, data = self.rank_config, ", ".join(self.names) or self.members.each[0].manifest.digest
+        rank = self.rank_config
+        data = ", ".join(self.names) or self.members.each[0].manifest.digest
         growth = "" if self.growth is None else f"{self.growth!r}, "
         return (
             f"RankStream({data}, {growth}order={self.spec.order_id}, global_batch={self.global_batch}, "
@@ -249,7 +250,8 @@ class RankStream:
         # Only here: datasets that share nothing do not load it.
         from streamer.loader.rank.sharing import Shared, has_lanes, share_caches
 
-        spec, only = cast("OrderSpec", self.spec), self.members.each[0]
+        spec = cast("OrderSpec", self.spec)
+        only = self.members.each[0]
         fixed = spec.shuffle != "none" and spec.cut != "redrawn"
         follow = fixed and has_lanes(only.manifest.chunks, self.global_batch, spec.lanes)
         shared = Shared(
@@ -277,7 +279,8 @@ class RankStream:
 
     def record(self, epoch: int, batch: int) -> Record:
         """The record of what is delivered from a batch on, still empty; see `streamer.order.audit.tallies`."""
-        only, place = self.members.each[0], (self.rank_config.rank, self.rank_config.world_size)
+        only = self.members.each[0]
+        place = (self.rank_config.rank, self.rank_config.world_size)
         every = self.packing is not None or only.samples == only.manifest.samples
         dense = every and self._request.mix is None and self.growth is None
         return Record.begin(epoch, self.position(epoch, batch), self.samples_in(epoch), place, dense=dense)
@@ -322,7 +325,8 @@ class RankStream:
         Raises:
             StateError: it does not.
         """
-        request, state = self._request, State.from_dict(saved)
+        request = self._request
+        state = State.from_dict(saved)
         state.of_kind("growing" if self.growth is not None else "" if request.mix is None else "mix")
         if request.mix is not None:
             like = cast("MixSpec", state.spec)
@@ -374,7 +378,8 @@ class RankStream:
             if self.growth is not None:
                 # Without a value: what is used up leaves first, and is not kept in place of what is in use.
                 spec = msgspec.structs.replace(spec, parts=self._parts([0.0], [0]))
-                plan, first = self.plan(epoch), share.first
+                plan = self.plan(epoch)
+                first = share.first
                 return GrowingSession(
                     connection, spec, self.growth, self._recipe, plan=plan, first=first, on_close=on_close
                 )
@@ -400,12 +405,14 @@ class RankStream:
         mine = mine[np.argsort(first[mine], kind="stable")]
         chunks = EpochSchedule(epoch, whole.chunk[mine], first[mine], last[mine])
         if self._request.mix is not None:
-            passes, values = whole.passes[mine].astype(np.uint32), self._mix_spec.passes(epoch)
+            passes = whole.passes[mine].astype(np.uint32)
+            values = self._mix_spec.passes(epoch)
             chunks = msgspec.structs.replace(chunks, passes=passes, values=self.members.part_values(values))
         return self.members.with_joins(chunks), steps
 
     def _session_spec(self, epoch: int, share: Share) -> SessionSpec:
-        rank, worker = self.rank_config, f" worker {share.worker} of {share.workers}"
+        rank = self.rank_config
+        worker = f" worker {share.worker} of {share.workers}"
         return SessionSpec(
             dataset=self.members.manifests[0].digest if self._request.mix is None else self.members.digest,
             consumer=f"rank {rank.rank}{worker if share.workers > 1 else ''}",

@@ -48,7 +48,8 @@ class Progress(msgspec.Struct):
         For a single process the position is sufficient, and any number of ranks may resume. With several workers each
         has its own count of batches.
         """
-        share, (batches, inside) = self.share, divmod(self.delivered, prepared.local_batch)
+        share = self.share
+        (batches, inside) = divmod(self.delivered, prepared.local_batch)
         single = share.workers == 1
         return {
             **prepared.state(self.epoch, share.first + batches if single else share.first),
@@ -118,7 +119,9 @@ class SampleIterator(Iterator[object]):
         epoch, first = self._prepared.reenter(state)
         self._resumed(epoch)
         share, delivered = resumed_share(state, self.progress.share, first, self._prepared.local_batch)
-        self.progress.epoch, self.progress.share, self.progress.delivered = epoch, share, delivered
+        self.progress.epoch = epoch
+        self.progress.share = share
+        self.progress.delivered = delivered
         self._enter()
 
     def close(self) -> None:
@@ -133,7 +136,8 @@ class SampleIterator(Iterator[object]):
 
     def _enter(self) -> None:
         """Continues at `progress`. The first sample opens the session."""
-        epoch, share = self.progress.epoch, self.progress.share
+        epoch = self.progress.epoch
+        share = self.progress.share
         first, self._skip = divmod(self.progress.delivered, self._prepared.local_batch)
         self._steps = range(max(0, share.steps(self._prepared.plan(epoch).batches) - first))
         self._rest = Share(share.worker, share.workers, share.first + first * share.workers)
@@ -158,7 +162,8 @@ class SampleIterator(Iterator[object]):
         self._index, self._skip = self._skip, 0
 
     def _waited_for(self) -> str:
-        share, batch = self.progress.share, self._rest.batch(self._step + 1)
+        share = self.progress.share
+        batch = self._rest.batch(self._step + 1)
         worker = f" in worker {share.worker} of {share.workers}" if share.workers > 1 else ""
         return f"the data of epoch {self.progress.epoch}, batch {batch}{worker}: its chunks come from the store"
 
@@ -234,7 +239,8 @@ def resumed_share(state: Mapping[str, object], share: Share, first: int, local_b
         StateError: the state is of another worker, or of another number of workers.
     """
     saved = [_count(state, name, default) for name, default in (("worker", 0), ("workers", 1))]
-    batches, inside = _count(state, "worker_batches", 0), _count(state, "batch_samples", 0)
+    batches = _count(state, "worker_batches", 0)
+    inside = _count(state, "batch_samples", 0)
     if saved != [share.worker, share.workers] and (saved[1] > 1 or inside):
         raise StateError(
             f"the state is of worker {saved[0]} of {saved[1]}, this is worker {share.worker} of {share.workers}: "

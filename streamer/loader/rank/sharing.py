@@ -41,7 +41,8 @@ _LEAST_SHARE = 0.01
 # Of a lane, nodes that held it before and read it no more.
 _MOST_FORMER = 2
 # Two bytes a chunk in a frame of 8 MiB; beyond that chunks have homes by their keys.
-_MOST_CHUNKS, _MOST_LANES = 3 << 20, 1 << 15
+_MOST_CHUNKS = 3 << 20
+_MOST_LANES = 1 << 15
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True, eq=False):

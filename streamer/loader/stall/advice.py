@@ -218,7 +218,8 @@ def _about(straggler: Straggler) -> str:
 
 
 def _engine(found: Findings) -> str:
-    needs, hits = found.grown("needs"), found.grown("hits")
+    needs = found.grown("needs")
+    hits = found.grown("hits")
     if found.engine is None or needs <= 0:
         return ""
     rate = found.grown("store_bytes") / found.seconds / 1e6

@@ -197,7 +197,8 @@ class StallReport:
 
 def compare(before: Snapshot, after: Snapshot) -> StallReport:
     """Compares two snapshots of one loader."""
-    b, a = before.stats, after.stats
+    b = before.stats
+    a = after.stats
     # A wait that was ongoing at a snapshot is charged to its final cause.
     waiting = {cause: _grown(before.seconds(cause), after.seconds(cause)) for cause in (*causes.ALL, causes.WORK)}
     waited, step = sum(waiting.values()), _grown(b.step_seconds, a.step_seconds)
@@ -254,7 +255,8 @@ def _packing(before: PackingStats, after: PackingStats | None) -> PackingStats |
 def _in_words(packing: PackingStats) -> str:
     per_row = packing.documents / max(1, packing.rows)
     cut = f", {packing.cut / packing.documents:.1%} of them pieces" if packing.cut else ""
-    full, spread = f"{1 - packing.padding:.2%}", f"{packing.cost_spread:.1%}"
+    full = f"{1 - packing.padding:.2%}"
+    spread = f"{packing.cost_spread:.1%}"
     lost = ""
     if packing.estimated:
         tokens = packing.tokens + packing.overflowed

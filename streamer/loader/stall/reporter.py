@@ -45,7 +45,8 @@ ReportSince = Callable[[Snapshot], tuple[StallReport, Snapshot]]
 
 def snapshot(stats: LoaderStats, clock: TrainerClock, head: BatchTimeline | None, workers: int) -> Snapshot:
     """Takes a snapshot of the loader, with the timeline of the next batch while it is being made; any thread."""
-    waited, now = int(clock.waiting_seconds() * 1e9), time.monotonic()
+    waited = int(clock.waiting_seconds() * 1e9)
+    now = time.monotonic()
     return Snapshot(
         stats=stats,
         waits=clock.takes.tail(),

@@ -34,7 +34,8 @@ class PartView:
     @classmethod
     def of(cls, row: Mapping[str, object]) -> PartView:
         """Reads the row of a part of the engine's statistics."""
-        needed, hit = _number(row.get("needed_bytes")), _number(row.get("hit_bytes"))
+        needed = _number(row.get("needed_bytes"))
+        hit = _number(row.get("hit_bytes"))
         counts = {name: int(_number(row.get(name))) for name in ("needs", "hits")}
         return cls(**counts, store_bytes=int(needed - hit), hit_bound=_number(row.get("hit_bound")))
 
@@ -310,7 +311,8 @@ class TrainerClock:
         self._last = waited = now - self._at
         self._waited += waited
         self._wait += waited
-        self._at, self.waiting_since = now, 0
+        self._at = now
+        self.waiting_since = 0
 
     def opened(self, trace: Trace | None) -> None:
         """The tensors of the batch are made; trace None: the batch has failed."""
@@ -358,7 +360,8 @@ class TrainerClock:
 
     def _spend_on_device(self) -> int:
         now = time.perf_counter_ns()
-        spent, self._at = now - self._at, now
+        spent = now - self._at
+        self._at = now
         self._handoff += spent
         self.ledger.nanoseconds[DEVICE] += spent
         return now

@@ -18,8 +18,12 @@ from streamer.errors import ManifestCorruptError
 _CONTINUATION = 0xFFFFFFFF
 _PREFIX = struct.Struct("<II")
 _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
-_SCHEMA, _RECORD_BATCH = 1, 3
-_INT, _BINARY, _FIXED_SIZE_BINARY, _LARGE_BINARY = 2, 4, 15, 19
+_SCHEMA = 1
+_RECORD_BATCH = 3
+_INT = 2
+_BINARY = 4
+_FIXED_SIZE_BINARY = 15
+_LARGE_BINARY = 19
 # Metadata of a table with a dozen columns takes 2 KiB.
 _METADATA_LIMIT = 1 << 20
 
@@ -96,7 +100,8 @@ def _schema(metadata: bytes) -> tuple[tuple[FieldLayout, ...], int]:
 def _batch(metadata: bytes, body: int, length: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Returns rows and byte ranges of the buffers of a message whose body starts at `body` of the file."""
     message = Table.root(memoryview(metadata))
-    body_bytes, header = message.number(3, "<q"), message.table(2)
+    body_bytes = message.number(3, "<q")
+    header = message.table(2)
     if message.number(1, "<B") != _RECORD_BATCH:
         raise _BrokenError("has no record batch after the schema", body)
     if not 0 <= body_bytes <= length - body:
@@ -113,7 +118,8 @@ def _batch(metadata: bytes, body: int, length: int) -> tuple[int, tuple[tuple[in
 
 
 def _type_name(field: Table) -> str:
-    kind, details = field.number(2, "<B"), field.table(3)
+    kind = field.number(2, "<B")
+    details = field.table(3)
     if kind == _INT:
         return f"{'' if details.number(1, '<?') else 'u'}int{details.number(0, '<i')}"
     if kind == _FIXED_SIZE_BINARY:

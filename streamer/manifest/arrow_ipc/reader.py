@@ -51,7 +51,9 @@ class _Cursor:
     """Takes the buffers of a batch, column by column."""
 
     def __init__(self, mapping: memoryview, layout: BatchLayout, where: str) -> None:
-        self._mapping, self._layout, self._where = mapping, layout, where
+        self._mapping = mapping
+        self._layout = layout
+        self._where = where
         self._fields = iter(layout.fields)
         self._ranges = iter(layout.buffers)
 

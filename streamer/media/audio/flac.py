@@ -56,14 +56,17 @@ def read_flac(record: ObjectRecord, head: memoryview, start: int, chunk_bytes: i
         start: Place of the magic number, behind tags.
         chunk_bytes: How far apart places are for which the index looks.
     """
-    at, info, base = start + len(MAGIC), b"", start
+    at = start + len(MAGIC)
+    info = b""
+    base = start
     while True:
         if at + 4 + INFO_BYTES > base + len(head):
             base, head = at, (yield from read_range(at, min(record.size, at + _READ_BYTES), record))
         block = head[at - base :]
         if len(block) < 4:
             raise damaged(record, "its head is cut off", record.size)
-        kind, length = block[0], int.from_bytes(block[1:4], "big")
+        kind = block[0]
+        length = int.from_bytes(block[1:4], "big")
         if not info:
             info = bytes(block[4 : 4 + INFO_BYTES])
             if kind & 0x7F or len(info) < INFO_BYTES:
@@ -118,7 +121,8 @@ def _probed(record: ObjectRecord, sound: Codec, start: int, chunk_bytes: int) ->
     needs = [Need(place, min(record.size, place + length), record) for place in places]
     probes = yield from read_ranges(needs)
     base = 0
-    edges, after = {start: 0}, 0
+    edges = {start: 0}
+    after = 0
     for place, probe in zip(places, probes, strict=True):
         if place == start:
             sound = _settled(sound, probe)
@@ -166,7 +170,8 @@ def _first_sample(content: memoryview, sound: Codec) -> int:
 
 def _chain(starts: list[int], stops: list[int], first: int | None, total: int) -> list[int]:
     """The numbers of the heads that go on with each other, of which each has a first sample and one behind its last."""
-    found, expected = list[int](), first
+    found = list[int]()
+    expected = first
     for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         if expected is None:
             if stop != total and stop not in starts[number + 1 : number + 1 + _CANDIDATES]:
@@ -189,14 +194,17 @@ def _heads(content: memoryview) -> tuple[Integers, Integers, Integers, Integers]
     # A row for each; behind the end the last byte is repeated.
     within = np.minimum(places[:, None] + np.arange(_LONGEST_HEAD), len(content) - 1)
     heads = np.frombuffer(content, np.uint8)[within].astype(np.int64)
-    size_code, rate_code = heads[:, 2] >> 4, heads[:, 2] & 15
+    size_code = heads[:, 2] >> 4
+    rate_code = heads[:, 2] & 15
     number, end = _coded_numbers(heads)
     is_head = (size_code > 0) & (rate_code < 15) & (heads[:, 3] & 1 == 0) & (heads[:, 3] >> 4 <= 10) & (end > 0)
     row = np.arange(len(heads))
-    stored, following = heads[row, end], heads[row, end + 1]
+    stored = heads[row, end]
+    following = heads[row, end + 1]
     count = np.select([size_code == 6, size_code == 7], [stored, stored << 8 | following], _SIZES[size_code] - 1) + 1
     end += _MORE_OF_SIZE[size_code] + _MORE_OF_RATE[rate_code]
-    crc, table = np.zeros(len(heads), np.int64), _crc8_table()
+    crc = np.zeros(len(heads), np.int64)
+    table = _crc8_table()
     for place in range(_LONGEST_HEAD - 1):
         crc = np.where(place < end, table[crc ^ heads[:, place]], crc)
     is_head &= (places + end < len(content)) & (crc == heads[row, end])
@@ -207,7 +215,8 @@ def _coded_numbers(heads: Integers) -> tuple[Integers, Integers]:
     """The numbers behind the fourth byte, coded as UTF-8 does, and where they end; 0: there is none."""
     lead = heads[:, 4]
     more = _MORE_OF_NUMBER[lead]
-    number, end = lead & _LEAD_MASK[more], 5 + more
+    number = lead & _LEAD_MASK[more]
+    end = 5 + more
     for place in range(1, 7):
         byte = heads[:, 4 + place]
         end[(more >= place) & (byte & 0xC0 != 0x80)] = 0

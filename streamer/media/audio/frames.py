@@ -75,7 +75,8 @@ class Frames(msgspec.Struct, frozen=True):
 
     def piece(self, begin: int, end: int) -> bytes:
         """Some packets."""
-        offsets, sizes = self.offsets[begin:end], self.sizes[begin:end]
+        offsets = self.offsets[begin:end]
+        sizes = self.sizes[begin:end]
         start, stop = int(offsets[0]), int(offsets[-1] + sizes[-1])
         if stop - start == sizes.sum():
             return encode_piece(sizes, [self.content[start:stop]])
@@ -89,11 +90,13 @@ class Frames(msgspec.Struct, frozen=True):
 
     def packed(self, ranges: Sequence[Range]) -> PackedFrames:
         """Returns the packets in ranges of the object, for a hint."""
-        which, (begins, ends) = self.within(ranges), np.array(ranges).T
+        which = self.within(ranges)
+        (begins, ends) = np.array(ranges).T
         # From places in the object to those in the joined ranges.
         behind = np.searchsorted(begins, self.offsets[which], "right") - 1
         moved = (np.cumsum(ends - begins) - ends)[behind]
-        starts, sizes = self.offsets[which] + moved, self.sizes[which]
+        starts = self.offsets[which] + moved
+        sizes = self.sizes[which]
         gaps = np.diff(starts, prepend=0) - np.append(0, sizes[:-1])
         firsts = np.append(self.firsts[which], self.firsts[which[-1] + 1])
         return PackedFrames(len(which), self.lead, pack_columns([sizes, gaps, np.diff(firsts)]))

@@ -24,7 +24,8 @@ from streamer.media.containers.movie import is_movie
 
 HEAD_BYTES = 4096
 # Their hint has less than 64 KiB: at most 2 bytes for each packet of sound alone, 5 where others are between them.
-_MOST_PACKETS, _MOST_BETWEEN_OTHERS = 24_576, 10_240
+_MOST_PACKETS = 24_576
+_MOST_BETWEEN_OTHERS = 10_240
 
 
 class BlockNote(msgspec.Struct, frozen=True, array_like=True):
@@ -51,7 +52,8 @@ class BlockNote(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, path: str, recording: Recording, windows: Windows, ranges: tuple[Range, ...]) -> BlockNote:
         """Describes windows of a recording."""
-        first, frames = recording.sample_at(ranges[0][0]), recording.packets_in(ranges)
+        first = recording.sample_at(ranges[0][0])
+        frames = recording.packets_in(ranges)
         return cls(path, recording.sound, windows, ranges, first, frames, recording.played_at)
 
     @property
@@ -72,7 +74,8 @@ def read_recording(source: Source, stream_index: int | None = None) -> Reading[R
     head = yield from read_range(0, min(record.size, HEAD_BYTES), record)
     if is_wav(head):
         return (yield from read_wav(record, head))
-    start, tagged = 0, head
+    start = 0
+    tagged = head
     # Of taggers that put a tag of MP3 before FLAC.
     if 0 < (tag := mp3.tag_bytes(bytes(head[:10]))) < record.size:
         start = tag

@@ -54,10 +54,14 @@ def shape_of(word: bytes) -> Shape | None:
     """Reads the head of a frame; None: it is none of layer 3."""
     if len(word) < 4 or word[0] != 0xFF or word[1] & 0xE0 != 0xE0:
         return None
-    version, layer, bits, rate = word[1] >> 3 & 3, word[1] >> 1 & 3, word[2] >> 4, word[2] >> 2 & 3
+    version = word[1] >> 3 & 3
+    layer = word[1] >> 1 & 3
+    bits = word[2] >> 4
+    rate = word[2] >> 2 & 3
     if version == 1 or layer != 1 or rate == 3 or bits in {0, 15}:
         return None
-    hertz, kbits = _RATES[version][rate], _KBITS[3 if version == 3 else 2][bits]
+    hertz = _RATES[version][rate]
+    kbits = _KBITS[3 if version == 3 else 2][bits]
     size = (144 if version == 3 else 72) * kbits * 1000 // hertz + (word[2] >> 1 & 1)
     return Shape(version, hertz, 1 if word[3] >> 6 == 3 else 2, size)
 
@@ -69,7 +73,8 @@ def is_mp3(head: memoryview) -> bool:
 
 def read_mp3(record: ObjectRecord) -> Reading[Packeted]:
     """Reads all frames; raises ManifestError."""
-    window, at = Window(record.size), 0
+    window = Window(record.size)
+    at = 0
     offsets: list[int] = []
     sizes: list[int] = []
     start = b""
@@ -87,7 +92,8 @@ def read_mp3(record: ObjectRecord) -> Reading[Packeted]:
     if not offsets or (shape := shape_of(start[:4])) is None:
         raise damaged(record, "it has no frame of MP3", 0)
     skip, padding, tagged = _info(start, shape, len(offsets))
-    places, lengths = np.array(offsets[tagged:], np.int64), np.array(sizes[tagged:], np.int64)
+    places = np.array(offsets[tagged:], np.int64)
+    lengths = np.array(sizes[tagged:], np.int64)
     each = shape.samples
     firsts = each * np.arange(len(places) + 1, dtype=np.int64) - skip
     sound = Codec("mp3float", rate=shape.rate, channels=shape.channels)
@@ -106,7 +112,9 @@ def scan(content: memoryview, *, last: bool) -> tuple[list[int], list[int], int]
     """
     offsets: list[int] = []
     sizes: list[int] = []
-    at, end, known = 0, len(content), True
+    at = 0
+    end = len(content)
+    known = True
     while at + 4 <= end:
         shape = shape_of(bytes(content[at : at + 4]))
         if shape is not None and not known:
@@ -142,7 +150,8 @@ def _info(frame: bytes, shape: Shape, frames: int) -> tuple[int, int, int]:
     at = 4 + shape.side_bytes
     if frame[at : at + 4] not in {b"Xing", b"Info"}:
         return 0, 0, 0
-    flags, counted = int.from_bytes(frame[at + 4 : at + 8], "big"), int.from_bytes(frame[at + 8 : at + 12], "big")
+    flags = int.from_bytes(frame[at + 4 : at + 8], "big")
+    counted = int.from_bytes(frame[at + 8 : at + 12], "big")
     at += 8 + 4 * (flags & 1) + 4 * (flags >> 1 & 1) + 100 * (flags >> 2 & 1) + 4 * (flags >> 3 & 1)
     if frame[at : at + 4] not in {b"LAME", b"Lavf", b"Lavc"}:
         return 0, 0, 1

@@ -28,9 +28,12 @@ from streamer.media.containers.entries import Codec
 MAGIC = b"OggS"
 _VORBIS = b"\1vorbis"
 # Of a mode, and of the number of modes.
-_MODE_BITS, _COUNT_BITS, _MOST_MODES = 41, 6, 64
+_MODE_BITS = 41
+_COUNT_BITS = 6
+_MOST_MODES = 64
 _RATE = 48_000
-_HEAD_BYTES, _GRANULE = 27, Struct("<qI")
+_HEAD_BYTES = 27
+_GRANULE = Struct("<qI")
 # What is read of a file until there is sound: comments may have pictures.
 _STARTS = (PROBE_BYTES, 1 << 20, 16 << 20)
 # With the 80 ms of RFC 7845 27 of 42 windows are equal to those of a decoder that began at the start, with a second all
@@ -39,7 +42,8 @@ LEAD = _RATE
 # Samples of each part of a packet, by its configuration.
 _SAMPLES = np.array([480, 960, 1920, 2880] * 3 + [480, 960] * 2 + [120, 240, 480, 960] * 4)
 # Bytes of a second of a stream of two channels, at most (RFC 6716, 2.1.1), and a page, which is read as a whole.
-_MOST_PER_SECOND, _LONGEST_PAGE = 64_000, 65_307
+_MOST_PER_SECOND = 64_000
+_LONGEST_PAGE = 65_307
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -146,7 +150,8 @@ def _read_start(record: ObjectRecord) -> Reading[tuple[Codec, int, int, int, int
             heads = [each for each in pages if each.byte < page.byte]
             with errors_of(record):
                 sound = sound_of(setup) if is_opus else _vorbis_of(heads, head)
-                skip, first = skip_of(setup) if is_opus else 0, _first_sample(page, head, sound)
+                skip = skip_of(setup) if is_opus else 0
+                first = _first_sample(page, head, sound)
             return sound, skip, pages[0].serial, page.byte, max(0, first)
     raise damaged(record, f"there is no sound in its first {len(head)} bytes", 0)
 
@@ -167,7 +172,8 @@ def _own(record: ObjectRecord, content: memoryview, serial: int) -> Iterator[Pag
 
 def _pages_of(content: memoryview) -> Iterator[Page]:
     """Yields the whole pages of a run, which may begin anywhere."""
-    raw, at = bytes(content), 0
+    raw = bytes(content)
+    at = 0
     while (at := raw.find(MAGIC, at)) >= 0 and at + _HEAD_BYTES <= len(raw):
         body = at + _HEAD_BYTES + raw[at + 26]
         lacing = raw[at + _HEAD_BYTES : body]
@@ -214,7 +220,8 @@ def _joined(pages: Sequence[Page], content: memoryview) -> tuple[bytes, Integers
     ends = np.cumsum(pieces, dtype=np.int64)[pieces < 255]
     starts = np.append(0, ends[:-1])[: len(ends)]
     if pages and pages[0].goes_on:
-        starts, ends = starts[1:], ends[1:]
+        starts = starts[1:]
+        ends = ends[1:]
     return joined, starts, ends
 
 
@@ -248,9 +255,12 @@ def _blocks_of(sound: Codec) -> tuple[int, Integers]:
     first, last = setup.find(_VORBIS), setup.rfind(b"\5" + _VORBIS[1:])
     if not 0 <= first <= last - 30:
         raise DamagedError("the heads of Vorbis are cut off")
-    sizes, bits = setup[first + 28], int.from_bytes(setup[last:], "little")
+    sizes = setup[first + 28]
+    bits = int.from_bytes(setup[last:], "little")
     both = 1 << (sizes & 15), 1 << (sizes >> 4)
-    end, modes, flags = bits.bit_length() - 1, 0, list[int]()
+    end = bits.bit_length() - 1
+    modes = 0
+    flags = list[int]()
     while end > _MODE_BITS * (len(flags) + 1) + _COUNT_BITS and len(flags) < _MOST_MODES:
         mode = bits >> end - _MODE_BITS * (len(flags) + 1) & (1 << _MODE_BITS) - 1
         # A flag, two types that are 0, and the number of a mapping.
@@ -275,7 +285,8 @@ def _vorbis_packets(
     starts, ends = edges
     # Empty packets, and those that are no sound, have no samples.
     of_sound = (ends > starts) & (begins & 1 == 0)
-    starts, ends = starts[of_sound], ends[of_sound]
+    starts = starts[of_sound]
+    ends = ends[of_sound]
     window = windows[begins[of_sound] >> 1 & mask]
     counts = np.append((window[:-1] + window[1:]) // 4, 0)[: len(window)]
     return Frames(starts, ends - starts, first + np.append(0, np.cumsum(counts)), 0, memoryview(joined), behind=1)

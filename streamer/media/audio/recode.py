@@ -25,7 +25,8 @@ class Numbers:
     """The samples of a file of numbers."""
 
     def __init__(self, content: memoryview, note: BlockNote) -> None:
-        self._content, self._width = content, width_of(note.sound)
+        self._content = content
+        self._width = width_of(note.sound)
         # Of each range: the number of its first sample, and its place in the content.
         firsts = [note.first + (start - note.ranges[0][0]) // self._width for start, _ in note.ranges]
         self._firsts, self._samples = np.array(firsts), [(stop - start) // self._width for start, stop in note.ranges]
@@ -95,7 +96,8 @@ def units_of(content: memoryview, note: BlockNote) -> Units:
 
 def _records(units: Units, note: BlockNote) -> Records:
     windows = note.windows
-    starts, stops = windows.starts, windows.stops
+    starts = windows.starts
+    stops = windows.stops
     lower, upper = units.between(starts, stops)
     begin, end, ranges = shared_parts(lower, upper)
     pieces = [units.piece(*edges) for edges in zip(begin.tolist(), end.tolist(), strict=True)]

@@ -23,7 +23,8 @@ Integers = NDArray[np.int64]
 
 _LENGTH = struct.Struct("<I")
 # The kinds of the fields of a record; see `streamer.media.decode.audio`.
-AUDIO, START = "audio", "audio-start"
+AUDIO = "audio"
+START = "audio-start"
 # The codec of recordings that are numbers, of which `extradata` is the dtype; "i3" and ">i3" are of three bytes.
 PCM = "pcm"
 
@@ -86,7 +87,8 @@ def encode_piece(lengths: Integers, packets: Sequence[memoryview | bytes]) -> by
 
 def packets_of(content: memoryview) -> list[memoryview]:
     """Returns the packets of the pieces of a record; raises ValueError if they do not fill it."""
-    found, at = [], 0
+    found = []
+    at = 0
     while at < len(content):
         (count,) = _LENGTH.unpack_from(content, at)
         at += _LENGTH.size + 4 * count

@@ -23,7 +23,9 @@ from streamer.media.containers.movie import AUDIO, Movie, read_movie
 _AAC_LEAD = 2
 _AAC_RATES = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
 # Object types: Main, LC, SSR, LTP; those around one with twice the rate; the mark of those behind it.
-_AAC_PLAIN, _AAC_WIDE, _AAC_MARK = range(1, 5), (5, 29), 0x2B7
+_AAC_PLAIN = range(1, 5)
+_AAC_WIDE = (5, 29)
+_AAC_MARK = 0x2B7
 
 
 def read_track(record: ObjectRecord, head: memoryview, stream_index: int | None) -> Reading[Packeted]:
@@ -97,7 +99,8 @@ def _described(codec: Codec) -> tuple[Codec, int, int, int]:
 
 def _aac(codec: Codec) -> tuple[Codec, int]:
     """Reads the AudioSpecificConfig: rate and channels, and samples of a packet."""
-    bits, at = "".join(f"{byte:08b}" for byte in codec.extradata), 0
+    bits = "".join(f"{byte:08b}" for byte in codec.extradata)
+    at = 0
 
     def take(count: int) -> int:
         nonlocal at

@@ -21,7 +21,8 @@ _FORM_BYTES = _FORMS["<"].size
 _DTYPES = {(1, 1): "u1", (1, 2): "i2", (1, 3): "i3", (1, 4): "i4", (3, 4): "f4", (3, 8): "f8"}
 # By the first bytes of the file: the order of bytes of all its numbers.
 _ORDERS = {b"RIFF": "<", b"RF64": "<", b"BW64": "<", b"RIFX": ">"}
-_PLAIN, _EXTENSIBLE = 16, 0xFFFE
+_PLAIN = 16
+_EXTENSIBLE = 0xFFFE
 # Writers that cannot seek leave this in place of lengths, and so does RF64. FFmpeg and libsndfile read to the end of
 # the file, too.
 _UNKNOWN = 0xFFFFFFFF
@@ -55,13 +56,16 @@ def is_wav(head: memoryview) -> bool:
 def read_wav(record: ObjectRecord, head: memoryview) -> Reading[Wav]:
     """Walks over the chunks of a file up to its numbers, which begin in the first bytes; raises ManifestError."""
     order = _ORDERS[bytes(head[:4])]
-    at, long, base = 12, 0, 0
+    at = 12
+    long = 0
+    base = 0
     form: tuple[Codec, int] | None = None
     while at + 8 <= record.size:
         if at + 8 + _FORM_BYTES + 24 > base + len(head):
             base, head = at, (yield from read_range(at, min(record.size, at + _READ_BYTES), record))
         chunk = head[at - base :]
-        kind, length = bytes(chunk[:4]), _number(chunk[4:8], order)
+        kind = bytes(chunk[:4])
+        length = _number(chunk[4:8], order)
         if kind == b"ds64":
             long = _number(chunk[16:24], order)
         elif kind == b"fmt ":

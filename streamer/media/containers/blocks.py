@@ -27,7 +27,8 @@ _PART_BYTES = 64 << 10
 _MOST_PACKETS = 12_288
 _MOST_EXTRA_BYTES = 64 << 20
 # Columns of packets and of samples in a hint.
-_PACKET_COLUMNS, _SAMPLE_COLUMNS = 5, 3
+_PACKET_COLUMNS = 5
+_SAMPLE_COLUMNS = 3
 
 
 class Hint(msgspec.Struct, frozen=True, array_like=True):
@@ -111,8 +112,10 @@ class Needed(msgspec.Struct, frozen=True):
 
         A part has packets of one GOP. It is cut where it is long, and, once it is not short, where a clip ends.
         """
-        ends, key = frozenset(self.stop.tolist()), self.key.tolist()
-        firsts, filled = list[int](), 0
+        ends = frozenset(self.stop.tolist())
+        key = self.key.tolist()
+        firsts = list[int]()
+        filled = 0
         for number, size in enumerate(self.size.tolist()):
             if not firsts or key[number] or filled > _PART_BYTES or (number in ends and filled > _PART_BYTES // 4):
                 firsts.append(number)
@@ -137,8 +140,10 @@ def cut_blocks(
         chunk_bytes: length of a block.
     """
     ends = np.maximum.accumulate(packets.offset + packets.size).tolist()
-    starts, stops = samples.start.tolist(), samples.stop.tolist()
-    first, furthest = 0, 0
+    starts = samples.start.tolist()
+    stops = samples.stop.tolist()
+    first = 0
+    furthest = 0
     for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         begin = starts[first]
         far = max(furthest, stop)
@@ -146,7 +151,8 @@ def cut_blocks(
         other = packets.entry[start] != packets.entry[begin]
         if number > first and (other or (full and start != starts[number - 1])):
             yield from _fitting(packets, frames, samples, slice(first, number), described)
-            first, far = number, stop
+            first = number
+            far = stop
         furthest = far
     if starts:
         yield from _fitting(packets, frames, samples, slice(first, len(starts)), described)
@@ -165,7 +171,8 @@ def _fitting(packets: Packets, frames: Frames, samples: Samples, run: slice, des
 
 def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, described: Described) -> Block:
     """Returns the block of a run of samples; see `cut_blocks`."""
-    first, stop = samples.start[run], samples.stop[run]
+    first = samples.start[run]
+    stop = samples.stop[run]
     base = int(first.min())
     which = _needed(packets, frames, samples.rows[run], base)
     place = np.full(int(stop.max()) - base, -1, np.int64)
@@ -183,7 +190,8 @@ def block_of(packets: Packets, frames: Frames, samples: Samples, run: slice, des
         [place[frames.packet[row] - base] for row in samples.rows[run]], samples.draws[run],
         behind_gap, samples.extra[run],
     )  # fmt: skip
-    key, codec = described.key, described.codecs[int(packets.entry[base])]
+    key = described.key
+    codec = described.codecs[int(packets.entry[base])]
     extra = zlib.compress(msgspec.msgpack.encode(needed.extra)) if needed.extra else b""
     sound_hint, sound_parts, sound_bytes = sound.hint(run, ranges) if sound else (b"", 0, 0)
     hint = Hint(key, codec, described.timescale, samples.pattern, *_packed(needed), extra, sound_hint)
@@ -228,11 +236,13 @@ def _ranges(
     offset: Integers, size: Integers, beside: tuple[Integers, Integers]
 ) -> tuple[tuple[tuple[int, int], ...], Integers]:
     """The ranges of these packets and of what is beside them, and where each packet is in their joined bytes."""
-    places, sizes = np.append(offset, beside[0]), np.append(size, beside[1])
+    places = np.append(offset, beside[0])
+    sizes = np.append(size, beside[1])
     order = np.argsort(places, kind="stable")
     lower, upper = places[order], np.maximum.accumulate((places + sizes)[order])
     cuts = np.flatnonzero(lower[1:] > upper[:-1] + _NEAR_BYTES) + 1
-    begins, stops = lower[np.append(0, cuts)], upper[np.append(cuts, len(order)) - 1]
+    begins = lower[np.append(0, cuts)]
+    stops = upper[np.append(cuts, len(order)) - 1]
     lengths = stops - begins
     which = np.searchsorted(begins, offset, "right") - 1
     starts = (np.cumsum(lengths) - lengths)[which] + offset - begins[which]
@@ -264,7 +274,9 @@ def read_hint(content: bytes) -> tuple[Hint, Needed]:
     packets, samples, in_rows, drawn = hint.counts
     lengths = [packets] * _PACKET_COLUMNS + [samples] * _SAMPLE_COLUMNS + [in_rows, drawn]
     gaps, size, pts, duration, key, first, stop, row_lengths, flat, draws = unpack_columns(hint.columns, lengths)
-    first, stop, flat = np.cumsum(first), np.cumsum(stop), np.cumsum(flat)
+    first = np.cumsum(first)
+    stop = np.cumsum(stop)
+    flat = np.cumsum(flat)
     _check(packets, size, (first, stop, flat), row_lengths, in_rows)
     rows = np.split(flat, np.cumsum(row_lengths)[:-1])
     starts = np.cumsum(gaps + np.append(0, size[:-1]))

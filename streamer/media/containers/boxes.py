@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from streamer.formats.failures import DamagedError
 
 # Length and type; the longer one has its length in 8 bytes behind them.
-HEADER_BYTES, LONG_HEADER_BYTES = 8, 16
+HEADER_BYTES = 8
+LONG_HEADER_BYTES = 16
 
 
 def header(content: memoryview | bytes, at: int, left: int) -> tuple[bytes, int, int]:
@@ -24,7 +25,8 @@ def header(content: memoryview | bytes, at: int, left: int) -> tuple[bytes, int,
     size, kind = numbers(">I4s", content, at)
     head = HEADER_BYTES
     if size == 1:
-        [size], head = numbers(">Q", content, at + HEADER_BYTES), LONG_HEADER_BYTES
+        [size] = numbers(">Q", content, at + HEADER_BYTES)
+        head = LONG_HEADER_BYTES
     elif size == 0:  # to the end
         size = left
     if size < head:
@@ -38,7 +40,8 @@ def boxes(content: memoryview) -> Iterator[tuple[bytes, memoryview]]:
     Raises:
         DamagedError: a box is longer than the body.
     """
-    at, end = 0, len(content)
+    at = 0
+    end = len(content)
     while at + HEADER_BYTES <= end:
         kind, head, size = header(content, at, end - at)
         if at + size > end:

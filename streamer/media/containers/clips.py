@@ -164,9 +164,11 @@ def samples_of_cells(sampling: Sampling, pattern: Pattern, cells: Cells, packets
 
 def _edges(sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int) -> Integers:
     """The frames with which the cells of the grid begin, and the number of frames."""
-    step, seconds = sampling.step, sampling.step_seconds
+    step = sampling.step
+    seconds = sampling.step_seconds
     if step is None and seconds is None:
-        step, seconds = pattern.count * pattern.every or None, pattern.count * sampling.pattern.ticks
+        step = pattern.count * pattern.every or None
+        seconds = pattern.count * sampling.pattern.ticks
     if step is not None:
         edges = np.arange(0, len(frames), step)
     else:
@@ -186,7 +188,8 @@ def _with_packets(
     rows = found[0]
     if not rows:
         return Samples(pattern, [], [], np.empty(0, np.int64), np.empty(0, np.int64))
-    flat, lengths = np.concatenate(rows), np.array(list(map(len, rows)))
+    flat = np.concatenate(rows)
+    lengths = np.array(list(map(len, rows)))
     begins = np.cumsum(lengths) - lengths
     start = np.minimum.reduceat(frames.start[flat], begins)
     stop = np.maximum.reduceat(frames.packet[flat], begins) + 1

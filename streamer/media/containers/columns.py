@@ -29,7 +29,8 @@ def unpack_columns(content: bytes, lengths: Sequence[int]) -> list[NDArray[np.in
         raise ValueError(f"the columns of a hint are damaged: {error}") from error
     if len(raw) != total:
         raise ValueError(f"a hint of columns of {lengths} has {len(raw)} bytes")
-    columns, at = list[NDArray[np.int64]](), 0
+    columns = list[NDArray[np.int64]]()
+    at = 0
     for length in lengths:
         column = np.frombuffer(raw, "u1", 8 * length, at).reshape(8, length).T.copy().view("<i8").reshape(length)
         columns.append(column)

@@ -10,7 +10,8 @@ from streamer.formats.failures import DamagedError, UnreadError
 from streamer.media.containers.boxes import numbers
 
 # Media time of an edit that shows nothing, and the rate of one that is played as it is.
-EMPTY, _PLAIN = -1, 1 << 16
+EMPTY = -1
+_PLAIN = 1 << 16
 _LAST = (1 << 63) - 1
 
 

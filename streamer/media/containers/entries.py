@@ -25,12 +25,15 @@ OBJECT_TYPES = {
 # Signs of the matrix of a track, and degrees counterclockwise.
 TURNS = {(1, 0, 0, 1): 0, (0, 1, -1, 0): 270, (-1, 0, 0, -1): 180, (0, -1, 1, 0): 90}
 ENCRYPTED = "is encrypted, and streamer has no keys"
-_VIDEO_BYTES, _AUDIO_BYTES = 86, 36
+_VIDEO_BYTES = 86
+_AUDIO_BYTES = 36
 # Of QuickTime's versions 1 and 2 of sounds.
 _LONGER = {1: 16, 2: 36}
 _OPUS_RATE = 48_000
 # Tags of the descriptors in esds.
-_ES, _DECODER_CONFIG, _DECODER_SPECIFIC = 3, 4, 5
+_ES = 3
+_DECODER_CONFIG = 4
+_DECODER_SPECIFIC = 5
 
 
 class Codec(msgspec.Struct, frozen=True, array_like=True):
@@ -68,10 +71,14 @@ def read_codec(entry: bytes, *, video: bool, rotation: int = 0) -> Codec:
     found: dict[str, object] = {"name": CODECS.get(kind, ""), "extradata": b""}
     if video:
         width, height = numbers(">HH", entry, 32)
-        codec, at = Codec("", width=width, height=height, rotation=rotation), _VIDEO_BYTES
+        codec = Codec("", width=width, height=height, rotation=rotation)
+        at = _VIDEO_BYTES
     else:
-        [version], [channels], [rate] = numbers(">H", entry, 16), numbers(">H", entry, 24), numbers(">I", entry, 32)
-        codec, at = Codec("", rate=rate >> 16, channels=channels), _AUDIO_BYTES + _LONGER.get(version, 0)
+        [version] = numbers(">H", entry, 16)
+        [channels] = numbers(">H", entry, 24)
+        [rate] = numbers(">I", entry, 32)
+        codec = Codec("", rate=rate >> 16, channels=channels)
+        at = _AUDIO_BYTES + _LONGER.get(version, 0)
     for inner, body in boxes(memoryview(entry)[at:]):
         if inner == b"sinf":
             raise UnreadError(ENCRYPTED)
@@ -110,16 +117,20 @@ def _stored(kind: bytes, body: memoryview, found: dict[str, object]) -> dict[str
 
 def _descriptors(body: bytes) -> tuple[int, bytes]:
     """Reads esds: the type of object, and what the decoder is told."""
-    at, kind, specific = 4, 0, b""
+    at = 4
+    kind = 0
+    specific = b""
     try:
         while at + 2 <= len(body):
-            tag, (length, at) = body[at], _length(body, at + 1)
+            tag = body[at]
+            (length, at) = _length(body, at + 1)
             if tag == _ES:
                 flags = body[at + 2]
                 at += 3 + 2 * bool(flags & 0x80) + 2 * bool(flags & 0x20)
                 at += body[at] + 1 if flags & 0x40 else 0
             elif tag == _DECODER_CONFIG:
-                kind, at = body[at], at + 13
+                kind = body[at]
+                at = at + 13
             else:
                 specific = body[at : at + length] if tag == _DECODER_SPECIFIC else specific
                 at += length
@@ -129,8 +140,10 @@ def _descriptors(body: bytes) -> tuple[int, bytes]:
 
 
 def _length(body: bytes, at: int) -> tuple[int, int]:
-    length, more = 0, True
+    length = 0
+    more = True
     while more:
-        length, more = length << 7 | body[at] & 0x7F, bool(body[at] & 0x80)
+        length = length << 7 | body[at] & 0x7F
+        more = bool(body[at] & 0x80)
         at += 1
     return length, at

@@ -24,12 +24,15 @@ MOST_INDEX_BYTES = 256 << 20
 # 290 hours of fragments of 2 s; their places take 200 MB.
 _MOST_BOXES = 1 << 20
 # Heads nearer to each other are read at once, and several fragments that are shorter: another request takes longer.
-_NEAR_BYTES, _SEVERAL_BYTES = 64 << 10, 256 << 10
+_NEAR_BYTES = 64 << 10
+_SEVERAL_BYTES = 256 << 10
 # mfra has 19 bytes a fragment and track, a fragment rarely less than 40 KB.
-_TAIL_SHARE, _MOST_TAIL_BYTES = 1 << 10, 1 << 20
+_TAIL_SHARE = 1 << 10
+_MOST_TAIL_BYTES = 1 << 20
 # A file without an index is walked from several places at once, so that each walk has about as many fragments, a
 # request each. To find a place, one and a half fragments are read: 2.3 % of the file.
-_FRAGMENTS_OF_WALK, _MOST_SEARCH_BYTES = 64, 16 << 20
+_FRAGMENTS_OF_WALK = 64
+_MOST_SEARCH_BYTES = 16 << 20
 _BEGIN = b"moof\0\0\0\x10mfhd"
 _TRAILER_BYTES = 16
 
@@ -93,12 +96,15 @@ class _Walk:
 
     def __init__(self, size: int, at: int) -> None:
         self.indexed = False
-        self._size, self._at = size, at
+        self._size = size
+        self._at = at
         # Places to read at, and how many bytes; boxes whose bodies are not read to their ends.
         self._coming = {at: HEAD_BYTES}
         self._cut: list[_Box] = []
         self._boxes: dict[int, _Box | DamagedError] = {}
-        self._longest, self._index_bytes, self._searched = 0, 0, False
+        self._longest = 0
+        self._index_bytes = 0
+        self._searched = False
 
     def ranges(self) -> list[Range]:
         """What is to be read."""
@@ -118,7 +124,8 @@ class _Walk:
             self._fill(box, behind)
         for start, content in contents:
             self._begin(_places(start, content, self._size))
-        coming, self._coming = sorted(self._coming), {}
+        coming = sorted(self._coming)
+        self._coming = {}
         for at in coming:
             self._follow(at, behind)
         self._coming = {at: length for at, length in self._coming.items() if at not in self._boxes}
@@ -136,7 +143,8 @@ class _Walk:
 
     def moofs(self) -> list[tuple[int, memoryview]]:
         """First byte and body of each fragment; see `read_moofs`."""
-        found, at = [], self._at
+        found = []
+        at = self._at
         while at + HEADER_BYTES <= self._size:
             box = self._boxes[at]
             if isinstance(box, DamagedError):
@@ -208,7 +216,8 @@ def _subsegments(box: _Box) -> list[int]:
     """The places that sidx says, the last one where its subsegments end."""
     body = memoryview(box.body)
     wide = bool(numbers("B", body)[0])
-    [offset], at = numbers(">Q" if wide else ">I", body, 20 if wide else 16), 28 if wide else 20
+    [offset] = numbers(">Q" if wide else ">I", body, 20 if wide else 16)
+    at = 28 if wide else 20
     sizes = table("sidx", body, "3>u4", numbers(">H", body, at + 2)[0], at + 4)[:, 0] & 0x7FFFFFFF
     places: list[int] = (box.stop + offset + np.append(0, np.cumsum(sizes, dtype=np.int64))).tolist()
     return places

@@ -13,9 +13,15 @@ from streamer.media.containers.tables import Integers, most_packets
 
 _NOT_KEY = 0x10000
 # Flags of tfhd: fields that it has, in this order, and what they are if it has not.
-_BASE, _ENTRY, _DURATION, _SIZE, _FLAGS, _BASE_IS_MOOF = 1, 2, 8, 0x10, 0x20, 0x20000
+_BASE = 1
+_ENTRY = 2
+_DURATION = 8
+_SIZE = 0x10
+_FLAGS = 0x20
+_BASE_IS_MOOF = 0x20000
 # Flags of trun, and its columns.
-_OFFSET, _FIRST_FLAGS = 1, 4
+_OFFSET = 1
+_FIRST_FLAGS = 4
 _COLUMNS = {"duration": 0x100, "size": 0x200, "flags": 0x400, "time": 0x800}
 
 
@@ -67,7 +73,8 @@ def read_moof(content: memoryview, start: int, object_bytes: int, tracks: Mappin
         if kind != b"traf":
             continue
         runs: Runs | None = None
-        base, defaults = start, Defaults(0)
+        base = start
+        defaults = Defaults(0)
         for inner, each in boxes(body):
             if inner == b"tfhd":
                 runs, base, defaults = _tfhd(each, start, end, tracks)
@@ -82,13 +89,16 @@ def _tfhd(body: memoryview, start: int, end: int, tracks: Mapping[int, Runs]) ->
     flags, number = numbers(">II", body)
     if (runs := tracks.get(number)) is None:
         raise DamagedError(f"moof is of track {number}, which moov does not have", start)
-    base, at = start if flags & _BASE_IS_MOOF else end, 8
+    base = start if flags & _BASE_IS_MOOF else end
+    at = 8
     if flags & _BASE:
-        [base], at = numbers(">Q", body, at), at + 8
+        [base] = numbers(">Q", body, at)
+        at = at + 8
     given = msgspec.structs.asdict(runs.defaults)
     for name, flag in (("entry", _ENTRY), ("duration", _DURATION), ("size", _SIZE), ("flags", _FLAGS)):
         if flags & flag:
-            [given[name]], at = numbers(">I", body, at), at + 4
+            [given[name]] = numbers(">I", body, at)
+            at = at + 4
     return runs, base, Defaults(**given)
 
 
@@ -98,10 +108,12 @@ def _trun(runs: Runs, body: memoryview, bases: tuple[int, int], defaults: Defaul
     base, offset = bases
     at = 8
     if flags & _OFFSET:
-        offset, at = base + numbers(">i", body, at)[0], at + 4
+        offset = base + numbers(">i", body, at)[0]
+        at = at + 4
     first_flags = None
     if flags & _FIRST_FLAGS:
-        [first_flags], at = numbers(">I", body, at), at + 4
+        [first_flags] = numbers(">I", body, at)
+        at = at + 4
     names = [name for name, flag in _COLUMNS.items() if flags & flag]
     most = most_packets(object_bytes)
     if runs.count + count > most or ("size" not in names and not 0 < defaults.size * count <= object_bytes):

@@ -8,16 +8,24 @@ from itertools import pairwise
 from streamer.errors import RecodeError
 from streamer.media.containers.entries import Codec
 
-_H264_LEAST_BYTES, _HEVC_LEAST_BYTES = 7, 23
+_H264_LEAST_BYTES = 7
+_HEVC_LEAST_BYTES = 23
 # Types of NAL units: h264 (ISO/IEC 14496-10, 7.4.1), hevc (ISO/IEC 23008-2, 7.4.2.2), and of SEI messages.
-_SLICE, _IDR, _SEI = 1, 5, 6
+_SLICE = 1
+_IDR = 5
+_SEI = 6
 _RECOVERY_POINT = 6
-_HEVC_FIRST_KEY, _HEVC_LAST_KEY, _HEVC_LAST_PICTURE = 16, 23, 31
+_HEVC_FIRST_KEY = 16
+_HEVC_LAST_KEY = 23
+_HEVC_LAST_PICTURE = 31
 _SEI_BYTES = 64
 # What is before the picture in a packet of MPEG-4.
 _HEAD_BYTES = 1024
 # Slices of B of h264, of as many types twice; pictures of MPEG-4, whose two highest bits are 2 of B and 3 of sprites.
-_SLICE_B, _SLICE_TYPES, _VOP, _VOP_S = 1, 5, b"\0\0\1\xb6", 0xC0
+_SLICE_B = 1
+_SLICE_TYPES = 5
+_VOP = b"\0\0\1\xb6"
+_VOP_S = 0xC0
 
 
 def check_key(packet: memoryview, codec: Codec) -> None:
@@ -133,5 +141,6 @@ def _sum(content: bytes, at: int) -> tuple[int, int]:
     """A number in bytes, of which all but the last are 255; and the place behind it."""
     total = 0
     while at < len(content) and content[at] == 255:
-        total, at = total + 255, at + 1
+        total = total + 255
+        at = at + 1
     return total + (content[at] if at < len(content) else 0), at + 1

@@ -22,24 +22,52 @@ from streamer.media.containers.entries import ENCRYPTED, Codec
 from streamer.media.containers.movie import prefer
 from streamer.media.containers.tables import MOST_PACKETS, Packets
 
-_EBML, _SEGMENT, _CLUSTER, _GROUP, _INFO, _TRACKS = 0x1A45DFA3, 0x18538067, 0x1F43B675, 0xA0, 0x1549A966, 0x1654AE6B
-_TIMESTAMP, _SIMPLE_BLOCK, _BLOCK, _DURATION, _REFERENCE = 0xE7, 0xA3, 0xA1, 0x9B, 0xFB
+_EBML = 0x1A45DFA3
+_SEGMENT = 0x18538067
+_CLUSTER = 0x1F43B675
+_GROUP = 0xA0
+_INFO = 0x1549A966
+_TRACKS = 0x1654AE6B
+_TIMESTAMP = 0xE7
+_SIMPLE_BLOCK = 0xA3
+_BLOCK = 0xA1
+_DURATION = 0x9B
+_REFERENCE = 0xFB
 _BLOCKS = frozenset([_SIMPLE_BLOCK, _BLOCK])
-_ENTERED, _HEADS = frozenset([_SEGMENT, _CLUSTER, _GROUP]), frozenset([_INFO, _TRACKS])
+_ENTERED = frozenset([_SEGMENT, _CLUSTER, _GROUP])
+_HEADS = frozenset([_INFO, _TRACKS])
 # What is read of their bodies: of blocks the number of the track, the time and flags.
 _READ_BYTES = {_SIMPLE_BLOCK: 11, _BLOCK: 11, _TIMESTAMP: 8, _DURATION: 8, _REFERENCE: 1}
 _MOST_HEAD_BYTES = 16 << 20
 _SCALE = 0x2AD7B1
 # Of a TrackEntry.
-_ENTRY, _NUMBER, _TYPE, _CODEC, _PRIVATE, _FRAME_NANOSECONDS = 0xAE, 0xD7, 0x83, 0x86, 0x63A2, 0x23E383
-_ENCODINGS, _ENCRYPTION, _VIDEO, _WIDTH, _HEIGHT, _COLOUR = 0x6D80, 0x5035, 0xE0, 0xB0, 0xBA, 0x55B0
-_PROJECTION, _ROLL = 0x7670, 0x7675
-_PRIMARIES, _TRANSFER, _MATRIX, _RANGE = 0x55BB, 0x55BA, 0x55B1, 0x55B9
+_ENTRY = 0xAE
+_NUMBER = 0xD7
+_TYPE = 0x83
+_CODEC = 0x86
+_PRIVATE = 0x63A2
+_FRAME_NANOSECONDS = 0x23E383
+_ENCODINGS = 0x6D80
+_ENCRYPTION = 0x5035
+_VIDEO = 0xE0
+_WIDTH = 0xB0
+_HEIGHT = 0xBA
+_COLOUR = 0x55B0
+_PROJECTION = 0x7670
+_ROLL = 0x7675
+_PRIMARIES = 0x55BB
+_TRANSFER = 0x55BA
+_MATRIX = 0x55B1
+_RANGE = 0x55B9
 # Numbers of ISO/IEC 23091-2, and of a range.
-_UNSPECIFIED, _MOST_COLOUR, _FULL = 2, 22, 2
+_UNSPECIFIED = 2
+_MOST_COLOUR = 22
+_FULL = 2
 _FILM = 1
 # Flags of a block.
-_KEY, _INVISIBLE, _LACED = 0x80, 0x08, 0x06
+_KEY = 0x80
+_INVISIBLE = 0x08
+_LACED = 0x06
 _CODECS = {
     "V_MPEG4/ISO/AVC": "h264", "V_MPEGH/ISO/HEVC": "hevc", "V_AV1": "libdav1d", "V_VP8": "vp8", "V_VP9": "vp9",
     "V_MPEG4/ISO/ASP": "mpeg4", "V_MPEG4/ISO/SP": "mpeg4", "V_MPEG2": "mpeg2video", "V_MPEG1": "mpeg1video",
@@ -70,7 +98,9 @@ class Blocks:
         self.columns = tuple(array("q") for _ in range(6))
         self.cluster = 0
         self.laced_at: int | None = None
-        self._number, self._is_referring, self._is_added = number, False, False
+        self._number = number
+        self._is_referring = False
+        self._is_added = False
 
     def begin_group(self) -> None:
         """What comes says of one block."""
@@ -165,7 +195,10 @@ def read_matroska(
         DamagedError: it is cut off, or its elements contradict each other.
         UnreadError: it is not such a file, or of a kind that is not read.
     """
-    window, size, at, film = Window(record.size), record.size, 0, Film(stream_index)
+    window = Window(record.size)
+    size = record.size
+    at = 0
+    film = Film(stream_index)
     while at < size:
         yield from window.reach(at, min(size, at + MOST_HEADER_BYTES))
         kind, length, head = header(window.take(at, min(size, at + MOST_HEADER_BYTES)))
@@ -231,7 +264,8 @@ def _films(content: memoryview, stream_index: int | None) -> list[Entry]:
 
 
 def _entry(content: memoryview) -> Entry:
-    found, name = Entry(), ""
+    found = Entry()
+    name = ""
     codec: dict[str, Any] = {}
     for kind, body in elements(content):
         if kind == _NUMBER:

@@ -20,7 +20,8 @@ from streamer.media.containers.tables import Packets, Tables
 _MOST_ENTRIES = 64
 _NOTHING = memoryview(b"")
 _FIRST_BOXES = frozenset([b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp", b"pnot"])
-VIDEO, AUDIO = "vide", "soun"
+VIDEO = "vide"
+AUDIO = "soun"
 
 
 class Track(msgspec.Struct):
@@ -135,7 +136,9 @@ def read_movie(record: ObjectRecord, held: memoryview = _NOTHING) -> Reading[Mov
         DamagedError: it is cut off, or its boxes contradict each other.
         UnreadError: it is not such a file.
     """
-    size, at, held_at = record.size, 0, 0
+    size = record.size
+    at = 0
+    held_at = 0
     while at + HEADER_BYTES <= size:
         if held_at + len(held) < min(size, at + LONG_HEADER_BYTES):
             held, held_at = (yield from read_range(at, min(size, at + HEAD_BYTES), record)), at
@@ -206,7 +209,8 @@ def _read_media(track: Track, content: memoryview) -> None:
 
 
 def _read_entries(body: memoryview) -> list[bytes]:
-    [count], at = numbers(">I", body, 4), 8
+    [count] = numbers(">I", body, 4)
+    at = 8
     found = []
     for _ in range(min(count, _MOST_ENTRIES)):
         _, _, length = header(body, at, len(body) - at)

@@ -41,14 +41,17 @@ def clip_mp4(record: memoryview) -> bytes:
     count = int(places.max()) + 1
     if any(first < gap < first + count for gap in opened.gaps):
         raise ValueError("a clip whose frames are whole GOPs apart is not a film of its own")
-    contents, lengths = opened.packets[first : first + count], lengths[:count]
+    contents = opened.packets[first : first + count]
+    lengths = lengths[:count]
     # Hidden packets have times before the edit, a tick each; those of shown ones are not before their decoding times.
     hidden = order[(order < count) & ~np.isin(order, places)]
-    decoded, shown = np.cumsum(lengths) - lengths, shown - shown[0]
+    decoded = np.cumsum(lengths) - lengths
+    shown = shown - shown[0]
     begin = max(len(hidden), int((decoded[places] - shown).max()))
     edit = begin, int(shown[-1] + duration[at[-1]])
     offsets = np.empty(count, np.int64)
-    offsets[hidden], offsets[places] = np.arange(len(hidden)), begin + shown
+    offsets[hidden] = np.arange(len(hidden))
+    offsets[places] = begin + shown
     offsets -= decoded
     if max(np.abs(offsets).max(), lengths.max()) >= _MOST_TICKS:
         raise ValueError(f"a clip whose frames are more than {_MOST_TICKS} ticks apart")

@@ -29,7 +29,8 @@ class ClipRecoder:
     """
 
     def __init__(self, names: Sequence[str] = (), sounds: Sounds | None = None) -> None:
-        self._names, self._sounds = names, sounds
+        self._names = names
+        self._sounds = sounds
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes the records of a block, or reads the table that a survey asks for; see `Recoder.recode`."""
@@ -75,7 +76,9 @@ def _is_inside(needed: Needed, content_bytes: int) -> bool:
 
 
 def _parts(described: Hint, needed: Needed, packets: list[memoryview], cuts: np.ndarray) -> list[bytes]:
-    pts, key, behind_gap = needed.pts.tolist(), needed.key.tolist(), needed.behind_gap.tolist()
+    pts = needed.pts.tolist()
+    key = needed.key.tolist()
+    behind_gap = needed.behind_gap.tolist()
     return [
         encode_part(
             pts[first:stop], packets[first:stop], described.codec if key[first] else None, behind_gap=behind_gap[first]
@@ -87,6 +90,7 @@ def _parts(described: Hint, needed: Needed, packets: list[memoryview], cuts: np.
 def _head(described: Hint, needed: Needed, number: int, sound: SoundHead | None) -> bytes:
     row = needed.rows[number]
     draws = needed.draws[number].tobytes() if needed.draws else b""
-    pts, duration = needed.pts[row].tobytes(), needed.duration[row].tobytes()
+    pts = needed.pts[row].tobytes()
+    duration = needed.duration[row].tobytes()
     extra = needed.extra[number] if needed.extra else b""
     return encode_head(Head(described.key, described.timescale, pts, duration, described.pattern, draws, extra, sound))

@@ -21,7 +21,9 @@ from streamer.media.containers.clips import Pattern, drawn
 from streamer.media.containers.entries import Codec
 from streamer.media.containers.tables import Integers
 
-_LENGTH, _PART, _PACKET = struct.Struct("<I"), struct.Struct("<II"), struct.Struct("<Iq")
+_LENGTH = struct.Struct("<I")
+_PART = struct.Struct("<II")
+_PACKET = struct.Struct("<Iq")
 _GAP = 1 << 31
 # Of the numbers of a head: at most 5 bytes where MessagePack has a length, 9 where it has a number.
 _HEAD_BYTES = 64
@@ -80,7 +82,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 
         Fields of one sample agree where they get equal generators.
         """
-        pts, duration = np.frombuffer(self.pts, "<i8"), np.frombuffer(self.duration, "<i8")
+        pts = np.frombuffer(self.pts, "<i8")
+        duration = np.frombuffer(self.duration, "<i8")
         if not self.draws:
             return pts, duration
         base, number = np.frombuffer(self.draws, "<i8").reshape(-1, 2).T
@@ -120,7 +123,8 @@ class Opened(msgspec.Struct, frozen=True):
         places = order[np.minimum(np.searchsorted(pts[order], wanted), len(pts) - 1)]
         if not np.array_equal(pts[places], wanted):
             raise ValueError("a clip without the packets of its frames")
-        first, stop = int(places.min()), int(places.max()) + 1
+        first = int(places.min())
+        stop = int(places.max()) + 1
         keys = [key for key in self.keys if key <= first and pts[key] <= wanted.min()]
         return (keys[-1] if keys else 0), stop
 
@@ -178,14 +182,19 @@ def open_record(record: memoryview) -> Opened:
     head, rest = read_head(record)
     rest = rest[: len(rest) - (head.sound.stored if head.sound else 0)]
     codec: Codec | None = None
-    packets, pts, keys, gaps, at = list[memoryview](), list[int](), list[int](), list[int](), 0
+    packets = list[memoryview]()
+    pts = list[int]()
+    keys = list[int]()
+    gaps = list[int]()
+    at = 0
     while at < len(rest):
         count, codec_bytes = _PART.unpack_from(rest, at)
         if count & _GAP:
             gaps.append(len(packets))
             count ^= _GAP
         at += _PART.size
-        table, at = rest[at : at + _PACKET.size * count], at + _PACKET.size * count
+        table = rest[at : at + _PACKET.size * count]
+        at = at + _PACKET.size * count
         if codec is None:
             codec = _codec(bytes(rest[at : at + codec_bytes]))
         if codec_bytes:

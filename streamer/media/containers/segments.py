@@ -19,7 +19,9 @@ from streamer.media.containers.clips import ROUNDING_TICKS, Cells, Pattern, Samp
 from streamer.media.containers.frames import Frames
 from streamer.media.containers.tables import Integers, Packets
 
-PATH, START, END = "path", "start", "end"
+PATH = "path"
+START = "start"
+END = "end"
 # Times in tables are rounded: frames shown for less are not of a segment.
 _ROUNDING_SECONDS = 1e-3
 # What the end of a segment may be behind the film: durations of containers are those of the longest track.
@@ -78,7 +80,8 @@ class Segments(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def _cells(self, sampling: Sampling, pattern: Pattern, frames: Frames, timescale: int) -> Cells:
-        pts, length = frames.pts, _seconds_of(frames, timescale)
+        pts = frames.pts
+        length = _seconds_of(frames, timescale)
         start, end = np.array(self.start), np.array(self.end)
         first = _shown(pts, (start + _ROUNDING_SECONDS) * timescale)
         # Behind the times at which frames of a segment begin: the first one always does.

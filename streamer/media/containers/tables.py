@@ -18,7 +18,8 @@ MOST_PACKETS = 1 << 22
 # Packets are pictures, or sounds of many samples: 8 bytes each at least, over a long file; silence has less.
 _LEAST_PACKET_BYTES = 8
 _FREE_PACKETS = 1 << 16
-_PAIR, _TRIPLE = "2>u4", "3>u4"
+_PAIR = "2>u4"
+_TRIPLE = "3>u4"
 _HALVES = 4
 # Frames at one time: ticks of a millisecond have 10 of a camera of 10,000 frames a second.
 _MOST_AT_ONCE = 64
@@ -88,7 +89,8 @@ class Packets(msgspec.Struct, frozen=True):
         outside = np.flatnonzero((self.offset < 0) | (self.size < 0) | (self.offset + self.size > size))
         if len(outside):
             number = int(outside[0])
-            start, length = int(self.offset[number]), int(self.size[number])
+            start = int(self.offset[number])
+            length = int(self.size[number])
             raise DamagedError(
                 f"cut off: packet {number} of {len(self)} goes from byte {start} to {start + length}, the file has "
                 f"{size} bytes"
@@ -114,7 +116,8 @@ class Tables(msgspec.Struct):
             if not self.fixed_size:
                 self.bodies[b"stsz"] = table("stsz", body, ">u4", self.count, 12)
         elif name == b"stz2":
-            [bits], [self.count] = numbers("B", body, 7), numbers(">I", body, 8)
+            [bits] = numbers("B", body, 7)
+            [self.count] = numbers(">I", body, 8)
             self.bodies[b"stsz"] = _short_sizes(body, bits, self.count)
         elif name in _LAYOUTS:
             [count] = numbers(">I", body, 4)
@@ -146,8 +149,10 @@ class Tables(msgspec.Struct):
 
     def _places(self, size: Integers) -> tuple[Integers, Integers]:
         """Offset and number of the codec parameters of each packet: packets are in chunks, chunks in runs of a kind."""
-        runs, chunks = self._table(b"stsc").astype(np.int64), self._table(b"stco").astype(np.int64)
-        first, per_chunk = runs[:, 0] - 1, runs[:, 1]
+        runs = self._table(b"stsc").astype(np.int64)
+        chunks = self._table(b"stco").astype(np.int64)
+        first = runs[:, 0] - 1
+        per_chunk = runs[:, 1]
         repeats = np.diff(first, append=len(chunks))
         if not len(runs) or first[0] != 0 or (repeats <= 0).any():
             raise DamagedError("stsc does not ascend from chunk 1 to the last one")

@@ -145,7 +145,9 @@ def _open(content: memoryview) -> _Opened:
 
 
 def _by_times(content: memoryview, opened: _Opened) -> tuple[Film, Frames]:
-    stream, found, context = opened.stream, opened.packets, opened.stream.codec_context
+    stream = opened.stream
+    found = opened.packets
+    context = opened.stream.codec_context
     if (base := stream.time_base) is None:
         raise ValueError("its times have no unit")
     codec = Codec(context.codec.name, context.extradata or b"", context.width, context.height)
@@ -181,8 +183,11 @@ class _Contexts:
 
 def _by_number(content: memoryview, opened: _Opened) -> tuple[Film, Frames]:
     """Decodes the whole film, which alone says in which order its pictures are shown, and how many there are."""
-    stream, name = opened.stream, opened.stream.codec_context.codec.name
-    kept, kept_bytes, count = list["VideoFrame"](), 0, 0
+    stream = opened.stream
+    name = opened.stream.codec_context.codec.name
+    kept = list["VideoFrame"]()
+    kept_bytes = 0
+    count = 0
     for frame in _decode_all(opened):
         if kept_bytes < _MOST_KEPT_BYTES:
             kept.append(frame)
@@ -190,11 +195,14 @@ def _by_number(content: memoryview, opened: _Opened) -> tuple[Film, Frames]:
         count += 1
     # Pictures are shown at the times of decoding, in another order.
     times = sorted({packet.dts for packet in opened.packets if packet.dts is not None})
-    base, rate = stream.time_base, Fraction(stream.average_rate or stream.guessed_rate or _USUAL_RATE)
+    base = stream.time_base
+    rate = Fraction(stream.average_rate or stream.guessed_rate or _USUAL_RATE)
     if base is not None and len(times) == count:
-        pts, timescale = np.array(times, np.int64) * base.numerator, base.denominator
+        pts = np.array(times, np.int64) * base.numerator
+        timescale = base.denominator
     else:
-        pts, timescale = np.arange(count) * rate.denominator, rate.numerator
+        pts = np.arange(count) * rate.denominator
+        timescale = rate.numerator
     usual = max(1, round(timescale / rate))
     place = np.arange(count)
     frames = Frames(place, pts, np.diff(pts, append=pts[-1:] + usual), place)

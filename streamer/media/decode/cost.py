@@ -106,7 +106,8 @@ def block_costs(content: bytes) -> Numbers:
     """
     hint, needed = read_hint(content)
     rows = _rows(hint.pattern, needed)
-    flat, lengths = np.concatenate(rows), np.array(list(map(len, rows)))
+    flat = np.concatenate(rows)
+    lengths = np.array(list(map(len, rows)))
     begins = np.cumsum(lengths) - lengths
     sample = np.repeat(np.arange(len(rows)), lengths)
     distinct = np.unique(sample * len(needed.size) + flat) // len(needed.size)

@@ -90,7 +90,8 @@ def read_own(content: memoryview) -> tuple[Film, Frames, bool]:
     packets, timescale = movie.packets(track).with_own_times(track.timescale)
     edges = zip(packets.offset.tolist(), (packets.offset + packets.size).tolist(), strict=True)
     views = [content[start:stop] for start, stop in edges]
-    film, frames = Film(track.codec(), views, packets.pts.tolist(), timescale), Frames.of(packets)
+    film = Film(track.codec(), views, packets.pts.tolist(), timescale)
+    frames = Frames.of(packets)
     is_whole = len(frames) == int((packets.shown & (packets.size > 0)).sum())
     return film, frames, is_whole and (track.tables.has_times or _is_shown_as_timed(film))
 

@@ -50,7 +50,8 @@ def write_rgb(frame: VideoFrame, size: tuple[int, int] | None, rotation: int, ta
     has_other_size = (frame.height, frame.width) != (height, width)
     resized_as = _RESIZED_AS.get(frame.format.name)
     if has_other_size and resized_as and width % 2 == 0 and frame.height <= _MOST_SHRUNK * height:
-        frame, has_other_size = _reformat(frame, width, height, resized_as), False
+        frame = _reformat(frame, width, height, resized_as)
+        has_other_size = False
     if planar and not has_other_size and _is_turned_to_planes(frame):
         planes = _reformat(frame, width, height, "gbrp").planes
         for colour, number in enumerate(_RED_GREEN_BLUE):

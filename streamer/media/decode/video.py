@@ -70,7 +70,8 @@ class Frames(MediaDecoder):
     def of(self, film: Film, pts: Integers, shape: tuple[int, ...], out: Array | None) -> Array:
         """Decodes the frames of these times, which get this shape."""
         frames = _decoded(film, pts.tolist())
-        first, planar = frames[0], self.dimension_order == "NCHW"
+        first = frames[0]
+        planar = self.dimension_order == "NCHW"
         rotation = film.rotation(first)
         height, width = self.size or turned((first.height, first.width), rotation) or (0, 0)
         picture = (3, height, width) if planar else (height, width, 3)
@@ -244,8 +245,10 @@ def _decoded(film: Film, wanted: Sequence[int]) -> list[VideoFrame]:
 
 def _found(film: Film, wanted: set[int], skippable: Sequence[bool]) -> dict[int, VideoFrame]:
     """The wanted frames that the packets have, by time; others are skipped where they are `skippable`."""
-    context, found = film.context(), _Found(wanted)
-    base, gaps = Fraction(1, film.timescale), set(film.gaps)
+    context = film.context()
+    found = _Found(wanted)
+    base = Fraction(1, film.timescale)
+    gaps = set(film.gaps)
     for number, (content, pts) in enumerate(zip(film.packets, film.pts, strict=True)):
         # FFmpeg takes a packet without a byte for the end.
         if not len(content):
@@ -255,7 +258,8 @@ def _found(film: Film, wanted: set[int], skippable: Sequence[bool]) -> dict[int,
             context.flush_buffers()
         context.skip_frame = "NONREF" if skippable[number] and pts not in wanted else "DEFAULT"
         packet = film.packet(number)
-        packet.pts, packet.time_base = pts, base
+        packet.pts = pts
+        packet.time_base = base
         found.take(context.decode(packet))
         if len(found.frames) == len(wanted):
             return found.frames

@@ -121,7 +121,8 @@ class Part(msgspec.Struct, frozen=True):
         edges = list(accumulate((block.samples for block in self.rows), initial=0))
         before, after = self.reach
         taken: dict[int, int] = {}
-        moved, at = [], 0
+        moved = []
+        at = 0
         for span in spans:
             low = max(span.begin, span.first - before)
             high = min(span.end, span.stop + after)
@@ -136,7 +137,8 @@ class Part(msgspec.Struct, frozen=True):
 
 def _cut(spans: Sequence[Run], first: int, stop: int) -> list[Run]:
     """The samples [first, stop) of spans."""
-    found, at = [], 0
+    found = []
+    at = 0
     for span in spans:
         length = span.stop - span.first
         low, high = max(first - at, 0), min(stop - at, length)

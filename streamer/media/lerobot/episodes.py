@@ -78,7 +78,8 @@ def files_of(
         for url, members in groupby(ordered, lambda row: _url(root, info, row, "data", info.data_path)):
             if url in files:
                 raise ValueError(f"episodes of {url} are not one behind the other")
-            at, kept = 0, []
+            at = 0
+            kept = []
             for row in members:
                 number = int(row[EPISODE])
                 if number in chosen and lengths[number]:

@@ -129,7 +129,8 @@ class LeRobot(Format, frozen=True, forbid_unknown_fields=True):
         sample_bytes = head_dtype(fields).itemsize + sum(block.record_bytes for block in rows) // file.rows
         films: dict[str, Film] = {}
         for urls, members in groupby(file.episodes, lambda episode: [url for url, _ in episode.films]):
-            episodes, known = list(members), films
+            episodes = list(members)
+            known = films
             films = {}
             for url in urls:
                 films[url] = known.get(url) or (yield from read_film(records[url]))
@@ -249,7 +250,8 @@ class LeRobotOpener:
         if len(content) < self._lengths.size:
             raise DecodeError(f"a record of {len(content)} bytes; its head alone has {self._lengths.size}")
         row, *lengths = self._lengths.unpack_from(content)
-        at, pieces = self._lengths.size + row, []
+        at = self._lengths.size + row
+        pieces = []
         if at + sum(lengths) != len(content):
             raise DecodeError(f"a record of {len(content)} bytes; its head says {at + sum(lengths)}")
         key, fields = self._rows.open(content[self._lengths.size : at], name)

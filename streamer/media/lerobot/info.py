@@ -16,11 +16,15 @@ NAME = "meta/info.json"
 # As far as the nearest frame may be from the time of its row, and a time difference from whole frames, seconds.
 TOLERANCE = 1e-4
 # Columns that all data sets have, and which the recoder compares with the episodes.
-EPISODE, FRAME, TIME, TASK = "episode_index", "frame_index", "timestamp", "task_index"
+EPISODE = "episode_index"
+FRAME = "frame_index"
+TIME = "timestamp"
+TASK = "task_index"
 # Of a time difference.
 _LONGEST_SECONDS = 1e6
 _PLACE = re.compile(r"\{(\w+)(?::0(\d)d)?\}")
-_VIDEO, _IMAGE = "video", "image"
+_VIDEO = "video"
+_IMAGE = "image"
 
 
 class Feature(msgspec.Struct, frozen=True):

@@ -41,7 +41,8 @@ class LeRobotRecoder:
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
-        self._rows, self._films = ParquetRecoder(notes.rows), ClipRecoder()
+        self._rows = ParquetRecoder(notes.rows)
+        self._films = ClipRecoder()
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes the records of a block; see `Recoder.recode`."""
@@ -49,7 +50,8 @@ class LeRobotRecoder:
             described = msgspec.msgpack.decode(hint, type=Hint)
         except msgspec.MsgspecError as error:
             raise RecodeError(f"the hint of a block is damaged: {error}") from error
-        pieces, at = [], 0
+        pieces = []
+        at = 0
         for piece in (*described.rows, *described.films):
             pieces.append(content[at : at + piece.length])
             at += piece.length
@@ -151,7 +153,8 @@ def _taken(column: Column, rows: Integers) -> Column:
 
 def _joined(rows: Records, films: Sequence[Records], samples: int) -> Records:
     """The records of all: heads have rows and the heads of cameras, whose parts are one behind the other."""
-    begin, edges = lengths_of(len(films)), np.append(0, np.cumsum(rows.lengths)).tolist()
+    begin = lengths_of(len(films))
+    edges = np.append(0, np.cumsum(rows.lengths)).tolist()
     content = memoryview(b"".join(bytes(part) for part in rows.parts))
     sizes = []
     for film in films:

@@ -29,7 +29,10 @@ from streamer.media.containers.segments import Segments, read_table, rows_of_fil
 from streamer.media.containers.tables import Packets
 from streamer.media.video.sound import ClipSound, sound_pieces
 
-CLIP, PTS, DURATION, SOUND = "clip", "clip-pts", "clip-duration", "clip-sound"
+CLIP = "clip"
+PTS = "clip-pts"
+DURATION = "clip-duration"
+SOUND = "clip-sound"
 _FIELDS = (FieldSpec("frames", CLIP), FieldSpec("pts_seconds", PTS), FieldSpec("duration_seconds", DURATION))
 _SOUND = (FieldSpec("audio", SOUND), FieldSpec("sample_rate", "<i4"))
 _RATE = struct.Struct("<i")
@@ -168,7 +171,8 @@ class Video(Format, frozen=True, forbid_unknown_fields=True):
 
     def _packets(self, source: Source) -> Reading[tuple[Packets, Described, Packeted | None]]:
         """The packets of the track, what it is besides, and the track of sound."""
-        record, key = source.record, source.key or source.record.url
+        record = source.record
+        key = source.key or source.record.url
         if record.url.lower().endswith(_MATROSKA):
             if self.audio:
                 raise UnreadError("is Matroska, whose sound is not read: audio=True takes mp4 and mov")

@@ -39,7 +39,8 @@ class SoundHint(msgspec.Struct, frozen=True, array_like=True):
     def pieces(self, content: memoryview) -> tuple[list[bytes], Integers, list[SoundHead]]:
         """See `sound_pieces`."""
         units = SoundFrames.unpacked(content, self.first, self.frames)
-        starts, stops = np.array(self.starts), np.array(self.stops)
+        starts = np.array(self.starts)
+        stops = np.array(self.stops)
         if not 0 < len(starts) == len(stops) or (starts >= stops).any() or starts.min() < units.firsts[0]:
             raise DamagedError(f"{len(starts)} clips whose sound is not in the packets of a hint")
         lower, upper = units.between(starts, stops)
@@ -119,7 +120,9 @@ class ClipSound(msgspec.Struct, frozen=True):
 
     def hint(self, run: slice, ranges: Sequence[Range]) -> tuple[bytes, int, int]:
         """The hint of a run of samples in these ranges; the parts that they share, and the bytes of these."""
-        frames, starts, stops = self.track.frames, self.starts[run], self.stops[run]
+        frames = self.track.frames
+        starts = self.starts[run]
+        stops = self.stops[run]
         begin, end, _ = shared_parts(*frames.between(starts, stops))
         before = np.append(0, np.cumsum(frames.sizes + 4))
         stored = int((before[end] - before[begin] + 4).sum())

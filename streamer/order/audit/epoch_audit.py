@@ -71,10 +71,13 @@ def audit_epoch(
         codes: of each member in the epoch.
         names: of the members of a mix; empty outside one.
     """
-    runs, epoch, samples = _runs(records), records[0].epoch, records[0].samples
+    runs = _runs(records)
+    epoch = records[0].epoch
+    samples = records[0].samples
     chain = _chain([run for run in runs if not run.missing])
     reached = min(chain[-1].stop, samples) if chain else 0
-    faults, gaps = [fault for run in runs for fault in run.faults], _gaps(runs, chain, samples)
+    faults = [fault for run in runs for fault in run.faults]
+    gaps = _gaps(runs, chain, samples)
     if chain:
         had = added(*(record.by_member for run in chain for record in run.ranks.values()))
         whole = reached == samples and records[0].dense

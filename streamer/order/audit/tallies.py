@@ -76,11 +76,13 @@ def tallies(epoch: int, codes: Integers, skipped: Flags | None = None) -> tuple[
     """
     if not codes.size:
         return ()
-    hashes, members = _hashes(epoch, codes), codes >> _MEMBER
+    hashes = _hashes(epoch, codes)
+    members = codes >> _MEMBER
     if skipped is None and members[0] == members[-1] and (members == members[0]).all():
         return (Tally(int(members[0]), len(codes), int(hashes.sum())),)
     arranged = members.argsort(kind="stable")
-    members, hashes = members[arranged], hashes[arranged]
+    members = members[arranged]
+    hashes = hashes[arranged]
     out = np.zeros(len(codes), np.bool_) if skipped is None else skipped[arranged]
     starts = np.flatnonzero(np.diff(members, prepend=-1))
     columns = [
@@ -190,7 +192,8 @@ def differences(epoch: int, expected: Tallies, found: Tallies, codes: Sequence[C
     """
     none = Tally(0, 0, 0)
     for member in sorted({*expected, *found}):
-        wanted, had = expected.get(member, none).whole, found.get(member, none).whole
+        wanted = expected.get(member, none).whole
+        had = found.get(member, none).whole
         if wanted != had:
             more = (had[1] - wanted[1]) & _MASK
             known = codes[member] if member < len(codes) else Codes(1, 0)

@@ -127,7 +127,8 @@ class Cohorts:
         """Returns the single samples of the rest, once for each last cohort of a pass among begin..end-1."""
         turns = np.arange(begin // self.per_pass, end // self.per_pass, dtype=np.int64)
         chunk, offset = self._rest
-        repeat, ones = len(turns), np.ones(len(chunk) * len(turns), np.int64)
+        repeat = len(turns)
+        ones = np.ones(len(chunk) * len(turns), np.int64)
         return Pieces(np.tile(chunk, repeat), np.tile(offset, repeat), ones, np.repeat(turns, len(chunk)))
 
     def chunks(self, lanes: Integers, begin: int, end: int, *, earlier: bool = False) -> CohortChunks:
@@ -166,10 +167,13 @@ class Cohorts:
 
     def _begun(self, lane: int, turn: int, begin: int, end: int, earlier: bool) -> CohortChunks:
         pieces = self._lane(turn, lane)
-        start, stop, low = pieces.start, pieces.stop, self._bound(begin)
+        start = pieces.start
+        stop = pieces.stop
+        low = self._bound(begin)
         first = np.searchsorted(stop, low, side="right") if earlier else np.searchsorted(start, low)
         run = slice(int(first), int(np.searchsorted(start, self._bound(end))))
-        base, most = turn * self.per_pass, self.per_pass - 1
+        base = turn * self.per_pass
+        most = self.per_pass - 1
         cohorts = (base + np.minimum(sample // self.size, most) for sample in (start[run], stop[run] - 1))
         return CohortChunks(pieces.chunk[run].astype(np.uint32), *cohorts)
 

@@ -126,7 +126,9 @@ class AdmissionLog:
     def used(self, position: int) -> tuple[int, int]:
         """Returns bounds of the uses of any sample when the round of a position begins, at most `reuse` apart."""
         number = min(bisect_right(self._starts, position) - 1, len(self) - 1)
-        per_pass, least, most = self.cohorts.per_pass, 0, 0
+        per_pass = self.cohorts.per_pass
+        least = 0
+        most = 0
         for first in range(0, self._at(number - 1), per_pass):
             # Uses fall from cohort to cohort of a pass.
             least += self._uses(first + per_pass - 1, number)

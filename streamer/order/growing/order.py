@@ -15,7 +15,9 @@ from streamer.order.protocol import Batches, Needs
 from streamer.order.rank_split import RankSplit
 from streamer.order.schedule import piece_runs
 
-TAG_ROUND_LANE, TAG_ROUND_GROUP, TAG_ROUND_PIECE = 41, 42, 43
+TAG_ROUND_LANE = 41
+TAG_ROUND_GROUP = 42
+TAG_ROUND_PIECE = 43
 # A batch may be in two rounds; the one after them is planned while workers still make it.
 _ROUNDS_KEPT = 3
 
@@ -29,7 +31,9 @@ class RoundTables:
 
     def __init__(self, cohorts: Cohorts, of: Round, lanes: Integers) -> None:
         spec = cohorts.spec
-        self._cohorts, self._round, self._lanes = cohorts, of, spec.lanes
+        self._cohorts = cohorts
+        self._round = of
+        self._lanes = spec.lanes
         pieces = [self._lane_pieces(lane) for lane in lanes.tolist()]
         counts = np.zeros(spec.lanes + 1, np.int64)
         counts[lanes + 1] = [len(each.chunk) for each in pieces]
@@ -57,7 +61,8 @@ class RoundTables:
 
     def needs(self, lanes: Integers, run: Batches) -> list[Needs]:
         """Returns the chunks of some lanes in a run of batches, which may begin before the round and end after it."""
-        found, start = [], self._round.start
+        found = []
+        start = self._round.start
         for lane in lanes.tolist():
             # Index i of a lane is at position head + i L.
             head = start + (lane - start) % self._lanes
@@ -72,7 +77,8 @@ class RoundTables:
 
     def _lane_pieces(self, lane: int) -> Pieces:
         """Returns the pieces of a lane in the round's own order."""
-        cohorts, of = self._cohorts, self._round
+        cohorts = self._cohorts
+        of = self._round
         rests = cohorts.rests(of.begin, of.end)
         mine = slice((lane - of.start) % self._lanes, None, self._lanes)
         both = zip(cohorts.pieces(lane, of.begin, of.end), (column[mine] for column in rests), strict=True)

@@ -32,7 +32,8 @@ def kept_bytes(values: Sequence[float], sizes: Sequence[int], cache_bytes: int) 
         sizes: bytes of each member.
         cache_bytes: limit of the cache.
     """
-    kept, left = [0] * len(sizes), cache_bytes
+    kept = [0] * len(sizes)
+    left = cache_bytes
     for member in sorted(range(len(sizes)), key=lambda member: -values[member]):
         kept[member] = min(sizes[member], left) if values[member] > 0 else 0
         left -= kept[member]
@@ -68,7 +69,8 @@ def explain(
         unit: of the shares.
     """
     epoch = spec.origin_epoch if epoch is None else epoch
-    quotas, passes = spec.quotas(epoch), spec.passes(epoch)
+    quotas = spec.quotas(epoch)
+    passes = spec.passes(epoch)
     width = max(8, *(len(member.name) for member in spec.members))
     rows = [("mix", _mix_row(spec, spec.samples(epoch), global_batch))]
     parts = quotas if unit == "samples" else [each * size.bytes for each, size in zip(passes, sizes, strict=True)]
@@ -93,7 +95,8 @@ def cautions(spec: MixSpec, global_batch: int, asked_samples: int = 0) -> list[s
         global_batch: B.
         asked_samples: length of an epoch that the user asked for; 0: none.
     """
-    quotas, samples = spec.quotas(spec.origin_epoch), spec.samples(spec.origin_epoch)
+    quotas = spec.quotas(spec.origin_epoch)
+    samples = spec.samples(spec.origin_epoch)
     found = []
     if asked_samples and asked_samples != samples:
         found.append(f"epoch_samples={asked_samples:,} is rounded to {samples:,}, a multiple of {_even_batch(spec):,}")

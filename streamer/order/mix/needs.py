@@ -55,7 +55,8 @@ class Draw(msgspec.Struct, frozen=True, eq=False):
 
     def passes(self, lanes: Integers, begin: Integers, end: Integers) -> tuple[int, int]:
         """The first and the last pass that half-open counts of some lanes lie in."""
-        stride, samples = self.stream.lanes, self.stream.member.samples
+        stride = self.stream.lanes
+        samples = self.stream.member.samples
         starts = self.lane_starts(lanes)
         return int((starts + stride * begin).min()) // samples, int((starts + stride * (end - 1)).max()) // samples
 
@@ -73,7 +74,9 @@ def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> N
     ends = (_lane_places(places, lanes, run.first_position), _lane_places(places, lanes, run.stop_position))
     begin, end = places.span(draw.member, lanes, *ends)
     drawn = (ends[0] < ends[1]) & (begin < end)
-    lanes, begin, end = lanes[drawn], begin[drawn], end[drawn]
+    lanes = lanes[drawn]
+    begin = begin[drawn]
+    end = end[drawn]
     if not lanes.size:
         nothing = np.empty(0, np.int64)
         return draw.needs(nothing.astype(np.uint32), nothing, nothing, nothing)
@@ -90,7 +93,9 @@ def member_needs(draw: Draw, places: Places, lanes: Integers, run: Batches) -> N
 
 def _uses(draw: Draw, passes: range, lanes: Integers, begin: Integers, end: Integers) -> Iterator[tuple[int, Pieces]]:
     """The chunks that half-open counts of the member use in some lanes, pass by pass, with the counts of each."""
-    stream, stride, starts = draw.stream, draw.stream.lanes, draw.lane_starts(lanes)
+    stream = draw.stream
+    stride = draw.stream.lanes
+    starts = draw.lane_starts(lanes)
     for number in passes:
         position = number * stream.member.samples
         # The count of the pass's first sample in each lane; negative for a pass that an earlier epoch began.

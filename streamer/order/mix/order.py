@@ -115,7 +115,8 @@ class MixOrder:
         members, counts = self._places.find(lanes, slots)
         ahead = self._ahead(lanes, members, counts)
         stream = self._starts[members] + real_positions(ahead, self._quotas[members], self.lanes)
-        passes, together = np.empty_like(stream), OrdinalsTogether(len(stream))
+        passes = np.empty_like(stream)
+        together = OrdinalsTogether(len(stream))
         arranged = np.argsort(members, kind="stable")
         stops = np.cumsum(np.bincount(members, minlength=len(self._streams)))
         for member in unique(members).tolist():
@@ -148,11 +149,13 @@ class MixOrder:
 
     def chunks(self, ordinals: Integers) -> tuple[Integers, Integers]:
         """Returns chunk (counted through the mix) and pass of some sample codes."""
-        members, own = self.codes.members(ordinals), self.codes.ordinals(ordinals)
+        members = self.codes.members(ordinals)
+        own = self.codes.ordinals(ordinals)
         passes = self._first_passes[members] + self.codes.turns(ordinals)
         found = np.empty_like(members)
         for member in unique(members).tolist():
-            mine, chunks = members == member, self._streams[member].chunks
+            mine = members == member
+            chunks = self._streams[member].chunks
             found[mine] = chunks.base + np.searchsorted(chunks.first, own[mine], side="right") - 1
         return found, passes
 

@@ -152,7 +152,8 @@ class MixRequest(msgspec.Struct, frozen=True):
             _member(source, lanes, window, passes, start.places.get(source.name, Place()))
             for source, window, passes in zip(sources, windows, amounts[0].passes, strict=True)
         )
-        window, groups = _window(len(sources), lanes), self._groups(lanes * slots)
+        window = _window(len(sources), lanes)
+        groups = self._groups(lanes * slots)
         place = window, start.epoch, groups, balance
         return MixSpec(tuple(members), stages, self.seed, self.batching, lanes, slots, *place)
 

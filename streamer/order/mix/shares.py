@@ -224,10 +224,12 @@ def _between(
     begin: tuple[int, dict[str, float]], end: tuple[int, dict[str, float]]
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """A stage for each epoch between two others: the shares change by equal steps, whatever the scales."""
-    (first, before), (last, after) = begin, end
+    (first, before) = begin
+    (last, after) = end
     for epoch in range(first + 1, last):
         passed = (epoch - first) / (last - first)
-        old, new = (1 - passed) / sum(before.values()), passed / sum(after.values())
+        old = (1 - passed) / sum(before.values())
+        new = passed / sum(after.values())
         yield epoch, {name: old * before[name] + new * after[name] for name in before}
 
 
@@ -237,7 +239,8 @@ def _checked(field: str, names: Sequence[str], values: object) -> dict[str, floa
         return {}
     if not isinstance(values, Mapping):
         raise ConfigError(f"{field}={values!r} is not a mapping from the names of the members", field=field)
-    unknown, missing = [name for name in values if name not in names], [name for name in names if name not in values]
+    unknown = [name for name in values if name not in names]
+    missing = [name for name in names if name not in values]
     if unknown or missing:
         wrong = [
             *([f"values for {unknown}, which are not members"] if unknown else []),

@@ -182,7 +182,8 @@ class MixSpec(msgspec.Struct, frozen=True, dict=True):
         Members with whole passes need not fill the lanes evenly. The next one begins in the lane after the last one of
         the member before, so that the lanes of the mix stay equal; such a turn changes only between two passes.
         """
-        turns, before = [], 0
+        turns = []
+        before = 0
         for member, start in zip(self.members, self.drawn(epoch), strict=True):
             turns.append((before - start) % self.lanes if member.passes else member.turn)
             before += member.passes * member.samples

@@ -45,7 +45,9 @@ def halving_tree(quotas: Sequence[int]) -> tuple[list[list[Node]], dict[int, lis
     members = len(quotas)
     order = sorted(range(members), key=lambda member: -quotas[member])
     below = {members if members > 1 else 0: order}
-    level, levels, number = [members] if members > 1 else [], [], members
+    level = [members] if members > 1 else []
+    levels = []
+    number = members
     while level:
         nodes = []
         for parent in level:
@@ -127,7 +129,9 @@ class LaneShares:
         The least x with left(x) = c + 1 is one more than the place; the same for the right half.
         """
         for node, is_left in reversed(self._paths[member]):
-            total, left, phase = self._totals[node.number], self._totals[node.left], self._phases[node.number]
+            total = self._totals[node.number]
+            left = self._totals[node.left]
+            phase = self._phases[node.number]
             if is_left:
                 counts = (counts * total[lanes] + (total - phase - 1)[lanes]) // left[lanes]
             else:

@@ -80,7 +80,8 @@ class LaneWindows:
 
     def find(self, lanes: Integers, slots: Integers) -> tuple[Integers, Integers]:
         """Returns the member and its count in the lane at some places, both (N,)."""
-        members, counts = np.empty(len(lanes), np.int64), np.empty(len(lanes), np.int64)
+        members = np.empty(len(lanes), np.int64)
+        counts = np.empty(len(lanes), np.int64)
         first, size = self._window_of(slots)
         for batches in unique(size).tolist():
             for mine in self._groups(np.flatnonzero(size == batches), first):

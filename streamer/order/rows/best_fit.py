@@ -42,11 +42,13 @@ def best_fit(sizes: Integers, length: int) -> tuple[Integers, int]:
         while left:
             at = bisect_left(rooms, size << _SHIFT)
             if at == len(rooms):
-                room, row = length, opened
+                room = length
+                row = opened
                 opened += 1
             else:
                 key = rooms.pop(at)
-                room, row = key >> _SHIFT, key & _MASK
+                room = key >> _SHIFT
+                row = key & _MASK
             fits = min(left, room // size)
             rows.append(row)
             taken.append(fits)
@@ -66,7 +68,8 @@ def best_fit_in(order: Integers, sizes: Integers, length: int) -> tuple[Integers
     """
     rooms: list[int] = []
     keys: list[int] = []
-    opened, empty = 0, length << _SHIFT
+    opened = 0
+    empty = length << _SHIFT
     full = (int(sizes.min()) if len(sizes) else 0) << _SHIFT
     for size in (sizes[order] << _SHIFT).tolist():
         at = bisect_left(rooms, size)

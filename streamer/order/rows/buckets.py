@@ -21,7 +21,9 @@ def buckets(sizes: Integers, order: Integers, budget: int, most: int) -> tuple[I
         most: documents of a bucket.
     """
     document = order[sizes[order] > 0]
-    first, count, longest = [0], 0, 0
+    first = [0]
+    count = 0
+    longest = 0
     for place, size in enumerate(sizes[document].tolist()):
         if count and ((count + 1) * longest > budget or count == most):
             first.append(place)

@@ -64,7 +64,8 @@ class RowContent:
         Raises:
             ConfigError: a document is longer than a row, and overflow="error".
         """
-        spec, seed = self._spec, self._seed
+        spec = self._spec
+        seed = self._seed
         kept = kept_costs(costs, spec)
         if spec.policy == "buckets":
             words = documents if seed is None else fold_each(fold(seed, TAG_COMPANION, epoch), documents)
@@ -87,7 +88,8 @@ class RowContent:
 
     def _packed_anew(self, items: Items, documents: Integers, epoch: int, most: int) -> Integers | None:
         """Returns the rows of another packing, exactly `most` of them; None: all that were tried need more."""
-        spec, seed = self._spec, self._seed
+        spec = self._spec
+        seed = self._seed
         assert seed is not None
         sizes = padded(items.size, spec)
         for turn, noise in enumerate(_NOISE):
@@ -148,7 +150,8 @@ def _redrawn(rows: Rows, kept: Integers, words: Words) -> Rows:
     """Exchanges documents of equal size by a hash of each; pieces of documents stay where they are."""
     items = rows.items
     whole = np.flatnonzero(items.size == kept[items.document])
-    sizes, document = items.size[whole], items.document.copy()
+    sizes = items.size[whole]
+    document = items.document.copy()
     places = whole[np.argsort(sizes, kind="stable")]
     drawn = whole[np.lexsort((words[items.document[whole]], sizes))]
     document[places] = items.document[drawn]

@@ -13,7 +13,8 @@ Overflow: TypeAlias = Literal["split", "truncate", "drop", "error"]
 
 # Raised whenever the same parts would give other rows; part of every order_id with rows.
 ROWS_FORMAT = 1
-LEAST_LENGTH, MOST_LENGTH = 16, 1 << 24
+LEAST_LENGTH = 16
+MOST_LENGTH = 1 << 24
 
 
 class RowSpec(msgspec.Struct, frozen=True):

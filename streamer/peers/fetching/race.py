@@ -28,7 +28,8 @@ async def race(
     Raises:
         StreamerError: a late peer brought nothing and the store failed.
     """
-    asked, is_late = asyncio.create_task(peer), asyncio.create_task(late.wait())
+    asked = asyncio.create_task(peer)
+    is_late = asyncio.create_task(late.wait())
     fetched: asyncio.Task[FromStore] | None = None
     winner: asyncio.Task[Received | None] | asyncio.Task[FromStore] | None = None
     try:

@@ -74,7 +74,8 @@ class PeerSource:
                 await self._publisher.publish(fetch, brought)
 
     def _route(self, fetch: Fetch) -> Ask | None:
-        digest, found = fetch.dataset.manifest.digest, self._found
+        digest = fetch.dataset.manifest.digest
+        found = self._found
         return whom_to_ask(
             self._homes.order(fetch.key),
             self._homes.me,
@@ -84,7 +85,8 @@ class PeerSource:
         )
 
     async def _ask(self, fetch: Fetch, ask: Ask, late: asyncio.Event) -> Received | None:
-        digest, found = fetch.dataset.manifest.digest, self._found
+        digest = fetch.dataset.manifest.digest
+        found = self._found
         asked = Asked(
             key=fetch.key,
             dataset=digest,

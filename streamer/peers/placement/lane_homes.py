@@ -101,7 +101,8 @@ class LaneHomes(Homes):
     def _of(self, readers: LaneReaders) -> _Chunks:
         ordered = np.argsort(readers.words, kind="stable")
         ordered = ordered[readers.lanes[ordered] >= 0]
-        words, lanes = readers.words[ordered], readers.lanes[ordered]
+        words = readers.words[ordered]
+        lanes = readers.lanes[ordered]
         first, second = np.full((2, len(words)), -1)
         by_lane = np.argsort(lanes, kind="stable")
         bounds = np.searchsorted(lanes[by_lane], np.arange(len(readers.readers) + 1))

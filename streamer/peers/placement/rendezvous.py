@@ -83,7 +83,8 @@ def _insert(
 ) -> None:
     """Puts a member where its scores are among the best; the k-th row is that of the k-th best."""
     at = np.flatnonzero(scores >= best[-1])
-    best[-1, at], order[-1, at] = scores[at], index
+    best[-1, at] = scores[at]
+    order[-1, at] = index
     for row in range(len(best) - 1, 0, -1):
         swap = at[best[row, at] > best[row - 1, at]]
         for column in (best, order):

@@ -19,7 +19,8 @@ from streamer.shards.values import KEY, Sample, json_of, value_of
 
 # The columns follow from this many samples; blocks are decoded as a whole.
 FIRST_SAMPLES = 64
-TEXT, JSON = "txt", "json"
+TEXT = "txt"
+JSON = "json"
 _PICTURES = (IMAGE, "jpg", "png", "webp")
 # Their spelling in the manifest.
 _DTYPES = {"|b1": "?", "|u1": "u1", "|i1": "i1"}

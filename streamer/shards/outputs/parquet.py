@@ -34,7 +34,8 @@ class ParquetShard(ShardWriter):
     """A Parquet file of samples."""
 
     def __init__(self, path: Path, columns: list[Column]) -> None:
-        self._path, self._columns = path, columns
+        self._path = path
+        self._columns = columns
         self._names = {column.name for column in columns}
         self._file = path.open("wb")
         self._writer: pq.ParquetWriter | None = None
@@ -79,11 +80,13 @@ class ParquetShard(ShardWriter):
         return _written(self._path)
 
     def _write_group(self) -> None:
-        rows, writer = self._rows, self._opened()
+        rows = self._rows
+        writer = self._opened()
         values = zip(*rows, strict=True)
         arrays = [_array(column, list(each)) for column, each in zip(self._columns, values, strict=True)]
         writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema), row_group_size=len(rows))
-        self._rows, self._held_bytes = [], 0
+        self._rows = []
+        self._held_bytes = 0
 
     def _opened(self) -> pq.ParquetWriter:
         """The writer; its batches follow from the first row group."""

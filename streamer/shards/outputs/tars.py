@@ -20,7 +20,8 @@ class TarShard(ShardWriter):
 
     def add(self, sample: Sample, ordinal: int) -> None:
         """Adds a sample as files; its contents must stay as they are until `flush`."""
-        key, files = key_of(sample, ordinal), files_of(sample)
+        key = key_of(sample, ordinal)
+        files = files_of(sample)
         if (before := self._seen.setdefault(key, ordinal)) != ordinal:
             raise PackError(f"its key {key!r} is that of sample {before} too; every sample of a shard needs its own")
         self._tar.add(key, files)
@@ -33,7 +34,8 @@ class TarShard(ShardWriter):
     def finish(self) -> Written:
         """Writes the end mark."""
         self._tar.finish()
-        blocks, sums = packed_numbers(self._tar.blocks), packed_numbers(self._tar.sums)
+        blocks = packed_numbers(self._tar.blocks)
+        sums = packed_numbers(self._tar.sums)
         return Written(size=self._tar.size, blocks=blocks, sums=sums)
 
     def close(self) -> None:

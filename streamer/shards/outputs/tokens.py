@@ -21,7 +21,8 @@ from streamer.shards.receipts import Written, packed_numbers
 from streamer.shards.values import KEY, Sample
 from streamer.tables.tokens.megatron import encode_index
 
-_SHORT, _WIDE = "<u2", "<i4"
+_SHORT = "<u2"
+_WIDE = "<i4"
 # As in Megatron-LM's `DType.optimal_dtype`: its own files of the same vocabulary have the same dtype.
 _SHORT_VOCABULARY = 65_500
 MOST_TOKENS = 1 << 31
@@ -65,7 +66,8 @@ class TokenShard(ShardWriter):
     """A file of tokens and its index."""
 
     def __init__(self, path: Path, field: TokenField) -> None:
-        self._file, self._field = path.open("wb"), field
+        self._file = path.open("wb")
+        self._field = field
         self._lengths = array("i")
         self._held: list[bytes] = []
         self._held_bytes = 0
@@ -119,7 +121,8 @@ class TokenShard(ShardWriter):
         content = b"".join(self._held)
         self._file.write(content)
         self._pieces.append((len(content), crc32(content), len(self._held)))
-        self._held, self._held_bytes = [], 0
+        self._held = []
+        self._held_bytes = 0
 
 
 def kinds_of(values: Mapping[str, object]) -> dict[str, str]:

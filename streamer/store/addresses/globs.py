@@ -31,7 +31,8 @@ class _Class(msgspec.Struct, frozen=True):
         return letter != "/" and self._names(letter) != self.negated
 
     def _names(self, letter: str) -> bool:
-        inside, i = self.inside, 0
+        inside = self.inside
+        i = 0
         while i < len(inside):
             is_range = i + 2 < len(inside) and inside[i + 1] == "-"
             last = inside[i + 2] if is_range else inside[i]
@@ -80,12 +81,15 @@ class Automaton:
         self._classes: list[tuple[int, _Class]] = []
         self._fitting: dict[str, int] = {}
         # Places of stars, and of question marks.
-        self._any, self._any_but_slash, self._any_once = 0, 0, 0
+        self._any = 0
+        self._any_but_slash = 0
+        self._any_once = 0
         # Places that lead to later ones without a letter.
         self._skips: dict[int, int] = {}
         self._skipping = 0
         self._finals: list[int] = []
-        begin, size = 0, 0
+        begin = 0
+        size = 0
         for glob in self.globs:
             begin |= 1 << size
             size = self._add(glob, size)

@@ -46,7 +46,8 @@ def count_expanded(url: str) -> tuple[int, int]:
         ConfigError: a range that runs backwards, more than a million urls or 256 MiB of them, or more than 10,000 by
             braces inside of braces.
     """
-    count, letters = 1, len(url)
+    count = 1
+    letters = len(url)
     if "{" not in url:
         return count, letters
     for number, found in enumerate(_BRACE.finditer(url)):
@@ -66,9 +67,11 @@ def _count_nested(url: str) -> tuple[int, int]:
     """Counts by expanding: what stands in outer braces is known when the inner ones are gone."""
     if url.count("{") > _MOST_BRACES:
         raise _too_many(url, f"a product of more than {_MOST_BRACES} braces")
-    count, letters = 0, 0
+    count = 0
+    letters = 0
     for one in _expand(url, url):
-        count, letters = count + 1, letters + len(one)
+        count = count + 1
+        letters = letters + len(one)
         if count > _MOST_NESTED or letters > MAX_EXPANDED_LETTERS:
             raise _too_many(url, f"more than {count - 1:,} urls by braces inside of braces")
     return count, letters
@@ -81,7 +84,8 @@ def one_of_all(url: str) -> str | None:
     """
     if count_expanded(url)[0] > 1 and any(letter in url for letter in "%?#\\\0"):
         return None
-    one, end = "", 0
+    one = ""
+    end = 0
     for found in _BRACE.finditer(url):
         choices = ["0"] if _range(found[1], url) is not None else found[1].split(",")
         if any("/" in choice or not choice.strip(".") for choice in choices):
@@ -193,7 +197,8 @@ class Pattern(msgspec.Struct, frozen=True):
         special = re.search(r"[*?\[{]", url)
         if special is None:
             return cls(url if url.endswith("/") else url + "/", single=True)
-        folder, every = url[: special.start()].rpartition("/")[0] + "/", expand(url)
+        folder = url[: special.start()].rpartition("/")[0] + "/"
+        every = expand(url)
         if GLOB.search(url) is None:
             return cls(folder, single=False, named=frozenset(every))
         named = frozenset(every)

@@ -47,7 +47,8 @@ class Keys(msgspec.Struct, frozen=True):
 
 def of_environment(variables: Mapping[str, str] = os.environ) -> Keys | None:
     """The keys in AWS's own variables, which boto would find, too, if it is installed."""
-    key, secret = variables.get("AWS_ACCESS_KEY_ID"), variables.get("AWS_SECRET_ACCESS_KEY")
+    key = variables.get("AWS_ACCESS_KEY_ID")
+    secret = variables.get("AWS_SECRET_ACCESS_KEY")
     return Keys(key, secret, variables.get("AWS_SESSION_TOKEN")) if key and secret else None
 
 
@@ -80,7 +81,8 @@ def find(root: str, profile: str | None) -> Issued[Keys | None]:
         session = Session(profile=profile)
         timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
         session.set_default_client_config(Config(**timeouts, retries={"total_max_attempts": 1}))
-        credentials, region = session.get_credentials(), session.get_config_variable("region")
+        credentials = session.get_credentials()
+        region = session.get_config_variable("region")
         if credentials is None:
             raise _no_role(root, session)
         frozen = credentials.get_frozen_credentials()

@@ -60,7 +60,8 @@ def find(
     """
     if user is not None:
         return _of_user(root, user, variables)
-    option, path = config.get("application_credentials"), variables.get(_FILE)
+    option = config.get("application_credentials")
+    path = variables.get(_FILE)
     kind = _type_of(str(option or path)) if option or path else ""
     if "service_account_key" in config or any(map(variables.get, _OF_OBSTORE)) or kind == "service_account":
         return Issued(None)
@@ -141,7 +142,8 @@ def _mapped(root: str, path: object, variables: Mapping[str, str]) -> Iterator[N
 
 
 def _failure(root: str, error: Exception, path: object, variables: Mapping[str, str]) -> StreamerError:
-    kind, text = type(error).__name__, str(error).lower()
+    kind = type(error).__name__
+    text = str(error).lower()
     if kind == "DefaultCredentialsError" and not path:
         host = variables.get("GCE_METADATA_HOST") or variables.get("GCE_METADATA_IP") or _METADATA
         return metadata.failure(root, metadata.ask(f"http://{host}/", {"Metadata-Flavor": "Google"}))

@@ -109,7 +109,8 @@ class KeyRing(Generic[C]):
     def refuse(self) -> None:
         """Notes that the store rejects these: the next request waits for another look."""
         self._refused = time.monotonic()
-        self._is_needed, self._next = True, -math.inf
+        self._is_needed = True
+        self._next = -math.inf
 
     async def _wait(self) -> None:
         deadline = time.monotonic() + _WAIT_SECONDS
@@ -177,7 +178,9 @@ class KeyRing(Generic[C]):
             return  # from a look that took longer than one begun later
         if self._failure is not None and self._issued is not None:
             _log.info("%s: the credentials are renewed", self._root)
-        self._issued, self._failure, self._is_needed = issued, None, False
+        self._issued = issued
+        self._failure = None
+        self._is_needed = False
         self._next = time.monotonic() + max(left - _RENEWAL_SECONDS, left / 2, 5.0)
 
     def _failed(self, failure: StreamerError) -> None:

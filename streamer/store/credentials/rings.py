@@ -25,7 +25,8 @@ def ring_of(address: Address, translation: Translation) -> AnyRing | None:
 
 def finder_of(address: Address, translation: Translation) -> Find | None:
     """The function that looks for the credentials of a root once; None as in `ring_of`."""
-    config, root = translation.config, shown(address.root)
+    config = translation.config
+    root = shown(address.root)
     kind = family(address.scheme)
     if config.get("skip_signature"):
         return None

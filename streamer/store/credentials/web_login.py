@@ -27,7 +27,8 @@ def sign_in(root: str, translation: Translation, *, guarded: bool, variables: Ma
         variables: the environment; NETRC names the file, as for curl and requests.
     """
     headers = cast("dict[str, str]", translation.client.get("default_headers", {}))
-    parts, login = urlsplit(root), cast("Login | None", None)
+    parts = urlsplit(root)
+    login = cast("Login | None", None)
     if any(name.lower() == "authorization" for name in headers):
         translation.login = "with the header Authorization of storage_options"
     elif parts.username:

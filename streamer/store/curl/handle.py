@@ -65,7 +65,8 @@ class Handle:
         self._lines: list[bytes] = []
         self._answer = b""
         self._most = 0
-        self._redirects, self._redirects_left = access.redirects, 0
+        self._redirects = access.redirects
+        self._redirects_left = 0
         self._fresh = False
         self.received = 0
         self.failure: BaseException | None = None
@@ -79,7 +80,9 @@ class Handle:
 
     def bind(self, target: ObjectRecord, asked: tuple[int, int], take: Take) -> None:
         """Starts a request, which ends with `unbind`."""
-        self._target, self._range, self._take = target, asked, take
+        self._target = target
+        self._range = asked
+        self._take = take
         self._redirects_left = self._redirects.most
         tag = versions.if_match(target.version)
         # libcurl would write a line break as it is; unsent, it is still compared with the answer
@@ -87,7 +90,8 @@ class Handle:
 
     def unbind(self) -> None:
         """Drops all state of the request."""
-        self._target, self._take = _NOTHING, None
+        self._target = _NOTHING
+        self._take = None
         self._begin_again()
 
     def _begin_again(self) -> None:
@@ -98,7 +102,8 @@ class Handle:
 
     def prepare(self, address: str, headers: Sequence[str], *, fresh: bool) -> None:
         """Sets the options of the transfer that differ from those of the last one."""
-        easy, (start, stop) = self.easy, self._range
+        easy = self.easy
+        (start, stop) = self._range
         lines = [f"Range: bytes={start}-{stop - 1}", *headers]
         if self._tag is not None:
             lines.append(f"If-Match: {self._tag}")
@@ -146,7 +151,10 @@ class Handle:
         """Returns the error of a transfer that ended early."""
         if self.failure is not None:
             return self.failure
-        url, (start, stop), code, text = self._target.url, self._range, error.args[0], str(error.args[-1])
+        url = self._target.url
+        (start, stop) = self._range
+        code = error.args[0]
+        text = str(error.args[-1])
         if code in (pycurl.E_PARTIAL_FILE, pycurl.E_RECV_ERROR, pycurl.E_GOT_NOTHING) and self._sink == self._take:
             return failures.short_read(url, start, stop, self.received)
         if code == pycurl.E_URL_MALFORMAT:
@@ -186,7 +194,8 @@ class Handle:
     def _begin(self) -> Take:
         """Checks that the answer is the range in the pinned version; returns the receiver of its bytes."""
         assert self._take is not None, "bound"
-        target, (start, stop) = self._target, self._range
+        target = self._target
+        (start, stop) = self._range
         self._most = stop - start
         if self._is_as_expected():
             return self._take
@@ -209,7 +218,9 @@ class Handle:
 
     def _is_as_expected(self) -> bool:
         """Whether the head has the lines that most servers write; parsing it costs 4 us more."""
-        lines, tag, (start, stop) = self._lines, self._tag, self._range
+        lines = self._lines
+        tag = self._tag
+        (start, stop) = self._range
         return (
             tag is not None
             and lines[0].startswith(b"HTTP/1.1 206")
@@ -219,13 +230,15 @@ class Handle:
 
     def _head(self) -> tuple[int, dict[bytes, bytes]]:
         """Status and headers of the last answer; those of proxies and redirects come before it."""
-        status, headers = 0, {}
+        status = 0
+        headers = {}
         for line in self._lines:
             name, colon, value = line.partition(b":")
             if colon:
                 headers[name.lower()] = value.strip()
             elif line.startswith(b"HTTP/"):
-                status, headers = int(line.split()[1]), {}
+                status = int(line.split()[1])
+                headers = {}
         return status, headers
 
     def _keep_answer(self, piece: bytes | memoryview) -> None:

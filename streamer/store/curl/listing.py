@@ -120,7 +120,9 @@ def _parsed(root: str, body: bytes, names: tuple[str, str], parse: Callable[[Ele
 
 def _record(root: str, entry: ElementTree.Element, space: str, *, escaped: bool) -> ObjectRecord:
     fields = {child.tag: child.text or "" for child in entry}
-    key, size, tag = fields[f"{space}Key"], int(fields[f"{space}Size"]), fields.get(f"{space}ETag", "")
+    key = fields[f"{space}Key"]
+    size = int(fields[f"{space}Size"])
+    tag = fields.get(f"{space}ETag", "")
     moment = None if tag else datetime.fromisoformat(fields[f"{space}LastModified"])
     url = f"{root}/{unquote_plus(key) if escaped else key}"
     return ObjectRecord(url, size, versions.of_answer(tag, None, size, moment))

@@ -139,10 +139,12 @@ class Multi:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_at = self._loop.call_at(moment, self._time_is_up), moment
+        self._timer = self._loop.call_at(moment, self._time_is_up)
+        self._timer_at = moment
 
     def _time_is_up(self) -> None:
-        self._timer, self._timer_at = None, _NEVER
+        self._timer = None
+        self._timer_at = _NEVER
         self._act(pycurl.SOCKET_TIMEOUT, 0)
         self._resolve()
 

@@ -29,7 +29,8 @@ class Names:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self._host, self._port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, 0)
+        self._host = parts.hostname or ""
+        self._port = parts.port or _PORTS.get(parts.scheme, 0)
         self._addresses: list[str] = []
         # Behind a proxy names may not resolve, and the proxy opens the connections.
         unused = is_ip(self._host) or {f"{parts.scheme}_proxy", "all_proxy"} & {

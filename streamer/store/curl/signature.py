@@ -63,7 +63,8 @@ class Signer:
         return [self._authorization + signature, *self._lines]
 
     def _prepare(self, second: int, keys: Keys) -> None:
-        self._second, self._keys = second, keys
+        self._second = second
+        self._keys = keys
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(second))
         scope = (moment[:8], self._region, "s3", "aws4_request")
         self._signing_key = f"AWS4{keys.secret}".encode()

@@ -91,7 +91,8 @@ class CurlStore(ObstoreStore):
         if access is None or target.version.startswith(versions.VERSION):
             await super().get(target, start, stop, take, piece_bytes=piece_bytes)
             return
-        multi, handle = self._running(), self._free.pop() if self._free and not fresh else self._handle(access)
+        multi = self._running()
+        handle = self._free.pop() if self._free and not fresh else self._handle(access)
         self._counters.requests += 1
         handle.bind(target, (start, stop), take)
         kept = self._targets.of(target.url)
@@ -154,7 +155,9 @@ class CurlStore(ObstoreStore):
                 yield page
             return
         self._counters.lists += 1
-        prefix, token, tokens = self._key(folder), "", set[str]()
+        prefix = self._key(folder)
+        token = ""
+        tokens = set[str]()
         while True:
             asked = listing.query(prefix, after or "", token)
             answer = await in_time(self._whole(folder, asked), folder)
@@ -196,7 +199,8 @@ class CurlStore(ObstoreStore):
         """See PartsKeeper.unfinished; none of a web server."""
         if not self._is_plain or await self._find_access() is None:
             return []
-        found, after = list[Upload](), ("", "")
+        found = list[Upload]()
+        after = ("", "")
         while True:
             asked = listing.uploads_query(self._key(prefix), after)
             page, following = listing.uploads_of(self._root, (await in_time(self._whole(prefix, asked), prefix)).body)
@@ -278,7 +282,8 @@ class CurlStore(ObstoreStore):
                 if access is not None:
                     self._names = Names(access.base or self._root)
                     await self._names.ready()
-                self._access, self._is_found = access, True
+                self._access = access
+                self._is_found = True
         return self._access
 
     def _running(self) -> Multi:
@@ -312,6 +317,7 @@ class CurlStore(ObstoreStore):
                 await multi.close()
 
     def _forget(self) -> None:
-        self._access, self._is_found = None, False
+        self._access = None
+        self._is_found = False
         while self._free:
             self._free.pop().easy.close()

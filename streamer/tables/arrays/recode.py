@@ -69,7 +69,8 @@ class TileRecoder:
         if sum(math.prod(stop - start for start, stop in place) for place in places) < rows.size:
             rows[...] = np.frombuffer(column.fill, rows.dtype, 1)[0] if column.fill else 0
         for tile, place in zip(column.tiles, places, strict=True):
-            stored, content = content[: tile.length], content[tile.length :]
+            stored = content[: tile.length]
+            content = content[tile.length :]
             if len(stored) != tile.length:
                 raise RecodeError(f"a tile has {tile.length} bytes, {len(stored)} are left")
             inside = tuple(

@@ -144,7 +144,8 @@ class RowOpener:
     """Opens rows: each is a field of this kind."""
 
     def __init__(self, kind: str, name: str = FIELD) -> None:
-        self._kind, self._name = kind, name
+        self._kind = kind
+        self._name = name
         dtype = fixed_dtype(kind)
         assert dtype is not None, "rows are of one length"
         self._row_bytes = dtype.itemsize

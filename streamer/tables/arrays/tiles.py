@@ -136,7 +136,8 @@ class Column(msgspec.Struct, frozen=True):
         rows = self.shape[0]
         if self.start >= 0:
             return [Rows(self.start, self.row_bytes, rows)]
-        step, tiles = self.tile[0], self.tiles
+        step = self.tile[0]
+        tiles = self.tiles
         if self.codecs or self.tile[1:] != self.shape[1:] or len(tiles) != -(-rows // step):
             return None
         counts = np.minimum(step, rows - tiles.origins[:, 0])
@@ -151,13 +152,16 @@ class Column(msgspec.Struct, frozen=True):
     def part(self, first: int, stop: int) -> tuple[ColumnHint, list[_Piece]]:
         """Returns the tiles that have a part of the rows `[first, stop)`, and their bytes."""
         if self.start >= 0:
-            begin, length = self.start + first * self.row_bytes, (stop - first) * self.row_bytes
+            begin = self.start + first * self.row_bytes
+            length = (stop - first) * self.row_bytes
             whole = TileHint((0,) * len(self.shape), length)
             hint = ColumnHint(self.kind, (stop - first, *self.shape[1:]), None, self.fill, (whole,))
             return hint, [(None, begin, begin + length)]
-        tiles, above = self.tiles, self.tiles.origins[:, 0]
+        tiles = self.tiles
+        above = self.tiles.origins[:, 0]
         among = slice(*np.searchsorted(above, [first - self.tile[0] + 1, stop]).tolist())
-        origins, lengths = tiles.origins[among].copy(), tiles.lengths[among].tolist()
+        origins = tiles.origins[among].copy()
+        lengths = tiles.lengths[among].tolist()
         origins[:, 0] -= first
         places = zip(origins.tolist(), lengths, tiles.masks[among].tolist(), strict=True)
         hints = tuple(TileHint(tuple(origin), length, mask) for origin, length, mask in places)
@@ -240,16 +244,20 @@ def _edges(columns: Sequence[Column], rows: tuple[int, int], chunk_bytes: int) -
     longest = max(columns, key=lambda column: (column.start >= 0 or len(column.tiles) > 0, column.row_bytes))
     if longest.start >= 0:
         return [*range(*rows, max(1, chunk_bytes // total)), rows[1]]
-    step, most = longest.tile[0], chunk_bytes * longest.row_bytes // total
+    step = longest.tile[0]
+    most = chunk_bytes * longest.row_bytes // total
     tops, lengths, counts = _runs_of_tiles(longest, rows)
     _check_written(tops, step, rows, total)
-    edges, fetched, tiles = [rows[0]], 0, 0
+    edges = [rows[0]]
+    fetched = 0
+    tiles = 0
     for top, length, count in zip(tops.tolist(), lengths.tolist(), counts.tolist(), strict=True):
         is_full = fetched + length > most or tiles + count > _TILES_PER_BLOCK
         if fetched and (is_full or (top + step - edges[-1]) * total > _RECORD_BYTES):
             edges.append(top)
             fetched = tiles = 0
-        fetched, tiles = fetched + length, tiles + count
+        fetched = fetched + length
+        tiles = tiles + count
     return [*edges, rows[1]]
 
 

@@ -151,7 +151,8 @@ def _footer(record: ObjectRecord) -> Reading[memoryview]:
 
 def _walked(record: ObjectRecord, at: int) -> Reading[list[Place]]:
     """Reads the messages from byte `at` on, one after the other; without an end mark they end with the object."""
-    places, held = list[Place](), window.Window(record.size, at, probe=True)
+    places = list[Place]()
+    held = window.Window(record.size, at, probe=True)
     while at < record.size:
         if record.size - at < PREFIX_BYTES:
             raise damaged(record, f"cut off in the head of a message, {record.size - at} bytes", at)

@@ -19,19 +19,24 @@ from numpy.typing import NDArray
 from streamer.base.flatbuffer import Table
 from streamer.formats.failures import DamagedError
 
-SCHEMA, DICTIONARY, BATCH = 1, 2, 3
+SCHEMA = 1
+DICTIONARY = 2
+BATCH = 3
 PREFIX_BYTES = 8
 # A file begins with these bytes, and ends with the magic behind its footer.
 MAGIC = b"ARROW1"
-START_BYTES, END_BYTES = 8, 4 + len(MAGIC)
+START_BYTES = 8
+END_BYTES = 4 + len(MAGIC)
 # What blocks of a file have in their hints: that there are dictionaries before the batches, and the file's own schema.
-DICTIONARIES, OWN_SCHEMA = b"dictionaries", b" schema "
+DICTIONARIES = b"dictionaries"
+OWN_SCHEMA = b" schema "
 MOST_METADATA_BYTES = 16 << 20
 _PREFIX = Struct("<II")
 _CONTINUES = 0xFFFFFFFF
 _LENGTH = Struct("<i")
 # Fields of Footer, and a struct of them.
-_DICTIONARIES, _BATCHES = 2, 3
+_DICTIONARIES = 2
+_BATCHES = 3
 # A table of a Message without its header: where it is, its fields; version 5, schema, header, no body.
 _MESSAGE = Struct("<IHHHHHHiHBxIxxxxq").pack(16, 12, 24, 4, 6, 8, 16, 12, 4, SCHEMA, 0, 0)
 _HEADER_AT = 24
@@ -63,7 +68,8 @@ def read_prefix(content: memoryview) -> int:
 def read_message(metadata: memoryview) -> Message:
     """Parses the metadata of a message."""
     table = Table.root(metadata)
-    kind, body_bytes = table.number(1, "<B"), table.number(3, "<q")
+    kind = table.number(1, "<B")
+    body_bytes = table.number(3, "<q")
     if body_bytes < 0:
         raise DamagedError(f"a body of {body_bytes} bytes")
     if kind != BATCH:

@@ -121,7 +121,8 @@ def read_batches(schema: memoryview, content: memoryview, *, dictionaries: bool 
         with pa.ipc.open_stream(pa.py_buffer(bytes(schema) + bytes(content))) as stream:
             batches = list(stream)
     else:
-        columns, source = pa.ipc.read_schema(pa.py_buffer(schema)), pa.BufferReader(pa.py_buffer(content))
+        columns = pa.ipc.read_schema(pa.py_buffer(schema))
+        source = pa.BufferReader(pa.py_buffer(content))
         batches = []
         while source.tell() < source.size():
             batches.append(pa.ipc.read_record_batch(pa.ipc.read_message(source), columns))

@@ -16,8 +16,14 @@ from streamer.tables.parquet.arrow_schema import duration_of, tensor_of
 _HUGGING_FACE = "huggingface"
 _DEEPEST = 32
 _MOST_COLUMNS = 10_000
-_INT, _FLOAT, _DECIMAL, _TIMESTAMP, _FIXED_BINARY, _DURATION = 2, 3, 7, 10, 15, 18
-_STRUCT, _MAP = 13, 17
+_INT = 2
+_FLOAT = 3
+_DECIMAL = 7
+_TIMESTAMP = 10
+_FIXED_BINARY = 15
+_DURATION = 18
+_STRUCT = 13
+_MAP = 17
 _LISTS = {12: "list", 16: "fixed_size_list", 21: "large_list"}
 # Types of values that are laid out in one way: name, type and meaning as Parquet has them.
 _PLAIN = {
@@ -87,19 +93,25 @@ class _Columns:
         if depth > _DEEPEST or len(self.types) > _MOST_COLUMNS:
             raise FlatbufferError(f"columns nested more than {_DEEPEST} deep, or more than {_MOST_COLUMNS}")
         own = field.text(0)
-        name, kind, children = name or own, field.number(2, "<B"), field.tables(5)
+        name = name or own
+        kind = field.number(2, "<B")
+        children = field.tables(5)
         parts = [("", child) for child in children]
         if kind in _LISTS and len(children) == 1:
-            exact, elements = _LISTS[kind], _repeated(name, "list", "list", 1)
+            exact = _LISTS[kind]
+            elements = _repeated(name, "list", "list", 1)
             parts = [("element", children[0])]
         elif kind == _MAP and len(children) == 1 and len(children[0].tables(5)) == 2:
-            exact, elements = "map", _repeated(name, "map", "key_value", 2)
+            exact = "map"
+            elements = _repeated(name, "map", "key_value", 2)
             parts = list(zip(("key", "value"), children[0].tables(5), strict=True))
         elif kind == _STRUCT and children:
-            exact, elements = "struct", [parquet.Element(name, len(children))]
+            exact = "struct"
+            elements = [parquet.Element(name, len(children))]
         else:
             exact, physical, meaning, length = _primitive(kind, own, field)
-            elements, parts = [parquet.Element(name, type=physical, meaning=meaning, length=length)], []
+            elements = [parquet.Element(name, type=physical, meaning=meaning, length=length)]
+            parts = []
         if shape := tensor_of(field):
             if inside:
                 raise UnreadError(f"a tensor inside of a list, column {own!r}, which is not read")

@@ -27,7 +27,8 @@ _CHECKSUM_BYTES = 4
 # Signature, version, kind, address of the array's head.
 _BLOCK_HEAD_BYTES = 14
 _MOST_BITS = 64
-_UNFILTERED, _FILTERED = 0, 1
+_UNFILTERED = 0
+_FILTERED = 1
 # More than a manifest holds.
 _MOST_CHUNKS = 1 << 28
 _FEW_CHUNKS = 1 << 16
@@ -37,7 +38,8 @@ def find_chunks(
     held: Held, layout: Layout, shape: tuple[int, ...], item_bytes: int, *, filtered: bool
 ) -> Reading[Tiles]:
     """Finds the chunks of a dataset that were written; if it has filters, their lengths differ."""
-    chunk, grid = layout.chunk, tuple(-(-size // step) for size, step in zip(shape, layout.chunk, strict=True))
+    chunk = layout.chunk
+    grid = tuple(-(-size // step) for size, step in zip(shape, layout.chunk, strict=True))
     count = math.prod(grid)
     # An array of all chunks is made of the other indexes.
     if count > (_MOST_CHUNKS if layout.index == messages.BTREE else held.record.size // 8 + _FEW_CHUNKS):
@@ -83,7 +85,9 @@ def _tiles(held: Held, layout: Layout, shape: tuple[int, ...], origins: Int64Arr
 def _elements(held: Held, layout: Layout, count: int, chunk_bytes: int, *, filtered: bool) -> Reading[Elements]:
     """Finds all chunks by number; those that were not written have no address."""
     elements = np.empty(count, _ELEMENT)
-    elements["address"], elements["length"], elements["mask"] = UNDEFINED, chunk_bytes, 0
+    elements["address"] = UNDEFINED
+    elements["length"] = chunk_bytes
+    elements["mask"] = 0
     if layout.index == messages.SINGLE:
         elements[0] = (layout.address, layout.length if filtered else chunk_bytes, layout.mask)
     elif layout.index == messages.IMPLICIT:
@@ -118,8 +122,12 @@ def _put(elements: Elements, first: int, raw: memoryview, entry: np.dtype[np.voi
 def _fixed_array(held: Held, address: int, elements: Elements) -> Reading[None]:
     head = Cursor((yield from held.read(address, 28)), address)
     head.expect(b"FAHD", (0,))
-    client, entry_bytes, page_bits, count = head.number(1), head.number(1), head.number(1), head.number()
-    entry, place = _entry(client, entry_bytes, address), head.number()
+    client = head.number(1)
+    entry_bytes = head.number(1)
+    page_bits = head.number(1)
+    count = head.number()
+    entry = _entry(client, entry_bytes, address)
+    place = head.number()
     if not len(elements) <= count <= _MOST_CHUNKS or page_bits > _MOST_BITS:
         raise DamagedError(f"an array of {count} elements for {len(elements)} chunks", address)
     per_page = 1 << page_bits
@@ -179,7 +187,8 @@ class _Extensible(msgspec.Struct, frozen=True):
         for number in range(1 + self.bits - (self.least.bit_length() - 1)):
             if first >= elements:
                 return
-            count, size = 1 << number // 2, self.least << (number + 1) // 2
+            count = 1 << number // 2
+            size = self.least << (number + 1) // 2
             yield first, count, size
             first += count * size
 
@@ -191,7 +200,8 @@ class _Extensible(msgspec.Struct, frozen=True):
         """Returns the runs of a group of data blocks; `written` has a bit for each page that was written."""
         found = []
         for number, address in enumerate(addresses):
-            start, place = first + number * size, address + self.block_head_bytes
+            start = first + number * size
+            place = address + self.block_head_bytes
             if address == UNDEFINED:
                 continue
             if pages := self.pages(size):

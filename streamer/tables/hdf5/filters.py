@@ -17,7 +17,9 @@ from streamer.tables.arrays.recode import Array
 from streamer.tables.arrays.tiles import ColumnHint
 from streamer.tables.hdf5.messages import Filter
 
-DEFLATE, SHUFFLE, FLETCHER32 = 1, 2, 3
+DEFLATE = 1
+SHUFFLE = 2
+FLETCHER32 = 3
 _CHECKSUM_BYTES = 4
 _MODULUS = 65535
 
@@ -31,7 +33,8 @@ class FilteredChunks:
     """Decodes chunks of one shape that have only these filters."""
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
-        self._dtype, self._shape = dtype, column.tile
+        self._dtype = dtype
+        self._shape = column.tile
         self._bytes = dtype.itemsize * int(np.prod(column.tile, dtype=np.int64))
         self._filters = [UNDO[each.number] for each in filters_of(column)]
 
@@ -62,7 +65,8 @@ def _unshuffle(stored: memoryview, item_bytes: int, most: int) -> memoryview:
 
 
 def _verify(stored: memoryview, item_bytes: int, most: int) -> memoryview:
-    content, found = stored[:-_CHECKSUM_BYTES], int.from_bytes(stored[-_CHECKSUM_BYTES:], "little")
+    content = stored[:-_CHECKSUM_BYTES]
+    found = int.from_bytes(stored[-_CHECKSUM_BYTES:], "little")
     if fletcher32(content) != found:
         raise RecodeError("the checksum of a chunk is wrong")
     return content

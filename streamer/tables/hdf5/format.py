@@ -29,7 +29,8 @@ from streamer.tables.hdf5.objects import Header, Links, Path, read_group, read_h
 
 _CHOOSE = 'name the datasets that you want: HDF5(datasets={"image": "/images"})'
 # For a message.
-_MOST_NAMED, _MOST_LOOKED_AT = 20, 100
+_MOST_NAMED = 20
+_MOST_LOOKED_AT = 100
 # As many libhdf5 follows.
 _MOST_LINKS = 16
 # Index of a chunk, with room for what is read beside it.
@@ -84,7 +85,8 @@ class HDF5(RowFormat, frozen=True, forbid_unknown_fields=True):
 
     def index_rows(self, source: Source, facts: Facts, start: int) -> Indexing:
         """Finds the rows of one file, whose dtypes and shapes must be those of the first one."""
-        record, held = source.record, Held(source.record)
+        record = source.record
+        held = Held(source.record)
         there: list[str] = []
         with _errors_of(record, there):
             found = yield from self._datasets(held, there)
@@ -191,9 +193,11 @@ def _episodes(path: str, inside: Links) -> str:
 def _paths(held: Held, links: Links) -> Reading[list[str]]:
     """Returns the paths of the first datasets of a file, for a message."""
     found: list[str] = []
-    queue, left = _addresses("", links), _MOST_LOOKED_AT
+    queue = _addresses("", links)
+    left = _MOST_LOOKED_AT
     while queue and left and len(found) < _MOST_NAMED:
-        (path, address), left = queue.pop(0), left - 1
+        (path, address) = queue.pop(0)
+        left = left - 1
         with suppress(DamagedError):
             header = yield from read_header(held, address)
             if header.of(messages.DATASPACE) is not None:
@@ -215,8 +219,10 @@ def _dataset(path: str, header: Header) -> _Dataset:
     try:
         if header.of(messages.EXTERNAL) is not None:
             raise UnreadError("its data in other files")
-        shape, dtype = messages.read_dataspace(space), messages.read_datatype(kind)
-        filters, fill = header.of(messages.FILTERS), header.of(messages.FILL)
+        shape = messages.read_dataspace(space)
+        dtype = messages.read_datatype(kind)
+        filters = header.of(messages.FILTERS)
+        fill = header.of(messages.FILL)
         return _Dataset(
             dtype,
             shape or (),
@@ -230,7 +236,8 @@ def _dataset(path: str, header: Header) -> _Dataset:
 
 def _column(held: Held, dataset: _Dataset) -> Reading[Column]:
     """Finds the rows of a dataset, and the places of its chunks."""
-    column, layout = dataset.column(base=held.base), dataset.layout
+    column = dataset.column(base=held.base)
+    layout = dataset.layout
     column.check()
     if not layout.chunk:
         length = column.shape[0] * column.row_bytes

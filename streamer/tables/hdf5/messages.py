@@ -13,17 +13,30 @@ import numpy as np
 from streamer.formats.failures import DamagedError, UnreadError
 from streamer.tables.hdf5.held import Cursor
 
-DATASPACE, LINK_INFO, DATATYPE, FILL, LINK, EXTERNAL = 1, 2, 3, 5, 6, 7
-LAYOUT, FILTERS, CONTINUATION, SYMBOL_TABLE = 8, 11, 16, 17
+DATASPACE = 1
+LINK_INFO = 2
+DATATYPE = 3
+FILL = 5
+LINK = 6
+EXTERNAL = 7
+LAYOUT = 8
+FILTERS = 11
+CONTINUATION = 16
+SYMBOL_TABLE = 17
 # Classes of a datatype.
-_INTEGER, _FLOAT, _COMPOUND, _ENUM = 0, 1, 6, 8
+_INTEGER = 0
+_FLOAT = 1
+_COMPOUND = 6
+_ENUM = 8
 _CLASSES = (
     *("integer", "float", "time", "string", "bit field", "opaque"),
     *("compound", "reference", "enum", "vlen", "array"),
 )
 _IEEE = {(2, 5, 10): "f2", (4, 8, 23): "f4", (8, 11, 52): "f8"}
 # How a dataset is stored.
-_COMPACT, _CONTIGUOUS, _CHUNKED = 0, 1, 2
+_COMPACT = 0
+_CONTIGUOUS = 1
+_CHUNKED = 2
 # Where the chunks are; the first one is that of layouts of version 3, the others have the numbers of version 4 and 5.
 BTREE, SINGLE, IMPLICIT, FIXED_ARRAY, EXTENSIBLE_ARRAY, BTREE_2 = range(6)
 _MOST_AXES = 32
@@ -62,7 +75,8 @@ class Layout(msgspec.Struct, frozen=True):
 
 def read_dataspace(message: Cursor) -> tuple[int, ...] | None:
     """Returns the shape; None: no data at all."""
-    version, axes = message.number(1), message.number(1)
+    version = message.number(1)
+    axes = message.number(1)
     message.take(1)
     if version not in {1, 2} or axes > _MOST_AXES:
         raise DamagedError(f"a dataspace of version {version} with {axes} axes", message.offset)
@@ -78,17 +92,23 @@ def read_dataspace(message: Cursor) -> tuple[int, ...] | None:
 
 def read_datatype(message: Cursor) -> np.dtype[np.generic]:
     """Returns the dtype of numbers, booleans and complex numbers; raises UnreadError for other types."""
-    head, bits, size = message.number(1), message.number(3), message.number(4)
-    kind, version = head & 15, head >> 4
+    head = message.number(1)
+    bits = message.number(3)
+    size = message.number(4)
+    kind = head & 15
+    version = head >> 4
     order = ">" if bits & 1 else "<"
     if kind == _INTEGER:
-        offset, precision = message.number(2), message.number(2)
+        offset = message.number(2)
+        precision = message.number(2)
         if (offset, precision) != (0, 8 * size) or size not in {1, 2, 4, 8}:
             raise UnreadError(f"integers of {precision} bits in {size} bytes")
         return np.dtype(f"{order}{'i' if bits & 8 else 'u'}{size}")
     if kind == _FLOAT:
         message.take(5)
-        exponent, _, mantissa = message.number(1), message.number(1), message.number(1)
+        exponent = message.number(1)
+        _ = message.number(1)
+        mantissa = message.number(1)
         message.take(4)
         if bits & 64 or (size, exponent, mantissa) not in _IEEE:
             parts = f"{exponent} of exponent and {mantissa} of mantissa"
@@ -152,17 +172,21 @@ def read_layout(message: Cursor, item_bytes: int) -> Layout:
         raise UnreadError("data in its header" if kind == _COMPACT else "data in other datasets (a virtual dataset)")
     if version >= 4:
         return _chunks_4(message, item_bytes)
-    axes, address = axes or message.number(1), message.number()
+    axes = axes or message.number(1)
+    address = message.number()
     return Layout(address, _chunk([message.number(4) for _ in range(axes)], item_bytes, message))
 
 
 def _chunks_4(message: Cursor, item_bytes: int) -> Layout:
-    flags, axes, width = message.number(1), message.number(1), message.number(1)
+    flags = message.number(1)
+    axes = message.number(1)
+    width = message.number(1)
     chunk = _chunk([message.number(width) for _ in range(axes)], item_bytes, message)
     index = message.number(1)
     length = mask = 0
     if index == SINGLE and flags & 2:
-        length, mask = message.number(), message.number(4)
+        length = message.number()
+        mask = message.number(4)
     elif index in {FIXED_ARRAY, EXTENSIBLE_ARRAY}:
         # Repeated where the array is.
         message.take(1 if index == FIXED_ARRAY else 5)
@@ -184,7 +208,8 @@ def _chunk(lengths: list[int], item_bytes: int, message: Cursor) -> tuple[int, .
 
 def read_filters(message: Cursor) -> tuple[Filter, ...]:
     """Returns the filters of all chunks, in the order in which they were applied."""
-    version, count = message.number(1), message.number(1)
+    version = message.number(1)
+    count = message.number(1)
     if version == 1:
         message.take(6)
     found = []
@@ -192,7 +217,8 @@ def read_filters(message: Cursor) -> tuple[Filter, ...]:
         number = message.number(2)
         named = version == 1 or number >= 256
         name_bytes = message.number(2) if named else 0
-        flags, values = message.number(2), message.number(2)
+        flags = message.number(2)
+        values = message.number(2)
         message.take(-(-name_bytes // 8) * 8 if version == 1 else name_bytes)
         found.append(Filter(number, flags, tuple(message.number(4) for _ in range(values))))
         if version == 1 and values % 2:

@@ -27,9 +27,11 @@ _HEAP_HEAD_BYTES = 32
 _TABLE_BYTES = 8 + 64 * 40
 _NAME = np.dtype("<u8")
 # Kind of an entry in a table of symbols, and of a link.
-_SOFT_ENTRY, _SOFT_LINK = 2, 1
+_SOFT_ENTRY = 2
+_SOFT_LINK = 1
 
-GROUPS, CHUNKS = 0, 1
+GROUPS = 0
+CHUNKS = 1
 _NODE_HEAD_BYTES = 24
 # Entries that are read of a node at first: as many as it has if nothing else was asked for.
 _USUAL_ENTRIES = 64
@@ -97,15 +99,19 @@ def read_header(held: Held, address: int) -> Reading[Header]:
         flags = prefix.number(1)
         prefix.take((16 if flags & 32 else 0) + (4 if flags & 16 else 0))
         length = prefix.number(1 << (flags & 3))
-        version, head_bytes = 2, 6 if flags & 4 else 4
+        version = 2
+        head_bytes = 6 if flags & 4 else 4
     else:
         if prefix.number(1) != 1:
             raise DamagedError("no object header is there", address)
         prefix.take(7)
         length = prefix.number(4)
         prefix.take(4)
-        version, head_bytes = 1, 8
-    blocks, total, found = [(address + prefix.at, length)], 0, []
+        version = 1
+        head_bytes = 8
+    blocks = [(address + prefix.at, length)]
+    total = 0
+    found = []
     while blocks:
         place, length = blocks.pop(0)
         total += length
@@ -130,7 +136,8 @@ def _messages_of(block: Cursor, version: int, head_bytes: int) -> list[Message]:
     found = []
     while block.left - end >= head_bytes:
         kind = block.number(1 if version == 2 else 2)
-        length, flags = block.number(2), block.number(1)
+        length = block.number(2)
+        flags = block.number(1)
         block.take(head_bytes - (4 if version == 2 else 5))
         offset = block.offset + block.at
         body = block.take(length)
@@ -148,7 +155,8 @@ def read_group(held: Held, header: Header) -> Reading[Links | None]:
     info = header.of(messages.LINK_INFO)
     if info is None:
         return None
-    _, flags = info.number(1), info.number(1)
+    _ = info.number(1)
+    flags = info.number(1)
     info.take(8 if flags & 1 else 0)
     if info.number() != UNDEFINED:
         raise UnreadError(
@@ -162,7 +170,8 @@ def read_group(held: Held, header: Header) -> Reading[Links | None]:
 
 def _link(message: Cursor) -> tuple[str, int | Path]:
     """Returns the name and the target of a link."""
-    _, flags = message.number(1), message.number(1)
+    _ = message.number(1)
+    flags = message.number(1)
     kind = message.number(1) if flags & 8 else 0
     message.take((8 if flags & 4 else 0) + (1 if flags & 16 else 0))
     name = _text(message.take(message.number(1 << (flags & 3))))
@@ -193,7 +202,9 @@ def _symbols(table: Cursor, names: bytes) -> Links:
     table.take(1)
     found: Links = {}
     for _ in range(table.number(2)):
-        name, address, cached = _name_at(names, table.number()), table.number(), table.number(4)
+        name = _name_at(names, table.number())
+        address = table.number()
+        cached = table.number(4)
         table.take(4)
         path_at = table.number(4)
         table.take(12)
@@ -212,7 +223,8 @@ def _text(raw: memoryview | bytes) -> str:
 def read_btree(held: Held, root: int, kind: int, key: np.dtype[np.generic]) -> Reading[NDArray[np.void]]:
     """Reads the leaves of a B-tree of version 1, a level at once: entries with a "key" and the address of a "child"."""
     entry = np.dtype([("key", key), ("child", "<u8")])
-    nodes, level = [root], -1
+    nodes = [root]
+    level = -1
     while True:
         contents = yield from held.read_all(
             [(node, _NODE_HEAD_BYTES + _USUAL_ENTRIES * entry.itemsize) for node in nodes]

@@ -20,7 +20,8 @@ with suppress(ImportError):
 # Parameters that LZF and bitshuffle put before the user's when a dataset is made.
 _MADE = {32000: 3, 32008: 3}
 # Scale-offset, of which one parameter says whether the dataset has a fill value: items that have it are not scaled.
-_SCALE_OFFSET, _HAS_FILL = 6, 7
+_SCALE_OFFSET = 6
+_HAS_FILL = 7
 _names = count()
 
 
@@ -28,7 +29,9 @@ class ChunkDecoder:
     """Decodes chunks of one shape, through datasets in memory with one chunk; raises RecodeError without a filter."""
 
     def __init__(self, dtype: np.dtype[np.generic], column: ColumnHint) -> None:
-        self._dtype, self._shape, self._fill = dtype, column.tile, column.fill
+        self._dtype = dtype
+        self._shape = column.tile
+        self._fill = column.fill
         self._filters = filters_of(column)
         for each in self._filters:
             if each.number == _SCALE_OFFSET and each.values[_HAS_FILL : _HAS_FILL + 1] != (1,):
@@ -64,5 +67,6 @@ class ChunkDecoder:
             settings.set_filter(each.number, each.flags, values)
         if self._fill:
             settings.set_fill_value(np.frombuffer(self._fill, self._dtype, 1).reshape(()))
-        kind, space = h5py.h5t.py_create(self._dtype, logical=True), h5py.h5s.create_simple(self._shape)
+        kind = h5py.h5t.py_create(self._dtype, logical=True)
+        space = h5py.h5s.create_simple(self._shape)
         return h5py.h5d.create(self._file.id, str(mask).encode(), kind, space, settings)

@@ -47,7 +47,8 @@ def arrow_blocks(record: ObjectRecord, items: int, growth: int) -> Indexing:
         raise damaged(record, str(error), 0) from error
     ends = batches["place"] + batches["head"] + batches["body"]
     for begin, stop in runs_of(batches["head"] + batches["body"]):
-        place, end = start + int(batches["place"][begin]), start + int(ends[stop - 1])
+        place = start + int(batches["place"][begin])
+        end = start + int(ends[stop - 1])
         rows = min(items, stop * BATCH_ROWS) - begin * BATCH_ROWS
         schema = (start + 8, start + int(batches["place"][0]))
         ranges = joined_ranges([schema, (place, end)])
@@ -69,7 +70,8 @@ def _batches(tail: memoryview, size: int) -> tuple[int, NDArray[np.void]]:
     dictionaries, batches = read_footer(tail[stop - footer_bytes : stop])
     if len(dictionaries):
         raise ValueError("its rows have dictionaries")
-    places, ends = batches["place"], batches["place"] + batches["head"] + batches["body"]
+    places = batches["place"]
+    ends = batches["place"] + batches["head"] + batches["body"]
     last = length - _FOOTER_END_BYTES - footer_bytes
     if len(batches) and not (
         (batches["head"] > 0).all()

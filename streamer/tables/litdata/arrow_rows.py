@@ -20,7 +20,9 @@ from streamer.formats.table.writer import Column, bytes_column, decoding, listed
 from streamer.tables.arrow_ipc.recode import joined, read_batches
 
 # How a nested value is written; see `streamer.decode.foreign.decode_value`.
-INTEGERS, FLOATS, PACKED = b"i", b"f", b"m"
+INTEGERS = b"i"
+FLOATS = b"f"
+PACKED = b"m"
 
 
 class ArrowRecoder:
@@ -37,7 +39,8 @@ class ArrowRecoder:
             return joined(batches, samples, self._records)
 
     def _records(self, batch: pa.RecordBatch) -> Records:
-        names, rows = batch.schema.names, batch.num_rows
+        names = batch.schema.names
+        rows = batch.num_rows
         columns = [
             _column(field, batch.column(names.index(field.name)) if field.name in names else None, rows)
             for field in self._fields

@@ -108,7 +108,8 @@ class LitData(Format, frozen=True, forbid_unknown_fields=True):
         """Finds the items of a chunk; of compressed chunks and of tokens nothing is read."""
         record = source.record
         items, raw_bytes = _NOTES.decode(source.notes)
-        layout, token_bytes = facts.notes["layout"], facts.notes["sample_bytes"]
+        layout = facts.notes["layout"]
+        token_bytes = facts.notes["sample_bytes"]
         if layout != "packed" and record.size != raw_bytes:
             raise damaged(record, f"{record.size} bytes, index.json says {raw_bytes}", 0)
         records = raw_bytes - head_bytes(items)

@@ -46,7 +46,8 @@ def frame_blocks(record: ObjectRecord, items: int, run: int) -> Indexing:
         raise damaged(record, str(error), 0) from error
     edges = np.append(frames["first"], items).astype(np.int64)
     for first, stop in runs_of(frames["length"]):
-        place, end = int(edges[first]), int(edges[stop])
+        place = int(edges[first])
+        end = int(edges[stop])
         begin = int(frames["place"][first])
         chosen = frames[first:stop]
         yield Block(

@@ -25,7 +25,8 @@ class ItemOpener(LengthsOpener):
 
     def __init__(self, fields: Sequence[FieldSpec], *, whole: bool, packed: bool) -> None:
         super().__init__(fields, [0] * len(fields), "an item of LitData")
-        self._whole, self._packed = whole, packed
+        self._whole = whole
+        self._packed = packed
 
     def open(self, content: memoryview, name: SampleName) -> tuple[None, Sequence[Field]]:
         """Returns the leaves in their order; an item has no key."""
@@ -55,7 +56,8 @@ class ItemRecoder:
             raise RecodeError(f"not the chunk that its index.json describes: {error}") from error
         if not self._sample_bytes:
             return Records([chunk[offsets[0] : offsets[-1]]], offsets[1:] - offsets[:-1])
-        first, used = head_bytes(items), samples * self._sample_bytes
+        first = head_bytes(items)
+        used = samples * self._sample_bytes
         if first + used > len(chunk):
             raise RecodeError(f"{samples} samples of {self._sample_bytes} bytes in a chunk of {len(chunk)}")
         return Records([chunk[first : first + used]], np.full(samples, self._sample_bytes, np.int64))

@@ -107,7 +107,8 @@ class LMDB(Format, frozen=True, forbid_unknown_fields=True):
 
 def _entry_pages(record: ObjectRecord, tree: Tree) -> Reading[Sequence[int]]:
     """Returns the numbers of the leaf pages; reads the tree level by level from the root."""
-    level, seen = [tree.root] if tree.entries else [], 0
+    level = [tree.root] if tree.entries else []
+    seen = 0
     for _ in range(tree.depth - 1):
         below: list[int] = []
         for pages in _batches(level, tree):
@@ -133,7 +134,8 @@ def _batches(numbers: Sequence[int], tree: Tree) -> Iterator[list[list[int]]]:
             run = []
             if held >= most_held:
                 yield batch
-                batch, held = [], 0
+                batch = []
+                held = 0
         run.append(number)
     if run:
         yield [*batch, run]
@@ -162,7 +164,9 @@ class _Places:
     """The places of the values of a database, and their keys. Of 10^7 entries: 24 bytes of each, and the key."""
 
     def __init__(self) -> None:
-        self._starts, self._stops, self._key_stops = array("q"), array("q"), array("q", [0])
+        self._starts = array("q")
+        self._stops = array("q")
+        self._key_stops = array("q", [0])
         self._keys = bytearray()
 
     def add(self, entry: Entry) -> None:
@@ -174,7 +178,8 @@ class _Places:
 
     def blocks(self, chunk_bytes: int) -> Iterator[Block]:
         """Yields the values as blocks, in the order of the file; raises DamagedError if two have bytes in common."""
-        starts, stops = np.array(self._starts, np.int64), np.array(self._stops, np.int64)
+        starts = np.array(self._starts, np.int64)
+        stops = np.array(self._stops, np.int64)
         order = np.argsort(starts, kind="stable")
         shared = np.flatnonzero(stops[order[:-1]] > starts[order[1:]])
         if len(shared):
@@ -185,7 +190,8 @@ class _Places:
             key_bytes = self._key_stops[number + 1] - self._key_stops[number]
             if run and (self._stops[number] - self._starts[run[0]] > chunk_bytes or hint_bytes > _MOST_HINT_BYTES):
                 yield self._block(run)
-                run, hint_bytes = [], 0
+                run = []
+                hint_bytes = 0
             run.append(number)
             hint_bytes += _HINT_BYTES + key_bytes
         if run:
@@ -193,7 +199,9 @@ class _Places:
 
     def _block(self, run: list[int]) -> Block:
         ranges: list[tuple[int, int]] = []
-        skipped, lengths, keys = list[int](), list[int](), list[bytes]()
+        skipped = list[int]()
+        lengths = list[int]()
+        keys = list[bytes]()
         for number in run:
             start, stop = self._starts[number], self._stops[number]
             if not ranges or start - ranges[-1][1] > _NEAR_VALUES_BYTES:

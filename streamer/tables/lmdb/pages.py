@@ -25,13 +25,19 @@ _NODE = Struct("<HHHH")
 _META = Struct("<II")
 _DATABASE = Struct("<IHHQQQQQ")
 _NUMBER = Struct("<Q")
-_BRANCH, _ENTRIES, _KINDS = 1, 2, 0x4F
+_BRANCH = 1
+_ENTRIES = 2
+_KINDS = 0x4F
 _META_PAGE = 8
-_LONG, _NAMED, _DUPLICATES = 1, 2, 4
-_MAGIC, _FORMAT = 0xBEEFC0DE, 1
+_LONG = 1
+_NAMED = 2
+_DUPLICATES = 4
+_MAGIC = 0xBEEFC0DE
+_FORMAT = 1
 _PAGE_BYTES = (4096, 8192, 16384, 32768, 65536)
 # Behind the head of a meta page: magic, format, address, map size; two databases; last page, transaction.
-_DATABASES_AT, _LAST_AT = 24, 24 + 2 * _DATABASE.size
+_DATABASES_AT = 24
+_LAST_AT = 24 + 2 * _DATABASE.size
 _FIRST_DATA_PAGE = 2
 _EMPTY = (1 << 64) - 1
 _DEEPEST = 32
@@ -129,7 +135,8 @@ def entries(page: memoryview, number: int, tree: Tree) -> Iterator[Entry]:
     base = number * tree.page_bytes
     for at in _nodes(page, number, tree, _ENTRIES):
         low, high, flags, key_bytes = _NODE.unpack_from(page, at)
-        length, value = low | high << 16, at + _NODE.size + key_bytes
+        length = low | high << 16
+        value = at + _NODE.size + key_bytes
         if flags & (_NAMED | _DUPLICATES):
             raise UnreadError(_UNREAD, base + at)
         stop = value + (_NUMBER.size if flags & _LONG else length)

@@ -19,12 +19,18 @@ from streamer.tables.parquet.schema import Node
 
 ARROW_SCHEMA = b"ARROW:schema"
 # A message: the mark, its length, and a table whose header is the schema.
-_MARK, _PREFIX_BYTES, _HEADER = b"\xff\xff\xff\xff", 8, 2
+_MARK = b"\xff\xff\xff\xff"
+_PREFIX_BYTES = 8
+_HEADER = 2
 _MOST_COLUMNS = 10_000
-_DURATION, _STRUCT, _MAP = 18, 13, 17
+_DURATION = 18
+_STRUCT = 13
+_MAP = 17
 _LISTS = frozenset([12, 16, 21, 25, 26])
 _UNITS = ("s", "ms", "us", "ns")
-_NAME, _DETAILS, _TENSOR = "ARROW:extension:name", "ARROW:extension:metadata", "arrow.fixed_shape_tensor"
+_NAME = "ARROW:extension:name"
+_DETAILS = "ARROW:extension:metadata"
+_TENSOR = "arrow.fixed_shape_tensor"
 
 
 def annotate(root: Node, metadata: Mapping[bytes, bytes]) -> None:
@@ -59,7 +65,8 @@ def _annotate(node: Node | None, field: Table, *, inside: bool) -> None:
             raise UnreadError(f"a tensor inside of a list, column {'.'.join(node.path)!r}, which is not read")
         node.logical = f"tensor[{','.join(map(str, shape))}]"
         return
-    kind, children = field.number(2, "<B"), field.tables(5)
+    kind = field.number(2, "<B")
+    children = field.tables(5)
     if kind == _DURATION and not node.children:
         node.logical = duration_of(field)
     elif kind == _STRUCT:

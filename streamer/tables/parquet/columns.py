@@ -114,7 +114,8 @@ def _list_column(
             items = items.filter(pa.array(np.repeat(~nulls, sizes)))
             sizes = np.where(nulls, 0, sizes)
         counts = summed(sizes, counts)
-        values, first = items, False
+        values = items
+        first = False
     found = _list_numbers(values, base)
     return lists_column(found, kind, counts, nulls)
 

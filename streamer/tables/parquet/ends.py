@@ -76,7 +76,8 @@ def _whole(record: ObjectRecord, content: bytes) -> Reading[Tail]:
 
 
 def _footer_length(record: ObjectRecord, content: bytes) -> int:
-    magic, size = content[-4:], record.size
+    magic = content[-4:]
+    size = record.size
     if magic == ENCRYPTED_MAGIC:
         raise encrypted(record)
     if magic != MAGIC:

@@ -165,7 +165,8 @@ class Wanted(msgspec.Struct, frozen=True):
     def of(cls, facts: Facts) -> Wanted:
         """Unpacks what `describe` has made."""
         notes = msgspec.convert(facts.notes, Notes)
-        fields, partitions = facts.fields[: len(notes.paths)], facts.fields[len(notes.paths) :]
+        fields = facts.fields[: len(notes.paths)]
+        partitions = facts.fields[len(notes.paths) :]
         whole = Own.of(tree(notes.schema, dict(notes.logicals)), notes.paths, fields)
         return cls(fields, partitions, notes.paths, whole, dict(notes.meanings))
 

@@ -22,7 +22,9 @@ ENCRYPTED_MAGIC = b"PARE"
 # After the footer: its length, and the magic.
 TAIL_BYTES = 8
 # Numbers of fields of FileMetaData.
-_SCHEMA, _ROWS, _GROUPS = 2, 3, 4
+_SCHEMA = 2
+_ROWS = 3
+_GROUPS = 4
 CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 # PLAIN_DICTIONARY and RLE_DICTIONARY.
 _DICTIONARY_ENCODINGS = frozenset([2, 8])
@@ -141,7 +143,8 @@ def _column(struct: Struct, primitive: Element, data_stop: int) -> ColumnChunk:
     dictionary = details.integer(11, 0)
     start = dictionary if 0 < dictionary < pages else pages
     stop = start + details.integer(7)
-    values, codec = details.integer(5), details.integer(4)
+    values = details.integer(5)
+    codec = details.integer(4)
     if not len(MAGIC) <= start <= stop <= data_stop or min(values, details.integer(6)) < 0:
         raise DamagedError(f"column {primitive.name!r} at bytes {start}..{stop} of {data_stop} has {values} values")
     if not 0 <= codec < len(CODECS):

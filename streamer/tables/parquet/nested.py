@@ -23,7 +23,13 @@ from streamer.tables.parquet.schema import FIXED, Node, number_dtype
 from streamer.tables.parquet.unify import has_no_values
 
 # First bytes of MessagePack. All but the first and the booleans are followed by a length, big-endian uint32.
-_NIL, _FALSE, _BYTES, _EXTENSION, _TEXT, _LIST, _MAP = 0xC0, 0xC2, 0xC6, 0xC9, 0xDB, 0xDD, 0xDF
+_NIL = 0xC0
+_FALSE = 0xC2
+_BYTES = 0xC6
+_EXTENSION = 0xC9
+_TEXT = 0xDB
+_LIST = 0xDD
+_MAP = 0xDF
 _PAIR = b"\x92"
 _NO_BYTES = np.empty(0, np.uint8)
 # First byte of a number, and the dtype that follows it.
@@ -43,7 +49,8 @@ class NestedColumns:
     """
 
     def __init__(self, node: Node, known: Node, meanings: Mapping[tuple[str, ...], str], *, for_json: bool) -> None:
-        self._node, self._known = node, known
+        self._node = node
+        self._known = known
         self._meanings = {} if for_json else meanings
         self._for_json = for_json
 
@@ -68,7 +75,8 @@ class NestedColumns:
         """Makes the values of a node; `inside`: whether items of a repeated node are meant, of it and of `known`."""
         if has_no_values(node):
             return [_nulls(len(arrays[0]))]
-        own, all_files = node.items(inside[0]), known.items(inside[1])
+        own = node.items(inside[0])
+        all_files = known.items(inside[1])
         if own and all_files:
             return self._list(node, own, all_files, arrays)
         if node.is_map:
@@ -94,7 +102,8 @@ class NestedColumns:
         return [pc.if_else(arrays[0].is_null(), _constant(_NIL.to_bytes()), join(pieces))]
 
     def _map(self, node: Node, known: Node, arrays: Sequence[pa.Array]) -> Pieces:
-        repeated, parts = node.children[0], known.children[0].children
+        repeated = node.children[0]
+        parts = known.children[0].children
         lists, entries = _unpacked(arrays)
         key, *values = repeated.children
         keys = _child(repeated, entries, 0)
@@ -185,7 +194,8 @@ def _counts(lists: pa.Array) -> NDArray[np.int64]:
 
 def _sequence(first: int, lists: pa.Array, pieces: Pieces) -> Pieces:
     """Makes lists, or maps, of the pieces of their items."""
-    counts, items = _counts(lists), join(pieces)
+    counts = _counts(lists)
+    items = join(pieces)
     edges = _edges(items)[np.concatenate([[0], np.cumsum(counts)])]
     return [_heads(first, counts, nulls_of(lists)), _slices(items, edges)]
 
@@ -210,7 +220,8 @@ def _numbers(numbers: NDArray[np.generic], nulls: NDArray[np.bool_] | None) -> p
         return _or_nil((numbers.view(np.uint8) + _FALSE).astype(np.uint8), nulls)
     first, wide = _NUMBERS[numbers.dtype.kind]
     rows = np.empty(len(numbers), [("first", "u1"), ("number", wide)])
-    rows["first"], rows["number"] = first, numbers
+    rows["first"] = first
+    rows["number"] = numbers
     return _or_nil(rows, nulls)
 
 
@@ -218,7 +229,8 @@ def _heads(
     first: int, lengths: NDArray[np.int64], nulls: NDArray[np.bool_] | None, code: int | None = None
 ) -> pa.LargeBinaryArray:
     rows = np.empty(len(lengths), [("first", "u1"), ("length", ">u4"), *([("code", "u1")] if code is not None else [])])
-    rows["first"], rows["length"] = first, lengths
+    rows["first"] = first
+    rows["length"] = lengths
     if code is not None:
         rows["code"] = code
     return _or_nil(rows, nulls)

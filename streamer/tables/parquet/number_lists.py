@@ -29,8 +29,10 @@ _DTYPES = {INT32: "<i4", INT64: "<i8", FLOAT: "<f4", DOUBLE: "<f8"}
 _LEAST_VALUES = 32
 # Headers have some numbers, and the least and the greatest value.
 _MOST_HEADER_BYTES = 1024
-_DATA_PAGE, _DATA_PAGE_V2 = 0, 3
-_PLAIN, _RLE = 0, 3
+_DATA_PAGE = 0
+_DATA_PAGE_V2 = 3
+_PLAIN = 0
+_RLE = 3
 # Codecs that pyarrow has by the same name; Hadoop's "lz4" is another one.
 _PLAIN_CODECS = frozenset(["snappy", "gzip", "brotli", "zstd", "lz4_raw"])
 
@@ -85,7 +87,8 @@ def read_lists(
             return None
     except (ValueError, IndexError, OSError, pa.ArrowException):
         return None  # pyarrow says what is wrong with the pages, if anything is
-    first, stop = hint.skipped, hint.skipped + rows
+    first = hint.skipped
+    stop = hint.skipped + rows
     numbers = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return numbers[edges[first] : edges[stop]], counts[first:stop]
 
@@ -125,7 +128,8 @@ def _page(
 
 def _parts(header: Struct, body: memoryview, codec: str) -> tuple[int, memoryview, memoryview, memoryview]:
     """Returns the number of levels of a page, its repetition and its definition levels, and its numbers."""
-    kind, size = header.integer(1), header.integer(2)
+    kind = header.integer(1)
+    size = header.integer(2)
     if kind == _DATA_PAGE:
         page = header.struct(5)
         if (page.integer(2), page.integer(3), page.integer(4)) == (_PLAIN, _RLE, _RLE):
@@ -133,7 +137,8 @@ def _parts(header: Struct, body: memoryview, codec: str) -> tuple[int, memoryvie
             return page.integer(1), repetition, *_prefixed(rest)
     if kind == _DATA_PAGE_V2:
         page = header.struct(8)
-        first, second = page.integer(6), page.integer(6) + page.integer(5)
+        first = page.integer(6)
+        second = page.integer(6) + page.integer(5)
         if page.integer(4) == _PLAIN and 0 <= first <= second <= len(body):
             rest = body[second:]
             content = _unpacked(rest, codec, size - second) if page.flag(7, True) else rest
@@ -168,8 +173,10 @@ def _runs(content: memoryview, width: int, count: int) -> Iterator[tuple[int, in
             length = len(levels)
         else:
             stop = at + 1
-            levels, length = np.frombuffer(content[at:stop], np.uint8), head >> 1
+            levels = np.frombuffer(content[at:stop], np.uint8)
+            length = head >> 1
         if not length or stop > len(content):
             raise _UnusualError("fewer levels than numbers")
         yield place, length, levels[: count - place]
-        at, place = stop, place + length
+        at = stop
+        place = place + length

@@ -173,7 +173,9 @@ def read_pages(content: bytes, column: ColumnChunk, rows: int) -> Pages:
     joined: list[int] = []
     stop = column.start
     for number, page in enumerate(index.structs(1)):
-        start, length, row = page.integer(1), page.integer(2), page.integer(3)
+        start = page.integer(1)
+        length = page.integer(2)
+        row = page.integer(3)
         follows = start == stop and row >= first_rows[-1] if first_rows else start >= stop and row == 0
         if not follows or length <= 0:
             raise DamagedError(f"page {number} at byte {start} with {length} bytes begins with row {row}")
@@ -197,7 +199,8 @@ def _cuts(group: Group, count: int) -> list[int]:
     """Returns the first rows of about `count` equal runs (fewer, if pages are larger), and the number of rows."""
     largest = max(group.primitives, key=lambda primitive: primitive.column.stop - primitive.column.start)
     assert largest.pages
-    starts, first_rows = largest.pages.starts, largest.pages.first_rows
+    starts = largest.pages.starts
+    first_rows = largest.pages.first_rows
     length = starts[-1] - starts[0]
     edges = [0]
     for number in range(1, count):
@@ -212,7 +215,8 @@ def _cuts(group: Group, count: int) -> list[int]:
 def _spans(primitive: Primitive, pages: slice) -> list[Range]:
     """Returns the places of the dictionary, if these pages need it, and of the pages."""
     assert primitive.pages
-    starts, users = primitive.pages.starts, primitive.column.dictionary_pages
+    starts = primitive.pages.starts
+    users = primitive.column.dictionary_pages
     dictionary = (primitive.column.start, starts[0])
     values = (starts[pages.start], starts[pages.stop])
     has_users = dictionary[0] < dictionary[1] and (users is None or pages.start < users)

@@ -73,7 +73,8 @@ class _Plan:
     """Decodes the blocks of files of one schema."""
 
     def __init__(self, wanted: Wanted, own: Own) -> None:
-        self._wanted, self._ways = wanted, own.ways
+        self._wanted = wanted
+        self._ways = own.ways
         known = [wanted.all.root.at(path) for path in wanted.paths]
         self._fields = list(zip(wanted.fields, own.nodes, known, strict=True))
         present = [(spec, node) for spec, node in zip(wanted.fields, own.nodes, strict=True) if node is not None]

@@ -48,7 +48,8 @@ _CONVERTED = {
 }
 _LOGICAL = {1: "text", 2: "map", 3: "list", 4: "text", 5: "decimal", 12: "json", 15: "<f2"}
 # What LogicalType and ConvertedType say besides the layout.
-_TIME, _TIMESTAMP = 7, 8
+_TIME = 7
+_TIMESTAMP = 8
 _LOGICAL_NAMES = {6: "date", 11: "null", 14: "uuid", 16: "variant", 17: "geometry", 18: "geography"}
 _UNITS = {1: "ms", 2: "us", 3: "ns"}
 _CONVERTED_LOGICAL = {6: "date", 7: "time[ms]", 8: "time[us]", 9: "timestamp[ms, UTC]", 10: "timestamp[us, UTC]"}
@@ -132,7 +133,8 @@ class Node:
         repeated = self.children[0] if self.element.meaning == "list" and self._has_repeated_child else None
         if repeated is None:
             return None
-        name, inner = repeated.element.name, repeated.children
+        name = repeated.element.name
+        inner = repeated.children
         if len(inner) != 1 or name == "array" or name.endswith("_tuple") or inner[0].is_repeated:
             return repeated, True
         return inner[0], False
@@ -374,7 +376,9 @@ def number_dtype(element: Element) -> str:
 
 def _list_kind(node: Node, lengths: tuple[int, ...]) -> str:
     """Returns the kind of a list: of numbers "<f4[]", or "<f4[-1,4]" where only one length varies; else nested."""
-    depth, inside, shaped = 0, False, tensor_shape(node)
+    depth = 0
+    inside = False
+    shaped = tensor_shape(node)
     if shaped and (found := node.items()) and not found[0].is_nested and (dtype := number_dtype(found[0].element)):
         return f"{dtype}[{','.join(map(str, shaped))}]"
     while found := node.items(inside):

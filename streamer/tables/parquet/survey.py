@@ -169,7 +169,9 @@ class _United:
             self._first = self._first or record
             self._other = self._other or _narrow_column(found.root)
         elif self._root is None:
-            self._first, self._root, self._leading = record, wanted, len(wanted.children)
+            self._first = record
+            self._root = wanted
+            self._leading = len(wanted.children)
         else:
             try:
                 self._root = unify(self._root, wanted, self._leading)

@@ -148,7 +148,8 @@ class _Reader:
 
     def _items(self, depth: int) -> list[Value]:
         head = self._byte()
-        count, kind = head >> 4, head & 15
+        count = head >> 4
+        kind = head & 15
         if count == 15:
             count = self._varint()
         # Each item takes a byte at least.
@@ -183,7 +184,8 @@ class _Reader:
 
 def write_struct(fields: Fields) -> bytes:
     """Writes one struct."""
-    parts, last = [], 0
+    parts = []
+    last = 0
     for number in sorted(fields):
         kind, value = fields[number]
         if kind in (TRUE, FALSE):

@@ -32,7 +32,8 @@ class DifferentError(ValueError):
 
     def __init__(self, name: str, types: tuple[str, str]) -> None:
         super().__init__(f"column {name!r} is {types[0]} and {types[1]}")
-        self.name, self.types = name, types
+        self.name = name
+        self.types = types
 
 
 def unify(first: Node, other: Node, leading: int | None = None) -> Node:
@@ -162,7 +163,8 @@ def _with_item(base: Node, item: Node, bare: bool) -> Node:
 def _merged_map(first: Node, other: Node) -> Node:
     if not (first.is_map and other.is_map):
         raise _different(first, other)
-    entries, others = first.children[0], other.children[0]
+    entries = first.children[0]
+    others = other.children[0]
     if len(entries.children) != len(others.children):
         raise _different(first, other)
     parts = [
@@ -185,7 +187,8 @@ def _optional(element: Element) -> Element:
 
 def _widest(first: Node, other: Node) -> Element:
     """Returns one of two elements of the same meaning, the same whichever comes first; optional, if one is."""
-    one, two = first.element, other.element
+    one = first.element
+    two = other.element
     repetition = max(one.repetition, two.repetition)
     chosen = min(one, two, key=lambda each: (each.type, each.length, each.meaning, each.scale, each.precision))
     return msgspec.structs.replace(chosen, repetition=repetition)

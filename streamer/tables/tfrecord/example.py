@@ -16,12 +16,17 @@ import numpy as np
 
 from streamer.formats.failures import DamagedError
 
-BYTES, FLOATS, INTEGERS, NOTHING = 0x0A, 0x12, 0x1A, 0
+BYTES = 0x0A
+FLOATS = 0x12
+INTEGERS = 0x1A
+NOTHING = 0
 _LISTS = frozenset([BYTES, FLOATS, INTEGERS])
 # A map entry, a list or a packed run: field number 1 with a length. Its value: field number 2 with a length.
-_ONE, _TWO = 0x0A, 0x12
+_ONE = 0x0A
+_TWO = 0x12
 # Unpacked: field number 1 as a varint, and as four bytes.
-_ONE_VARINT, _ONE_FIXED = 0x08, 0x0D
+_ONE_VARINT = 0x08
+_ONE_FIXED = 0x0D
 _LONGEST_VARINT = 10
 # From this many bytes on numpy is quicker than a loop.
 _LONG_RUN = 64
@@ -33,7 +38,8 @@ Feature: TypeAlias = tuple[int, memoryview]
 def parse_example(content: memoryview) -> dict[str, Feature]:
     """Returns the features of an Example by name, in the order of its bytes."""
     found: dict[str, Feature] = {}
-    at, end = 0, len(content)
+    at = 0
+    end = len(content)
     try:
         while at < end:
             tag = content[at]
@@ -51,7 +57,9 @@ def parse_example(content: memoryview) -> dict[str, Feature]:
 
 def byte_strings(content: memoryview) -> list[memoryview]:
     """Returns the values of a BytesList."""
-    values, at, end = list[memoryview](), 0, len(content)
+    values = list[memoryview]()
+    at = 0
+    end = len(content)
     try:
         while at < end:
             if content[at] == _ONE:
@@ -66,14 +74,17 @@ def byte_strings(content: memoryview) -> list[memoryview]:
 
 def floats(content: memoryview) -> memoryview:
     """Returns the values of a FloatList, 4 bytes each: a view if they are packed in one run."""
-    parts, at, end = list[memoryview](), 0, len(content)
+    parts = list[memoryview]()
+    at = 0
+    end = len(content)
     try:
         while at < end:
             tag = content[at]
             if tag == _ONE:
                 start, at = _delimited(content, at + 1, end)
             elif tag == _ONE_FIXED:
-                start, at = at + 1, at + 5
+                start = at + 1
+                at = at + 5
             else:
                 raise DamagedError("not a FloatList", at)
             if at > end or (at - start) % 4:
@@ -86,7 +97,9 @@ def floats(content: memoryview) -> memoryview:
 
 def integers(content: memoryview) -> memoryview:
     """Returns the values of an Int64List, 8 bytes each."""
-    values, at, end = list[int](), 0, len(content)
+    values = list[int]()
+    at = 0
+    end = len(content)
     try:
         while at < end:
             tag = content[at]
@@ -116,7 +129,8 @@ def _features(content: memoryview, at: int, end: int, found: dict[str, Feature])
 
 def _entry(content: memoryview, at: int, end: int) -> tuple[str, Feature]:
     """Returns name and value of an entry of the map."""
-    name, feature = "", (NOTHING, content[:0])
+    name = ""
+    feature = (NOTHING, content[:0])
     while at < end:
         tag = content[at]
         if tag == _ONE:
@@ -157,7 +171,8 @@ def _delimited(content: memoryview, at: int, end: int) -> tuple[int, int]:
 def _varint(content: memoryview, at: int) -> tuple[int, int]:
     """Returns a number of 64 bits, and where it ends."""
     byte = content[at]
-    value, shift = byte & 0x7F, 7
+    value = byte & 0x7F
+    shift = 7
     at += 1
     while byte >= 0x80:
         byte = content[at]

@@ -131,7 +131,8 @@ class _Recoder(PackedRecoder):
 
 def lists_in(content: memoryview) -> list[str]:
     """Returns the names of the features that have several byte strings, or none, in one of these records."""
-    found, at = set[str](), 0
+    found = set[str]()
+    at = 0
     while at + framing.HEAD.size <= len(content):
         stop = at + framing.LEAST_BYTES + int.from_bytes(content[at : at + 8], "little")
         if stop > len(content):
@@ -196,9 +197,11 @@ def _field(name: str, feature: example.Feature, kind: str) -> Field:
     if tag == example.NOTHING:
         return Field(name, content, "null")
     if tag == example.FLOATS:
-        numbers, found = example.floats(content), "<f4[]"
+        numbers = example.floats(content)
+        found = "<f4[]"
     else:
-        numbers, found = example.integers(content), "<i8[]"
+        numbers = example.integers(content)
+        found = "<i8[]"
     if kind and kind[:3] != found[:3]:
         raise DecodeError(f"feature {name!r} has numbers of type {found[:3]!r}, not {kind!r}")
     return Field(name, numbers, kind or found)
@@ -219,7 +222,8 @@ def _edges(content: bytes, size: int) -> list[int]:
     """Returns where the records begin, and the end, from lines "offset size"."""
     try:
         numbers = [tuple(map(int, line.split())) for line in content.splitlines() if line.strip()]
-        starts, sizes = [start for start, _ in numbers], [length for _, length in numbers]
+        starts = [start for start, _ in numbers]
+        sizes = [length for _, length in numbers]
     except ValueError as error:
         raise ValueError(f"a line is not 'offset size' ({error})") from error
     stops = [start + length for start, length in numbers]

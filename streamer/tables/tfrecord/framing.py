@@ -30,7 +30,9 @@ _RIEGELI = bytes.fromhex("83af70d10d884a3f")
 def walk(record: ObjectRecord, start: int) -> Indexing:
     """Yields the frames of a file, one after the other."""
     check_filled(record)
-    window, at, size = Window(record.size, start), start, record.size
+    window = Window(record.size, start)
+    at = start
+    size = record.size
     while at < size:
         if at + HEAD.size > size:
             raise damaged(record, f"cut off inside the head of a record, {size - at} bytes", at)
@@ -47,8 +49,13 @@ def walk(record: ObjectRecord, start: int) -> Indexing:
 
 def heads_in(window: Window, at: int) -> tuple[list[int], list[int], list[int]]:
     """Returns the frames that begin in a window: where, their lengths, and the checksums of those."""
-    starts, lengths, sums = [], [], []
-    unpack, content, base, last = HEAD.unpack_from, window.content, window.start, window.stop - HEAD.size
+    starts = []
+    lengths = []
+    sums = []
+    unpack = HEAD.unpack_from
+    content = window.content
+    base = window.start
+    last = window.stop - HEAD.size
     while at <= last:
         length, checksum = unpack(content, at - base)
         starts.append(at)

@@ -35,7 +35,9 @@ from streamer.tables.tokens import megatron
 from streamer.tables.tokens.windows import PLACE, WindowRecoder, cut_windows, is_ascending
 
 _NUMPY = b"\x93NUMPY"
-FIELD, POSITIONS, DOCUMENTS = "tokens", "position_ids", "document_ids"
+FIELD = "tokens"
+POSITIONS = "position_ids"
+DOCUMENTS = "document_ids"
 _CUT = "Tokens(sequence_length=2048) cuts windows"
 _EOS = "Tokens(sequence_length=2048, eos=...) tells them by the token that ends one"
 # llm.c, dev/data/data_common.py: magic, version, tokens; the rest of the head is empty.
@@ -46,7 +48,8 @@ _LLM_C_DTYPES = {(20240520, 1): "<u2", (20240801, 7): "<u4"}
 _LLM_C_MAGICS = frozenset([20240520, 20240801, 20240522])
 _LLM_C_MOST_VERSION = 64
 # datatrove: the ends of the documents, in tokens.
-_DATATROVE, _END = ".ds", np.dtype("<u8")
+_DATATROVE = ".ds"
+_END = np.dtype("<u8")
 _WRITE = "; streamer pack --format tokens makes files of tokens of its samples"
 # Four bytes or more: tokens of two begin with the same ones less than once in 2**32 files.
 _STARTS = {
@@ -291,7 +294,9 @@ class TokenOpener:
     """
 
     def __init__(self, kind: str, eos: int | None = None, *, documents: bool = False) -> None:
-        self._kind, self._eos, self._documents = kind, eos, documents
+        self._kind = kind
+        self._eos = eos
+        self._documents = documents
         dtype, _, count = kind.removesuffix("]").partition("[")
         self._dtype = np.dtype(dtype)
         self._token_bytes = self._dtype.itemsize
@@ -336,8 +341,10 @@ def documents_of(tokens: int, starts: NDArray[np.integer]) -> tuple[NDArray[np.i
     `starts` are the tokens at which documents begin, ascending; one that began before the window begins with it.
     """
     numbers = np.arange(tokens, dtype=np.int32)
-    begun, documents = np.zeros_like(numbers), np.zeros_like(numbers)
-    begun[starts], documents[starts] = starts, 1
+    begun = np.zeros_like(numbers)
+    documents = np.zeros_like(numbers)
+    begun[starts] = starts
+    documents[starts] = 1
     return numbers - np.maximum.accumulate(begun), np.cumsum(documents, dtype=np.int32) + np.int32(1)
 
 

@@ -24,7 +24,8 @@ _HEAD = Struct("<9sQBQQ")
 HEAD_BYTES = _HEAD.size
 # Dtypes by their numbers.
 _DTYPES = ("u1", "i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2")
-_LENGTH, _POINTER = np.dtype("<i4"), np.dtype("<i8")
+_LENGTH = np.dtype("<i4")
+_POINTER = np.dtype("<i8")
 _PIECE = 1 << 18
 
 
@@ -73,7 +74,8 @@ def check_end(source: Source, head: Head) -> Reading[None]:
     """Reads the last sequence alone: it must end where the tokens end."""
     if not head.sequences:
         raise contradicts(source, "it has no sequences")
-    last, pointers = head.sequences - 1, HEAD_BYTES + _LENGTH.itemsize * head.sequences
+    last = head.sequences - 1
+    pointers = HEAD_BYTES + _LENGTH.itemsize * head.sequences
     places = [_entries(HEAD_BYTES, _LENGTH, last, last + 1), _entries(pointers, _POINTER, last, last + 1)]
     contents = yield from read_ranges([Need(*place, source.sidecar) for place in places])
     length, pointer = (int.from_bytes(content, "little", signed=True) for content in contents)

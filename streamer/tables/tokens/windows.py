@@ -60,7 +60,8 @@ class DocumentStarts:
     """Finds where documents begin, from the first to the last; reads the index file, if there is one, in pieces."""
 
     def __init__(self, source: Source, head: megatron.Head | None) -> None:
-        self._source, self._head = source, head
+        self._source = source
+        self._head = head
         self._at = megatron.Tables()
         self._known = np.empty(0, np.int64)
 
@@ -81,7 +82,8 @@ class WindowRecoder:
     """Copies windows out of runs of tokens; `length` is from the beginning of a window to that of the next."""
 
     def __init__(self, length: int, dtype: np.dtype[np.generic]) -> None:
-        self._length, self._dtype = length, dtype
+        self._length = length
+        self._dtype = dtype
 
     def recode(self, content: memoryview, samples: int, hint: bytes) -> Records:
         """Makes records of the windows of a run, each with the places at which documents begin in it."""

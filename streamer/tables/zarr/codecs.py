@@ -68,7 +68,8 @@ class ChunkDecoder:
 
 
 def _verified(stored: memoryview) -> memoryview:
-    content, checksum = stored[:-_CHECKSUM_BYTES], stored[-_CHECKSUM_BYTES:]
+    content = stored[:-_CHECKSUM_BYTES]
+    checksum = stored[-_CHECKSUM_BYTES:]
     if checksum_of(content) != int.from_bytes(checksum, "little"):
         raise UnpackError("its checksum is wrong")
     return content
@@ -89,7 +90,8 @@ def _by_numcodecs(packing: str, stored: memoryview, most: int) -> memoryview:
         raise UnpackError(f"it is cut off: it has {len(stored)} bytes, and its head alone {least}")
     if length > most or (packing == "blosc" and stored[12:16] != len(stored).to_bytes(4, "little")):
         raise UnpackError(f"it says that it has {length} bytes, and can have up to {most}")
-    place, library = np.empty(length, np.uint8), _library(f"numcodecs.{packing}")
+    place = np.empty(length, np.uint8)
+    library = _library(f"numcodecs.{packing}")
     if packing == "blosc":
         # There are as many recoders as there are cores to spare.
         library.use_threads = False

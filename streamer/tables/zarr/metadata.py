@@ -17,7 +17,9 @@ import numpy as np
 from streamer.formats.table.records import is_dtype
 from streamer.tables.arrays.tiles import ArraysError
 
-ZARR_3, ARRAY_2, GROUP_2 = "zarr.json", ".zarray", ".zgroup"
+ZARR_3 = "zarr.json"
+ARRAY_2 = ".zarray"
+GROUP_2 = ".zgroup"
 NAMES = (ZARR_3, ARRAY_2, GROUP_2)
 # "c/0/1" and "c.0.1" of version 3, "0/1" and "0.1" of version 2.
 _NUMBER = re.compile(r"\d{1,15}", re.ASCII)
@@ -29,7 +31,10 @@ _DTYPES = {
     **{f"complex{bits}": f"c{bits // 8}" for bits in (64, 128)},
 }
 _MOST_AXES = 32
-_CHECKSUM, _SHARDS, _TRANSPOSE, _BYTES = "crc32c", "sharding_indexed", "transpose", "bytes"
+_CHECKSUM = "crc32c"
+_SHARDS = "sharding_indexed"
+_TRANSPOSE = "transpose"
+_BYTES = "bytes"
 # Codecs of bytes to bytes.
 PACKINGS = ("blosc", "bz2", _CHECKSUM, "gzip", "lz4", "zlib", "zstd")
 
@@ -147,7 +152,8 @@ def _array_3(found: _Array3) -> ZarrArray:
         raise ArraysError(f"its chunk grid is {found.chunk_grid.name!r}")
     if not isinstance(found.data_type, str) or found.data_type not in _DTYPES:
         raise ArraysError(f"it holds {found.data_type!r}, not numbers")
-    shape, encoding = found.shape, found.chunk_key_encoding
+    shape = found.shape
+    encoding = found.chunk_key_encoding
     outer = _lengths(found.chunk_grid.configuration.get("chunk_shape"), shape)
     codecs = [Codec(each) if isinstance(each, str) else each for each in found.codecs]
     shard = None
@@ -175,7 +181,8 @@ def _array_2(found: _Array2) -> ZarrArray:
         codecs.append(Codec(str(found.compressor.get("id")), found.compressor))
     if unknown := next((each.name for each in codecs if each.name not in {*PACKINGS, _TRANSPOSE}), None):
         raise ArraysError(f"it is stored by codec {unknown!r}; {', '.join(PACKINGS)} are read")
-    outer, fill = _lengths(found.chunks, found.shape), _fill(found.fill_value, dtype)
+    outer = _lengths(found.chunks, found.shape)
+    fill = _fill(found.fill_value, dtype)
     return ZarrArray(dtype.str, found.shape, outer, "", found.dimension_separator, tuple(codecs), fill)
 
 

@@ -34,7 +34,8 @@ class Stored(msgspec.Struct, frozen=True):
 
     def tiles(self) -> Tiles:
         """Returns the chunks, each an object; raises ManifestError if one is not as long as a chunk."""
-        array, sizes = self.array, [record.size for record in self.objects]
+        array = self.array
+        sizes = [record.size for record in self.objects]
         expected = math.prod(array.tile) * np.dtype(array.dtype).itemsize
         wrong = (record for record in self.objects if not record.size or (not array.codecs and record.size != expected))
         if record := next(wrong, None):
@@ -69,7 +70,8 @@ class Stored(msgspec.Struct, frozen=True):
 
     def _in_shard(self, place: int, index: memoryview, at: int) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Returns the chunks of one shard that were written: first item, start and length, number of the object."""
-        array, record = self.array, self.objects[place]
+        array = self.array
+        record = self.objects[place]
         assert array.shard is not None
         if array.shard.has_checksum:
             index, checksum = index[:-_CHECKSUM_BYTES], index[-_CHECKSUM_BYTES:]

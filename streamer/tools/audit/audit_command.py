@@ -83,7 +83,8 @@ def _records(files: Sequence[Path]) -> tuple[dict[str, tuple[State, dict[int, li
     orders: dict[str, tuple[State, dict[int, list[Record]]]] = {}
     without = 0
     for saved in (state for path in files for state in states_in(path)):
-        state, records = State.from_dict(saved), read_records(saved)
+        state = State.from_dict(saved)
+        records = read_records(saved)
         without += not records
         for record in records:
             _, epochs = orders.setdefault(state.spec.order_id, (state, {}))

@@ -27,7 +27,8 @@ _LOOKED_AT = 8
 # machine takes pages from the cached data: 79 % instead of 96 % utilisation (retinanet, warm, 2026-11-23).
 _PREFETCH_BATCHES = 4
 # Until all processes have started and opened the data; until one that has sent its figures has closed its loader.
-_START_SECONDS, _END_SECONDS = 300.0, 30.0
+_START_SECONDS = 300.0
+_END_SECONDS = 30.0
 # Fields that stay bytes: views on the batch's memory, without a copy in the accelerator's process.
 _UNDECODED = dict.fromkeys((*PICTURES, "bin", "image", "npy", "npz"), ArrayDecoder("u1"))
 
@@ -211,7 +212,9 @@ def _fed(job: Job, together: Barrier) -> Fed:
 
 
 def _steps(loader: StreamingDataLoader, job: Job) -> Fed:
-    begun, steps, received_bytes = 0.0, 0, 0
+    begun = 0.0
+    steps = 0
+    received_bytes = 0
     while True:
         for batch in loader:
             time.sleep(job.step_seconds)
@@ -223,7 +226,8 @@ def _steps(loader: StreamingDataLoader, job: Job) -> Fed:
             steps += 1
             received_bytes += _bytes_of(batch)
             if now - begun >= job.seconds:
-                headline, samples = loader.report().headline, steps * job.batch_size
+                headline = loader.report().headline
+                samples = steps * job.batch_size
                 return Fed(
                     steps=steps,
                     seconds=now - begun,

@@ -196,7 +196,8 @@ def _settings(cache_dir: Path) -> ClientSettings:
 
 def _remove(cache_dir: Path) -> None:
     """Removes a cache after its engine has ended; a running one would make it again."""
-    socket, latest = _settings(cache_dir).socket_path, time.monotonic() + _LEAVING_SECONDS
+    socket = _settings(cache_dir).socket_path
+    latest = time.monotonic() + _LEAVING_SECONDS
     while socket.exists() and time.monotonic() < latest:
         time.sleep(0.1)
     shutil.rmtree(cache_dir, ignore_errors=True)

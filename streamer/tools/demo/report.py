@@ -69,7 +69,8 @@ def remarks(measured: Measured) -> list[str]:
 def save(measured: Measured, folder: Path) -> tuple[Path, Path]:
     """Writes `results.json` and `curves.png`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    results, curves = folder / "results.json", folder / "curves.png"
+    results = folder / "results.json"
+    curves = folder / "curves.png"
     results.write_bytes(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
     draw(measured, curves)
     return results, curves

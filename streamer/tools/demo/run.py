@@ -89,7 +89,8 @@ def run_demo(options: DemoOptions, screen: Screen) -> Measured:
         StreamerError: a part of it failed; the message has the end of the ranks' log.
     """
     with tempfile.TemporaryDirectory(prefix="streamer-demo-") as folder, DemoServer(options.link) as server:
-        link, rate = options.link, options.link.bytes_per_second
+        link = options.link
+        rate = options.link.bytes_per_second
         speed = f"{format_bytes(rate)}/s in all" if rate else "as fast as it goes"
         screen.note(
             f"S3 server at {server.endpoint}: first byte after {link.first_byte_seconds * 1000:.0f} ms, {speed}"
@@ -116,7 +117,10 @@ class _Run:
     def __init__(
         self, options: DemoOptions, screen: Screen, server: DemoServer, folder: Path, uploaded: Uploaded
     ) -> None:
-        self._options, self._screen, self._server, self._folder = options, screen, server, folder
+        self._options = options
+        self._screen = screen
+        self._server = server
+        self._folder = folder
         self._dataset_bytes = uploaded.tar_bytes if options.layout == "tars" else uploaded.folder_bytes
         self._cache_bytes = max(int(self._dataset_bytes * options.cache_share), LEAST_CACHE_BYTES * options.ranks)
         self._engine = EngineWatch(ClientSettings(cache_dir=folder / "cache", runtime_dir=folder / "run"))

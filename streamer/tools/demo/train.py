@@ -70,7 +70,8 @@ class Trainer:
     """One rank's training, and what it measures."""
 
     def __init__(self, settings: Settings, demo: socket.socket) -> None:
-        self._settings, self._demo = settings, demo
+        self._settings = settings
+        self._demo = demo
         self._rank = dist.get_rank()
         self._dataset = StreamingDataset(
             settings.url,
@@ -97,7 +98,11 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> EpochEnd:
         start = time.monotonic()
-        waits, losses, right, samples, keys = [], [], 0, 0, hashlib.blake2b(digest_size=16)
+        waits = []
+        losses = []
+        right = 0
+        samples = 0
+        keys = hashlib.blake2b(digest_size=16)
         for number, (batch, wait_seconds) in enumerate(self._batches()):
             fresh = ~torch.tensor(self._loader.repeated)
             loss, hits = self._step(batch)

@@ -36,7 +36,8 @@ def extras(required: list[str]) -> dict[str, list[str]]:
     """Returns the distributions of each extra in requirements with markers, without extras that consist of others."""
     found: dict[str, list[str]] = defaultdict(list)
     for line in required:
-        extra, name = _EXTRA.search(line), _NAME.match(line)
+        extra = _EXTRA.search(line)
+        name = _NAME.match(line)
         if extra is not None and name is not None and extra[1] not in _NOT_SHOWN and name[0] != _DISTRIBUTION:
             found[extra[1]].append(name[0])
     return found

@@ -66,7 +66,8 @@ def _torch() -> Finding:
 
 
 def _memory() -> Finding:
-    usable, left = usable_memory_bytes(), Cgroup().memory_left_bytes()
+    usable = usable_memory_bytes()
+    left = Cgroup().memory_left_bytes()
     is_limited = left is not None and left < usable
     fact = f"{format_bytes(usable)} usable" + (f", {format_bytes(left or 0)} left in the cgroup" if is_limited else "")
     if usable < _MEMORY_BYTES:
@@ -116,7 +117,8 @@ def _cache_folder(folder: Path) -> Iterator[Finding]:
         advice = "name a folder on a local disk: cache_dir=, --cache-dir or STREAMER_CACHE_DIR"
         yield Finding("problem", "cache", f"{folder}: {error.strerror}", advice)
         return
-    kind, free = filesystem_type(folder) or "unknown", found.f_frsize * found.f_bavail
+    kind = filesystem_type(folder) or "unknown"
+    free = found.f_frsize * found.f_bavail
     fact = f"{folder}: {kind}, {format_bytes(free)} free of {format_bytes(found.f_frsize * found.f_blocks)}"
     if not os.access(folder, os.W_OK):
         yield Finding("problem", "cache", fact, f"user {os.getuid()} may not write there")

@@ -38,7 +38,8 @@ _PAGE = "docs/deploy/credentials.md"
 async def url_findings(url: str, options: Mapping[str, object]) -> list[Finding]:
     """Lists the first objects below a url and reads a byte of one."""
     kind = family(split(url).scheme)
-    found, store = access_findings(url, options), open_store(url, options)
+    found = access_findings(url, options)
+    store = open_store(url, options)
     try:
         found += await _objects(store, url)
     except (StreamerError, OSError) as error:
@@ -113,7 +114,8 @@ def _identity(keys: Keys, region: str | None) -> Finding:
 
 def _found(issued: Issued[object]) -> Finding:
     region = f", region {issued.region}" if issued.region else ""
-    fact, end = f"{issued.source}{region}", issued.ends
+    fact = f"{issued.source}{region}"
+    end = issued.ends
     if end is None:
         return Finding("ok", "credentials", f"{fact}, without an end")
     left = issued.seconds_left()

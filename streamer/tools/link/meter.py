@@ -141,7 +141,8 @@ async def measure_cell(
     """
     client, connections, range_bytes = shape
     meter = _Meter(store, walk)
-    started, cpu = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
+    cpu = time.process_time()
     try:
         with plain_errors():
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
@@ -150,7 +151,8 @@ async def measure_cell(
     except TimeoutError as end:
         if isinstance(end, StoreError):
             raise
-        elapsed, spent = time.perf_counter() - started, time.process_time() - cpu
+        elapsed = time.perf_counter() - started
+        spent = time.process_time() - cpu
     else:
         raise AssertionError("readers end only with the time")
     return Cell(

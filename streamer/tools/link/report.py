@@ -63,8 +63,10 @@ def best(cells: Sequence[Cell]) -> Cell:
 
 def advice(figures: LinkFigures, cores: int) -> list[str]:
     """Advice, in words, for an engine that has so many cores."""
-    chosen, single = best(figures.grid), figures.single
-    rate, requests = chosen.bytes_per_second, 1e12 / chosen.range_bytes
+    chosen = best(figures.grid)
+    single = figures.single
+    rate = chosen.bytes_per_second
+    requests = 1e12 / chosen.range_bytes
     if not rate:  # a store without progress, or less time than one range takes
         return ["nothing arrived in the time given: measure longer (--seconds)", *_faults(figures.grid)]
     lines = [
@@ -127,7 +129,8 @@ def _loop(rate: float, cores: int) -> list[str]:
     """Whether the engine's event loop is what stops a link of this rate, and what carries more."""
     if rate <= _LOOP_BYTES_PER_SECOND:
         return []
-    needed, most = math.ceil(rate / _LOOP_BYTES_PER_SECOND), most_processes(cores)
+    needed = math.ceil(rate / _LOOP_BYTES_PER_SECOND)
+    most = most_processes(cores)
     text = (
         f"one core of the engine carries about {format_bytes(_LOOP_BYTES_PER_SECOND)}/s with TLS, less than this link: "
         f"{needed} fetch processes use it"
@@ -170,7 +173,8 @@ def _tls(ways: Sequence[Way]) -> list[str]:
     by_scheme = {way.scheme: way for way in ways if way.cell.received_bytes}
     if not {"http", "https"} <= set(by_scheme):
         return []
-    plain, secret = by_scheme["http"], by_scheme["https"]
+    plain = by_scheme["http"]
+    secret = by_scheme["https"]
     added = secret.cell.cpu_seconds_per_gb - plain.cell.cpu_seconds_per_gb
     return [
         f"TLS adds {added:.2f} CPU s/GB ({secret.cell.cpu_seconds_per_gb:.2f} against "

@@ -12,7 +12,8 @@ from streamer.loader.members.single_reads import StreamedBytes
 from streamer.manifest.table import Manifest
 from streamer.media.decode.cost import DecodeCost, cost_of, mean_cost
 
-_CLIPS, _TIMES = 3, 2
+_CLIPS = 3
+_TIMES = 2
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,12 @@ def measure_decoding(manifest: Manifest, content: StreamedBytes) -> Decoding | N
     if (mean := mean_cost(manifest)) is None or not manifest.samples:
         return None
     maker = SampleMaker(manifest, content, SampleRules())
-    seconds, work, nbytes = 0.0, 0.0, 0
+    seconds = 0.0
+    work = 0.0
+    nbytes = 0
     for place in maker.places(np.unique(np.linspace(0, manifest.samples - 1, _CLIPS).astype(np.int64))):
-        record, spent = content.read(place), []
+        record = content.read(place)
+        spent = []
         # The first time opens a decoder, which workers keep.
         for _ in range(_TIMES):
             begun = time.process_time()

@@ -20,7 +20,8 @@ _HALVINGS = 6
 # Chunk files have heads, and the cache sets some room aside.
 _WHOLE_SHARE = 1.1
 # Of what the training reads: the slowest and the fastest link that are looked at.
-_SLOWEST, _FASTEST = 1 / 64, 2.0
+_SLOWEST = 1 / 64
+_FASTEST = 2.0
 
 Progress = Callable[[int, int], None]
 SIMULATIONS = 2 * (_HALVINGS + 1)

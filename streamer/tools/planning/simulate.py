@@ -69,7 +69,9 @@ class _Node:
     """
 
     def __init__(self, data: OpenedDataset, setting: Setting) -> None:
-        job, self._setting, self._members = setting.job, setting, Members([data])
+        job = setting.job
+        self._setting = setting
+        self._members = Members([data])
         manifests = self._members.manifests
         self._collection = Collection([Dataset(each, {}) for each in manifests], [""] * len(manifests))
         requests = [
@@ -80,13 +82,16 @@ class _Node:
         self._numbers: dict[bytes, list[int]] = {}
         for chunk in range(len(self._collection.file_bytes)):
             self._numbers.setdefault(self._collection.key(chunk), []).append(chunk)
-        self._ranks, self._world = range(job.ranks_per_node), job.nodes * job.ranks_per_node
+        self._ranks = range(job.ranks_per_node)
+        self._world = job.nodes * job.ranks_per_node
         self._batch_samples = job.batch_size * self._world
         spec = OrderSpec.auto(data.digest, data.chunk_samples, self._batch_samples, job.seed, job.shuffle)
         self._order = EpochOrder(spec, data.chunk_samples, 0)
         self.batches = self._plan(0, 0).batches
-        self.fetched_bytes, self.requests = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
-        self.missed_bytes, self.needed_bytes = Counter[int](), Counter[int]()
+        self.fetched_bytes = Counter[tuple[int, int]]()
+        self.requests = Counter[tuple[int, int]]()
+        self.missed_bytes = Counter[int]()
+        self.needed_bytes = Counter[int]()
         self._planned = 0
         self._running = [0] * len(manifests)
         self._link_free_at = 0.0
@@ -104,7 +109,9 @@ class _Node:
 
     def _open_session(self) -> None:
         """Opens one session with the open chunks and the look-ahead of all ranks."""
-        collection, parts, limit_bytes = self._collection, self._parts, self._policy.limit_bytes
+        collection = self._collection
+        parts = self._parts
+        limit_bytes = self._policy.limit_bytes
         engine = EngineConfig(cache=CacheConfig(directory=collection.datasets[0].manifest.path))
         total_bytes = sum(dataset.total_bytes for dataset in collection.datasets)
         ahead = affordable_lookahead(engine.lookahead_bytes, limit_bytes, total_bytes)
@@ -113,7 +120,8 @@ class _Node:
         self._lookahead_bytes = len(self._ranks) * max(ahead // sharers, 2 * most_bytes)
         opened = np.sum([self._open_bytes(rank) for rank in self._ranks], axis=0)
         self._most_open_bytes = max(int(opened.sum()) + self._lookahead_bytes, int(OPEN_SHARE * limit_bytes))
-        rates, values = collection.byte_rates(parts.values), parts.relative_values()
+        rates = collection.byte_rates(parts.values)
+        values = parts.relative_values()
         columns = zip(parts.names, collection.datasets, opened.tolist(), rates, strict=True)
         self._policy.open_sessions(
             "planned",
@@ -129,7 +137,8 @@ class _Node:
     def _open_bytes(self, rank: int) -> npt.NDArray[np.int64]:
         """(parts,) the most bytes that a rank has open at once."""
         chunk, first, last = self._columns(rank, 0)
-        sizes, part_of = charged_bytes(self._collection.file_bytes), self._collection.parts_of(chunk)
+        sizes = charged_bytes(self._collection.file_bytes)
+        part_of = self._collection.parts_of(chunk)
         here = [part_of == part for part in range(len(self._collection))]
         return np.array([open_bytes((chunk[mine], first[mine], last[mine]), sizes) for mine in here])
 
@@ -191,11 +200,14 @@ class _Node:
 
         Unless their number is the limit, of the link's window or of the engine's cores.
         """
-        link, engine, epoch = self._setting.link, self._setting.engine, use.first // self.batches
+        link = self._setting.link
+        engine = self._setting.engine
+        epoch = use.first // self.batches
         part, local = self._collection.locate(use.chunk)
         extents = self._collection.datasets[part].manifest.chunk(local).extents
         ranges = plan_ranges(extents, FetchConfig().range_bytes)
-        size_bytes, requests = sum(extent.length for extent in ranges), len(ranges)
+        size_bytes = sum(extent.length for extent in ranges)
+        requests = len(ranges)
         one = link.first_byte_seconds + size_bytes / requests / link.connection_bytes_per_second
         by_engine = engine.seconds(size_bytes, requests)
         taken = max(size_bytes / link.bytes_per_second, requests * one / link.requests, by_engine)
@@ -248,7 +260,8 @@ class _Node:
 
     def _columns(self, rank: int, epoch: int) -> Columns:
         plan = self._plan(rank, epoch)
-        own, base = plan.schedule(), epoch * plan.batches
+        own = plan.schedule()
+        base = epoch * plan.batches
         schedule = self._members.with_joins(EpochSchedule(epoch, own.chunk, own.first, own.last))
         return schedule.chunk, schedule.first + base, schedule.last + base
 
@@ -261,7 +274,9 @@ class _Ranks:
     """The loaders and the training loop of a node's ranks, which are alike."""
 
     def __init__(self, job: Job, node: _Node) -> None:
-        self._job, self._node, self._batches = job, node, node.batches
+        self._job = job
+        self._node = node
+        self._batches = node.batches
         self._span = min(_SPAN_PER_WORKER * job.workers, _SPAN_MAX)
         self._idle_at = [0.0] * job.workers
         self._made_at: list[float] = []
@@ -270,8 +285,11 @@ class _Ranks:
 
     def run(self) -> Plan:
         """Runs all epochs."""
-        job, node, waited = self._job, self._node, [0.0] * self._job.epochs
-        epoch_ends, end = [0.0] * job.epochs, 0.0
+        job = self._job
+        node = self._node
+        waited = [0.0] * self._job.epochs
+        epoch_ends = [0.0] * job.epochs
+        end = 0.0
         for step in range(job.epochs * self._batches):
             self._taken_at.append(max(end, self._make(step)))
             if step:
@@ -295,7 +313,8 @@ class _Ranks:
         It begins when it is idle, the chunks are here, and, as in the loader's window, at most `span` batches before
         the trainer and at most in the epoch after the trainer's.
         """
-        now, epoch_before = heapq.heappop(self._idle_at), (step // self._batches - 1) * self._batches
+        now = heapq.heappop(self._idle_at)
+        epoch_before = (step // self._batches - 1) * self._batches
         for needed in (step - self._span, epoch_before):
             now = max(now, self._taken_at[needed]) if needed >= 0 else now
         self._schedule(now, step)
@@ -321,7 +340,8 @@ class _Ranks:
         return min(events)
 
     def _epoch(self, number: int, seconds: float, waited: float) -> EpochPlan:
-        node, nodes = self._node, self._job.nodes
+        node = self._node
+        nodes = self._job.nodes
         size_bytes = [size * nodes for size in node.of_parts(node.fetched_bytes, number)]
         requests = [count * nodes for count in node.of_parts(node.requests, number)]
         return EpochPlan(
@@ -346,7 +366,8 @@ def _too_small(cache_bytes: int, overhead_bytes: int, wanted_bytes: int) -> Cach
 
 
 def _check(setting: Setting) -> None:
-    job, link = setting.job, setting.link
+    job = setting.job
+    link = setting.link
     least: dict[str, float] = {
         "nodes": job.nodes, "ranks": job.ranks_per_node, "batch_size": job.batch_size, "workers": job.workers,
         "epochs": job.epochs, "link": link.bytes_per_second,

@@ -56,7 +56,8 @@ class Growth:
         least = least or cohorts.enough(max(window_samples, _LEAST_BATCHES * recipe.global_batch))
         self.log = AdmissionLog(cohorts, self._growing.reuse, least, admitted)
         self.epoch_samples = epoch_samples
-        added, data_bytes = self._growing.grow_bytes(), max(1, int(self.manifest.chunk_local_bytes.sum()))
+        added = self._growing.grow_bytes()
+        data_bytes = max(1, int(self.manifest.chunk_local_bytes.sum()))
         self.grow = None if added is None else max(1, round(added * cohorts.per_pass / data_bytes))
         self._offers = self._own_offers()
 
@@ -138,7 +139,9 @@ class Growth:
 
     def statistics(self, plan: RankPlan, batch: int) -> GrowingStats:
         """Returns passes, uses and the samples in use at a batch."""
-        log, cohorts, rank = self.log, self.log.cohorts, self.rank_config
+        log = self.log
+        cohorts = self.log.cohorts
+        rank = self.rank_config
         position = min(plan.position(batch), log.stop - 1)
         of = log.at(position)
         least, most = log.used(position)

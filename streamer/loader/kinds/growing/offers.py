@@ -33,7 +33,8 @@ class Offers:
     def __init__(self, store: Store, place: str, rank: int, world: int, timeout_seconds: float) -> None:
         self._store = store
         self._place = place
-        self._rank, self._world = rank, world
+        self._rank = rank
+        self._world = world
         self._timeout_seconds = timeout_seconds
         self._offered = -1
         self._looked = self._waited = 0.0
@@ -59,7 +60,8 @@ class Offers:
         Raises:
             StateError: a rank does not answer in time, or the store fails.
         """
-        now, fresh = time.monotonic(), self._offered != number
+        now = time.monotonic()
+        fresh = self._offered != number
         since = now - self._looked
         if not fresh and since < POLL_SECONDS:
             return None

@@ -110,7 +110,9 @@ class GrowingSession(StepSession):
         first: int,
         on_close: Callable[[], None],
     ) -> None:
-        position, size, epoch_samples = plan.position(first), recipe.global_batch, growth.epoch_samples
+        position = plan.position(first)
+        size = recipe.global_batch
+        epoch_samples = growth.epoch_samples
         later = batch_count(epoch_samples, size, recipe.last_batch)
         self._growth = growth
         self._steps = Steps(plan.order.epoch, first, position, plan.batches - first, later, epoch_samples, size)
@@ -129,16 +131,22 @@ class GrowingSession(StepSession):
 
     def _begun(self, recipe: SampleRecipe, plan: RankPlan, position: int) -> tuple[CohortFeed, EpochSchedule]:
         """Returns the feed of a session that begins at a position, and what it asks for first."""
-        log, size, epoch_samples = self._growth.log, recipe.global_batch, self._growth.epoch_samples
+        log = self._growth.log
+        size = recipe.global_batch
+        epoch_samples = self._growth.epoch_samples
         sizes = self._growth.manifest.chunk_local_bytes
         first_batch = np.full(len(sizes), np.iinfo(np.int64).max)
-        steps, begin, end = 0, log.next_begin, log.last.end
+        steps = 0
+        begin = log.next_begin
+        end = log.last.end
         if position < log.stop:
             of = log.at(position)
             # After a resume with another batch size, batches do not follow each other over the end of an epoch.
             whole = epoch_samples % size == 0
             stop = of.stop if whole else min(of.stop, (position // epoch_samples + 1) * epoch_samples)
-            steps, begin, end = (stop - position) // size, of.begin, of.end
+            steps = (stop - position) // size
+            begin = of.begin
+            end = of.end
             for need in plan.order.needs(recipe.split, Batches(position, size, 0, steps)) if steps else ():
                 np.minimum.at(first_batch, need.chunk, need.first)
         feed = CohortFeed(log.cohorts, recipe.growing_lanes, sizes, steps=steps, begin=begin, end=end)
@@ -146,7 +154,9 @@ class GrowingSession(StepSession):
 
     def _budget_of(self, limit_bytes: int, lanes: int) -> CacheBudget:
         """Returns this rank's part of `WINDOW_SHARE` of a cache, or more where that is too little for its rounds."""
-        rank, log, sizes = self._growth.rank_config, self._growth.log, self._growth.manifest.chunk_local_bytes
+        rank = self._growth.rank_config
+        log = self._growth.log
+        sizes = self._growth.manifest.chunk_local_bytes
         per_pass, all_lanes, total = log.cohorts.per_pass, log.cohorts.spec.lanes, int(sizes.sum())
 
         def size(cohorts: int) -> int:
@@ -189,7 +199,8 @@ class GrowingSession(StepSession):
 
     def rounds(self, step: int) -> tuple[tuple[int, ...], ...]:
         """See `StepSession`."""
-        log, end = self._growth.log, self._steps.end(step)
+        log = self._growth.log
+        end = self._steps.end(step)
         # What fills a last batch up is before its end by the lanes at most.
         first = max(0, min(self._steps.begin(step), end - log.cohorts.spec.lanes))
         return tuple(msgspec.structs.astuple(of) for of in rounds_between(log, first, end - 1))
@@ -231,7 +242,8 @@ class GrowingSession(StepSession):
     def _decide(self) -> None:
         """Decides on the rounds of the step that is asked for."""
         self._update()
-        log, end = self._growth.log, self._steps.end(self._asked) if self._asked >= 0 else 0
+        log = self._growth.log
+        end = self._steps.end(self._asked) if self._asked >= 0 else 0
         while log.stop < end:
             budget = self._budget.live - self._budget.held_back
             self._growth.decide(self._feed.fitting(log.next_begin, self._arrived, budget))
@@ -257,7 +269,8 @@ class GrowingSession(StepSession):
 
     def _update(self) -> None:
         """Takes in what has arrived, and asks for more."""
-        feed, through = self._feed, self._session.ready
+        feed = self._feed
+        through = self._session.ready
         arrived = feed.cohorts_through(through)
         self._arrived = max(self._arrived, arrived)
         position = self._growth.log.trainable(arrived)
@@ -272,7 +285,8 @@ class GrowingSession(StepSession):
 
     def _due(self, step: int) -> int:
         """Returns one past the last cohort that a step needs; 0: its round is not decided."""
-        log, position = self._growth.log, self._steps.end(max(0, step)) - 1
+        log = self._growth.log
+        position = self._steps.end(max(0, step)) - 1
         return log.at(position).end if position < log.stop else 0
 
     def _extend(self) -> None:

@@ -59,10 +59,14 @@ class KeyReader:
         whole: Manifest | None = None,
         selection: Selection | None = None,
     ) -> None:
-        self.manifest, self.selection, self.spare = whole or manifest, selection, spare
+        self.manifest = whole or manifest
+        self.selection = selection
+        self.spare = spare
         root = self.manifest.path.parent
         self.root = root if os.access(root, os.W_OK) else spare
-        self._read_from, self._connections, self._on = manifest, connections, on
+        self._read_from = manifest
+        self._connections = connections
+        self._on = on
         self._column = ColumnFiles(self.manifest, spare).find(on)
         self._opener = open_format(manifest)
         self._decoder = SampleDecoder()
@@ -180,7 +184,8 @@ class KeyReader:
                     future.cancel()
 
     def _of_chunk(self, chunk: int) -> tuple[int, Keys]:
-        first, samples = int(self._read_from.chunk_first[chunk]), int(self._read_from.chunk_samples[chunk])
+        first = int(self._read_from.chunk_first[chunk])
+        samples = int(self._read_from.chunk_samples[chunk])
         values = self._values(chunk, 0, samples)
         try:
             return first, hash_values(values)
@@ -233,7 +238,8 @@ def key_value(on: str, fields: Sequence[Field], decoder: SampleDecoder) -> objec
         DecodeError: there is no such field, or it has no such part.
     """
     by_name = {field.name: field for field in fields}
-    name, parts = on, list[str]()
+    name = on
+    parts = list[str]()
     while name not in by_name and "." in name:
         name, _, part = name.rpartition(".")
         parts.insert(0, part)

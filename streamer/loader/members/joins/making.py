@@ -151,7 +151,9 @@ class JoinMaker:
     """
 
     def __init__(self, join: Join, left: KeyReader, right: KeyReader) -> None:
-        self._join, self._left, self._right = join, left, right
+        self._join = join
+        self._left = left
+        self._right = right
         self._arranges = left.root != left.spare and not right.manifest.recoded
 
     def open(self) -> OpenedJoin:
@@ -219,7 +221,9 @@ class JoinMaker:
 
     def _check(self, table: JoinTable) -> None:
         found = table.head.matched
-        left, right, samples = self._join.on[0], self._join.on[1], self._left.manifest.samples
+        left = self._join.on[0]
+        right = self._join.on[1]
+        samples = self._left.manifest.samples
         if found.several and self._join.how == "one":
             raise ManifestError(
                 f"{found.several:,} of {samples:,} samples have more than one row of {self._join.name}, up to "
@@ -243,7 +247,8 @@ class JoinMaker:
 
     def _check_names(self) -> None:
         """A sample without a row gets None for each field, for which their names must be known."""
-        join, right = self._join, self._right.manifest
+        join = self._join
+        right = self._right.manifest
         if join.columns is None and not right.facts.fields and (join.how == "many" or join.missing == "null"):
             raise ConfigError(
                 f"the samples of {join.name} name their own fields (format {right.format!r}): with how='many' and "
