@@ -240,7 +240,7 @@ def so_far(timeline: BatchTimeline | None, waited: int, now: int) -> dict[str, i
     """The waiting that still continues, by cause.
 
     Args:
-        timeline: of the next batch; None: no worker has been free for it yet.
+        timeline: Timeline of the next batch, or None if no worker has been free for it yet.
         waited: nanoseconds so far.
         now: perf_counter nanoseconds.
     """

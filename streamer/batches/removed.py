@@ -50,8 +50,8 @@ def refuse_removed(of: str, given: Mapping[str, object], where: str = "") -> Non
 
     Args:
         of: name of the class.
-        given: by name; others than removed ones are left to the caller.
-        where: file and table that have them; "": they were given in Python.
+        given: Arguments by name; others than removed ones are left to the caller.
+        where: File and table that have them, or "" if they were given in Python.
 
     Raises:
         ConfigError: a removed argument; names its replacement.

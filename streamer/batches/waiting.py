@@ -42,8 +42,8 @@ class Notice:
         """Waits to the end.
 
         Args:
-            wait: waits for at most the seconds that it is given, None: without limit; then raises a TimeoutError.
-            what: what it waits for, in words; "": nothing is said. Called once, after `NOTICE_SECONDS`.
+            wait: Function that waits for at most the seconds that it gets (None is no limit), then raises a TimeoutError.
+            what: Function that describes what it waits for ("" logs nothing). Called once, after `NOTICE_SECONDS`.
         """
         try:
             return wait(NOTICE_SECONDS)
@@ -61,8 +61,8 @@ def watched(logger: logging.Logger, what: Callable[[], str]) -> Iterator[None]:
     """Says what the block waits for, from a thread of its own, for calls that take no timeout.
 
     Args:
-        logger: of the module that waits.
-        what: what it waits for, in words; "": nothing is said. Called once, on that thread.
+        logger: Logger of the module that waits.
+        what: Function that describes what it waits for ("" logs nothing). Called once, on that thread.
     """
     over = threading.Event()
 

@@ -39,7 +39,7 @@ class Restarts:
         """Counts a crash.
 
         Returns:
-            Seconds to wait before the next start; None: there were too many crashes, so no further start.
+            Seconds to wait before the next start, or None if there were too many crashes for another one.
         """
         if self._connected_at is not None and now - self._connected_at >= STEADY_SECONDS:
             self.crashes = 0

@@ -98,7 +98,7 @@ class Collection:
         return self.datasets[part].key(local)
 
     def expected_bytes(self, chunk: int) -> int | None:
-        """Returns the length of a chunk's file; None: the chunk is recoded, and only its file has the length."""
+        """Returns the length of a chunk's file, or None if the chunk is recoded, and only its file has the length."""
         recoded = self.datasets[self.locate(chunk)[0]].manifest.recoded
         return None if recoded else int(self.file_bytes[chunk])
 
@@ -166,7 +166,7 @@ class Parts:
         self._next_values[epoch] = values
 
     def begin_epoch(self, epoch: int) -> bool:
-        """The reader is in another epoch; True: with other values."""
+        """Notes that the reader is in another epoch. Returns True if that has other values."""
         before = self.values
         for begun in sorted(known for known in self._next_values if known <= epoch):
             self.values = self._next_values.pop(begun)

@@ -146,7 +146,7 @@ class Engine:
                 self.limit_changed(self.cache.limits)
 
     async def read(self, digest: str, options: Mapping[str, object], chunk: int, span: tuple[int, int] | None) -> bytes:
-        """The chunk-local bytes `[start, stop)`, for looking at a sample; None: the boundaries of a recoded chunk."""
+        """Returns the chunk-local bytes `[start, stop)` for a look at a sample; None asks for a chunk's boundaries."""
         await self.rights.prove(digest, options)
         wanted = (dataset := self.datasets.get(digest, options)).chunk(chunk)
         dataset.check_key(chunk)
@@ -374,7 +374,7 @@ class Engine:
         self.wake()
 
     def _forget(self, key: bytes) -> bool:
-        """Removes a corrupt or missing chunk from policy and disk; False: it was not local."""
+        """Removes a corrupt or missing chunk from policy and disk. Returns False if it was not local."""
         known = self.policy.forget(key)
         if known:
             self.in_flight.unlink([key])

@@ -193,7 +193,7 @@ class Scheduler:
                 progress.ask_later(use)
 
     def _ask(self, session: EngineSession, use: Use) -> bool:
-        """Asks the policy for one chunk; False: no room now."""
+        """Asks the policy for one chunk. Returns False if there is no room now."""
         progress = session.progress
         part, local = session.collection.locate(use.chunk)
         dataset = session.collection.datasets[part]
@@ -217,7 +217,7 @@ class Scheduler:
         return True
 
     def _wait_for(self, session: EngineSession, chunk: int, key: bytes, answer: Admit | Wait) -> bool:
-        """Starts the fetch of a chunk, or joins it; False: no room now."""
+        """Starts the fetch of a chunk, or joins it. Returns False if there is no room now."""
         # Not for hits: to find the first need took a fifth of the engine's time in a warm epoch (2026-11-23).
         waiter = Waiter(session, chunk, session.progress.first_need(chunk))
         if isinstance(answer, Admit):
@@ -275,7 +275,7 @@ class Scheduler:
     # ------------------------------------------------------------ failures
 
     def _pause_after(self, fetch: Fetch, error: StreamerError) -> float | None:
-        """Seconds until the next try although a reader waits; None: the reader gets the error."""
+        """Returns the seconds until the next try although a reader waits, or None if the reader gets the error."""
         if not isinstance(error, CacheError):
             return None
         self._refusals[fetch.key] += 1

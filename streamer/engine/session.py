@@ -222,8 +222,8 @@ class EngineSession:
             epoch: its number.
             columns: chunks, first and last steps.
             complete: no more of this epoch follows.
-            passes: of each use; None: the epoch is one pass.
-            values: of the parts from this epoch on; empty: as before.
+            passes: Number of passes of each use, or None if the epoch is one pass.
+            values: Values of the parts from this epoch on, or empty if they stay as before.
 
         Raises:
             ProtocolError: not a schedule of this collection.

@@ -252,7 +252,7 @@ class StreamingDataLoader(LoaderViews, TorchAttributes):
         """Continues where the state was saved, on any number of ranks with a matching batch size.
 
         Args:
-            state: of an earlier run.
+            state: State of an earlier run.
             strict: the order must be the same; False, for a `MixedDataset`: see its `load_state_dict`.
 
         Raises:

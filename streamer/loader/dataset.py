@@ -246,10 +246,10 @@ class StreamingDataset(FixedArguments, EpochDataset):
             min_bytes: smallest stored size of a sample.
             max_bytes: largest stored size of a sample, inclusive.
             fraction: a random part, half-open: (0, 0.9) for training and (0.9, 1) for validation are disjoint.
-            seed: of the random parts.
+            seed: Seed of the random parts.
             where: a condition on columns, "width >= 256 and lang == 'en'": fields of the annotations, of Parquet
                 files or of joined datasets, and what `streamer index --columns` has kept (docs/select.md).
-            transform: of the new dataset, None for none; left out: that of this dataset.
+            transform: Transform of the new dataset, or None for none. That of this dataset if it is left out.
 
         Raises:
             ConfigError: invalid conditions.
@@ -280,7 +280,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
                 this one gets the fields of both.
             on: the key: "__key__", a field, or a part of a JSON field ("json.uid"), of the same name in both; or a
                 pair: in this dataset, in the other. Texts or whole numbers.
-            columns: fields of the other dataset that samples get, or their new names by name; None: all but the key.
+            columns: Fields of the other dataset that samples get, or a mapping to new names. By default all but the key.
             missing: a sample without a row is an "error", gets None ("null"), or is left out ("drop").
             how: "one": a sample has one row, of which it gets the fields; "many": any number, in the order of the other
                 dataset, of which it gets lists.
@@ -301,7 +301,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
         return self._of(own.part(None, own.options, (join,)))
 
     def refresh(self) -> bool:
-        """Lists the objects again; True: they have changed, and the next epoch uses the new ones. Collective.
+        """Lists the objects again. Returns True if they have changed, and the next epoch uses the new ones. Collective.
 
         Unchanged objects stay in the cache. All ranks must call it between the same two epochs; if they see different
         listings, all of them keep the current manifest. With `Index(on_change="refresh")` a StreamingDataLoader and a

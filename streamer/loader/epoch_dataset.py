@@ -86,7 +86,7 @@ class EpochDataset(IterableDataset[object]):
         """Makes the next `iter()` continue from a state; it is checked then.
 
         Args:
-            state: of an earlier run.
+            state: State of an earlier run.
             strict: the order must be the same. False, for a mix: members, weights or batching may be changed; members
                 that were there continue where they were, with the next epoch.
 
@@ -150,7 +150,7 @@ class EpochDataset(IterableDataset[object]):
 
     @abstractmethod
     def refresh(self) -> bool:
-        """Lists the objects again; True: they have changed. Collective."""
+        """Lists the objects again. Returns True if they have changed. Collective."""
 
     def _plain(self) -> RankStream:
         """Prepares for a bare loop or a plain DataLoader: whole batches if their size is known, else single samples."""

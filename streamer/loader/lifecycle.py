@@ -69,7 +69,7 @@ class SupplyOwner:
 
     @property
     def mover(self) -> Mover | None:
-        """The mover to the device, the same for all epochs; None: batches are neither copied nor transformed."""
+        """The mover to the device, the same for all epochs, or None if batches are neither copied nor transformed."""
         s = self.settings
         if self._mover is None and (s.device is not None or s.device_transform is not None):
             self._mover = mover_for(s.device)

@@ -60,11 +60,11 @@ def measure(
         dataset: all samples of it, with the transform that training uses; `packing` and `balance` are not looked at.
         count: the name of a field, whose length counts; or a function of what the transform returns.
         to: path of the file, .npy: int32, one number for each sample, by the numbers that `dataset[i]` takes.
-        num_workers: as of `StreamingDataLoader`.
+        num_workers: Number of workers, as of `StreamingDataLoader`.
         known: `to` of an earlier call with the same count and transform, which may be the same path: only chunks of
             samples that it does not have are read. Keeps `PATH.chunks.npy` beside it.
         on: what runs tasks, as "processes:8", "dask:tcp://scheduler:8786", "ray:auto" or an executor, each of which
-            reads a run of chunks through the cache of its machine; None: this process.
+            reads a run of chunks through the cache of its machine. By default this process.
         on_progress: called now and then with the samples that were read, and those to read in all.
 
     Returns:
@@ -144,10 +144,10 @@ def _parts(
     """Cuts samples into at most so many parts, at the borders of chunks.
 
     Args:
-        dataset: as the user has it.
+        dataset: Dataset as the user has it.
         whole: all of its samples.
-        options: of the parts.
-        numbers: the samples, ascending; None: all.
+        options: Options of the parts.
+        numbers: Numbers of the samples, ascending, or None for all.
         most: parts.
     """
     manifest = whole.manifest

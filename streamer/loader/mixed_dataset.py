@@ -96,10 +96,10 @@ class MixedDataset(EpochDataset):
         """The mix that a TOML file describes; see docs/mixing.md.
 
         Args:
-            path: of the file. Its keys are arguments of this class; each table `members.NAME` has those of a
+            path: Path of the file. Its keys are arguments of this class; each table `members.NAME` has those of a
                 `StreamingDataset`. What is an object in Python is a table in the file: `order = {lanes = 8}`.
-            member_options: for every member, as far as the file does not say them: `decode`, `transform` and what
-                else is not a plain value.
+            member_options: Options of every member that the file does not say: `decode`, `transform` and what else is
+                not a plain value.
 
         Raises:
             ConfigError: no such file, a key that is not an argument, or an invalid value; names file and member.
@@ -131,7 +131,7 @@ class MixedDataset(EpochDataset):
         return dict(self._members)
 
     def quotas(self, epoch: int | None = None) -> dict[str, int]:
-        """Samples of each member in an epoch, over all ranks; None: the next one."""
+        """Returns the samples of each member in an epoch, over all ranks. By default in the next one."""
         quotas = self._plain().quotas(self.epoch if epoch is None else epoch)
         return dict(zip(self._members, quotas, strict=True))
 
@@ -199,7 +199,7 @@ class MixedDataset(EpochDataset):
         return other
 
     def refresh(self) -> bool:
-        """Lists the objects of every member again; True: one has changed. Collective.
+        """Lists the objects of every member again. Returns True if one has changed. Collective.
 
         Changed members begin a new pass with the next epoch; the others continue where they are. See
         `StreamingDataset.refresh`.

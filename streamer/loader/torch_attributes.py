@@ -34,7 +34,7 @@ class TorchAttributes:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers; 0: the trainer's thread makes the batches."""
+        """Number of workers, or 0 if the trainer's thread makes the batches."""
         return self._settings.worker_count
 
     @property
@@ -76,5 +76,5 @@ class TorchAttributes:
 
     @property
     def timeout(self) -> float:
-        """Seconds that one sample may take; 0: no limit."""
+        """Seconds that one sample may take, or 0 without a limit."""
         return self._settings.timeout

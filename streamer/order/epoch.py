@@ -156,7 +156,7 @@ class EpochOrder:
         return chunks, np.full(len(chunks), self.epoch, dtype=np.int64)
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """Returns the lane of each chunk, (M,); -1: no sample of it is selected. Not for a redrawn cut."""
+        """Returns the lane of each chunk, (M,), or -1 if no sample of it is selected. Not for a redrawn cut."""
         return self.cut.chunk_lanes(chunks)
 
     def _lane_needs(self, lane: int, run: Batches) -> Iterator[Needs]:

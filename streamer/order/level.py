@@ -58,8 +58,8 @@ def superwindow(rows: int, most: int) -> int:
     """Returns T, the batches that are made level together: the largest power of two with at most `most` rows.
 
     Args:
-        rows: of a lane in a batch.
-        most: at least 1 batch is taken.
+        rows: Rows of a lane in a batch.
+        most: Number of batches; at least one is taken.
     """
     return 1 << max(0, (most // rows).bit_length() - 1)
 

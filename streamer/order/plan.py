@@ -179,7 +179,7 @@ class RankPlan:
 
 
 def check_last_batch(last_batch: LastBatch | None, world: int) -> LastBatch:
-    """Returns what becomes of the last batch; None: short on one rank, filled on several.
+    """Returns what becomes of the last batch, or None if it is short on one rank and filled on several.
 
     Raises:
         ConfigError: "short" on several ranks.

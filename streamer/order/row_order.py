@@ -107,7 +107,7 @@ class RowOrder(OuterOrder["EpochOrder | MixOrder | GrowingOrder"]):
         return chunks.astype(np.int64), passes[place]
 
     def chunk_lanes(self, chunks: int) -> Integers:
-        """Returns the lane of each chunk's set in one dataset, (M,); -1: a chunk without documents."""
+        """Returns the lane of each chunk's set in one dataset, (M,), or -1 for a chunk without documents."""
         assert isinstance(self.inner, EpochOrder)
         lanes = np.full(chunks, -1, np.int64)
         members, place = self._sets.expand(np.arange(len(self._sets)))
@@ -138,7 +138,7 @@ def row_window(sets: int, chunks: int, global_batch: int, lanes: int, shuffle_wi
         chunks: M, with documents.
         global_batch: B, rows over all ranks.
         lanes: L.
-        shuffle_window: the user's, in chunks; None: chosen.
+        shuffle_window: Window of the user in chunks, or None if it is chosen.
     """
     if shuffle_window is not None:
         return max(lanes, shuffle_window * sets // chunks)

@@ -48,7 +48,7 @@ class RecoderProcess:
 
     @property
     def pid(self) -> int | None:
-        """Pid of the process; None: it is not running."""
+        """Pid of the process, or None if it is not running."""
         return None if self._process is None else self._process.pid
 
     async def run(self, job: Job, content: Content) -> Answer:

@@ -45,7 +45,7 @@ class RecodedChunks:
             return found
 
     async def _local(self, chunk: Chunk) -> Recoded | None:
-        """Returns the chunk from its file; None: it is not here, or wrong."""
+        """Returns the chunk from its file, or None if it is not here, or wrong."""
         if (path := self._cache.path(chunk.key)) is None:
             return None
         try:

@@ -74,9 +74,9 @@ def engine_config(path: Path | None, environment: Environment, options: Mapping[
     """The complete configuration of a service.
 
     Args:
-        path: the TOML file; None: only environment and options.
+        path: TOML file, or None for environment and options only.
         environment: its `service` variables take precedence over the file.
-        options: options of the command line, by the same names; None: not given. They take precedence over all.
+        options: Options of the command line, by the same names, or None where not given. They take precedence over all.
 
     Raises:
         ConfigError: a setting is unknown or invalid; names it.

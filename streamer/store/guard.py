@@ -66,7 +66,7 @@ def check(address: Address, translation: Translation | None, *, is_curl: bool) -
 
     Args:
         address: address of a url that a client names.
-        translation: its options; None: it is not S3, Google, Azure or a web server.
+        translation: Translation of its options, or None if it is not S3, Google, Azure or a web server.
         is_curl: whether libcurl reads S3 and web servers: it asks before each connection, obstore does not.
 
     Raises:

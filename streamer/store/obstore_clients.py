@@ -66,7 +66,7 @@ def make_client(
         address: address of the root.
         translation: its options.
         places: its place, if it is a bucket of S3.
-        ring: has the credentials, which the caller has waited for; None: options have them, or obstore finds them by
+        ring: Credentials, which the caller has waited for, or None if options have them or obstore finds them by
             itself.
         uploads: whether to repeat a part that fails, and to give up one that hangs.
 

@@ -89,7 +89,7 @@ class Places:
         """Returns the place; the first call may read the AWS configuration.
 
         Args:
-            region: the region if neither the options nor the store name one; None: that of the configuration.
+            region: Region if neither the options nor the store name one. By default that of the configuration.
 
         Raises:
             ConfigError: options or AWS configuration do not make an address.

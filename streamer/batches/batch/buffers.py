@@ -168,7 +168,7 @@ def address(memory: Bytes | memoryview) -> int:
 
 
 def tensor_buffer(tensor: torch.Tensor) -> Buffer | None:
-    """A dense CPU tensor without gradient as a buffer; None: it must be pickled."""
+    """Returns a dense CPU tensor without gradient as a buffer, or None if it must be pickled."""
     import torch
 
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.requires_grad or tensor.is_quantized:

@@ -19,7 +19,7 @@ _FIX = "make the transforms agree, pass collate_fn, or batching='homogeneous'"
 
 
 def explain(samples: Sequence[object]) -> ConfigError | None:
-    """Returns the error that names field and samples; None: nothing is found."""
+    """Returns the error that names field and samples, or None if nothing is found."""
     names = [_name_of(sample, number) for number, sample in enumerate(samples)]
     message = _cause("", samples, names)
     return None if message is None else ConfigError(message, field="collate_fn")
@@ -31,7 +31,7 @@ def _name_of(sample: object, number: int) -> str:
 
 
 def _cause(place: str, values: Sequence[object], names: Sequence[str]) -> str | None:
-    """The cause at a place inside the samples, or below it; None: these values make a batch."""
+    """Returns the cause at a place inside the samples, or below it, or None if these values make a batch."""
     try:
         collate(values)
     except Exception as error:  # noqa: BLE001 - any error of torch's rules, or of a type of the user's
@@ -114,7 +114,7 @@ def check_fields(samples: Sequence[object], first: Mapping[str, int], ragged: Se
     """Checks that the first samples of each member in a batch have the same fields, types and shapes.
 
     Args:
-        samples: of a batch.
+        samples: Samples of a batch.
         first: the names of its members, each with the index of its first sample.
         ragged: fields that may have different shapes.
 

@@ -94,7 +94,7 @@ class Rows:
         return None
 
     def reserve(self, count: int) -> Bytes | None:
-        """Reserves memory behind the rows for bytes of samples; None: there is not enough."""
+        """Reserves memory behind the rows for bytes of samples, or None if there is not enough."""
         start = aligned(self.end)
         if start + count > len(self._memory):
             return None
@@ -105,7 +105,7 @@ class Rows:
         return memory
 
     def in_place(self, buffer: StringsBuffer) -> InPlaceStringsBuffer | None:
-        """A buffer for strings in the reserved memory; None: not all are there, or copying them costs less."""
+        """Returns a buffer for strings in the reserved memory, or None if one is elsewhere or a copy costs less."""
         start, stop = self._reserved
         if start == stop or buffer.nbytes < _LEAST_BYTES * len(buffer.parts):
             return None
@@ -113,7 +113,7 @@ class Rows:
         return InPlaceStringsBuffer(buffer, addresses) if start <= addresses.min() <= addresses.max() < stop else None
 
     def joined(self, buffer: JoinedBuffer) -> int | None:
-        """The offset of arrays that follow each other in the reserved memory already; None: they do not."""
+        """Returns the offset of arrays that follow each other in the reserved memory, or None if they do not."""
         start, stop = self._reserved
         parts = [part for part in buffer.parts if part.nbytes]
         if start == stop or not parts or not start <= address(parts[0].data) < stop:

@@ -85,7 +85,7 @@ class Pinner:
 
     @classmethod
     def for_mode(cls, mode: Pin, fencing: bool = True) -> Pinner | None:
-        """The pinner for `pin_memory=`; None: do not pin.
+        """Returns the pinner for `pin_memory=`, or None if memory is not pinned.
 
         Raises:
             ConfigError: "required" without CUDA.

@@ -144,7 +144,7 @@ class Ring:
         return len(self._free)
 
     def take(self, *, late: bool) -> Slot | None:
-        """A free slot, or a new one without memory; None: the limit is reached.
+        """Returns a free slot or a new one without memory, or None if the limit is reached.
 
         Args:
             late: the next batch to be delivered is not finished.

@@ -66,7 +66,7 @@ class RowAssembler:
 
         Args:
             sample: what the transform has returned.
-            tokens: as many as the plan says; an estimate is not looked at: then the first field says it.
+            tokens: Number of tokens that the plan has. An estimate is not looked at: then the first field says it.
 
         Raises:
             DecodeError: the sample is not a dict, or has another number of tokens.
@@ -91,7 +91,7 @@ class RowAssembler:
         return Document(found, {name: value for name, value in fields.items() if name not in found})
 
     def _tokens(self, fields: Mapping[str, object]) -> int:
-        """Returns the number of tokens of a document of which it was only estimated; -1: no field has any values."""
+        """Returns the number of tokens of a document with an estimate only, or -1 if no field has any values."""
         values = [fields.get(name) for name in self._packing.fields or self._known[1] or fields]
         lengths = [len(array) for value in values if (array := _one_for_each(value)) is not None]
         if any(lengths):
@@ -112,7 +112,7 @@ class RowAssembler:
         return {at: document for at, document in made.items() if found.size[at]}, found
 
     def _as_before(self, sample: dict[str, object], tokens: int) -> Document | None:
-        """Returns the document, if it has the fields of the last one, all of them arrays; None: look closely."""
+        """Returns the document if it has the fields of the last one, all arrays, or None if it needs a closer look."""
         names, of_tokens = self._known
         if list(sample) != names:
             return None
@@ -273,14 +273,14 @@ def fields_of(sample: object) -> dict[str, object]:
 
 
 def with_other_fields(documents: Sequence[Document]) -> Document | None:
-    """Returns the first document that has other fields than the first of all; None: all have the same."""
+    """Returns the first document that has other fields than the first of all, or None if all have the same."""
     tokens = documents[0].tokens.keys()
     others = documents[0].others.keys()
     return next((one for one in documents if one.tokens.keys() != tokens or one.others.keys() != others), None)
 
 
 def _one_for_each(value: object) -> Array | None:
-    """Returns an array of one dimension, a list of numbers or a tensor as an array; None: it is something else."""
+    """Returns an array of one dimension, a list of numbers or a tensor as an array, or None if it is something else."""
     if isinstance(value, np.ndarray):
         return value if value.ndim == 1 and value.dtype.kind in "biuf" else None
     if isinstance(value, list) and value and isinstance(value[0], int | float):

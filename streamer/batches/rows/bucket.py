@@ -29,7 +29,7 @@ class BucketAssembler:
 
         Args:
             sample: what the transform has returned.
-            tokens: as many as the plan says.
+            tokens: Number of tokens that the plan has.
 
         Raises:
             DecodeError: the sample is not a dict, has no such field, or fields of several lengths.
@@ -109,7 +109,7 @@ def assembler_of(packing: Packing | Buckets) -> Assembler:
 
 
 def _along_first_axis(value: object) -> Array | None:
-    """A value as an array with an axis, at least; None: it is something else."""
+    """Returns a value as an array with an axis, at least, or None if it is something else."""
     if isinstance(value, np.ndarray):
         return value if value.ndim and value.dtype.kind in "biufc" else None
     if isinstance(value, list) and value and isinstance(value[0], int | float):

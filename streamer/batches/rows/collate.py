@@ -22,7 +22,7 @@ def collate_rows(rows: Sequence[Row]) -> dict[str, object]:
     The `collate_fn` of torch's own DataLoader over such a dataset.
 
     Args:
-        rows: at least one.
+        rows: Values of the rows, at least one.
 
     Returns:
         The fields of the rows, each [rows, length]; "cu_seqlens", int32 [documents + 1], over the tokens of all rows
@@ -58,7 +58,7 @@ def _joined(
     """Makes a batch.
 
     Args:
-        rows: of the batch.
+        rows: Rows of the batch.
         stack: samples -> batch, by torch's rules.
         join: dicts of one field, and its name -> the field as `Ragged`.
         as_tensor: makes a tensor of an array.
@@ -126,7 +126,7 @@ def _as_given(values: list[object], stack: Callable[[Any], Any]) -> object:
 
 
 def _block(values: Sequence[object]) -> npt.NDArray[Any] | None:
-    """Returns the array whose rows these values are, all of them and in order; None: they are something else."""
+    """Returns the array whose rows these values are, all of them and in order, or None if they are something else."""
     block = getattr(values[0], "base", None)
     if not isinstance(block, np.ndarray) or len(block) != len(values):
         return None

@@ -28,9 +28,9 @@ def explain_rows(planned: PlannedRows, stored_bytes: int, global_batch: int, see
 
     Args:
         planned: the rows.
-        stored_bytes: of their documents.
+        stored_bytes: Stored bytes of their documents.
         global_batch: B, rows over all ranks.
-        seed: of the order.
+        seed: Seed of the order.
     """
     lines = [
         f"rows     {planned.in_words()}",
@@ -59,9 +59,9 @@ def dearest_rank(
     Args:
         planned: the rows, a global batch at least.
         ranks: R.
-        rows: of a rank in a step.
-        seed: of the order.
-        cost: of the tokens of a document in a row, and of their square.
+        rows: Rows of a rank in a step.
+        seed: Seed of the order.
+        cost: Cost of the tokens of a document in a row, and of their square.
     """
     batch = ranks * rows
 

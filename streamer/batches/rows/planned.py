@@ -50,7 +50,7 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         Args:
             made: places of the documents that were made.
             places: tokens that the rows have room for.
-            cost: of the tokens of a document in a row, and of their square.
+            cost: Cost of the tokens of a document in a row, and of their square.
         """
         sizes = self.size[made]
         cut = int(np.count_nonzero(sizes < self.tokens[made]))
@@ -64,8 +64,8 @@ class Pieces(msgspec.Struct, frozen=True, eq=False):
         made leave theirs to others.
 
         Args:
-            tokens: of the documents that were made, by their places.
-            packing: of the rows.
+            tokens: Tokens of the documents that were made, by their places.
+            packing: Packing of the rows.
         """
         made = list(tokens)
         found = np.zeros_like(self.tokens)
@@ -214,8 +214,8 @@ class PlannedRows:
 
         Args:
             row: number of the row, as the order says it.
-            seed: of the order.
-            epoch: of a mix's member the pass.
+            seed: Seed of the order.
+            epoch: Epoch of the order; for a member of a mix its pass.
         """
         number = int(np.searchsorted(self.first, row, side="right")) - 1
         opened = self._opened(number, seed, epoch)
@@ -229,9 +229,9 @@ class PlannedRows:
 
         Args:
             rows: (N,) numbers of the rows.
-            seed: of the order.
-            epoch: of the rows.
-            coefficients: of the tokens of a document in the row, and of their square.
+            seed: Seed of the order.
+            epoch: Epoch of the rows.
+            coefficients: Coefficients of the tokens of a document in the row, and of their square.
         """
         sets = np.searchsorted(self.first, rows, side="right") - 1
         found = np.empty(len(rows), np.int64)

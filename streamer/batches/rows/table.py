@@ -248,7 +248,7 @@ def find_table(folder: Path, spec: RowSpec, documents: Documents) -> tuple[Path,
 
 
 def _opened(path: Path, documents: Documents) -> RowTable | None:
-    """Opens a table; None: there is none, or it is damaged."""
+    """Opens a table. Returns None if there is none or it is damaged."""
     if not path.is_file():
         return None
     try:

@@ -151,11 +151,11 @@ class BatchMaker:
         """Loads the samples of a batch.
 
         Args:
-            epoch: of the batch.
+            epoch: Epoch of the batch.
             batch: its number in the epoch.
-            task: for `begin`.
+            task: Task for `begin`.
             left_out: ordinals that are not loaded; other samples replace them.
-            memory: the slot of the batch, to which arrays may be written directly; None: not known yet.
+            memory: Slot of the batch, to which arrays may be written directly, or None if it is not known yet.
 
         Raises:
             SampleFailedError: a sample could not be made (and `on_error` is "raise").

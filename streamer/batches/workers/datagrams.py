@@ -23,7 +23,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(end: socket.socket, raw: bytes, descriptors: Sequence[int] = ()) -> bool:
-    """Sends a message with descriptors; False: the other end is closed."""
+    """Sends a message with descriptors. Returns False if the other end is closed."""
     try:
         if descriptors:
             socket.send_fds(end, [raw], descriptors, socket.MSG_NOSIGNAL)
@@ -35,7 +35,7 @@ def send(end: socket.socket, raw: bytes, descriptors: Sequence[int] = ()) -> boo
 
 
 def receive(end: socket.socket, most_descriptors: int) -> tuple[bytes, list[int]] | None:
-    """The next message with its descriptors; None: the other end is closed.
+    """Returns the next message with its descriptors, or None if the other end is closed.
 
     Raises:
         BlockingIOError: the socket does not block, and there is no message.

@@ -113,12 +113,12 @@ _Message = TypeVar("_Message")
 
 
 def send(end: socket.socket, message: Control | Request | Reply, descriptors: list[int] | None = None) -> bool:
-    """Sends a message; False: the other end is closed."""
+    """Sends a message. Returns False if the other end is closed."""
     return datagrams.send(end, msgspec.msgpack.encode(message), descriptors or ())
 
 
 def receive(end: socket.socket, decoder: msgspec.msgpack.Decoder[_Message]) -> tuple[_Message, list[int]] | None:
-    """The next message with its descriptors; None: the other end is closed.
+    """Returns the next message with its descriptors, or None if the other end is closed.
 
     Raises:
         BlockingIOError: the socket does not block, and there is no message.

@@ -278,7 +278,7 @@ _current = _Current()
 
 @naming_limits()
 def fork_server(modules: Iterable[str] = ()) -> ForkServer | None:
-    """The server of this process, started if there is none; None: it has crashed repeatedly."""
+    """Returns the server of this process, started if there is none, or None if it has crashed repeatedly."""
     with _lock:
         server = _current.server
         if server is not None and server.pid == os.getpid() and not server.gone:

@@ -154,7 +154,7 @@ class ForkServer:
                     self._handle_pool(self._pools[ready])
 
     def _handle_control(self) -> bool:
-        """Handles a message of the control socket; False: the rank has ended."""
+        """Handles a message of the control socket. Returns False if the rank has ended."""
         if (received := receive(self._control, CONTROL)) is None:
             return False
         message, descriptors = received

@@ -80,8 +80,8 @@ def start_interpreter(
         module: run as `python -m`.
         numbers: the first arguments.
         descriptors: the other arguments; inherited.
-        context: of this process.
-        variables: of the environment, instead of the context's.
+        context: Context of this process.
+        variables: Variables of the environment, instead of the context's.
     """
     environment = {**context.environment, **(variables or {}), "PYTHONPATH": os.pathsep.join(context.path)}
     # -P: a file random.py in the working directory must not shadow the standard library.

@@ -30,7 +30,7 @@ class SampleTimeouts:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Seconds until the first timeout expires; None: there is none."""
+        """Seconds until the first timeout expires, or None if there is none."""
         busy = [handle for handle in self._pool.workers.values() if handle.tasks] if self.limit_seconds > 0 else []
         if not busy:
             return None

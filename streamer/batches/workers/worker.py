@@ -75,7 +75,7 @@ class SlotMemory:
             os.close(descriptor)
 
     def get(self, slot: int) -> Bytes | None:
-        """The memory of a slot; None: not mapped yet."""
+        """Returns the memory of a slot, or None if it is not mapped yet."""
         if (found := self._slots.get(slot)) is None:
             return None
         mapping, count = found
@@ -110,7 +110,7 @@ class _Work:
         self._tallies = loaded.tallies
 
     def write(self, slot: Bytes) -> bool:
-        """Writes the batch to its slot; False: it is too large for it."""
+        """Writes the batch to its slot. Returns False if it is too large for it."""
         if self.packed.nbytes <= len(slot):
             self.packed.write(slot)
             return True

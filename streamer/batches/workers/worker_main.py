@@ -24,7 +24,7 @@ def serve(number: int, workers: int, status_page: int, channel: int) -> None:
     """Serves until the rank closes its end. An error ends the process, even if user code has started threads.
 
     Args:
-        number: of the worker, and its row in the status page.
+        number: Number of the worker, and its row in the status page.
         workers: number of rows in the status page.
         status_page: its descriptor.
         channel: its descriptor.

@@ -62,7 +62,7 @@ class InFlight:
         fetch.task = self._tasks.create_task(self._run(fetch), name=f"fetch {fetch.key.hex()}")
 
     def join(self, key: bytes, waiter: Waiter) -> bool:
-        """Adds a waiter to a running fetch; False: there is none."""
+        """Adds a waiter to a running fetch. Returns False if there is none."""
         fetch = self._fetches.get(key)
         if fetch is not None:
             fetch.waiters.append(waiter)

@@ -83,7 +83,7 @@ class Sources:
         return f"Sources(peers={self._by_peers is not None})"
 
     def use_peers(self, bring: Bring | None) -> None:
-        """Sets how later fetches ask peers before the store; None: they do not."""
+        """Sets how later fetches ask peers before the store; with None they do not."""
         self._by_peers = bring
 
     async def bring(self, fetch: Fetch) -> None:

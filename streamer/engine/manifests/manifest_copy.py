@@ -34,7 +34,7 @@ async def copy_manifest(
     Args:
         records: the objects below the url.
         folder: the folder of manifests.
-        url: for errors.
+        url: URL that errors name.
         fetcher: reads the objects.
         check: raises a ManifestError for a manifest that is not to be installed.
 

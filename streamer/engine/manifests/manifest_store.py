@@ -59,14 +59,14 @@ class ManifestStore:
         return f"ManifestStore({str(self._root)!r})"
 
     def find(self, request: tuple[object, ...], listing: str) -> Manifest | None:
-        """The manifest that the same listing has made; None: there is none here."""
+        """Returns the manifest that the same listing has made, or None if there is none here."""
         with suppress(ManifestError):
             if (folder := self.folder(request, listing)) is not None:
                 return Manifest.open(folder)
         return None
 
     def find_table(self, request: tuple[object, ...], listing: str) -> str | None:
-        """The digest of the annotations that the same listing has made, now mapped; None: there are none here."""
+        """Returns the digest of the annotations that the same listing has made, now mapped, or None without any."""
         with suppress(ManifestError):
             if (folder := self.folder(request, listing)) is not None:
                 return self.mapped(folder.name)
@@ -85,7 +85,7 @@ class ManifestStore:
         return digest
 
     def folder(self, request: tuple[object, ...], listing: str) -> Path | None:
-        """The folder of what the same listing has made; None: there is none here."""
+        """Returns the folder of what the same listing has made, or None if there is none here."""
         with suppress(OSError, ValueError):
             known, digest = self._source(request).read_text().partition("\n")[0].split()
             if known == listing and (self._root / digest).is_dir():
@@ -93,7 +93,7 @@ class ManifestStore:
         return None
 
     def newest(self, request: tuple[object, ...]) -> Manifest | None:
-        """The last answer to a request, whatever the listing is now; None: there is none here."""
+        """Returns the last answer to a request, whatever the listing is now, or None if there is none here."""
         with suppress(OSError, ManifestError, ValueError):
             _, digest = self._source(request).read_text().partition("\n")[0].split()
             return Manifest.open(self._root / digest)

@@ -211,7 +211,7 @@ class Manifests:
             return digest
 
     async def _found_elsewhere(self, request: ManifestRequest, elsewhere: Fetcher, report: Report) -> str | None:
-        """Copies the manifest at a url, after another node has built it if necessary; None: build it."""
+        """Copies the manifest at a url, once another node has built it. Returns None if it is to be built here."""
         deadline = time.monotonic() + request.wait_seconds
         while (digest := await self._take(request.manifest, elsewhere)) is None and not request.build:
             if time.monotonic() > deadline:
@@ -227,7 +227,7 @@ class Manifests:
     # ------------------------------------------------------------ manifests at a url
 
     async def _take(self, url: str, fetcher: Fetcher) -> str | None:
-        """Copies a built manifest into the folder, with its columns; None: there is none."""
+        """Copies a built manifest into the folder, with its columns. Returns None if there is none."""
         records: list[ObjectRecord] = []
         with suppress(ObjectNotFoundError):
             records = [record for page in await fetcher.list(url) for record in page]

@@ -35,7 +35,7 @@ class Packed(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, batch: object) -> Packed | None:
-        """The range of a batch; None: it is not in a slot, is not dense, or has fewer than two tensors."""
+        """Returns the range of a batch, or None if it is not in a slot, is not dense, or has fewer than two tensors."""
         if not isinstance(batch, Delivery) or batch.memory is None:
             return None
         tensors: list[torch.Tensor] = []
@@ -77,7 +77,7 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def _place(tensor: torch.Tensor, memory: Bytes) -> tuple[int, int] | None:
-    """The range of a tensor in the slot; None: it is elsewhere, not contiguous, or empty."""
+    """Returns the range of a tensor in the slot, or None if it is elsewhere, not contiguous, or empty."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes == 0:
         return None
     first = tensor.data_ptr() - memory.ctypes.data

@@ -75,5 +75,5 @@ def _record(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
 
 
 def mover_for(device: torch.device | None) -> Mover:
-    """The mover for a device; None: batches stay on the CPU."""
+    """Returns the mover for a device, or None if batches stay on the CPU."""
     return CudaMover(device) if device is not None and device.type == "cuda" else Mover(device)

@@ -103,7 +103,7 @@ class Feeder:
         return None if (pending := self._run_state.window.head) is None else pending.timeline
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The engine's counters, over a separate connection, on any thread; None: no answer."""
+        """Returns the engine's counters, over a separate connection, on any thread, or None without an answer."""
         return self._run_state.engine_values(timeout_seconds)
 
     def waited_for(self) -> str:
@@ -250,7 +250,7 @@ class Feeder:
         return True
 
     def _place(self, pending: Pending) -> bool:
-        """Assigns a slot to a batch that has none. False: there is none now."""
+        """Assigns a slot to a batch that has none. Returns False if there is none now."""
         if pending.slot is None:
             pending.slot = self.ring.take(late=self._run_state.window.head is not None)
         # If the trainer holds all slots and waits, the batch gets memory of its own.

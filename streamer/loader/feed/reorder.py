@@ -69,7 +69,7 @@ class Window(Generic[Result]):
         return min(self._at_work, default=self._begun)
 
     def draw(self, taken: int, last_epoch: int) -> Pending | None:
-        """The batch to be made next, first those that are repeated; None: none now.
+        """Returns the batch to be made next, first those that are repeated, or None if there is none now.
 
         Args:
             taken: batches that the trainer has taken.

@@ -226,7 +226,7 @@ class RunState:
             self.run.outcomes.put(FailedBatch(error, final=True))
 
     def next(self, idle: bool) -> Pending | None:
-        """The batch to be made next, its chunks local; None: none now.
+        """Returns the batch to be made next, its chunks local, or None if there is none now.
 
         Args:
             idle: the worker that gets it has no other batch.
@@ -284,7 +284,7 @@ class RunState:
             self.stop(error)
 
     def engine_values(self, timeout_seconds: float) -> Mapping[str, object] | None:
-        """The engine's counters, over a separate connection; any thread. None: no answer."""
+        """Returns the engine's counters, over a separate connection, on any thread, or None without an answer."""
         session = self._session
         return None if session is None else session.engine_values(timeout_seconds)
 

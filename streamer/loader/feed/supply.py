@@ -57,7 +57,7 @@ class Supply(ABC):
 
     @abstractmethod
     def engine_values(self) -> Mapping[str, object] | None:
-        """The engine's counters; any thread. None: no engine, or no answer in time."""
+        """Returns the engine's counters, on any thread, or None if there is no engine or no answer in time."""
 
     @abstractmethod
     def begin(self, epoch: int, batch: int) -> None:
@@ -80,7 +80,7 @@ class Supply(ABC):
         """Ends everything; idempotent."""
 
     def engine_view(self) -> EngineView | None:
-        """The engine's current view; None: no engine, or no answer in time."""
+        """Returns the engine's current view, or None if there is no engine or no answer in time."""
         values = self.engine_values()
         return None if values is None else EngineView.of(values)
 

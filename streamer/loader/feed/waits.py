@@ -17,7 +17,7 @@ def waited_for(head: Pending | None, pool: Pool, modules: Sequence[str], work_na
     """Describes what a batch that is not made yet waits for.
 
     Args:
-        head: the batch; None: it has not begun.
+        head: Batch that is waited for, or None if it has not begun.
         pool: the workers.
         modules: imported for them.
         work_name: names what a worker does, from the ordinal of its sample.
@@ -53,7 +53,7 @@ def work_name(ordinal: int, prepared: RankStream) -> str:
 
 
 def engine_text(values: Mapping[str, object] | None) -> str:
-    """Describes what the engine does about it, from its counters; None: it has not answered."""
+    """Describes what the engine does about it, from its counters; None if it has not answered."""
     if values is None:
         return "the engine does not answer within half a second"
     chunks = values.get("fetches", 0)

@@ -65,7 +65,7 @@ class Columns:
         """Columns that are at hand, or cheap to read.
 
         Args:
-            names: of the columns.
+            names: Names of the columns.
             joins: the joins of the samples, and `find` of each right side.
 
         Raises:
@@ -89,7 +89,7 @@ class Columns:
         return [column for column in found.values() if column is not None]
 
     def find(self, names: Sequence[str]) -> list[ColumnValues | None]:
-        """The same of this dataset only; None: a column is neither."""
+        """Returns the same of this dataset only, or None if a column is neither."""
         found = {name: self._of_annotations(name) or self._files.find(name) for name in names}
         cheap = [
             name
@@ -198,7 +198,7 @@ class Columns:
         return AnnotationTable.open(joined.table)
 
     def _of_annotations(self, name: str) -> ColumnValues | None:
-        """A field of the annotations, by the keys of the samples; None: there is no such field."""
+        """Returns a field of the annotations, by the keys of the samples, or None if there is no such field."""
         if self._joined is None:
             return None
         table = self._table(self._joined)
@@ -227,7 +227,7 @@ def _cheap_fields(manifest: Manifest) -> list[str]:
 
 
 def _value(fields: dict[str, Field], wanted: str, decoder: SampleDecoder, ordinal: int) -> object:
-    """The value of a column in the fields of a sample; None: it has none."""
+    """Returns the value of a column in the fields of a sample, or None if it has none."""
     name = wanted
     parts = list[str]()
     while name not in fields and "." in name:

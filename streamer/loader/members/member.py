@@ -97,7 +97,7 @@ class Member:
         return f"Member({self.options.urls}, {self.connections!r}, opened={self._opened!r})"
 
     def part(self, choice: Choice | None, options: DatasetOptions, joins: tuple[Join, ...] = ()) -> Member:
-        """A part of this dataset, which shares what is known of it; None: all of it. `joins` come after its own."""
+        """Returns a part of this dataset (None for all), which shares what is known of it. `joins` follow its own."""
         choices = self.choices if choice is None else (*self.choices, choice)
         known = EpochCell(manifest=self.shared.manifest, annotations=self.shared.annotations)
         return Member(options, choices, self.job, known, (*self.joins, *joins)).knowing(self._known_rights())
@@ -179,7 +179,7 @@ class Member:
         return self.options.manifest.on_change == "refresh"
 
     def refresh(self) -> bool:
-        """Lists the objects again; collective. True: they have changed, and the new manifest is used from now on.
+        """Lists the objects again; collective. Returns True if they have changed: the new manifest is used from now on.
 
         All ranks change together. If they found different listings (objects are being written), all of them keep the
         current manifest until the next call.
@@ -299,7 +299,7 @@ class Member:
         return JoinRules.of(folder, given, manifest)
 
     def _table(self, annotations: Annotations) -> Path | None:
-        """The folder of the current table; None: a file beside the samples does not name them."""
+        """Returns the folder of the current table, or None if a file beside the samples does not name them."""
         try:
             with self.connections.for_requests() as connection:
                 return find_table(connection, annotations, self._announcer)
@@ -346,7 +346,7 @@ class Member:
         return ManifestAsk(self.options.manifest_request(rank_config), self._announcer, self._announcer.note)
 
     def waited_for(self) -> str:
-        """Returns a text about what the opening waits for; any thread. "": another process logs it."""
+        """Returns a text about what the opening waits for, on any thread, or "" if another process logs it."""
         options = self.options
         rank = self.rank_config()
         worker = get_worker_info()
@@ -362,7 +362,7 @@ class Member:
         )
 
     def settled(self) -> Manifest | None:
-        """The manifest that another process of this dataset has found; None: there is none, or its folder is gone."""
+        """Returns the manifest that another process of this dataset has found, or None if it or its folder is gone."""
         if not self.shared.manifest:
             return None
         with self.connections.for_requests() as connection:
@@ -374,8 +374,8 @@ class Member:
         """The rules of making samples.
 
         Args:
-            name: in a mix.
-            source_key: the field of a sample with that name; None: not added.
+            name: Name in a mix.
+            source_key: Field of a sample that gets that name, or None if none does.
         """
         options = self.options
         return SampleRules(

@@ -38,7 +38,7 @@ def choice(
     seed: int,
     where: str | None = None,
 ) -> Choice | None:
-    """The conditions of one selection, checked as far as they can be without the manifest; None: there are none.
+    """Returns the conditions of one selection, checked as far as is possible without the manifest, or None without any.
 
     Raises:
         ConfigError: a value of another type.
@@ -65,8 +65,8 @@ def choose(
     """Applies selections one after the other; None if there are none.
 
     Args:
-        manifest: of the dataset.
-        choices: in order.
+        manifest: Manifest of the dataset.
+        choices: Selections in the order in which they were made.
         spare: the folder of selections if the cache folder is read-only for this process.
         columns: returns columns of the manifest, for conditions on them.
 

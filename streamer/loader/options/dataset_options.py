@@ -189,7 +189,7 @@ class DatasetOptions(StreamOptions):
             )
 
     def limit_bytes(self) -> int | None:
-        """The cache's limit; None: the engine chooses.
+        """Returns the cache's limit, or None if the engine chooses.
 
         Raises:
             ConfigError: not a size.

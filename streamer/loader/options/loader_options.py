@@ -59,7 +59,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worker_count(self) -> int:
-        """The number of workers; 0: the trainer's thread makes the batches."""
+        """The number of workers, or 0 if the trainer's thread makes the batches."""
         return self.workers.workers if self.workers is not None else 0
 
     @property
@@ -83,7 +83,7 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
 def worker_config(
     num_workers: int, worker_type: str, start: WorkerStart, user_code: Sequence[object]
 ) -> WorkerConfig | None:
-    """The configuration of the workers; None: there are none.
+    """Returns the configuration of the workers, or None if there are none.
 
     Args:
         num_workers: their number.

@@ -205,9 +205,9 @@ def grouped(options: Mapping[str, object], given: Mapping[str, object], names: S
     """The arguments that the options of a file stand for: tables become the objects that group arguments.
 
     Args:
-        options: of the file, by name.
-        given: in Python, by name; taken where the file says nothing else, also for single fields of a table.
-        names: of the members of a mix.
+        options: Options of the file, by name.
+        given: Options that are given in Python, by name; taken where the file says nothing, also for single fields.
+        names: Names of the members of a mix.
 
     Raises:
         ConfigError: an option that a table does not have, or an invalid value.

@@ -40,7 +40,7 @@ class GrowingStats:
 def sentence(
     growing: GrowingStats, *, samples_per_second: float, store_bytes_per_second: float, cache_bytes: int, waits: bool
 ) -> str:
-    """Returns what to change, with the rates that ask for it; "": nothing, or nothing was measured.
+    """Returns what to change, with the rates that ask for it, or "" if there is nothing or nothing was measured.
 
     Args:
         growing: statistics of the dataset.

@@ -51,7 +51,7 @@ class Snapshot:
     idle_core_seconds: float | None = None
 
     def idle_cores(self, before: Snapshot) -> float | None:
-        """The mean number of cores without work since another snapshot; None: unknown."""
+        """Returns the mean number of cores without work since another snapshot, or None if it is unknown."""
         if self.idle_core_seconds is None or before.idle_core_seconds is None or self.at <= before.at:
             return None
         idle = (self.idle_core_seconds - before.idle_core_seconds) / (self.at - before.at)
@@ -247,7 +247,7 @@ def compare(before: Snapshot, after: Snapshot) -> StallReport:
 
 
 def _packing(before: PackingStats, after: PackingStats | None) -> PackingStats | None:
-    """Returns the rows that were made between two snapshots; None: none were."""
+    """Returns the rows that were made between two snapshots, or None if none were."""
     made = None if after is None else after.since(before)
     return made if made is not None and made.batches else None
 
@@ -298,7 +298,7 @@ def slow_sample(timings: Sequence[BatchTiming]) -> SlowSample | None:
 
 
 def slow_worker(timings: Sequence[BatchTiming]) -> SlowWorker | None:
-    """The worker with the longest batches; None: there is only one."""
+    """Returns the worker with the longest batches, or None if there is only one."""
     spent: defaultdict[int, list[int]] = defaultdict(list)
     for timing in timings:
         spent[timing.worker].append(timing.spent)

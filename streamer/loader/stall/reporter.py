@@ -130,7 +130,7 @@ class StallReporter:
             self._thread.join(_JOIN_SECONDS)
 
     def report(self) -> StallReport | None:
-        """Reports the time since the last report: to log, engine and callback. None: the loader is gone."""
+        """Reports the time since the last report to log, engine and callback. Returns None if the loader is gone."""
         if (report_since := self._report_since()) is None:
             return None
         report, self._before = report_since(self._before)
@@ -175,7 +175,7 @@ def advised(report: StallReport, costs: Iterable[DecodeCost | None]) -> StallRep
 
     Args:
         report: the report.
-        costs: of the datasets that are read; asked for only then.
+        costs: Costs of the datasets that are read; asked for only then.
     """
     if report.bottleneck is not Bottleneck.DECODE:
         return report

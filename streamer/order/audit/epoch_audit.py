@@ -66,10 +66,10 @@ def audit_epoch(
     """Compares the records of one epoch of one order with what the order has.
 
     Args:
-        records: at least one; of any ranks and runs, also repeated.
-        expected: of the order.
-        codes: of each member in the epoch.
-        names: of the members of a mix; empty outside one.
+        records: Records of any ranks and runs, at least one, also repeated.
+        expected: Tallies of the order.
+        codes: Codes of each member in the epoch.
+        names: Names of the members of a mix; empty outside one.
     """
     runs = _runs(records)
     epoch = records[0].epoch

@@ -70,9 +70,9 @@ def tallies(epoch: int, codes: Integers, skipped: Flags | None = None) -> tuple[
     """The tallies of some samples by member. Costs 0.1 us a sample for 256 of one member.
 
     Args:
-        epoch: of the samples.
+        epoch: Epoch of the samples.
         codes: (N,) their codes.
-        skipped: (N,) which could not be made; None: none.
+        skipped: (N,) Samples that could not be made, or None without any.
     """
     if not codes.size:
         return ()
@@ -185,10 +185,10 @@ def differences(epoch: int, expected: Tallies, found: Tallies, codes: Sequence[C
     """Yields member and text of each difference between what an order has and what was delivered.
 
     Args:
-        epoch: of both.
-        expected: of the order.
+        epoch: Epoch of both tallies.
+        expected: Tallies of the order.
         found: what was delivered; skipped samples have had their turn.
-        codes: of each member, among which the samples themselves are looked for; may be empty.
+        codes: Codes of each member, among which the samples themselves are looked for; may be empty.
     """
     none = Tally(0, 0, 0)
     for member in sorted({*expected, *found}):
@@ -205,10 +205,10 @@ def _named(hashes: Words, count: int, digest: int, samples: int) -> str:
     """The samples that a difference of digests is made of, where they are one, or one in place of another.
 
     Args:
-        hashes: of all samples.
+        hashes: Hashes of all samples.
         count: how many samples too many there are; negative: too few.
-        digest: by how much the digest is too large.
-        samples: of a pass, which have one number each.
+        digest: Amount by which the digest is too large.
+        samples: Samples of a pass, which have one number each.
     """
     if count in (1, -1):
         one = np.flatnonzero(hashes == np.uint64(digest if count == 1 else -digest & _MASK))

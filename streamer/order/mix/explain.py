@@ -61,12 +61,12 @@ def explain(
 
     Args:
         spec: the order.
-        sizes: of the members.
+        sizes: Sizes of the members.
         global_batch: B.
-        epoch: number of the epoch; None: the first one.
-        cache_bytes: limit of one machine's cache; None: no row about it.
+        epoch: Number of the epoch. By default the first one.
+        cache_bytes: Limit of one machine's cache, or None for no row about it.
         nodes: number of machines.
-        unit: of the shares.
+        unit: Unit of the shares.
     """
     epoch = spec.origin_epoch if epoch is None else epoch
     quotas = spec.quotas(epoch)
@@ -93,7 +93,7 @@ def cautions(spec: MixSpec, global_batch: int, asked_samples: int = 0) -> list[s
     Args:
         spec: the order.
         global_batch: B.
-        asked_samples: length of an epoch that the user asked for; 0: none.
+        asked_samples: Length of an epoch that the user asked for, or 0 without one.
     """
     quotas = spec.quotas(spec.origin_epoch)
     samples = spec.samples(spec.origin_epoch)

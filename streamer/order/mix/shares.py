@@ -118,10 +118,10 @@ class Shares(msgspec.Struct, frozen=True):
         """Checks the arguments of a mix.
 
         Args:
-            names: of the members, in their order.
-            weights: as the user gives them.
-            repeat: by name, or one number for all.
-            choose: by name.
+            names: Names of the members, in their order.
+            weights: Weights as the user gives them.
+            repeat: Repeats by name, or one number for all.
+            choose: Choice by name.
 
         Raises:
             ConfigError: names the argument: an unknown or missing member, a number that cannot be a share, only shares
@@ -152,7 +152,7 @@ class Shares(msgspec.Struct, frozen=True):
 
         Args:
             samples: n by name, in the order of the mix.
-            sizes: by name in the unit; None: the samples.
+            sizes: Sizes by name in the unit, or None if the samples count.
         """
         if self.choose:
             return (_absolute([(0, Fraction(self.choose[name])) for name in samples]),)

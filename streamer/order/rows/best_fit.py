@@ -26,7 +26,7 @@ def best_fit(sizes: Integers, length: int) -> tuple[Integers, int]:
 
     Args:
         sizes: (T,) 1..length.
-        length: of a row.
+        length: Length of a row.
     """
     order = stable_order(length - sizes, length)
     ranked = sizes[order]
@@ -97,7 +97,7 @@ def spread(row: Integers, rows: int, wanted: int) -> Integers:
     Args:
         row: (T,) the row of each item; T >= wanted.
         rows: their number.
-        wanted: at least as many.
+        wanted: Number of rows, at least.
     """
     row = row.copy()
     counts = np.bincount(row, minlength=wanted)

@@ -17,7 +17,7 @@ def concat(kept: Integers, taken: Integers, order: Integers, length: int) -> tup
         kept: (D,) tokens of each document.
         taken: (D,) the places that they take, at least as many.
         order: (D,) the documents.
-        length: of a row.
+        length: Length of a row.
     """
     ends = np.cumsum(taken[order])
     total = int(ends[-1]) if len(ends) else 0

@@ -87,7 +87,7 @@ class RowContent:
         return _redrawn(_gather(items, row, count), kept, words)
 
     def _packed_anew(self, items: Items, documents: Integers, epoch: int, most: int) -> Integers | None:
-        """Returns the rows of another packing, exactly `most` of them; None: all that were tried need more."""
+        """Returns the rows of another packing, exactly `most` of them, or None if all that were tried need more."""
         spec = self._spec
         seed = self._seed
         assert seed is not None
@@ -110,7 +110,7 @@ def row_counts(spec: RowSpec, sets: Sets, costs_of: Callable[[int], Integers]) -
     Takes 0.5 us for each document with best fit (2026-11-24), less with concatenation.
 
     Args:
-        spec: of the rows.
+        spec: Spec of the rows.
         sets: the chunks of each set.
         costs_of: set -> (D,) tokens of its documents.
 

@@ -32,8 +32,8 @@ def kept_costs(costs: Integers, spec: RowSpec) -> Integers:
     """Returns the tokens of each document that go to rows, after `overflow`: (D,).
 
     Args:
-        costs: (D,) tokens of each document; -1: it cannot be read, and is in no row.
-        spec: of the rows.
+        costs: (D,) tokens of each document, or -1 if it cannot be read, and is in no row.
+        spec: Spec of the rows.
 
     Raises:
         ConfigError: overflow="error", and a document is longer than a row.

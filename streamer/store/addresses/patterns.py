@@ -247,7 +247,7 @@ class Pattern(msgspec.Struct, frozen=True):
 
 
 def brace_order(url: str) -> Callable[[str], int] | None:
-    """Returns the place of an object's url among those that braces stand for; None: there are no braces.
+    """Returns the place of an object's url among those that braces stand for, or None if there are no braces.
 
     `b{8..11}.tar` is b8, b9, b10, b11; of `{b,a}/*.tar` all objects below b come first. An object that none of them
     names is behind all others.

@@ -224,7 +224,7 @@ class KeyReader:
 
 
 def column_of(manifest: Manifest, on: str) -> str | None:
-    """The column of a Parquet dataset that has a key, or a key's parts; None: it is not such a dataset, or has none."""
+    """Returns the column of a Parquet dataset that has a key or its parts, or None without one."""
     names = {spec.name for spec in manifest.facts.fields}
     while on and on not in names:
         on = on.rpartition(".")[0]
@@ -232,7 +232,7 @@ def column_of(manifest: Manifest, on: str) -> str | None:
 
 
 def key_value(on: str, fields: Sequence[Field], decoder: SampleDecoder) -> object:
-    """Returns the key in the fields of a sample; None: it is null.
+    """Returns the key in the fields of a sample, or None if it is null.
 
     Raises:
         DecodeError: there is no such field, or it has no such part.

@@ -264,7 +264,7 @@ def finer_chunks(left: Manifest, right: Manifest) -> int:
     cache, it is fetched as often. Plain formats are arranged instead; others have blocks that cannot be cut.
 
     Returns:
-        A power of 2; 0: as they are.
+        A power of 2, or 0 if they stay as they are.
     """
     if right.format not in _CUT or right.samples * left.chunks <= left.samples * right.chunks:
         return 0
