@@ -42,7 +42,7 @@ class Notice:
         """Waits to the end.
 
         Args:
-            wait: Function that waits for at most the seconds that it gets (None is no limit), then raises a TimeoutError.
+            wait: Function that waits for at most the seconds that it gets (None: no limit), then raises a TimeoutError.
             what: Function that describes what it waits for ("" logs nothing). Called once, after `NOTICE_SECONDS`.
         """
         try:

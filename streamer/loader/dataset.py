@@ -280,7 +280,7 @@ class StreamingDataset(FixedArguments, EpochDataset):
                 this one gets the fields of both.
             on: the key: "__key__", a field, or a part of a JSON field ("json.uid"), of the same name in both; or a
                 pair: in this dataset, in the other. Texts or whole numbers.
-            columns: Fields of the other dataset that samples get, or a mapping to new names. By default all but the key.
+            columns: Fields of the other dataset that samples get, or a mapping to new names. By default all but keys.
             missing: a sample without a row is an "error", gets None ("null"), or is left out ("drop").
             how: "one": a sample has one row, of which it gets the fields; "many": any number, in the order of the other
                 dataset, of which it gets lists.
