@@ -83,6 +83,15 @@ def test_tables_with_a_log(rows: Rows, tmp_path: Path, name: str, log: str, url:
     assert rows(["table/data/a.parquet"]) == [{"id": 1}]
 
 
+@pytest.mark.parametrize("chosen", ["auto", "parquet"])
+def test_a_log_in_a_hidden_folder(rows: Rows, tmp_path: Path, chosen: str):
+    """A log below the url is found though its folder is hidden, and no sample."""
+    write(tmp_path / "table/a.parquet", id=[1])
+    touch(tmp_path / "table/.hoodie/hoodie.properties")
+    with pytest.raises(ManifestError, match="hoodie.properties is a part of a Hudi table"):
+        rows("table", format=chosen)
+
+
 def test_more_files_of_a_log_than_data(rows: Rows, tmp_path: Path):
     """A table is told by its log, not by which files are most."""
     write(tmp_path / "table/data/a.parquet", id=[1])

@@ -51,6 +51,14 @@ def decoded(features: dict[str, str], content: memoryview) -> dict[str, object]:
     return SampleDecoder()("", fields)
 
 
+@pytest.mark.parametrize("length", range(1, 16))
+def test_files_shorter_than_a_record_are_refused(examples, length):
+    """A file that ends within its first record is refused as one that was cut off."""
+    objects = {name: content[:length] for name, content in examples.objects.items()}
+    with pytest.raises(ManifestError, match="cut off|ends within|bytes"):
+        find(examples.format, objects)
+
+
 def test_features_have_types_and_shapes(examples):
     """One number, an array of a shape, text; the others are as they were found."""
     content = first_frame(examples)

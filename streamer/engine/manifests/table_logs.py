@@ -32,6 +32,9 @@ async def refuse_tables_around(
         return
     if not has_data(record.url for record in records):
         return
+    # Among what was listed, too: the index sees nothing of hidden folders, such as Hudi's.
+    if found := table_log(record.url for record in records):
+        raise ManifestError(refuse_table(*found), url=found[1])
     objects = {record.url for record in records}
     folders = list(dict.fromkeys(folder for url in request.urls for folder in logs_around(url, objects)))
     options = allowlist.options(request.urls, request.options)
@@ -44,8 +47,8 @@ async def refuse_tables_around(
             # It is not there, or not for this reader.
             logger.debug("%s is not looked at: %s", folder, error)
             return ""
-        found = table_log(record.url for page in pages for record in page)
-        return refuse_table(*found) if found else ""
+        above = table_log(record.url for page in pages for record in page)
+        return refuse_table(*above) if above else ""
 
     for refusal in await asyncio.gather(*map(look, folders)):
         if refusal:

@@ -66,7 +66,9 @@ def heads_in(window: Window, at: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def begins_frame(head: memoryview) -> bool:
-    """Whether a frame may begin with these bytes: the checksum of its length fits."""
+    """Whether a frame may begin with these bytes: there are enough, and the checksum of its length fits."""
+    if len(head) < HEAD.size:
+        return False
     length, checksum = HEAD.unpack(head)
     return not len(_wrong_lengths([length], [checksum]))
 
