@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/streamer demo
+	$(BIN)/python -m examples.demo
 
 demo-fleet: $(STAMP)
 	$(BIN)/python -m examples.fleet

@@ -188,7 +188,9 @@ def examine(place: Place, uv: Path, wheel: Path) -> None:
         return
     (place.folder / "train.py").write_text(program())
     step(place, "README", place.folder, (python, "-c", IMAGES), (python, "train.py", "images/"))
-    if step(place, "demo", place.folder, *product("demo"), (python, "-m", "streamer", "demo")):
+    for folder in ("bucket", "demo"):
+        shutil.copytree(ROOT / "examples" / folder, place.folder / "examples" / folder)
+    if step(place, "demo", place.folder, *product("demo"), (python, "-m", "examples.demo")):
         place.found["keys"] = "".join(re.findall(r"all ranks and epochs: (\w+)", place.found.pop("output")))
     if step(place, "dev", place.folder, *product(extras), install(*tools)):
         # Warnings of old libraries about new ones are theirs.

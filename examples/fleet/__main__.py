@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
     arguments, terminal = parser.parse_args(), Terminal()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    measured = run_fleet(FleetOptions(seed=arguments.seed), terminal)
+    measured = run_fleet(FleetOptions(seed=arguments.seed))
     terminal.line()
     terminal.table(report.HEADERS, report.table(measured), report.WORDS)
     terminal.line()

@@ -13,11 +13,11 @@ from typing import cast
 
 import msgspec
 
+from examples.bucket.store import BUCKET
 from examples.fleet.train import Epoch, Rank
 from streamer.client.engine_client import EngineClient
 from streamer.client.settings import ClientSettings
 from streamer.errors import StreamerError
-from streamer.tools.demo.bucket import BUCKET
 
 _LOG_CHARACTERS = 4000
 # In proportion to the cache of a few dozen chunks of 256 KiB; the default is more than all of the data.

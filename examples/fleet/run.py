@@ -14,13 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from examples.bucket.images import draw_images
+from examples.bucket.store import MANIFEST_URL, TARS_URL, Link, Store, storage_options, upload
 from examples.fleet.nodes import Node, Usage
 from examples.fleet.train import Epoch
 from streamer.errors import StreamerError
-from streamer.tools.demo.bucket import MANIFEST_URL, TARS_URL, fill, storage_options
-from streamer.tools.demo.drawing import pictures
-from streamer.tools.demo.run import Screen
-from streamer.tools.demo.server import DemoServer, Link
 
 # Where the ranks of each job are, on nodes from 0: job A, job B.
 _FOUR = ((0, 1), (2, 3))
@@ -84,31 +82,35 @@ class FleetMeasured(msgspec.Struct, frozen=True):
     rows: list[Row]
 
 
-def run_fleet(options: FleetOptions, screen: Screen) -> FleetMeasured:
-    """Runs the demonstration.
+def run_fleet(options: FleetOptions, show: Callable[[str], None] = print) -> FleetMeasured:
+    """Runs the demonstration; shows a line per epoch.
 
     Raises:
         StreamerError: a part of it failed; the message has the end of its log.
     """
-    with tempfile.TemporaryDirectory(prefix="fleet-") as folder, DemoServer(options.link) as server:
-        with screen.progress("drawing and uploading", "images") as bar:
-            drawn = pictures(options.images, options.seed)
-            uploaded = fill(server.endpoint, drawn, lambda done: bar.update(done, options.images))
+    with tempfile.TemporaryDirectory(prefix="fleet-") as folder, Store(options.link) as server:
+        tar_bytes = upload(server.endpoint, draw_images(options.images, options.seed))
+        show(f"{options.images:,} images drawn and uploaded")
         _index(server, Path(folder))
-        cache_bytes = int(options.cache_share * uploaded.tar_bytes)
+        cache_bytes = int(options.cache_share * tar_bytes)
         rows = []
         for is_fleet in (False, True):
             with _cluster(Path(folder), cache_bytes, server.endpoint, is_fleet=is_fleet) as nodes:
-                run = _Run(options, screen, server, nodes)
+                run = _Run(options, show, server, nodes)
                 rows += run.fleet() if is_fleet else run.separate()
-        return FleetMeasured(uploaded.tar_bytes, cache_bytes, rows)
+        return FleetMeasured(tar_bytes, cache_bytes, rows)
 
 
 class _Run:
     """The epochs on one set of nodes."""
 
-    def __init__(self, options: FleetOptions, screen: Screen, server: DemoServer, nodes: Sequence[Node]) -> None:
-        self._options, self._screen, self._server, self._nodes = options, screen, server, nodes
+    def __init__(
+        self, options: FleetOptions, show: Callable[[str], None], server: Store, nodes: Sequence[Node]
+    ) -> None:
+        self._options = options
+        self._show = show
+        self._server = server
+        self._nodes = nodes
         self._epochs = 0
 
     def separate(self) -> list[Row]:
@@ -170,10 +172,10 @@ class _Run:
             nodes=sum(node.is_running for node in self._nodes),
             samples=samples,
             seconds=time.monotonic() - begun,
-            store_bytes=(self._server.counts() - stored).read_bytes,
+            store_bytes=self._server.counts().since(stored).read_bytes,
             used=self._used() - used,
         )
-        self._screen.note(f"epoch {name}: {row.seconds:.1f} s{', ' * bool(event)}{event}")
+        self._show(f"epoch {name}: {row.seconds:.1f} s{', ' * bool(event)}{event}")
         return row
 
     def _used(self) -> Usage:
@@ -196,7 +198,7 @@ def _cluster(folder: Path, cache_bytes: int, endpoint: str, *, is_fleet: bool) -
             node.kill()
 
 
-def _index(server: DemoServer, folder: Path) -> None:
+def _index(server: Store, folder: Path) -> None:
     """`streamer index`, as one does once for a dataset.
 
     Raises:

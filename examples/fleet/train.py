@@ -10,8 +10,8 @@ import sys
 
 import msgspec
 
+from examples.bucket.store import MANIFEST_URL, TARS_URL
 from streamer import StreamingDataset
-from streamer.tools.demo.bucket import MANIFEST_URL, TARS_URL
 
 
 class Rank(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ DESCRIPTION = "Train on data in object storage that is larger than the local dis
 
 EXAMPLES = """\
 begin here:
-  streamer demo                              the whole path on this machine, with a bucket of its own
+  streamer demo                              where the demo is: the whole path on one machine
   streamer doctor s3://bucket/train/         what this machine has and lacks, and whether the data can be read
   streamer index s3://bucket/train/          what a dataset has, before the first job lists it
   streamer serve --cache-bytes 200GB         the engine as a service, for many jobs or a sidecar
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = build_parser().parse_args(argv)
     if argv is None:
-        # What is open is closed on the way out: the demo's processes and folder must not outlive it.
+        # Processes and folders that a command has made must not outlive it: what is open is closed on the way out.
         signal.signal(signal.SIGTERM, lambda number, stack: sys.exit(Exit.TERMINATED))
     code = _run(arguments, Terminal())
     if argv is None and "obstore" in sys.modules:

@@ -1,1 +1,1 @@
-"""Commands that measure, check, plan and demonstrate; no other package imports them, but for the command line."""
+"""Commands that measure, check and plan; no other package imports them, but for the command line."""

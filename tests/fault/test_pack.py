@@ -24,8 +24,8 @@ import pytest
 from obstore.store import S3Store
 
 import streamer
+from examples.bucket.store import request
 from streamer.errors import PackError
-from streamer.tools.demo.bucket import put
 from tests.fault.test_cache_disk import small_disk
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def bucket() -> Iterator[Store]:
     thread.start()
     found = Store(f"http://127.0.0.1:{server.server_port}", failing)
     try:
-        put(found.endpoint, "/packed", b"")
+        request(found.endpoint, "PUT", "/packed")
         yield found
     finally:
         server.shutdown()

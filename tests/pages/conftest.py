@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.tools.demo.bucket import AUTHORIZATION, put
-from streamer.tools.demo.server import DemoServer, Link
+from examples.bucket.store import AUTHORIZATION, Link, Store, request
 from tests.pages.environments import ROOT, build_wheel, fresh_environment, libraries_environment
 
 PROGRAM_SECONDS = 400
@@ -40,13 +39,14 @@ class Place:
     def __init__(self, folder: Path, endpoint: str) -> None:
         self.folder = folder
         self.endpoint = endpoint
-        put(endpoint, "/bucket", b"")
+        request(endpoint, "PUT", "/bucket")
 
     def upload(self, source: Path, prefix: str) -> None:
         """All files below a folder, below a prefix of the bucket."""
         for path in sorted(source.rglob("*")):
             if path.is_file():
-                put(self.endpoint, f"/bucket/{prefix}/{path.relative_to(source)}".replace("//", "/"), path.read_bytes())
+                name = f"/bucket/{prefix}/{path.relative_to(source)}".replace("//", "/")
+                request(self.endpoint, "PUT", name, path.read_bytes())
 
     def run(self, python: Path, program: str, *launcher: str) -> str:
         """What a program prints that knows nothing of the repository."""
@@ -102,5 +102,5 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with DemoServer(Link()) as server:
+    with Store(Link()) as server:
         yield Place(tmp_path_factory.mktemp("p"), server.endpoint)

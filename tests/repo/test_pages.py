@@ -40,7 +40,7 @@ train_sampling_strategy venv with_epoch write_ipc
 BinPackCollator DynamicBucketingSampler DataCollatorWithFlattening SFTConfig packing_ratio reset_position_ids
 DpBalancedScheduler MultipackBatchSampler batch_rebalance group_by_length
 sequence_id
-cut.load_audio cuts.cut_into_windows torchaudio.load torchaudio.transforms.Resample
+blend cut.load_audio cuts.cut_into_windows torchaudio.load torchaudio.transforms.Resample
 """
 FOREIGN = frozenset(_FOREIGN.split())
 NAMED_IN = ("streamer/**/*.py", "examples/*.py", "docs/**/*.py", "deploy/**/*.yaml", "deploy/**/*.json", "*.toml")

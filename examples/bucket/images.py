@@ -23,7 +23,7 @@ class Point(NamedTuple):
     y: float
 
 
-class Picture(NamedTuple):
+class DrawnImage(NamedTuple):
     """One image of the dataset."""
 
     key: str
@@ -53,12 +53,12 @@ _POLYGONS = {
 CLASSES = ("circle", "cross", "dots", "ring", "square", "star", "stripes", "triangle")
 
 
-def pictures(count: int, seed: int) -> Iterator[Picture]:
+def draw_images(count: int, seed: int) -> Iterator[DrawnImage]:
     """Draws the images in order, 0.7 ms each (2026-11-20)."""
     return (draw(index, seed) for index in range(count))
 
 
-def draw(index: int, seed: int) -> Picture:
+def draw(index: int, seed: int) -> DrawnImage:
     """Draws image number `index`; its class is `index` modulo 8."""
     dice = random.Random(f"{seed}/{index}")
     label = index % len(CLASSES)
@@ -67,7 +67,7 @@ def draw(index: int, seed: int) -> Picture:
     grainy = Image.blend(image, _grain(dice), 0.35)
     with io.BytesIO() as buffer:
         grainy.save(buffer, "JPEG", quality=JPEG_QUALITY)
-        return Picture(f"{index:06d}", label, buffer.getvalue())
+        return DrawnImage(f"{index:06d}", label, buffer.getvalue())
 
 
 def _grain(dice: random.Random) -> Image.Image:

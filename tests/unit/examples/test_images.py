@@ -1,4 +1,4 @@
-"""The demo's images."""
+"""The images of the demos."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 import pytest
 from PIL import Image
 
-from streamer.tools.demo.drawing import CLASSES, EDGE_PIXELS, draw
+from examples.bucket.images import CLASSES, EDGE_PIXELS, draw
 
 
 def test_the_same_seed_draws_the_same_bytes() -> None:
@@ -21,14 +21,14 @@ def test_the_same_seed_draws_the_same_bytes() -> None:
 @pytest.mark.parametrize("label", range(len(CLASSES)))
 def test_every_class_is_a_readable_jpeg_of_the_size_that_makes_150_chunks(label: int) -> None:
     """2,000 images of at least 20 KB are more than 150 chunks of 256 KiB."""
-    picture = draw(label, 17)
-    with Image.open(io.BytesIO(picture.jpeg)) as image:
+    drawn = draw(label, 17)
+    with Image.open(io.BytesIO(drawn.jpeg)) as image:
         assert (image.format, image.size) == ("JPEG", (EDGE_PIXELS, EDGE_PIXELS))
-    assert picture.label == label
-    assert 20_000 < len(picture.jpeg) < 60_000
+    assert drawn.label == label
+    assert 20_000 < len(drawn.jpeg) < 60_000
 
 
 def test_classes_differ() -> None:
-    """Two classes never draw the same picture."""
+    """Two classes never draw the same image."""
     jpegs = [draw(label, 17).jpeg for label in range(len(CLASSES))]
     assert all(a != b for a, b in itertools.combinations(jpegs, 2))

@@ -1,0 +1,112 @@
+"""The demo's table, its words and its curves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from examples.bucket.store import Counts
+from examples.demo.report import compute_throughput, describe, make_rows, name_bound, save
+from examples.demo.run import DemoOptions, Epoch, Measured
+
+
+def _step(rank: int, epoch: int, batch: int) -> dict[str, Any]:
+    at_seconds = 50.0 + 4 * epoch + batch
+    return {"rank": rank, "epoch": epoch, "batch": batch, "samples": 32, "loss": 1.0, "wait_seconds": 0.25,
+            "at_seconds": at_seconds}  # fmt: skip
+
+
+def _epoch(number: int) -> Epoch:
+    steps = [_step(rank, number, batch) for batch in range(4) for rank in range(2)]
+    ends = {rank: {"samples": 1000, "right": 500, "seconds": 4.0, "keys": f"keys of {rank}"} for rank in range(2)}
+    return Epoch(
+        steps=steps,
+        ends=ends,
+        store=Counts(reads=240, read_bytes=(36_000_000, 20_000_000)[number]),
+        seconds=4.0,
+        uses=300,
+        hits=(30, 120)[number],
+        hit_bound=(0.1, 0.4)[number],
+    )
+
+
+@pytest.fixture
+def measured() -> Measured:
+    return Measured(
+        DemoOptions(),
+        dataset_bytes=74_000_000,
+        cache_bytes=37_000_000,
+        index=Counts(reads=16, read_bytes=1_000_000, others=2),
+        epochs=[_epoch(0), _epoch(1)],
+        killed={"pid": 11, "successor": 12, "at_seconds": 56.0, "epoch": 2},
+    )
+
+
+def test_waiting_stands_beside_what_the_link_makes_unavoidable(measured: Measured) -> None:
+    """Where 36 MB take 3.6 s and the steps 3 s, a sixth of the time is waited for; 20 MB take less than the steps."""
+    first, second = make_rows(measured)
+    assert first["wait_share"] == pytest.approx(0.25)
+    assert first["link_wait_share"] == pytest.approx(1 - 3.0 / 3.6)
+    assert second["link_wait_share"] == 0
+    assert first["link_busy_share"] == pytest.approx(0.9)
+
+
+def test_hits_stand_beside_the_most_that_the_cache_can_give(measured: Measured) -> None:
+    """A tenth of the uses are further uses of a chunk in one epoch; of the others the cache keeps four tenths."""
+    first, second = make_rows(measured)
+    assert (first["hit_share"], first["hit_bound"]) == (0.1, pytest.approx(0.1))
+    assert (second["hit_share"], second["hit_bound"]) == (0.4, pytest.approx(0.1 + 0.9 * 0.4))
+
+
+def test_the_table_has_all_columns_and_names_the_killed_epoch(measured: Measured) -> None:
+    """The index comes first, then the epochs counted from 1; the last lines say what bounds them."""
+    text = describe(measured)
+    lines = text.splitlines()
+    assert [line.split("  ")[0] for line in lines[:4]] == ["epoch", "index", "1", "2 (engine killed)"]
+    assert "engine 11 was killed" in text
+    assert "engine 12 took over" in text
+    assert measured.digest() in text
+    assert lines[-2].startswith("Epoch 1: bounded by the link")
+    assert lines[-1].startswith("Epoch 2: bounded by")
+
+
+@pytest.mark.parametrize(
+    ("link", "cores", "wait", "bound"),
+    [
+        (0.95, 1.0, 0.3, "the link"),
+        (0.5, 1.0, 0.3, "cores"),
+        (0.5, 1.0, 0.05, "training"),
+        (0.5, 0.5, 0.3, "no single"),
+    ],
+)
+def test_an_epoch_is_bounded_by_what_was_busy(link: float, cores: float, wait: float, bound: str) -> None:
+    """The link comes first, then the steps where hardly anything was waited for, then the cores."""
+    assert bound in name_bound({"link_busy_share": link, "core_busy_share": cores, "wait_share": wait})
+
+
+def test_throughput_counts_every_sample_once(measured: Measured) -> None:
+    """The windows' values times their length add up to all samples."""
+    seconds, values = compute_throughput([step for epoch in measured.epochs for step in epoch.steps], 2.0)
+    assert seconds == [1.0, 3.0, 5.0, 7.0]
+    assert sum(values) * 2.0 == 16 * 32
+
+
+def test_results_and_curves_are_written(measured: Measured, tmp_path: Path) -> None:
+    """The results are JSON with the rows, and the curves an image that opens."""
+    results, curves = save(measured, tmp_path / "new")
+    assert json.loads(results.read_text())["rows"][1]["requests"] == 240
+    with Image.open(curves) as image:
+        assert image.size == (1320, 770)
+
+
+def test_the_digest_is_of_ranks_and_epochs_in_their_order(measured: Measured) -> None:
+    """It does not depend on which rank reports first, and does when a rank reads other samples."""
+    before = measured.digest()
+    measured.epochs[0].ends = dict(reversed(measured.epochs[0].ends.items()))
+    assert measured.digest() == before
+    measured.epochs[0].ends[0]["keys"] = "others"
+    assert measured.digest() != before

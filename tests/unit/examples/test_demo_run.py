@@ -1,0 +1,53 @@
+"""How the demo takes what its ranks say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from examples.bucket.store import Counts, Store
+from examples.demo.run import DemoOptions, Measured, Run
+
+
+class _CountingStore:
+    """Stands in for the store: one more read each time."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def counts(self) -> Counts:
+        self.reads += 1
+        return Counts(reads=self.reads)
+
+
+class _Run(Run):
+    def _engine_pid(self) -> int:
+        return 0
+
+
+def _step(rank: int, batch: int, needs: int = 0, hits: int = 0) -> dict[str, Any]:
+    engine = {"needs": needs, "hits": hits, "hit_bound": 0.5} if needs else None
+    return {"rank": rank, "epoch": 0, "batch": batch, "loss": 0.5, "engine": engine}
+
+
+def _followed(tmp_path: Path, *events: dict[str, Any]) -> Measured:
+    measured = Measured(DemoOptions(epochs=1, kill_epoch=0), 1, 1)
+    _Run(measured, cast(Store, _CountingStore()), tmp_path, lambda text: None)._follow(events)
+    return measured
+
+
+def test_an_epoch_is_complete_when_every_rank_has_reported_its_end(tmp_path: Path) -> None:
+    """Only the last rank's line completes it, whichever rank that is."""
+    end = {"rank": 1, "epoch": 0, "keys": "b"}
+    assert _followed(tmp_path, {"rank": 0, "batches": 4}, _step(0, 0), end).epochs == []
+    (epoch,) = _followed(tmp_path, {"rank": 0, "batches": 4}, _step(0, 0), end, {**end, "rank": 0}).epochs
+    assert sorted(epoch.ends) == [0, 1]
+    assert epoch.store.reads == 1
+
+
+def test_hits_add_up_over_the_end_of_an_engine(tmp_path: Path) -> None:
+    """An engine that took over counts from 0: what the killed one had counted is kept."""
+    steps = [_step(0, 0, 10, 2), _step(1, 0), _step(0, 1, 30, 8), _step(0, 2, 5, 5)]
+    ends = [{"rank": rank, "epoch": 0, "keys": ""} for rank in range(2)]
+    (epoch,) = _followed(tmp_path, {"rank": 0, "batches": 3}, *steps, *ends).epochs
+    assert (epoch.uses, epoch.hits) == (35, 13)
